@@ -1,0 +1,51 @@
+"""Frozen configuration of the engine. Built once by the composition root, never written to afterwards."""
+
+import msgspec
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    block_size: int = 16
+    """Tokens per KV block; also the unit that prefix hashes cover."""
+    num_blocks: int | None = None
+    """Blocks in the pool; ``None`` derives them from ``kv_cache_bytes``."""
+    kv_cache_bytes: int = 1 << 30
+    """Memory for KV blocks when ``num_blocks`` is not given."""
+    enable_prefix_cache: bool = True
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str = "neaptide"
+    max_num_seqs: int = 256
+    """Requests that may hold KV at once."""
+    max_num_batched_tokens: int = 2048
+    """Tokens computed in one step at most."""
+    max_model_len: int = 8192
+    """Prompt + output tokens of one request at most."""
+    ttft_slo_s: float = 1.0
+    """Default target, used for the bound that protects requests that have not arrived yet."""
+    tpot_slo_s: float = 0.1
+    offline_max_kv_ratio: float = 0.9
+    """Offline requests hold at most this share of the blocks."""
+    overlap_depth: int = 0
+    """Steps in flight while the next one is planned (0 = plan after the result is in)."""
+
+
+class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str = "torch"
+    """``torch`` or ``sim`` (tokens from a hash, step times from the cost model: for tests)."""
+    model_path: str = ""
+    """Directory in Hugging Face layout (config.json, *.safetensors)."""
+    device: str = "auto"
+    dtype: str = "auto"
+    num_threads: int = 0
+    """Compute threads on a CPU; 0 leaves torch's choice."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    request_log_path: str | None = None
+    """Append-only JSON lines, one when a request is first scheduled and one when it ends; ``None`` writes none."""
+    sim_step_s: float = 0.0
+    """Fixed step time of the ``sim`` executor."""

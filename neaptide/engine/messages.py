@@ -1,0 +1,182 @@
+"""Wire structs between the API process and the engine process (msgpack over ZeroMQ).
+
+Encoded as arrays with an integer-free string tag; both sides are always the same version, because the
+API process starts the engine from its own installation.
+"""
+
+import msgspec
+
+from neaptide.engine.params import FinishReason, SamplingParams, Tier
+
+
+class _Message(msgspec.Struct, array_like=True, gc=False, tag=True, frozen=True):
+    pass
+
+
+# ---- API process -> engine -------------------------------------------------------------------------------
+
+
+class AddRequest(_Message):
+    """One synchronous request (tiers priority, default, flex)."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    tier: Tier
+    arrival_s: float
+    """``CLOCK_MONOTONIC`` when the HTTP body had been received."""
+    ttft_slo_s: float
+    tpot_slo_s: float
+    salt: bytes = b""
+    """First level of every prefix structure: requests share cached prefixes only within one salt."""
+
+
+class AbortRequest(_Message):
+    """Ends requests early. ``reason`` STOP is a stop string found by the detokenizer."""
+
+    request_ids: list[str]
+    reason: FinishReason = FinishReason.ABORT
+
+
+class AddBatch(_Message):
+    """A whole batch job; prompts are read from the job's token file (``engine.offline.token_file``)."""
+
+    batch_id: str
+    path: str
+    """Path stem of the token file."""
+    rows: list[int]
+    """Rows still to run, in file order; rows that finished before a restart are left out."""
+    params_table: list[SamplingParams]
+    params_index: list[int]
+    """For each entry of ``rows`` its index in ``params_table``."""
+    stream_rows: list[int]
+    """Rows whose tokens are wanted at every step (they carry stop strings); the rest report once, at the end."""
+    deadline_s: float
+    """``CLOCK_MONOTONIC`` second by which the job should be done."""
+    salt: bytes = b""
+
+
+class CancelBatch(_Message):
+    """Every unfinished row ends with ABORT, exactly once."""
+
+    batch_id: str
+
+
+class SetOffline(_Message):
+    """The operator's switch: while paused no offline request takes part in a step."""
+
+    paused: bool
+
+
+class Shutdown(_Message):
+    pass
+
+
+ToEngine = AddRequest | AbortRequest | AddBatch | CancelBatch | SetOffline | Shutdown
+
+
+# ---- engine -> API process -------------------------------------------------------------------------------
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Log-probabilities at one position: of the token that stands there, and of the top-k."""
+
+    token_id: int
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestOutput(msgspec.Struct, array_like=True, gc=False):
+    """New tokens of one request. ``finish_reason`` set means: this is its one terminal output.
+
+    Batch rows have ``request_id`` = ``"{batch_id}:{row}"``.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Sent once, with the first output; entry i belongs to prompt token i + 1."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The stop or end-of-sequence token that ended it (not part of ``new_token_ids``)."""
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache at first admission."""
+    num_preemptions: int = 0
+    scheduled_s: float = 0.0
+    """When the request first took part in a step (engine clock, ``CLOCK_MONOTONIC``)."""
+    first_token_s: float = 0.0
+
+
+class StepStats(msgspec.Struct, array_like=True, gc=False):
+    """What one step did. Durations in seconds; blocks are counts at the end of the step."""
+
+    step: int
+    now_s: float
+    duration_s: float
+    predicted_s: float
+    margin_s: float
+    budget_s: float
+    schedule_s: float
+    prepare_s: float
+    model_s: float
+    sample_s: float
+    commit_s: float
+    online_prefill_tokens: int
+    online_decode_tokens: int
+    offline_prefill_tokens: int
+    offline_decode_tokens: int
+    running_online: int
+    running_offline: int
+    waiting_online: int
+    waiting_offline: int
+    """Flex requests and preempted rows waiting, and batch rows not yet admitted."""
+    blocks_free: int
+    blocks_cached: int
+    blocks_online: int
+    blocks_offline: int
+    cached_tokens: int
+    """Prompt tokens that this step's admissions found in the prefix cache."""
+    admitted_prompt_tokens: int
+    preempted_online: int
+    preempted_offline: int
+    recomputed_tokens: int
+    """Tokens whose KV was dropped by this step's preemptions."""
+
+
+class EngineReady(_Message):
+    """Sent once, when weights are loaded and warm-up is done."""
+
+    model_path: str
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    eos_token_ids: list[int]
+
+
+class StepOutputs(_Message):
+    """Everything one or more steps have to say; also the heartbeat, with empty ``outputs``, at least once a second."""
+
+    outputs: list[RequestOutput]
+    stats: list[StepStats]
+
+
+class EngineFatal(_Message):
+    """Last words of an engine that cannot go on (bad model, out of memory at start)."""
+
+    message: str
+
+
+FromEngine = EngineReady | StepOutputs | EngineFatal
+
+
+to_engine_encoder = msgspec.msgpack.Encoder()
+to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+from_engine_encoder = msgspec.msgpack.Encoder()
+from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

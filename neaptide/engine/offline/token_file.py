@@ -1,0 +1,80 @@
+"""The token file of a batch job: every prompt of the job as int32 token ids, with row offsets.
+
+Two files with one stem: ``STEM.tokens`` (int32, all prompts one after another) and ``STEM.offsets``
+(int64, one more entry than rows). The API process appends while it validates; engine and planner map
+both read-only. Little-endian, so a data directory can move between machines.
+"""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+TOKEN_DTYPE = np.dtype("<i4")
+OFFSET_DTYPE = np.dtype("<i8")
+
+
+def _paths(stem: str | Path) -> tuple[Path, Path]:
+    return Path(f"{stem}.tokens"), Path(f"{stem}.offsets")
+
+
+class TokenFileWriter:
+    """Appends prompts; ``close`` makes them durable before the job that names the file is committed."""
+
+    def __init__(self, stem: str | Path) -> None:
+        tokens, offsets = _paths(stem)
+        self._tokens: BinaryIO = tokens.open("wb")
+        self._offsets: BinaryIO = offsets.open("wb")
+        self._num_tokens = 0
+        self._offsets.write(np.zeros(1, OFFSET_DTYPE).tobytes())
+
+    def append(self, token_ids: list[int]) -> None:
+        self._tokens.write(np.asarray(token_ids, TOKEN_DTYPE).tobytes())
+        self._num_tokens += len(token_ids)
+        self._offsets.write(np.asarray([self._num_tokens], OFFSET_DTYPE).tobytes())
+
+    def close(self) -> None:
+        for f in (self._tokens, self._offsets):
+            f.flush()
+            os.fsync(f.fileno())
+            f.close()
+
+    def __enter__(self) -> "TokenFileWriter":
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TokenFile:
+    """A job's prompts, mapped read-only.
+
+    Raises:
+        ValueError: the offsets do not describe the token file (torn or foreign files).
+    """
+
+    def __init__(self, stem: str | Path) -> None:
+        tokens_path, offsets_path = _paths(stem)
+        num_tokens = tokens_path.stat().st_size // TOKEN_DTYPE.itemsize
+        self._offsets: npt.NDArray[np.int64] = np.fromfile(offsets_path, OFFSET_DTYPE)
+        if len(self._offsets) == 0 or self._offsets[0] != 0 or self._offsets[-1] != num_tokens:
+            raise ValueError(f"{offsets_path} does not match {tokens_path}")
+        self._tokens: npt.NDArray[np.int32] = (
+            np.memmap(tokens_path, TOKEN_DTYPE, mode="r") if num_tokens else np.zeros(0, TOKEN_DTYPE)
+        )
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def num_tokens(self, row: int) -> int:
+        return int(self._offsets[row + 1] - self._offsets[row])
+
+    def prompt(self, row: int) -> list[int]:
+        start, end = self._offsets[row], self._offsets[row + 1]
+        tokens: list[int] = self._tokens[start:end].tolist()
+        return tokens
