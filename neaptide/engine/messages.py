@@ -1,6 +1,6 @@
 """Wire structs between the API process and the engine process (msgpack over ZeroMQ).
 
-Encoded as arrays with an integer-free string tag; both sides are always the same version, because the
+Encoded as arrays that begin with the type's name; both sides are always the same version, because the
 API process starts the engine from its own installation.
 """
 
@@ -9,7 +9,7 @@ import msgspec
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 
 
-class _Message(msgspec.Struct, array_like=True, gc=False, tag=True, frozen=True):
+class _Message(msgspec.Struct, array_like=True, gc=False, tag=True):
     pass
 
 
