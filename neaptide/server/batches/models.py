@@ -1,0 +1,179 @@
+"""Values of the files and batches plane: what the tables hold, typed."""
+
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class BatchStatus(StrEnum):
+    """The names that clients poll for; see ``TERMINAL`` and ``LIVE``."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+LIVE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING)
+TERMINAL = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
+
+
+class LineState(StrEnum):
+    PENDING = "pending"
+    COMPLETED = "completed"
+    """Has a 2xx result."""
+    FAILED = "failed"
+    """Has a 4xx/5xx result."""
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    sha256: str
+    created_at: int
+    expires_at: int | None
+    """Unix seconds from which on the file counts as gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """One row of ``batches``; fields as in ``tables.py``."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    output_expires_after_s: int | None
+    metadata: dict[str, str] | None
+    model: str | None
+    model_fingerprint: str | None
+    status: BatchStatus
+    outcome: BatchStatus | None
+    planned_output_file_id: str
+    planned_error_file_id: str
+    output_file_id: str | None
+    error_file_id: str | None
+    errors: list[dict[str, str | int | None]] | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    num_total: int
+    num_completed: int
+    num_failed: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """What a create call decides; the rest of the row follows from it."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    output_expires_after_s: int | None
+    metadata: dict[str, str] | None
+    created_at: int
+    expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one answer, or of many."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """How a line ended. ``body`` is JSON text: a response body, of an answer or of an HTTP-type error."""
+
+    line_no: int
+    state: LineState
+    status_code: int
+    request_id: str
+    body: str
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class NewLine:
+    """A validated line. ``result`` is set when its body was refused: it never reaches the engine."""
+
+    line_no: int
+    custom_id: str
+    byte_offset: int
+    num_bytes: int
+    first_row: int
+    num_rows: int
+    result: LineResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLine:
+    """A line without a durable result."""
+
+    line_no: int
+    byte_offset: int
+    num_bytes: int
+    first_row: int
+    num_rows: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedLine:
+    """A line as the output or error file tells it."""
+
+    line_no: int
+    custom_id: str
+    state: LineState
+    status_code: int | None
+    request_id: str | None
+    result: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A client's promise that two POSTs are the same one; ``body_hash`` checks the promise."""
+
+    owner: str
+    kind: str
+    """``files`` or ``batches``."""
+    key: str
+    body_hash: str
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(12)}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(12)}"

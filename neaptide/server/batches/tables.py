@@ -1,0 +1,109 @@
+"""The tables behind files and batches: SQLite today, nothing in them that PostgreSQL would refuse.
+
+Times are whole unix seconds. ``migrations/`` creates these tables; a test keeps the two equal.
+"""
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+files = sa.Table(
+    "files",
+    metadata,
+    # Creation order, the sort key of lists: several objects share one created_at second.
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("owner", sa.String(128), nullable=False),
+    sa.Column("filename", sa.String(255), nullable=False),
+    sa.Column("purpose", sa.String(32), nullable=False),
+    sa.Column("num_bytes", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("expires_at", sa.BigInteger),
+    sa.Index("files_by_owner", "owner", "seq"),
+    sqlite_autoincrement=True,
+)
+
+batches = sa.Table(
+    "batches",
+    metadata,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("owner", sa.String(128), nullable=False),
+    sa.Column("endpoint", sa.String(64), nullable=False),
+    # No foreign key: the file may be unknown at creation (the batch then fails) and deleted after the end.
+    sa.Column("input_file_id", sa.String(64), nullable=False),
+    sa.Column("completion_window", sa.String(32), nullable=False),
+    sa.Column("output_expires_after_s", sa.BigInteger),
+    sa.Column("metadata", sa.JSON),
+    sa.Column("model", sa.String(255)),
+    # What the prompts were tokenized for; another model must not answer them after a restart.
+    sa.Column("model_fingerprint", sa.String(255)),
+    sa.Column("status", sa.String(16), nullable=False),
+    # The terminal status that has been decided and not reached yet; decides races once and for all.
+    sa.Column("outcome", sa.String(16)),
+    # File ids are chosen at creation, so that finalizing twice gives the same files; shown only at the end.
+    sa.Column("planned_output_file_id", sa.String(64), nullable=False),
+    sa.Column("planned_error_file_id", sa.String(64), nullable=False),
+    sa.Column("output_file_id", sa.String(64)),
+    sa.Column("error_file_id", sa.String(64)),
+    sa.Column("errors", sa.JSON),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("in_progress_at", sa.BigInteger),
+    sa.Column("expires_at", sa.BigInteger, nullable=False),
+    sa.Column("finalizing_at", sa.BigInteger),
+    sa.Column("completed_at", sa.BigInteger),
+    sa.Column("failed_at", sa.BigInteger),
+    sa.Column("expired_at", sa.BigInteger),
+    sa.Column("cancelling_at", sa.BigInteger),
+    sa.Column("cancelled_at", sa.BigInteger),
+    # Moved by the transaction that ends a line, so they can never run ahead of durable results.
+    sa.Column("num_total", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("num_completed", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("num_failed", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("input_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("cached_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("output_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Index("batches_by_owner", "owner", "seq"),
+    sa.Index("batches_by_status", "status"),
+    sa.Index("batches_by_input", "input_file_id"),
+    sqlite_autoincrement=True,
+)
+
+batch_lines = sa.Table(
+    "batch_lines",
+    metadata,
+    sa.Column("batch_id", sa.String(64), sa.ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    # Physical line of the input file, from 1.
+    sa.Column("line_no", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("custom_id", sa.String(512), nullable=False),
+    # Where the line stands in the input file; its body is read again when its output is assembled.
+    sa.Column("byte_offset", sa.BigInteger, nullable=False),
+    sa.Column("num_bytes", sa.BigInteger, nullable=False),
+    # Rows of the job's token file, one for each choice; no rows for a line whose body was refused.
+    sa.Column("first_row", sa.Integer, nullable=False),
+    sa.Column("num_rows", sa.Integer, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    # Engine deaths while the line ran.
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("status_code", sa.Integer),
+    sa.Column("request_id", sa.String(64)),
+    # JSON texts, copied byte for byte into the output file: hence Text, which no database reformats.
+    sa.Column("result", sa.Text),
+    sa.Column("error", sa.Text),
+    sa.Column("input_tokens", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("cached_tokens", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("output_tokens", sa.Integer, nullable=False, server_default="0"),
+    sa.UniqueConstraint("batch_id", "custom_id", name="batch_lines_custom_id"),
+)
+
+idempotency_keys = sa.Table(
+    "idempotency_keys",
+    metadata,
+    sa.Column("owner", sa.String(128), primary_key=True),
+    sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("key", sa.String(255), primary_key=True),
+    sa.Column("body_hash", sa.String(64), nullable=False),
+    sa.Column("object_id", sa.String(64), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+)
