@@ -1,0 +1,251 @@
+"""EngineCore: the loop. Messages in, one step, outputs out."""
+
+from collections.abc import Callable
+
+from neaptide.engine.batch import ScheduledRequest, StepPlan, StepResult
+from neaptide.engine.clock import Clock
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.interfaces import CostModel, Executor, HeadroomPredictor
+from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddBatch,
+    AddRequest,
+    CancelBatch,
+    RequestOutput,
+    SetOffline,
+    StepOutputs,
+    ToEngine,
+)
+from neaptide.engine.offline.pool import row_request_id
+from neaptide.engine.params import FinishReason
+from neaptide.engine.request import Request, RequestStatus
+from neaptide.engine.scheduler.packing import Scheduler
+from neaptide.engine.stats import StepTimer, step_stats
+
+RequestLog = Callable[[str, str], None]
+"""Called with (event, request_id); events are ``start`` (first step of a request) and ``end``."""
+
+
+class EngineCore:
+    """Owns every request from acceptance to its one terminal output. Single-threaded.
+
+    Args:
+        eos_token_ids: the model's end-of-sequence tokens.
+        request_log: the witness of what was executed, and how often.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        cost_model: CostModel,
+        headroom: HeadroomPredictor,
+        clock: Clock,
+        eos_token_ids: frozenset[int] = frozenset(),
+        request_log: RequestLog | None = None,
+    ) -> None:
+        self.kv = KVCacheManager(executor.num_blocks, config.cache.block_size, config.cache.enable_prefix_cache)
+        self.scheduler = Scheduler(config.scheduler, self.kv, cost_model, headroom)
+        self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * config.cache.block_size)
+        """Prompt and output tokens of one request at most."""
+        self._max_num_seqs = config.scheduler.max_num_seqs
+        self._executor = executor
+        self._cost_model = cost_model
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._log = request_log or (lambda event, request_id: None)
+        self._outputs: list[RequestOutput] = []
+        """Terminal outputs that no step made: refusals, aborts."""
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._outputs)
+
+    # ---- messages ----
+
+    def handle(self, message: ToEngine) -> None:
+        if isinstance(message, AddRequest):
+            self._add_request(message)
+        elif isinstance(message, AbortRequest):
+            for request_id in message.request_ids:
+                self._abort(request_id, message.reason)
+        elif isinstance(message, AddBatch):
+            self._add_batch(message)
+        elif isinstance(message, CancelBatch):
+            self._cancel_batch(message.batch_id)
+        elif isinstance(message, SetOffline):
+            self.scheduler.offline_paused = message.paused
+
+    def _add_request(self, message: AddRequest) -> None:
+        request = Request(
+            request_id=message.request_id,
+            prompt_token_ids=message.prompt_token_ids,
+            params=message.params,
+            tier=message.tier,
+            arrival_s=message.arrival_s,
+            ttft_slo_s=message.ttft_slo_s,
+            tpot_slo_s=message.tpot_slo_s,
+            salt=message.salt,
+        )
+        if (error := self._refusal(request)) is not None:
+            self._refuse(request, error)
+        elif request.is_online:
+            self.scheduler.slack.observe_arrival(request)
+            self.scheduler.queues.add_online(request)
+        else:
+            self.scheduler.queues.pool.add_flex(request)
+
+    def _add_batch(self, message: AddBatch) -> None:
+        """Rows that cannot run end at once; none of the others waits for that."""
+        refused, error = message.rows, "the prompt is empty or the request does not fit into the KV cache"
+        try:
+            refused = self.scheduler.queues.pool.add_batch(message, self._clock.now(), self._max_num_tokens)
+        except (OSError, ValueError) as exception:
+            error = str(exception)
+        for row in refused:
+            self._emit_terminal(row_request_id(message.batch_id, row), FinishReason.ERROR, error)
+
+    def _refusal(self, request: Request) -> str | None:
+        """Why the request can never run; the edge checks first, so this guards against a bug there."""
+        if not request.prompt_token_ids:
+            return "the prompt is empty"
+        if request.num_prompt_tokens + request.params.max_tokens > self._max_num_tokens:
+            return "prompt and output exceed the context length or the KV cache"
+        return None
+
+    def _refuse(self, request: Request, error: str) -> None:
+        self._emit_terminal(request.request_id, FinishReason.ERROR, error)
+
+    def _abort(self, request_id: str, reason: FinishReason) -> None:
+        queues = self.scheduler.queues
+        request = queues.find(request_id)
+        if request is None and (request := queues.pool.remove(request_id)) is None:
+            return  # it has ended already
+        self._end(request, reason)
+
+    def _cancel_batch(self, batch_id: str) -> None:
+        queues = self.scheduler.queues
+        running = [r for r in queues.running_offline.values() if r.request_id.startswith(f"{batch_id}:")]
+        for request in running:
+            self._end(request, FinishReason.ABORT)
+        for request_id in queues.pool.cancel_batch(batch_id):
+            self._emit_terminal(request_id, FinishReason.ABORT)
+
+    # ---- one step ----
+
+    def step(self) -> StepOutputs:
+        """Plans, runs and commits one step; returns everything there is to report, perhaps nothing."""
+        timer = StepTimer(self._clock)
+        plan = self.scheduler.schedule(timer.start_s)
+        timer.scheduled()
+        if plan is None:
+            return StepOutputs(self._take_outputs(), [])
+        for new in plan.new_requests:
+            self._log("start", new.request_id)
+        result = self._executor.submit(plan).wait()
+        timer.executed()
+        self._commit(plan, result)
+        self._cost_model.observe(plan.shape, timer.execute_s)
+        step = self.scheduler.last
+        if step is not None and step.has_offline and plan.budget_s:
+            self.scheduler.controller.observe(timer.execute_s, plan.budget_s)
+        outputs = self._take_outputs()
+        timer.committed()
+        return StepOutputs(outputs, [step_stats(plan, result, timer, self.scheduler)])
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        now_s = self._clock.now()
+        queues = self.scheduler.queues
+        for part in plan.scheduled:
+            request = queues.running_online.get(part.request_id) or queues.running_offline[part.request_id]
+            error = result.errors.get(part.request_id)
+            if error is not None:
+                self._end(request, FinishReason.ERROR, error)
+                continue
+            self.kv.publish(request)
+            self._keep_prompt_logprobs(request, part, result)
+            if part.sample:
+                self._append_token(request, result, now_s)
+            elif request.params.max_tokens == 0 and request.num_uncomputed_tokens == 0:
+                request.first_token_s = now_s
+                self._end(request, FinishReason.LENGTH)
+
+    def _keep_prompt_logprobs(self, request: Request, part: ScheduledRequest, result: StepResult) -> None:
+        entries = result.prompt_logprobs.get(part.request_id)
+        if entries is not None:
+            known = len(request.prompt_logprobs) - part.num_computed_tokens  # recomputed ones, after a preemption
+            request.prompt_logprobs += entries[max(known, 0) :]
+
+    def _append_token(self, request: Request, result: StepResult, now_s: float) -> None:
+        token_id = result.token_ids[request.request_id]
+        if request.num_output_tokens == 0:
+            request.first_token_s = now_s
+        params = request.params
+        is_end = (token_id in self._eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
+        if is_end and request.num_output_tokens >= params.min_tokens:
+            self._end(request, FinishReason.STOP, stop_token_id=token_id)
+            return
+        request.token_ids.append(token_id)
+        request.unreported_token_ids.append(token_id)
+        if (logprobs := result.logprobs.get(request.request_id)) is not None:
+            request.unreported_logprobs.append(logprobs)
+        if request.num_output_tokens >= params.max_tokens:
+            self._end(request, FinishReason.LENGTH)
+        elif request.report_every_step:
+            self._outputs.append(self._report(request))
+
+    # ---- outputs ----
+
+    def _end(
+        self, request: Request, reason: FinishReason, error: str | None = None, stop_token_id: int | None = None
+    ) -> None:
+        """The one place where an admitted or waiting request ends."""
+        assert request.status is not RequestStatus.FINISHED
+        output = self._report(request)
+        output.finish_reason = reason
+        output.error = error
+        output.stop_token_id = stop_token_id
+        self.scheduler.forget(request)
+        self._outputs.append(output)
+        self._log("end", request.request_id)
+
+    def _report(self, request: Request) -> RequestOutput:
+        output = RequestOutput(
+            request_id=request.request_id,
+            new_token_ids=request.unreported_token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            scheduled_s=request.scheduled_s,
+            first_token_s=request.first_token_s,
+        )
+        request.unreported_token_ids = []
+        if request.params.logprobs is not None:
+            output.logprobs = request.unreported_logprobs
+            request.unreported_logprobs = []
+        if request.params.prompt_logprobs is not None and not request.prompt_logprobs_reported:
+            output.prompt_logprobs = request.prompt_logprobs
+            request.prompt_logprobs_reported = True
+        return output
+
+    def _emit_terminal(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
+        """Ends something that never became a request with state."""
+        self._outputs.append(RequestOutput(request_id, [], finish_reason=reason, error=error))
+        self._log("end", request_id)
+
+    def _take_outputs(self) -> list[RequestOutput]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    # ---- inspection ----
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if queues, block tables, pool and index do not agree."""
+        queues = self.scheduler.queues
+        self.kv.check_integrity(queues.running())
+        assert all(r.status is RequestStatus.RUNNING for r in queues.running())
+        assert all(r.status is RequestStatus.WAITING and not r.block_ids for r in queues.waiting_online)
+        assert all(r.is_online for r in queues.running_online.values())
+        assert not any(r.is_online for r in queues.running_offline.values())
+        assert queues.num_running <= self._max_num_seqs

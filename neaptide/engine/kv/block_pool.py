@@ -1,0 +1,141 @@
+"""Owner of the KV blocks: who is free, who is cached, who is held, and by how many.
+
+free    nobody holds it, nothing in it is worth keeping
+cached  nobody holds it, its hash is in the prefix index; first to be reused when no block is free: LRU
+held    ref count > 0; may be in the index as well
+
+free + cached + held == total, after every call
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from neaptide.engine.kv.prefix_index import PrefixIndex
+from neaptide.engine.params import RequestClass
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.index = PrefixIndex()
+        self._free = list(range(num_blocks - 1, -1, -1))
+        """Stack: low ids first, so that a half-empty pool stays dense in memory."""
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        """Eviction order, first to go first."""
+        self._ref_cnt = [0] * num_blocks
+        self._online_ref_cnt = [0] * num_blocks
+        self._hash: list[bytes | None] = [None] * num_blocks
+        self._num_online = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that ``allocate`` can give."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_online(self) -> int:
+        """Held blocks with at least one online reader."""
+        return self._num_online
+
+    @property
+    def num_offline(self) -> int:
+        """Held blocks with offline readers only."""
+        return self.num_held - self._num_online
+
+    def ref_cnt(self, block_id: int) -> int:
+        return self._ref_cnt[block_id]
+
+    def num_unheld(self, block_ids: Iterable[int]) -> int:
+        """How many of these would leave the available set if they were acquired."""
+        return sum(1 for b in block_ids if self._ref_cnt[b] == 0)
+
+    def allocate(self, count: int, owner: RequestClass) -> list[int]:
+        """``count`` blocks with ref count 1; evicts cached blocks when free ones run out.
+
+        Raises:
+            RuntimeError: fewer than ``count`` are available (ask ``num_available`` first).
+        """
+        if count > self.num_available:
+            raise RuntimeError(f"{count} blocks wanted, {self.num_available} available")
+        blocks: list[int] = []
+        for _ in range(count):
+            block = self._free.pop() if self._free else self._evict()
+            self._add_ref(block, owner)
+            blocks.append(block)
+        return blocks
+
+    def acquire(self, block_ids: Sequence[int], owner: RequestClass) -> None:
+        """One more reader for blocks that the index named."""
+        for block in block_ids:
+            if self._ref_cnt[block] == 0:
+                del self._cached[block]
+            self._add_ref(block, owner)
+
+    def release(self, block_ids: Sequence[int], owner: RequestClass) -> None:
+        """One reader less. The tail of the chain ages first: a tail without its head is unreachable."""
+        for block in reversed(block_ids):
+            self._ref_cnt[block] -= 1
+            if owner is RequestClass.ONLINE:
+                self._online_ref_cnt[block] -= 1
+                self._num_online -= self._online_ref_cnt[block] == 0
+            if self._ref_cnt[block] == 0:
+                if self._hash[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+
+    def publish(self, block_id: int, block_hash: bytes) -> None:
+        """Offers a full, computed block to the prefix index."""
+        if self._hash[block_id] is None and self.index.add(block_hash, block_id):
+            self._hash[block_id] = block_hash
+
+    def check_integrity(self, tables: Iterable[tuple[RequestClass, Sequence[int]]]) -> None:
+        """Raises AssertionError unless every count can be derived from the block tables of live requests."""
+        refs = [0] * self.num_blocks
+        online = [0] * self.num_blocks
+        for owner, table in tables:
+            assert len(set(table)) == len(table), "a block stands twice in one table"
+            for block in table:
+                refs[block] += 1
+                online[block] += owner is RequestClass.ONLINE
+        assert refs == self._ref_cnt, "ref counts differ from the block tables"
+        assert online == self._online_ref_cnt, "online ref counts differ from the block tables"
+        assert self._num_online == sum(n > 0 for n in online)
+        free, cached = set(self._free), set(self._cached)
+        held = {b for b in range(self.num_blocks) if refs[b]}
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not free & cached
+        assert not free & held
+        assert not cached & held
+        assert len(free) + len(cached) + len(held) == self.num_blocks
+        assert all(self._hash[b] is None for b in free), "a free block still has a hash"
+        hashed = {h: b for b, h in enumerate(self._hash) if h is not None}
+        assert len(hashed) == len(self.index)
+        assert all(self.index.get(h) == b for h, b in hashed.items())
+        assert cached <= set(hashed.values()), "a cached block is not in the index"
+
+    def _add_ref(self, block: int, owner: RequestClass) -> None:
+        self._ref_cnt[block] += 1
+        if owner is RequestClass.ONLINE:
+            self._num_online += self._online_ref_cnt[block] == 0
+            self._online_ref_cnt[block] += 1
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        block_hash = self._hash[block]
+        assert block_hash is not None
+        self.index.remove(block_hash)
+        self._hash[block] = None
+        return block

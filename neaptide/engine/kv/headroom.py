@@ -1,0 +1,18 @@
+"""How many blocks offline work leaves for online work."""
+
+
+class FixedHeadroom:
+    """A fixed share of the pool, or what online work holds now if that is more.
+
+    Implements ``HeadroomPredictor``; the forecasting ones live in ``neaptide.estimator.memory_forecast``.
+    """
+
+    def __init__(self, num_blocks: int, ratio: float) -> None:
+        self._reserved_blocks = round(num_blocks * ratio)
+        self._online_held_blocks = 0
+
+    def observe(self, now_s: float, online_held_blocks: int) -> None:
+        self._online_held_blocks = online_held_blocks
+
+    def headroom_blocks(self, now_s: float) -> int:
+        return max(self._reserved_blocks, self._online_held_blocks)

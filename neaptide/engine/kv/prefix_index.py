@@ -1,0 +1,53 @@
+"""Which block holds which prefix: chained block hashes and the index over them."""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+
+def root_hash(salt: bytes) -> bytes:
+    """Parent of the first block of every prompt with this salt."""
+    return hashlib.sha256(b"neaptide-kv\0" + salt).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Names a whole prefix: SHA-256 over the parent's hash and this block's token ids."""
+    return hashlib.sha256(parent + array("i", token_ids).tobytes()).digest()
+
+
+def extend_block_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, salt: bytes) -> None:
+    """Appends to ``hashes`` (in place) until every full block of ``token_ids`` has one."""
+    parent = hashes[-1] if hashes else root_hash(salt)
+    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
+        parent = block_hash(parent, token_ids[start : start + block_size])
+        hashes.append(parent)
+
+
+class PrefixIndex:
+    """Full blocks by hash. Only the block pool changes it, so that both always agree."""
+
+    def __init__(self) -> None:
+        self._block_by_hash: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_by_hash)
+
+    def get(self, block_hash: bytes) -> int | None:
+        return self._block_by_hash.get(block_hash)
+
+    def longest_prefix(self, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks that hold the longest indexed prefix of ``hashes``."""
+        blocks: list[int] = []
+        for h in hashes:
+            block = self._block_by_hash.get(h)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def add(self, block_hash: bytes, block_id: int) -> bool:
+        """False if the prefix is indexed already (the first copy stays the shared one)."""
+        return self._block_by_hash.setdefault(block_hash, block_id) == block_id
+
+    def remove(self, block_hash: bytes) -> None:
+        del self._block_by_hash[block_hash]

@@ -1,0 +1,44 @@
+"""The running account of one step: tokens, predicted seconds."""
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.interfaces import CostModel
+
+
+class StepBudget:
+    """Adds requests to a step one at a time; every question costs O(1) predictions, a chunk size O(log n)."""
+
+    def __init__(self, cost_model: CostModel, max_tokens: int) -> None:
+        self._cost_model = cost_model
+        self.tokens_left = max_tokens
+        self.shape = BatchShape()
+
+    def predicted_s(self) -> float:
+        """Seconds that the step should take with what it has so far, margin included."""
+        if self.shape.num_requests == 0:
+            return 0.0
+        seconds, margin_s = self._cost_model.predict(self.shape)
+        return seconds + margin_s
+
+    def fits(self, num_tokens: int, context_tokens: int, limit_s: float) -> bool:
+        if num_tokens > self.tokens_left:
+            return False
+        seconds, margin_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens))
+        return seconds + margin_s <= limit_s
+
+    def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float) -> int:
+        """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does."""
+        most = min(max_tokens, self.tokens_left)
+        if most <= 0 or self.fits(most, context_tokens, limit_s):
+            return max(most, 0)
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.fits(middle, context_tokens, limit_s):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def add(self, num_tokens: int, context_tokens: int) -> None:
+        self.tokens_left -= num_tokens
+        self.shape.add(num_tokens, context_tokens)

@@ -1,0 +1,177 @@
+"""Packing one step: online first by deadline, then offline with what time and memory leave.
+
+Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1 (fill with offline work).
+"""
+
+import math
+from collections.abc import Iterator
+
+from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
+from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.interfaces import CostModel, HeadroomPredictor
+from neaptide.engine.kv.manager import KVCacheManager, PrefixHit
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.batch_size import OverrunController
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.offline_fill import OfflineFill
+from neaptide.engine.scheduler.preemption import PreemptionCount, Preemptor
+from neaptide.engine.scheduler.queues import Queues, deadline_order
+from neaptide.engine.scheduler.slack import SlackTracker
+from neaptide.engine.scheduler.step import StepBuilder
+
+
+class Scheduler:
+    """Plans steps. Owns the queues; knows nothing of tensors, sockets or wall clocks."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        cost_model: CostModel,
+        headroom: HeadroomPredictor,
+    ) -> None:
+        self.config = config
+        self.queues = Queues(kv)
+        self.offline_paused = False
+        self.controller = OverrunController()
+        self.slack = SlackTracker(config, cost_model)
+        self._cost_model = cost_model
+        self._headroom = headroom
+        self._preemptor = Preemptor(self.queues)
+        self._fill = OfflineFill(config, headroom)
+        self._step = 0
+        self._finished_ids: list[str] = []
+        self.last: StepBuilder | None = None
+        """The step planned last, for the counters."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could do something (offline work does not count while it is paused)."""
+        queues = self.queues
+        if queues.waiting_online or queues.running_online:
+            return True
+        return not self.offline_paused and bool(queues.running_offline or len(queues.pool))
+
+    def take_preemptions(self) -> PreemptionCount:
+        count, self._preemptor.count = self._preemptor.count, PreemptionCount()
+        return count
+
+    def forget(self, request: Request) -> None:
+        """A request ended: the executor hears of it with the next plan."""
+        self.queues.finish(request)
+        if request.known_to_executor:
+            self._finished_ids.append(request.request_id)
+
+    def schedule(self, now_s: float) -> StepPlan | None:
+        """The next step, or None when nobody can run. Progress advances here, not at commit."""
+        self._step += 1
+        self._headroom.observe(now_s, self.queues.kv.pool.num_online)
+        budget = StepBudget(self._cost_model, self.config.max_num_batched_tokens)
+        step = StepBuilder(self._step, now_s, self.queues, self._preemptor, budget)
+        bounds = self.slack.bounds(now_s, self.queues.running_online.values())
+        self._pack_online_decodes(step)
+        self._pack_online_prefills(step, bounds.decode_s)
+        prefill_slack_s = self.slack.prefill_slack_s(now_s, self._unfinished_prompts(step))
+        limit_s = min(bounds.decode_s, bounds.idle_s, prefill_slack_s) * self.controller.factor
+        if not self.offline_paused:
+            self._fill.fill(step, limit_s)
+        self.last = step
+        if not step.scheduled:
+            return None
+        return self._plan(step, limit_s)
+
+    def _pack_online_decodes(self, step: StepBuilder) -> None:
+        for request in sorted(self.queues.running_online.values(), key=deadline_order):
+            is_decode = request.request_id in self.queues.running_online and request.num_uncomputed_tokens == 1
+            if is_decode and step.budget.tokens_left > 0 and self._room_to_grow(step, request, 1):
+                step.add(request, 1)
+
+    def _pack_online_prefills(self, step: StepBuilder, limit_s: float) -> None:
+        """Prompts in deadline order, those that can still make it first, sized to what running streams allow.
+
+        The first prompt always gets a block's worth: streams that fill the whole bound must not starve it.
+        """
+        floor = step.queues.kv.block_size
+        for request in self._prompts_by_feasibility(step.now_s):
+            if step.budget.tokens_left <= 0:
+                return
+            is_running = request.request_id in self.queues.running_online
+            hit = PrefixHit([], 0) if is_running else self.queues.kv.match_prefix(request)
+            context = request.num_computed_tokens if is_running else hit.num_tokens
+            left = request.num_tokens - context
+            chunk = max(step.budget.largest_chunk(left, context, limit_s), min(left, floor, step.budget.tokens_left))
+            floor = 0
+            if chunk == 0:
+                return
+            if is_running:
+                if self._room_to_grow(step, request, chunk):
+                    step.add(request, chunk)
+            elif not self._admit_online(step, request, hit, chunk):
+                return
+
+    def _prompts_by_feasibility(self, now_s: float) -> Iterator[Request]:
+        """Online requests with prompt left. Relegated ones come last, oldest first: serving the latest first is how
+        earliest-deadline-first collapses under overload."""
+        prompts = [r for r in self.queues.running_online.values() if r.num_uncomputed_tokens > 1]
+        prompts = sorted(prompts + self.queues.waiting_online, key=deadline_order)
+        relegated: list[Request] = []
+        for request in prompts:
+            if request.num_output_tokens or self.slack.is_feasible(request, now_s):
+                yield request
+            else:
+                relegated.append(request)
+        yield from sorted(relegated, key=lambda r: r.arrival_s)
+
+    def _room_to_grow(self, step: StepBuilder, request: Request, num_tokens: int) -> bool:
+        needed = self.queues.kv.blocks_needed(request, num_tokens)
+        if needed <= self.queues.kv.pool.num_available:
+            return True
+
+        def victims() -> Iterator[Request]:
+            yield from self._preemptor.offline_victims(step.index)
+            yield from self._preemptor.online_victims(request, step.index)
+
+        return self._preemptor.make_room(needed, victims())
+
+    def _admit_online(self, step: StepBuilder, request: Request, hit: PrefixHit, chunk: int) -> bool:
+        victims = self._preemptor.offline_victims
+        if self.queues.num_running >= self.config.max_num_seqs:
+            seat = next(victims(step.index), None)
+            if seat is None:
+                return False
+            self._preemptor.preempt(seat)
+        cost = self.queues.kv.admission_cost(hit, request.num_tokens - hit.num_tokens)
+        if not self._preemptor.make_room(cost, victims(step.index), keep=set(hit.block_ids)):
+            return False
+        step.admit(request, hit, chunk)
+        return True
+
+    def _unfinished_prompts(self, step: StepBuilder) -> Iterator[Request]:
+        taken = {r.request_id: n for r, n in step.scheduled}
+        prompts = [
+            r for r in self.queues.running_online.values() if r.num_uncomputed_tokens > taken.get(r.request_id, 1)
+        ]
+        yield from sorted(prompts + self.queues.waiting_online, key=deadline_order)
+
+    def _plan(self, step: StepBuilder, limit_s: float) -> StepPlan:
+        seconds, margin_s = self._cost_model.predict(step.budget.shape)
+        plan = StepPlan(step.index, [], step.budget.shape, predicted_s=seconds, margin_s=margin_s)
+        plan.budget_s = limit_s if math.isfinite(limit_s) else 0.0
+        plan.finished_ids, self._finished_ids = self._finished_ids, []
+        for request, num_tokens in step.scheduled:
+            if not request.known_to_executor:
+                plan.new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.params))
+                request.known_to_executor = True
+            start = request.num_computed_tokens
+            request.num_computed_tokens = start + num_tokens
+            plan.scheduled.append(
+                ScheduledRequest(
+                    request_id=request.request_id,
+                    token_ids=request.token_ids[start : start + num_tokens],
+                    num_computed_tokens=start,
+                    block_ids=request.block_ids,
+                    sample=request.num_uncomputed_tokens == 0 and request.params.max_tokens > 0,
+                    output_position=request.num_output_tokens,
+                )
+            )
+        return plan

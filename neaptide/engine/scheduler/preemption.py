@@ -1,0 +1,69 @@
+"""Making room: victims are chosen, then dropped; their KV is recomputed when they come back.
+
+Order of victims: offline, youngest admission first; then, for online streams that must grow, online requests
+with a later deadline. Never one that takes part in the step being planned, never more than needed, never for a
+request that still would not fit.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.queues import Queues, deadline_order
+
+
+@dataclass(slots=True)
+class PreemptionCount:
+    online: int = 0
+    offline: int = 0
+    recomputed_tokens: int = 0
+
+
+class Preemptor:
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self.count = PreemptionCount()
+        """Since it was last replaced by the caller."""
+
+    def make_room(self, num_blocks: int, victims: Iterable[Request], keep: Collection[int] = ()) -> bool:
+        """Preempts as many ``victims``, in their order, as free ``num_blocks``; none if all would not.
+
+        ``keep`` are blocks that the requester will read (its prefix hit): freeing those frees nothing for it.
+        """
+        pool = self._queues.kv.pool
+        missing = num_blocks - pool.num_available
+        chosen: list[Request] = []
+        for victim in victims:
+            if missing <= 0:
+                break
+            own_blocks = sum(1 for b in victim.block_ids if pool.ref_cnt(b) == 1 and b not in keep)
+            if own_blocks:
+                chosen.append(victim)
+                missing -= own_blocks
+        if missing > 0:
+            return False
+        for victim in chosen:
+            self.preempt(victim)
+        return True
+
+    def preempt(self, victim: Request) -> None:
+        self.count.recomputed_tokens += self._queues.preempt(victim)
+        if victim.is_online:
+            self.count.online += 1
+        else:
+            self.count.offline += 1
+
+    def offline_victims(self, step: int) -> Iterator[Request]:
+        """Running offline requests that are not part of this step, youngest first."""
+        for request in reversed(list(self._queues.running_offline.values())):
+            if request.last_step != step:
+                yield request
+
+    def online_victims(self, requester: Request, step: int) -> Iterator[Request]:
+        """Running online requests with a later deadline than the requester's, latest first."""
+        later = [
+            r
+            for r in self._queues.running_online.values()
+            if r.last_step != step and deadline_order(r) > deadline_order(requester)
+        ]
+        yield from sorted(later, key=deadline_order, reverse=True)

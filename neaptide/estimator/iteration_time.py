@@ -1,0 +1,112 @@
+"""How long a step takes, learned from steps that were measured.
+
+``T = c0 + c1*tokens + c2*prefill attention pairs + c3*decode context tokens + c4*decode requests``, all
+coefficients non-negative. Fitted by exponentially forgetting least squares on the relative error, so that a
+drifting machine is followed and short steps count as much as long ones.
+"""
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.interfaces import Prediction
+
+Vector = npt.NDArray[np.float64]
+
+SCALE = np.array([1.0, 1e2, 1e5, 1e4, 1e1])
+"""Brings the features to one order of magnitude, so that the solver's one tolerance fits all."""
+
+
+def features(shape: BatchShape) -> tuple[float, float, float, float, float]:
+    return (
+        1.0,
+        shape.num_tokens / 1e2,
+        shape.prefill_attention_pairs / 1e5,
+        shape.decode_context_tokens / 1e4,
+        shape.decode_requests / 1e1,
+    )
+
+
+def nonnegative_least_squares(gram: npt.NDArray[np.float64], target: Vector, start: Vector) -> Vector:
+    """Minimises ``x'Gx/2 - t'x`` over x >= 0 by coordinate descent (G positive semi-definite, small)."""
+    x = start.copy()
+    for _ in range(200):
+        largest_change = 0.0
+        for i in range(len(x)):
+            if gram[i, i] <= 0.0:
+                continue
+            new = max(0.0, x[i] + (target[i] - gram[i] @ x) / gram[i, i])
+            largest_change = max(largest_change, abs(new - x[i]))
+            x[i] = new
+        if largest_change < 1e-9:
+            break
+    return x
+
+
+class ConstantCostModel:
+    """Every step takes the same time. For tests."""
+
+    def __init__(self, seconds: float) -> None:
+        self._prediction = Prediction(seconds, 0.0)
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return self._prediction
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        pass
+
+
+class LinearCostModel:
+    """Implements ``CostModel``. Starts from a guess and learns from every step.
+
+    Args:
+        alpha: the margin is set so that a share of about ``alpha`` of recent steps took longer than predicted
+            plus margin.
+    """
+
+    FORGETTING = 0.995
+    REFIT_EVERY = 8
+    RESIDUAL_WINDOW = 200
+
+    def __init__(self, alpha: float = 0.05) -> None:
+        self._alpha = alpha
+        self._coefficients = np.array([5e-3, 1e-2, 1e-3, 1e-3, 1e-3])
+        # A weak pull towards the first guess keeps features that never varied from drifting.
+        self._gram = np.eye(len(SCALE)) * 1e-3
+        self._target: Vector = self._gram @ self._coefficients
+        self._residuals: deque[float] = deque(maxlen=self.RESIDUAL_WINDOW)
+        self._relative_margin = 0.1
+        self._num_observed = 0
+        self._refit()
+
+    @property
+    def coefficients(self) -> list[float]:
+        """c0 .. c4 in seconds per unit (token, pair, context token, request)."""
+        return [float(c) for c in self._coefficients / SCALE]
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        c0, c1, c2, c3, c4 = self._fast
+        _, tokens, pairs, context, decodes = features(shape)
+        seconds = c0 + c1 * tokens + c2 * pairs + c3 * context + c4 * decodes
+        return Prediction(seconds, seconds * self._relative_margin)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        if seconds <= 0.0:
+            return
+        predicted_s = self.predict(shape).seconds
+        self._residuals.append(seconds / max(predicted_s, 1e-9) - 1.0)
+        x = np.array(features(shape)) / seconds
+        self._gram = self.FORGETTING * self._gram + np.outer(x, x)
+        self._target = self.FORGETTING * self._target + x
+        self._num_observed += 1
+        if self._num_observed % self.REFIT_EVERY == 0:
+            self._refit()
+
+    def _refit(self) -> None:
+        self._coefficients = nonnegative_least_squares(self._gram, self._target, self._coefficients)
+        self._fast: tuple[float, ...] = tuple(float(c) for c in self._coefficients)
+        if len(self._residuals) >= self.REFIT_EVERY:
+            quantile = float(np.quantile(np.array(self._residuals), 1.0 - self._alpha))
+            self._relative_margin = min(max(quantile, 0.0), 1.0)

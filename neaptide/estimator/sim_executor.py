@@ -1,0 +1,71 @@
+"""An executor without a model: step times from a cost model, tokens from a hash.
+
+On a ``VirtualClock`` a step ends in no time; on the monotonic clock it sleeps. Tokens depend on the request's
+prompt and the output position only, so that any schedule, preemption or restart gives the same text.
+"""
+
+import zlib
+from array import array
+from dataclasses import dataclass
+
+from neaptide.engine.batch import StepPlan, StepResult
+from neaptide.engine.clock import Clock
+from neaptide.engine.interfaces import CostModel
+
+
+def simulated_token(prompt_crc: int, output_position: int, vocab_size: int, first_token_id: int) -> int:
+    """The token at ``output_position`` of a request, in ``first_token_id .. vocab_size - 1``."""
+    digest = zlib.crc32(output_position.to_bytes(4, "little"), prompt_crc)
+    return first_token_id + digest % (vocab_size - first_token_id)
+
+
+@dataclass(slots=True, frozen=True)
+class SimHandle:
+    clock: Clock
+    end_s: float
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        self.clock.sleep_until(self.end_s)
+        return self.result
+
+
+class SimExecutor:
+    """Implements ``Executor``.
+
+    Args:
+        cost_model: how long a step takes (its margin is ignored).
+        first_token_id: tokens below it (specials, end of sequence) are never made.
+    """
+
+    def __init__(
+        self, num_blocks: int, cost_model: CostModel, clock: Clock, vocab_size: int, first_token_id: int = 6
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._cost_model = cost_model
+        self._clock = clock
+        self._vocab_size = vocab_size
+        self._first_token_id = first_token_id
+        self._prompt_crc: dict[str, int] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    def submit(self, plan: StepPlan) -> SimHandle:
+        for request_id in plan.finished_ids:
+            del self._prompt_crc[request_id]
+        for new in plan.new_requests:
+            self._prompt_crc[new.request_id] = zlib.crc32(array("i", new.prompt_token_ids).tobytes())
+        seconds = self._cost_model.predict(plan.shape).seconds
+        result = StepResult(model_s=seconds)
+        for part in plan.scheduled:
+            if part.sample:
+                crc = self._prompt_crc[part.request_id]
+                result.token_ids[part.request_id] = simulated_token(
+                    crc, part.output_position, self._vocab_size, self._first_token_id
+                )
+        return SimHandle(self._clock, self._clock.now() + seconds, result)
+
+    def close(self) -> None:
+        self._prompt_crc.clear()

@@ -1,0 +1,92 @@
+"""An EngineCore on a virtual clock with the simulated executor, and the messages to feed it."""
+
+from collections import defaultdict
+from pathlib import Path
+
+from neaptide.engine.clock import VirtualClock
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from neaptide.engine.core import EngineCore
+from neaptide.engine.interfaces import CostModel
+from neaptide.engine.kv.headroom import FixedHeadroom
+from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput
+from neaptide.engine.offline.token_file import TokenFileWriter
+from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.estimator.iteration_time import ConstantCostModel
+from neaptide.estimator.sim_executor import SimExecutor
+
+
+def online(request_id: str, prompt: list[int], max_tokens: int = 4, **fields: object) -> AddRequest:
+    values: dict[str, object] = {"tier": Tier.DEFAULT, "arrival_s": 0.0, "ttft_slo_s": 1.0, "tpot_slo_s": 0.1} | fields
+    params = values.pop("params", SamplingParams(max_tokens=max_tokens))
+    return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params, **values)  # type: ignore[arg-type]
+
+
+def flex(request_id: str, prompt: list[int], max_tokens: int = 4, **fields: object) -> AddRequest:
+    return online(request_id, prompt, max_tokens, **({"tier": Tier.FLEX} | fields))
+
+
+def batch(directory: Path, batch_id: str, prompts: list[list[int]], max_tokens: int = 4) -> AddBatch:
+    stem = str(directory / batch_id)
+    with TokenFileWriter(stem) as writer:
+        for prompt in prompts:
+            writer.append(prompt)
+    rows = list(range(len(prompts)))
+    return AddBatch(batch_id, stem, rows, [SamplingParams(max_tokens=max_tokens)], [0] * len(rows), [], 1e9)
+
+
+class Harness:
+    """Collects tokens and terminal outputs per request; checks integrity after every step."""
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        cost_model: CostModel | None = None,
+        cache: CacheConfig | None = None,
+        headroom_ratio: float = 0.0,
+        **scheduler: object,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.cost_model = cost_model or ConstantCostModel(0.01)
+        values: dict[str, object] = {"max_model_len": 4096, "offline_max_kv_ratio": 1.0} | scheduler
+        config = EngineConfig(
+            cache=cache or CacheConfig(block_size=4),
+            scheduler=SchedulerConfig(**values),  # type: ignore[arg-type]
+        )
+        executor = SimExecutor(num_blocks, self.cost_model, self.clock, vocab_size=1000)
+        headroom = FixedHeadroom(num_blocks, headroom_ratio)
+        self.log: list[tuple[str, str]] = []
+        self.core = EngineCore(
+            config,
+            executor,
+            self.cost_model,
+            headroom,
+            self.clock,
+            request_log=lambda event, request_id: self.log.append((event, request_id)),
+        )
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.ends: dict[str, list[RequestOutput]] = defaultdict(list)
+
+    def step(self) -> dict[str, int]:
+        """One step; returns how many tokens each request computed in it."""
+        before = self.core.scheduler.last
+        outputs = self.core.step()
+        self.core.check_integrity()
+        for output in outputs.outputs:
+            self.tokens[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                self.ends[output.request_id].append(output)
+        step = self.core.scheduler.last
+        if step is None or step is before:
+            return {}
+        return {request.request_id: num_tokens for request, num_tokens in step.scheduled}
+
+    def run(self, max_steps: int = 10_000) -> list[dict[str, int]]:
+        steps = []
+        while self.core.has_work:
+            steps.append(self.step())
+            assert len(steps) <= max_steps, "the engine does not come to an end"
+        return steps
+
+    def reason(self, request_id: str) -> FinishReason | None:
+        (output,) = self.ends[request_id]
+        return output.finish_reason

@@ -1,0 +1,66 @@
+"""Random arrivals, aborts and preemptions on a pool that is far too small; integrity after every step."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.messages import AbortRequest, AddRequest, CancelBatch, SetOffline
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.estimator.iteration_time import LinearCostModel
+from tests.engine.harness import Harness, batch
+
+
+def random_request(rng: random.Random, request_id: str, now_s: float) -> AddRequest:
+    # Few distinct prefixes, so that blocks are shared, and prompts up to half of the pool.
+    prefix = [rng.randrange(3)] * rng.choice([0, 4, 9, 16])
+    prompt = prefix + [rng.randrange(6, 50) for _ in range(rng.randrange(1, 24))]
+    params = SamplingParams(max_tokens=rng.choice([0, 1, 2, 5, 17, 30]))
+    tier = rng.choice(list(Tier)[:3])
+    return AddRequest(request_id, prompt, params, tier, now_s, rng.choice([0.01, 0.2, 1.0]), rng.choice([0.005, 0.05]))
+
+
+def blast(seed: int, num_steps: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    harness = Harness(
+        num_blocks=24, cost_model=LinearCostModel(), headroom_ratio=0.1, max_num_seqs=6, max_num_batched_tokens=48
+    )
+    accepted: set[str] = set()
+    jobs: list[str] = []
+    for index in range(num_steps):
+        for _ in range(rng.choice([0, 0, 0, 1, 1, 3]) if len(accepted) - len(harness.ends) < 40 else 0):
+            request = random_request(rng, f"r{len(accepted)}", harness.clock.now())
+            harness.core.handle(request)
+            accepted.add(request.request_id)
+        if index % 300 == 0:
+            job = f"job{index}"
+            prompts = [[rng.randrange(6, 9) for _ in range(rng.randrange(0, 40))] for _ in range(30)]
+            harness.core.handle(batch(tmp_path, job, prompts, max_tokens=8))
+            accepted |= {f"{job}:{row}" for row in range(30)}
+            jobs.append(job)
+        if rng.random() < 0.1 and accepted:
+            harness.core.handle(AbortRequest([f"r{rng.randrange(len(accepted))}"]))
+        if rng.random() < 0.003:
+            harness.core.handle(CancelBatch(rng.choice(jobs)))
+        if rng.random() < 0.02:
+            harness.core.handle(SetOffline(rng.random() < 0.5))
+        harness.step()
+        harness.clock.sleep_until(harness.clock.now() + rng.choice([0.0, 0.001]))
+    harness.core.handle(SetOffline(False))
+    harness.run()
+    assert set(harness.ends) == accepted
+    assert all(len(outputs) == 1 for outputs in harness.ends.values())
+    assert any(output.num_preemptions for outputs in harness.ends.values() for output in outputs)
+    pool = harness.core.kv.pool
+    assert pool.num_held == 0
+    assert pool.num_free + pool.num_cached == pool.num_blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_accepted_request_ends_exactly_once(seed: int, tmp_path: Path) -> None:
+    blast(seed, 500, tmp_path)
+
+
+@pytest.mark.full
+def test_every_accepted_request_ends_exactly_once_over_20000_steps(tmp_path: Path) -> None:
+    blast(99, 20_000, tmp_path)
