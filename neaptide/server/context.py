@@ -1,0 +1,91 @@
+"""What every route needs to know: the model that is served, its tokenizer, the engine, the clocks."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anyio import CapacityLimiter
+
+from neaptide.engine.params import RequestClass
+from neaptide.server.engine_client import EngineClient
+from neaptide.server.errors import OverloadedError
+from neaptide.server.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, frozen=True)
+class GenerationDefaults:
+    """Sampling that a model's authors recommend, for requests that do not say."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def load(cls, directory: Path) -> "GenerationDefaults":
+        """From ``generation_config.json``; what it does not set, or sets for greedy use, keeps OpenAI's default."""
+        file = directory / "generation_config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if config.get("do_sample") is False:
+            return cls()
+        values = {name: config.get(name) for name in ("temperature", "top_p", "top_k")}
+        return cls(
+            temperature=float(values["temperature"] if values["temperature"] is not None else 1.0),
+            top_p=float(values["top_p"] if values["top_p"] is not None else 1.0),
+            top_k=max(0, int(values["top_k"] or 0)),
+        )
+
+
+class Admission:
+    """Counts requests between arrival and reply, so that a queue without end cannot build up."""
+
+    def __init__(self, max_online: int, max_offline: int) -> None:
+        self._limits = {RequestClass.ONLINE: max_online, RequestClass.OFFLINE: max_offline}
+        self._counts = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
+
+    def enter(self, request_class: RequestClass, choices: int) -> None:
+        """Raises OverloadedError when the class has no room; otherwise ``leave`` must follow."""
+        if self._counts[request_class] + choices > self._limits[request_class]:
+            online = request_class is RequestClass.ONLINE
+            raise OverloadedError(online=online, retry_after_s=1 if online else 10)
+        self._counts[request_class] += choices
+
+    def leave(self, request_class: RequestClass, choices: int) -> None:
+        self._counts[request_class] -= choices
+
+    def count(self, request_class: RequestClass) -> int:
+        return self._counts[request_class]
+
+
+@dataclass(slots=True, kw_only=True)
+class ServingContext:
+    """One model behind one engine client. Times are seconds."""
+
+    model_id: str
+    tokenizer: Tokenizer
+    client: EngineClient
+    created: int
+    """Unix time that ``/v1/models`` reports."""
+    max_model_len: int
+    vocab_size: int
+    """Rows of the embedding table: the range of token ids that a caller may send."""
+    eos_token_ids: tuple[int, ...] = ()
+    model_aliases: tuple[str, ...] = ()
+    """Further names that requests may use for the same model."""
+    generation_defaults: GenerationDefaults = GenerationDefaults()
+    ttft_slo_s: float = 1.0
+    tpot_slo_s: float = 0.05
+    clock: Callable[[], float] = time.monotonic
+    """``CLOCK_MONOTONIC``: the engine's clock, so that its stamps and ours can be compared."""
+    wall_clock: Callable[[], float] = time.time
+    keep_alive_s: float = 10.0
+    """Longest silence on an event stream."""
+    admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))
+    prepare_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
+    """Threads that tokenize at once; a burst of long prompts must not take every core."""
+    draining: bool = False
+    """Set at shutdown: new work is refused, streams that run may end."""
+
+    def serves(self, model: str) -> bool:
+        return model in ("", self.model_id) or model in self.model_aliases

@@ -1,0 +1,186 @@
+"""Request bodies of the OpenAI API, checked at the edge.
+
+Unknown fields are ignored, as clients send many. An explicit null means "omitted", for every field.
+Fields that would change the output but are not offered are declared ``Unsupported`` and refused in
+``prepare``: ignoring a constraint silently gives wrong answers that look right.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES_PER_PROMPT = 128
+_INT64 = Field(ge=-(1 << 63), le=(1 << 63) - 1)
+_INT31 = (1 << 31) - 1
+
+Int64 = Annotated[int, _INT64]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Field(ge=0, le=_INT31)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Unsupported = Any
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+
+
+class Body(BaseModel):
+    """Base of everything that a caller sends."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_omitted(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class ResponseFormat(Body):
+    type: str = Field(max_length=64)
+
+
+class GenerationBody(Body):
+    """What chat and completions have in common."""
+
+    model: str = Field(default="", max_length=512)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES_PER_PROMPT)
+    stop: StopText | Annotated[list[StopText], Field(max_length=4)] = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    seed: Int64 | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=_INT31)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
+    min_tokens: int = Field(default=0, ge=0, le=_INT31)
+    ignore_eos: bool = False
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    service_tier: ServiceTier = "auto"
+    ttft_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
+    tpot_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
+    response_format: ResponseFormat | None = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    bad_words: Unsupported = None
+    allowed_token_ids: Unsupported = None
+    prompt_logprobs: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+
+
+class ContentPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Body):
+    name: str = Field(max_length=256)
+    arguments: str = ""
+
+
+class ToolCall(Body):
+    id: str = Field(default="", max_length=256)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = Field(default=None, max_length=256)
+    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=128)
+    tool_call_id: str | None = Field(default=None, max_length=256)
+
+
+class FunctionDefinition(Body):
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ToolChoiceObject(Body):
+    type: str = Field(max_length=64)
+
+
+class Conversation(Body):
+    """What a chat template renders."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=65_536)
+    tools: list[Tool] | None = Field(default=None, min_length=1, max_length=128)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, str | int | float | bool] = Field(default_factory=dict, max_length=32)
+
+
+class ChatBody(GenerationBody, Conversation):
+    """``POST /v1/chat/completions``."""
+
+    max_tokens: int | None = Field(default=None, ge=1, le=_INT31)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_INT31)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceObject | None = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    modalities: list[str] = Field(default_factory=list, max_length=8)
+
+
+class CompletionBody(GenerationBody):
+    """``POST /v1/completions``."""
+
+    prompt: (
+        str | Annotated[list[str], Field(fail_fast=True)] | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
+    max_tokens: int = Field(default=16, ge=0, le=_INT31)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool = False
+    best_of: int | None = Field(default=None, ge=0, le=20)
+    suffix: str | None = None
+
+
+class TokenizeTextBody(Body):
+    """``POST /tokenize`` with a text."""
+
+    model: str = Field(default="", max_length=512)
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeChatBody(Conversation):
+    """``POST /tokenize`` with a conversation."""
+
+    model: str = Field(default="", max_length=512)
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    """``POST /detokenize``."""
+
+    model: str = Field(default="", max_length=512)
+    tokens: TokenIds
+
+
+class OfflineSwitchBody(Body):
+    """``POST /admin/offline``."""
+
+    state: Literal["running", "paused"]
