@@ -112,7 +112,7 @@ class Supervisor:
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         loop = asyncio.get_running_loop()
-        while not self._stopping:
+        while True:
             started_s = loop.time()
             try:
                 await self._one_life()

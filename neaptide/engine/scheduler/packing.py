@@ -70,9 +70,9 @@ class Scheduler:
         step = StepBuilder(self._step, now_s, self.queues, self._preemptor, budget)
         bounds = self.slack.bounds(now_s, self.queues.running_online.values())
         self._pack_online_decodes(step)
-        self._pack_online_prefills(step, bounds.decode_s)
+        self._pack_online_prefills(step, bounds.itl_s)
         prefill_slack_s = self.slack.prefill_slack_s(now_s, self._unfinished_prompts(step))
-        limit_s = min(bounds.decode_s, bounds.idle_s, prefill_slack_s) * self.controller.factor
+        limit_s = min(bounds.itl_s, bounds.slack_s, bounds.idle_s, prefill_slack_s) * self.controller.factor
         if not self.offline_paused:
             self._fill.fill(step, limit_s)
         self.last = step

@@ -28,8 +28,10 @@ def prefill_seconds(cost_model: CostModel, num_tokens: int, context_tokens: int)
 class StepBounds:
     """Upper bounds on the step's duration, in seconds; infinite where nothing asks for one."""
 
-    decode_s: float
-    """From running online streams: the smallest of their slacks and of the gap they may see."""
+    itl_s: float
+    """The gap that running online streams may see: nothing, online prompts included, may stall them longer."""
+    slack_s: float
+    """What running online streams can spare before their next token is due."""
     idle_s: float
     """For the online request that arrives in the middle of the step."""
 
@@ -50,14 +52,17 @@ class SlackTracker:
         self._min_ttft_slo_s = min(self._config.ttft_slo_s, request.ttft_slo_s)
 
     def bounds(self, now_s: float, running_online: Iterable[Request]) -> StepBounds:
-        decode_s = math.inf
-        for request in running_online:
-            if request.num_output_tokens:
-                slack_s = request.next_deadline_s - self._config.egress_s - now_s
-                gap_s = ITL_FACTOR * request.tpot_slo_s
-                # A stream that is late already cannot be saved by a short step; the gap bound still holds for it.
-                decode_s = min(decode_s, gap_s, slack_s if slack_s > 0 else gap_s)
-        return StepBounds(decode_s, self._idle_bound_s())
+        streams = [request for request in running_online if request.num_output_tokens]
+        itl_s = slack_s = math.inf
+        alone = BatchShape()
+        for request in streams:
+            alone.add(1, request.num_tokens - 1)
+            itl_s = min(itl_s, ITL_FACTOR * request.tpot_slo_s)
+            slack_s = min(slack_s, request.next_deadline_s - self._config.egress_s - now_s)
+        if slack_s < 0.0 and self._cost_model.predict(alone).seconds >= min(r.tpot_slo_s for r in streams):
+            # Not even alone would these streams catch up: starving offline work would save nobody.
+            slack_s = math.inf
+        return StepBounds(itl_s, slack_s, self._idle_bound_s())
 
     def prefill_slack_s(self, now_s: float, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.

@@ -1,0 +1,112 @@
+"""Every setting of the server, and the one place that reads flags, ``NEAPTIDE_*`` variables and a TOML file."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ENV_PREFIX = "NEAPTIDE_"
+EMBEDDED_MODEL = "neaptide-tiny"
+
+
+class SettingsError(ValueError):
+    """A setting has a value that cannot be used; the message is one line for the operator."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator may set. Flags win over environment variables, those over the TOML file."""
+
+    model: str = EMBEDDED_MODEL
+    """Directory in Hugging Face layout, a hub id, or the embedded model."""
+    served_model_name: str | None = None
+    """Id on the API; by default the last part of ``model``."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    data_dir: str = "~/.local/share/neaptide"
+    """Files, batches and the results of both; survives restarts."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    dtype: str = "auto"
+    """auto, float32, bfloat16 or float16; auto is the checkpoint's own where the device computes it natively."""
+    policy: str = "neaptide"
+    ttft_slo_ms: float = 1000.0
+    """Default target for the time to the first token."""
+    tpot_slo_ms: float | None = None
+    """Default target for the mean time per further token; 50 on cuda, 100 on cpu unless set."""
+    api_key: tuple[str, ...] = ()
+    """Accepted keys, each KEY or KEY:tier. None: no authentication."""
+    completion_windows: tuple[str, ...] = ("24h",)
+    """Values of a batch's completion_window that are accepted."""
+    offline_max_kv_ratio: float = 0.9
+    """Offline work holds at most this share of the KV blocks."""
+    metrics_compat: str = "vllm"
+    """vllm also exports the series that stock vLLM dashboards read; none does not."""
+    max_model_len: int | None = None
+    """Prompt and output tokens of one request at most; by default the model's own limit."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    kv_cache_gib: float = 1.0
+    """Memory for KV blocks."""
+    num_threads: int = 0
+    """Compute threads on a CPU; 0 leaves the library's choice."""
+    log_level: str = "info"
+    executor: str = "torch"
+    """sim computes no model: tokens from a hash, for tests of everything around it."""
+    sim_step_ms: float = 5.0
+    """Step time of the sim executor."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("ttft_slo_ms", 0, None),
+            ("tpot_slo_ms", 0, None),
+            ("max_model_len", 0, None),
+            ("max_num_seqs", 0, None),
+            ("max_num_batched_tokens", 0, None),
+            ("block_size", 0, None),
+            ("kv_cache_gib", 0, None),
+            ("offline_max_kv_ratio", 0, 1),
+            ("port", -1, 65535),
+        ):
+            value = getattr(self, name)
+            if value is not None and not (value > low and (high is None or value <= high)):
+                raise SettingsError(f"{name} = {value} is out of range")
+        for name, allowed in (
+            ("device", ("auto", "cpu", "cuda")),
+            ("dtype", ("auto", "float32", "bfloat16", "float16")),
+            ("policy", ("neaptide",)),
+            ("metrics_compat", ("vllm", "none")),
+            ("executor", ("torch", "sim")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise SettingsError(f"{name} = {getattr(self, name)!r} is not supported; use {' or '.join(allowed)}")
+
+
+def load_settings(
+    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config_file: str | None = None
+) -> Settings:
+    """Merges the three sources; entries of ``flags`` that are None count as not given.
+
+    Raises:
+        SettingsError: an unknown name, a value of the wrong type or out of range, an unreadable file.
+    """
+    values: dict[str, Any] = {}
+    config_file = config_file or environ.get(f"{ENV_PREFIX}CONFIG")
+    if config_file is not None:
+        try:
+            values |= tomllib.loads(Path(config_file).read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SettingsError(f"cannot read the settings file {config_file}: {error}") from error
+    for name in Settings.__struct_fields__:
+        if (text := environ.get(ENV_PREFIX + name.upper())) is not None:
+            is_list = isinstance(getattr(Settings(), name), tuple)
+            values[name] = [part for part in text.split(",") if part] if is_list else text
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        # A SettingsError from __post_init__ arrives as the cause.
+        raise SettingsError(str(error.__cause__ or error)) from error

@@ -1,0 +1,173 @@
+"""Block pool, prefix index and manager: exact block ids and exact eviction order."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.kv.prefix_index import block_hash, extend_block_hashes, root_hash
+from neaptide.engine.params import RequestClass, SamplingParams, Tier
+from neaptide.engine.request import Request
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+
+
+def make_request(request_id: str, prompt: list[int], salt: bytes = b"", tier: Tier = Tier.DEFAULT) -> Request:
+    return Request(request_id, prompt, SamplingParams(max_tokens=8), tier, 0.0, 1.0, 0.1, salt)
+
+
+def run_prompt(kv: KVCacheManager, request: Request) -> int:
+    """Admits, computes the whole prompt, publishes; returns the cached tokens."""
+    hit = kv.match_prefix(request)
+    kv.admit(request, hit)
+    kv.grow(request, request.num_tokens - hit.num_tokens)
+    request.num_computed_tokens = request.num_tokens
+    kv.publish(request)
+    return hit.num_tokens
+
+
+def test_blocks_are_given_out_from_the_lowest_id() -> None:
+    pool = BlockPool(4)
+    assert pool.allocate(3, ONLINE) == [0, 1, 2]
+    assert (pool.num_free, pool.num_cached, pool.num_held) == (1, 0, 3)
+
+
+def test_allocating_more_than_available_raises_and_changes_nothing() -> None:
+    pool = BlockPool(2)
+    pool.allocate(1, ONLINE)
+    with pytest.raises(RuntimeError, match="2 blocks wanted, 1 available"):
+        pool.allocate(2, ONLINE)
+    assert pool.num_free == 1
+
+
+def test_released_chain_is_evicted_tail_first() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3, OFFLINE)
+    for block in blocks:
+        pool.publish(block, bytes([block]))
+    pool.release(blocks, OFFLINE)
+    assert pool.num_cached == 3
+    assert [pool.allocate(1, OFFLINE)[0] for _ in range(3)] == [2, 1, 0]
+
+
+def test_least_recently_released_chain_is_evicted_first() -> None:
+    pool = BlockPool(4)
+    old, new = pool.allocate(2, OFFLINE), pool.allocate(2, OFFLINE)
+    for block in old + new:
+        pool.publish(block, bytes([block]))
+    pool.release(old, OFFLINE)
+    pool.release(new, OFFLINE)
+    pool.acquire(old, OFFLINE)
+    pool.release(old, OFFLINE)
+    assert pool.allocate(4, OFFLINE) == [3, 2, 1, 0]
+
+
+def test_free_blocks_go_before_cached_ones() -> None:
+    pool = BlockPool(3)
+    cached = pool.allocate(1, OFFLINE)
+    pool.publish(cached[0], b"h")
+    pool.release(cached, OFFLINE)
+    assert pool.allocate(2, OFFLINE) == [1, 2]
+    assert pool.index.get(b"h") == 0
+
+
+def test_evicted_block_leaves_the_index() -> None:
+    pool = BlockPool(1)
+    block = pool.allocate(1, OFFLINE)
+    pool.publish(block[0], b"h")
+    pool.release(block, OFFLINE)
+    pool.allocate(1, ONLINE)
+    assert pool.index.get(b"h") is None
+
+
+def test_a_block_with_an_online_reader_counts_as_online() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(2, OFFLINE)
+    pool.acquire(blocks[:1], ONLINE)
+    assert (pool.num_online, pool.num_offline) == (1, 1)
+    pool.release(blocks[:1], ONLINE)
+    assert (pool.num_online, pool.num_offline) == (0, 2)
+
+
+def test_second_copy_of_a_prefix_is_not_indexed_and_is_freed_at_release() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(1, ONLINE), pool.allocate(1, ONLINE)
+    pool.publish(first[0], b"h")
+    pool.publish(second[0], b"h")
+    pool.release(second, ONLINE)
+    assert pool.index.get(b"h") == 0
+    assert (pool.num_free, pool.num_cached) == (1, 0)
+
+
+def test_block_hash_depends_on_salt_parent_and_tokens() -> None:
+    hashes = {block_hash(root_hash(salt), tokens) for salt in (b"", b"a") for tokens in ([1, 2], [2, 1])}
+    assert len(hashes) == 4
+    assert block_hash(block_hash(root_hash(b""), [1, 2]), [1, 2]) not in hashes
+
+
+@given(tokens=st.lists(st.integers(0, 9), max_size=40), block_size=st.integers(1, 8), cut=st.integers(0, 40))
+def test_hashes_extended_in_pieces_equal_hashes_of_the_whole(tokens: list[int], block_size: int, cut: int) -> None:
+    whole: list[bytes] = []
+    extend_block_hashes(whole, tokens, block_size, b"s")
+    pieces: list[bytes] = []
+    extend_block_hashes(pieces, tokens[:cut], block_size, b"s")
+    extend_block_hashes(pieces, tokens, block_size, b"s")
+    assert pieces == whole
+    assert len(whole) == len(tokens) // block_size
+
+
+def test_second_request_reuses_whole_blocks_of_a_shared_prefix() -> None:
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    first, second = make_request("a", [1] * 10 + [2]), make_request("b", [1] * 10 + [3])
+    assert run_prompt(kv, first) == 0
+    assert run_prompt(kv, second) == 8
+    assert second.block_ids[:2] == first.block_ids[:2] == [0, 1]
+    assert second.block_ids[2] != first.block_ids[2]
+    kv.check_integrity([first, second])
+
+
+def test_a_full_hit_still_leaves_one_token_to_compute() -> None:
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    run_prompt(kv, make_request("a", [1] * 8))
+    assert kv.match_prefix(make_request("b", [1] * 8)).num_tokens == 4
+
+
+def test_salts_do_not_share() -> None:
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    run_prompt(kv, make_request("a", [1] * 9, salt=b"x"))
+    assert kv.match_prefix(make_request("b", [1] * 9, salt=b"y")).num_tokens == 0
+
+
+def test_prompt_logprobs_take_no_hit() -> None:
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    run_prompt(kv, make_request("a", [1] * 9))
+    request = make_request("b", [1] * 9)
+    request.params = SamplingParams(prompt_logprobs=1)
+    assert kv.match_prefix(request).num_tokens == 0
+
+
+def test_cached_prefix_survives_its_request() -> None:
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    first = make_request("a", [1] * 9)
+    run_prompt(kv, first)
+    kv.release(first)
+    assert (kv.pool.num_cached, kv.pool.num_free) == (2, 6)
+    assert run_prompt(kv, make_request("b", [1] * 9)) == 8
+
+
+def test_admission_cost_counts_cached_blocks_that_it_takes_out_of_the_available_set() -> None:
+    kv = KVCacheManager(num_blocks=8, block_size=4)
+    first = make_request("a", [1] * 9)
+    run_prompt(kv, first)
+    hit = kv.match_prefix(make_request("b", [1] * 9))
+    assert kv.admission_cost(hit, 1) == 1  # both hit blocks are held by a: only the tail block is new
+    kv.release(first)
+    assert kv.admission_cost(hit, 1) == 3
+
+
+def test_integrity_check_finds_a_leaked_reference() -> None:
+    kv = KVCacheManager(num_blocks=4, block_size=4)
+    run_prompt(kv, make_request("a", [1] * 5))
+    with pytest.raises(AssertionError, match="ref counts differ"):
+        kv.check_integrity([])

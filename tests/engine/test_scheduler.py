@@ -1,0 +1,285 @@
+"""Schedules, step by step, on a virtual clock: who computes how many tokens."""
+
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.interfaces import Prediction
+from neaptide.engine.messages import AbortRequest, CancelBatch, SetOffline
+from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.engine.scheduler.batch_size import OverrunController
+from neaptide.estimator.iteration_time import ConstantCostModel
+from tests.engine.harness import Harness, batch, flex, online
+
+
+class PerTokenCost:
+    """Ten milliseconds per token, no margin: budgets become token counts."""
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(0.01 * shape.num_tokens, 0.0)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        pass
+
+
+def test_prompt_then_one_token_a_step() -> None:
+    harness = Harness()
+    harness.core.handle(online("a", [7] * 6, max_tokens=3))
+    assert harness.run() == [{"a": 6}, {"a": 1}, {"a": 1}]
+    assert harness.reason("a") is FinishReason.LENGTH
+    assert len(harness.tokens["a"]) == 3
+
+
+def test_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
+    harness = Harness(max_num_batched_tokens=8)
+    harness.core.handle(online("a", [7] * 20, max_tokens=1))
+    assert harness.run() == [{"a": 8}, {"a": 8}, {"a": 4}]
+
+
+def test_online_goes_first_and_offline_fills() -> None:
+    harness = Harness(max_num_batched_tokens=8)
+    harness.core.handle(flex("f", [8] * 6, max_tokens=2))
+    harness.core.handle(online("a", [7] * 5, max_tokens=2))
+    # The offline prompt would get 3 tokens of step 1, fewer than a chunk is worth: it waits for the next.
+    assert harness.run()[:2] == [{"a": 5}, {"a": 1, "f": 6}]
+
+
+def test_earlier_deadline_first_and_priority_first_at_equal_deadline() -> None:
+    harness = Harness(max_num_batched_tokens=4)
+    harness.core.handle(online("late", [7] * 4, max_tokens=1, ttft_slo_s=2.0))
+    harness.core.handle(online("default", [7] * 4, max_tokens=1))
+    harness.core.handle(online("priority", [8] * 4, max_tokens=1, tier=Tier.PRIORITY))
+    assert harness.run() == [{"priority": 4}, {"default": 4}, {"late": 4}]
+
+
+def test_a_request_that_can_no_longer_make_its_deadline_goes_after_those_that_can() -> None:
+    harness = Harness(cost_model=ConstantCostModel(0.1), max_num_batched_tokens=4)
+    harness.core.handle(online("hopeless", [7] * 4, max_tokens=1, ttft_slo_s=0.05))
+    harness.core.handle(online("feasible", [8] * 4, max_tokens=1, ttft_slo_s=1.0))
+    assert harness.run() == [{"feasible": 4}, {"hopeless": 4}]
+
+
+def test_offline_prefill_is_cut_to_the_slack_of_running_streams() -> None:
+    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0)
+    harness.core.handle(online("a", [7], max_tokens=10, tpot_slo_s=0.2, ttft_slo_s=2.0))
+    harness.step()  # the first token is out at t = 0.01; the next is due at 0.21
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": 19}  # 20 tokens of 10 ms are what the stream's slack allows
+
+
+def test_stream_that_banked_slack_sees_no_gap_over_one_and_a_half_targets() -> None:
+    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness.core.handle(online("a", [7], max_tokens=50, tpot_slo_s=0.2, ttft_slo_s=2.0))
+    for _ in range(10):
+        harness.step()
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": 29}
+
+
+def test_offline_step_without_online_work_leaves_room_for_the_next_arrival() -> None:
+    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=0.5, tpot_slo_s=0.1)
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"f": 50}
+
+
+def test_resident_offline_sits_out_and_keeps_its_blocks() -> None:
+    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness.core.handle(flex("f", [8] * 6, max_tokens=9))
+    harness.step()
+    blocks = list(harness.core.scheduler.queues.running_offline["f"].block_ids)
+    harness.core.handle(online("a", [7] * 4, max_tokens=2, tpot_slo_s=0.01, ttft_slo_s=9.0))
+    harness.step()
+    assert harness.step() == {"a": 1}  # 10 ms a token, and the stream's next is due in 10 ms: nobody else fits
+    assert harness.core.scheduler.queues.running_offline["f"].block_ids == blocks
+    assert harness.core.scheduler.queues.running_offline["f"].num_preemptions == 0
+
+
+def test_longest_sat_out_comes_back_first() -> None:
+    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    for name in ("f", "g", "h"):
+        harness.core.handle(flex(name, [8], max_tokens=20))
+    harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=0.03, ttft_slo_s=9.0))
+    harness.step()  # 40 ms: the first token is out, the next is due 30 ms later
+    assert [sorted(harness.step()) for _ in range(3)] == [["a", "f", "g"], ["a", "f", "h"], ["a", "f", "g"]]
+
+
+def test_late_stream_catches_up_before_offline_work_goes_on() -> None:
+    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=0.03, ttft_slo_s=9.0))
+    harness.core.handle(flex("f", [8], max_tokens=20))
+    harness.step()
+    harness.clock.sleep_until(harness.clock.now() + 0.035)  # the next token was due 5 ms ago
+    assert [sorted(harness.step()) for _ in range(2)] == [["a"], ["a", "f"]]
+
+
+def test_stream_that_cannot_catch_up_does_not_starve_offline_work() -> None:
+    harness = Harness(cost_model=ConstantCostModel(0.05), egress_s=0.0, ttft_slo_s=5.0)
+    harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=0.04, ttft_slo_s=9.0))
+    harness.core.handle(flex("f", [8], max_tokens=20))
+    harness.step()
+    harness.step()
+    assert sorted(harness.step()) == ["a", "f"]
+
+
+def test_youngest_offline_request_is_preempted_for_online_and_finishes_later() -> None:
+    harness = Harness(num_blocks=8)
+    for name in ("f", "g"):
+        harness.core.handle(flex(name, [8 + (name == "g")] * 12, max_tokens=3))
+    harness.step()
+    harness.core.handle(online("a", [7] * 12, max_tokens=2))
+    harness.step()
+    assert set(harness.core.scheduler.queues.running_offline) == {"f"}
+    harness.run()
+    assert harness.ends["g"][0].num_preemptions == 1
+    assert harness.ends["f"][0].num_preemptions == 0
+    alone = Harness()
+    alone.core.handle(flex("g", [9] * 12, max_tokens=3))
+    alone.run()
+    assert harness.tokens["g"] == alone.tokens["g"]
+
+
+def test_nobody_is_preempted_for_a_request_that_still_would_not_fit() -> None:
+    harness = Harness(num_blocks=8)
+    harness.core.handle(online("a", [7] * 16, max_tokens=9))
+    harness.core.handle(flex("f", [8] * 8, max_tokens=9))
+    harness.step()
+    harness.core.handle(online("b", [9] * 20, max_tokens=1))
+    harness.step()
+    assert set(harness.core.scheduler.queues.running_offline) == {"f"}
+    harness.run()
+
+
+def test_offline_leaves_the_headroom_free() -> None:
+    harness = Harness(num_blocks=10, headroom_ratio=0.4)
+    for i in range(3):
+        harness.core.handle(flex(f"f{i}", [8 + i] * 11, max_tokens=2))
+    harness.step()
+    assert harness.core.kv.pool.num_offline == 6
+    assert len(harness.core.scheduler.queues.running_offline) == 2
+
+
+def test_batch_rows_run_in_file_order_and_flex_goes_before_them(tmp_path: Path) -> None:
+    harness = Harness(max_num_seqs=1)
+    harness.core.handle(batch(tmp_path, "job", [[7], [8], [9]], max_tokens=1))
+    harness.core.handle(flex("f", [6], max_tokens=1))
+    assert harness.run() == [{"f": 1}, {"job:0": 1}, {"job:1": 1}, {"job:2": 1}]
+    assert [event for event in harness.log if event[0] == "start"] == [
+        ("start", name) for name in ("f", "job:0", "job:1", "job:2")
+    ]
+
+
+def test_batch_rows_that_cannot_run_end_with_an_error_and_the_others_run(tmp_path: Path) -> None:
+    harness = Harness(num_blocks=4)
+    harness.core.handle(batch(tmp_path, "job", [[7] * 3, [], [8] * 16, [9] * 3], max_tokens=1))
+    harness.run()
+    reasons = [harness.reason(f"job:{row}") for row in range(4)]
+    assert reasons == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
+
+
+def test_missing_token_file_fails_its_rows_only(tmp_path: Path) -> None:
+    harness = Harness()
+    message = batch(tmp_path, "job", [[7], [8]])
+    (tmp_path / "job.tokens").unlink()
+    harness.core.handle(message)
+    harness.core.handle(online("a", [7], max_tokens=1))
+    harness.run()
+    assert harness.reason("job:0") is FinishReason.ERROR
+    assert harness.reason("a") is FinishReason.LENGTH
+
+
+def test_cancelled_batch_ends_every_row_once(tmp_path: Path) -> None:
+    harness = Harness(max_num_seqs=2)
+    harness.core.handle(batch(tmp_path, "job", [[7], [8], [9], [10]], max_tokens=9))
+    harness.step()
+    harness.core.handle(CancelBatch("job"))
+    harness.run()
+    assert [harness.reason(f"job:{row}") for row in range(4)] == [FinishReason.ABORT] * 4
+    assert harness.core.kv.pool.num_held == 0
+
+
+def test_paused_offline_work_stays_where_it_is() -> None:
+    harness = Harness()
+    harness.core.handle(flex("f", [8] * 5, max_tokens=9))
+    harness.step()
+    harness.core.handle(SetOffline(True))
+    harness.core.handle(online("a", [7], max_tokens=2))
+    assert harness.run() == [{"a": 1}, {"a": 1}]
+    harness.core.handle(SetOffline(False))
+    harness.run()
+    assert harness.reason("f") is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("tier", [Tier.DEFAULT, Tier.FLEX])
+def test_abort_ends_waiting_and_running_requests_once(tier: Tier) -> None:
+    harness = Harness(max_num_seqs=1)
+    for name in ("a", "b"):
+        harness.core.handle(online(name, [7] * 5, max_tokens=9, tier=tier))
+    harness.step()
+    harness.core.handle(AbortRequest(["a", "b", "unknown"], FinishReason.STOP))
+    harness.core.handle(AbortRequest(["a"]))
+    harness.run()
+    assert harness.reason("a") is FinishReason.STOP
+    assert harness.reason("b") is FinishReason.STOP
+
+
+def test_zero_output_tokens_ends_with_the_prompt() -> None:
+    harness = Harness()
+    harness.core.handle(online("a", [7] * 5, max_tokens=0))
+    assert harness.run() == [{"a": 5}]
+    assert harness.reason("a") is FinishReason.LENGTH
+
+
+def test_stop_token_ends_the_output_without_being_part_of_it() -> None:
+    harness = Harness()
+    harness.core.handle(online("probe", [7] * 5, max_tokens=5))
+    harness.run()
+    stop = harness.tokens["probe"][2]
+    harness.core.handle(online("a", [7] * 5, params=SamplingParams(max_tokens=5, stop_token_ids=(stop,))))
+    harness.run()
+    assert harness.tokens["a"] == harness.tokens["probe"][:2]
+    assert harness.ends["a"][0].stop_token_id == stop
+
+
+def test_min_tokens_keeps_a_stop_token_from_ending_the_output() -> None:
+    harness = Harness()
+    harness.core.handle(online("probe", [7] * 5, max_tokens=5))
+    harness.run()
+    stop = harness.tokens["probe"][0]
+    params = SamplingParams(max_tokens=5, stop_token_ids=(stop,), min_tokens=3)
+    harness.core.handle(online("a", [7] * 5, params=params))
+    harness.run()
+    assert len(harness.tokens["a"]) >= 3
+
+
+def test_too_long_request_is_refused_with_its_one_terminal_output() -> None:
+    harness = Harness(num_blocks=4)
+    harness.core.handle(online("a", [7] * 16, max_tokens=1))
+    harness.run()
+    assert harness.reason("a") is FinishReason.ERROR
+
+
+def test_rows_report_once_unless_their_tokens_are_wanted_at_every_step(tmp_path: Path) -> None:
+    harness = Harness()
+    message = batch(tmp_path, "job", [[7], [8]], max_tokens=3)
+    message.stream_rows = [1]
+    harness.core.handle(message)
+    outputs = []
+    while harness.core.has_work:
+        outputs += harness.core.step().outputs
+    assert [len(o.new_token_ids) for o in outputs if o.request_id == "job:0"] == [3]
+    assert [len(o.new_token_ids) for o in outputs if o.request_id == "job:1"] == [1, 1, 1]
+
+
+def test_controller_shrinks_on_overruns_and_recovers() -> None:
+    controller = OverrunController()
+    for _ in range(3):
+        controller.observe(2.0, 1.0)
+    assert controller.factor == pytest.approx(0.9)
+    for _ in range(20):
+        controller.observe(2.0, 1.0)
+    assert controller.factor >= 0.6
+    low = controller.factor
+    for _ in range(60):
+        controller.observe(0.5, 1.0)
+    assert low < controller.factor <= 1.0
