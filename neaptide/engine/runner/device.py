@@ -1,0 +1,58 @@
+"""Which device and which dtype to run in."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CPU_FLAGS = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one.
+
+    Raises:
+        ValueError: an unknown name, or ``cuda`` without a CUDA device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported: auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' was asked for, but there is no CUDA device")
+    return device
+
+
+def pick_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+    """``auto`` is the checkpoint's own, or fp32 on a CPU that has no instructions for it.
+
+    Without them every bf16 product is emulated through fp32, several times slower than fp32 itself.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name != "auto":
+        if name not in _DTYPES:
+            raise ValueError(f"dtype {name!r} is not supported: auto, {', '.join(_DTYPES)}")
+        return _DTYPES[name]
+    dtype = _DTYPES[checkpoint_dtype]
+    if device.type == "cpu" and dtype in _CPU_FLAGS and not (cpu_flags() & set(_CPU_FLAGS[dtype])):
+        logger.info("this CPU has no %s arithmetic: running the checkpoint in float32", checkpoint_dtype)
+        return torch.float32
+    return dtype
+
+
+def cpu_flags() -> set[str]:
+    """Instruction set flags of the first core; empty where the system does not list them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return set()
+    for line in text.splitlines():
+        if line.startswith(("flags", "Features")):
+            return set(line.partition(":")[2].split())
+    return set()

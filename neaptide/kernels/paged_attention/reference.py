@@ -1,0 +1,222 @@
+"""Paged attention in plain torch: gather blocks, then scaled-dot-product attention.
+
+Layout of a layer's cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim], key heads before value heads. Both lie
+together because one gather and one write then serve both, and because a fused QKV projection puts them side by side.
+
+A step is a ragged batch, requests one after the other. `plan_attention` does once per step what all layers share.
+Requests that compute one token on cached context are *decodes*: neighbours are padded to a common length and run
+together, the query heads of a KV head standing where query positions usually stand. Anything else is a *chunk* and
+runs on its own, causal behind its cached context.
+
+Slots that no token has been written to may hold anything, NaN included: they are cleared in the gathered copy, because
+a mask alone does not stop NaN (0 * NaN and NaN - inf are NaN).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_SCRATCH_TOKENS = 16_384
+"""Context tokens gathered at once for decodes, so that the copy stays small beside the cache."""
+_PADDING_RATIO = 1.25
+"""Decodes are padded together as long as that gathers at most this many times their own blocks."""
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Neighbouring one-token requests, padded to the longest."""
+
+    start: int
+    stop: int
+    """Token rows of the step, one per request."""
+    block_ids: Tensor
+    """[requests * blocks_each] int64; padding repeats block 0 of the cache."""
+    mask: Tensor
+    """[requests, 1, 1, blocks_each * block_size], 0 or -inf, in the queries' dtype."""
+    unused: Tensor
+    """[n] int64: gathered positions that hold no token of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Several tokens of one request, or its very first one."""
+
+    start: int
+    stop: int
+    seq_len: int
+    """Keys after this step, the chunk's own included."""
+    block_ids: Tensor | None
+    """[blocks] int64 covering ``seq_len``; None without cached context: keys are then the chunk's own."""
+    mask: Tensor | None
+    """[stop - start, seq_len], 0 or -inf; None means plainly causal."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What a step's layers share."""
+
+    slots: Tensor
+    """[num_tokens] int64: block_id * block_size + offset of each token."""
+    decodes: list[DecodeGroup]
+    chunks: list[PrefillChunk]
+    scratch_blocks: int
+    """Blocks of the largest decode group."""
+
+
+def plan_attention(
+    query_lens: IntArray,
+    seq_lens: IntArray,
+    block_tables: IntArray,
+    block_size: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionPlan:
+    """Sorts a step into decode groups and chunks.
+
+    Decodes group best when neighbours have similar lengths; any order is correct.
+
+    Args:
+        query_lens: [requests] tokens computed in this step, each > 0.
+        seq_lens: [requests] context after this step.
+        block_tables: [requests, max_blocks]; entries behind a request's last block are ignored.
+        block_size: tokens per block.
+        dtype: of the queries.
+        device: of the cache.
+    """
+    starts = np.concatenate(([0], np.cumsum(query_lens)))
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - (seq_lens - query_lens), query_lens)
+    rows = np.repeat(np.arange(len(query_lens)), query_lens)
+    slots = block_tables[rows, positions // block_size] * block_size + positions % block_size
+    is_decode = (query_lens == 1) & (seq_lens > 1)
+    blocks = -(-seq_lens // block_size)
+    decodes = [
+        _decode_group(int(starts[first]), seq_lens[first:last], block_tables[first:last], block_size, dtype, device)
+        for first, last in _group_decodes(is_decode, blocks, max(1, _SCRATCH_TOKENS // block_size))
+    ]
+    chunks = [
+        _chunk(
+            int(starts[row]), int(query_lens[row]), int(seq_lens[row]), block_tables[row, : blocks[row]], dtype, device
+        )
+        for row in np.flatnonzero(~is_decode).tolist()
+    ]
+    scratch_blocks = max((group.block_ids.shape[0] for group in decodes), default=0)
+    return AttentionPlan(torch.from_numpy(slots).to(device, non_blocking=True), decodes, chunks, scratch_blocks)
+
+
+def write_kv(kv_cache: Tensor, key_value: Tensor, plan: AttentionPlan) -> None:
+    """Stores the step's keys and values, [num_tokens, 2 * num_kv_heads, head_dim], in their slots."""
+    kv_cache.view(-1, *kv_cache.shape[2:]).index_copy_(0, plan.slots, key_value)
+
+
+def paged_attention(query: Tensor, key_value: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+    """Attention of every token of the step over its request's context, scaled by 1/sqrt(head_dim).
+
+    Args:
+        query: [num_tokens, num_heads, head_dim].
+        key_value: [num_tokens, 2 * num_kv_heads, head_dim], the step's own, already in the cache.
+        kv_cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim].
+        plan: of this step.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], contiguous.
+    """
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if plan.decodes:
+        # One buffer for all groups: memory fresh from the system costs more in page faults than the gather itself.
+        scratch = kv_cache.new_empty(plan.scratch_blocks, *kv_cache.shape[1:])
+        for group in plan.decodes:
+            out[group.start : group.stop] = _decode(query[group.start : group.stop], kv_cache, group, scratch)
+    for chunk in plan.chunks:
+        rows = slice(chunk.start, chunk.stop)
+        if chunk.block_ids is None:
+            context = key_value[rows]
+        else:
+            context = kv_cache.index_select(0, chunk.block_ids).flatten(0, 1)[: chunk.seq_len]
+        out[rows] = _prefill(query[rows], context, chunk.mask)
+    return out
+
+
+def _decode(query: Tensor, kv_cache: Tensor, group: DecodeGroup, scratch: Tensor) -> Tensor:
+    """[requests, num_heads, head_dim] -> the same."""
+    requests, kv_heads = query.shape[0], kv_cache.shape[2] // 2
+    gathered = scratch[: group.block_ids.shape[0]]
+    torch.index_select(kv_cache, 0, group.block_ids, out=gathered)
+    slots = gathered.view(-1, *kv_cache.shape[2:])  # [requests * L, 2 * kv_heads, dim]
+    slots.index_fill_(0, group.unused, 0.0)
+    context = slots.view(requests, -1, *slots.shape[1:]).transpose(1, 2)  # [requests, 2 * kv_heads, L, dim]
+    grouped = query.view(requests, kv_heads, -1, query.shape[2])  # [requests, kv_heads, heads per KV head, dim]
+    attended = F.scaled_dot_product_attention(
+        grouped, context[:, :kv_heads], context[:, kv_heads:], attn_mask=group.mask
+    )
+    return attended.flatten(1, 2)
+
+
+def _prefill(query: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+    """[tokens, num_heads, head_dim] over [seq_len, 2 * num_kv_heads, head_dim] -> [tokens, num_heads, head_dim]."""
+    kv_heads = context.shape[1] // 2
+    heads_per_kv = query.shape[1] // kv_heads
+    # KV heads stand in the batch dimension, so that the group's shared keys expand without a copy.
+    grouped = query.view(-1, kv_heads, heads_per_kv, query.shape[2])
+    grouped = grouped.permute(1, 2, 0, 3)  # [kv_heads, heads per KV head, tokens, dim]
+    by_head = context.transpose(0, 1).unsqueeze(1).expand(-1, heads_per_kv, -1, -1)
+    attended = F.scaled_dot_product_attention(
+        grouped, by_head[:kv_heads], by_head[kv_heads:], attn_mask=mask, is_causal=mask is None
+    )
+    return attended.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _group_decodes(is_decode: npt.NDArray[np.bool_], blocks: IntArray, max_blocks: int) -> list[tuple[int, int]]:
+    """Runs [first, last) of neighbouring decodes whose padded gather stays within the bounds above."""
+    groups: list[tuple[int, int]] = []
+    first, longest, own = 0, 0, 0
+    for row, (decode, count) in enumerate(zip(is_decode.tolist(), blocks.tolist(), strict=True)):
+        size = row - first
+        padded = max(longest, count) * (size + 1)
+        joins = size > 0 and padded <= max_blocks and padded <= _PADDING_RATIO * (own + count)
+        if size > 0 and not (decode and joins):
+            groups.append((first, row))
+            size = 0
+        if not decode:
+            first, longest, own = row + 1, 0, 0
+        elif size == 0:
+            first, longest, own = row, count, count
+        else:
+            longest, own = max(longest, count), own + count
+    if first < len(blocks):
+        groups.append((first, len(blocks)))
+    return groups
+
+
+def _decode_group(
+    start: int, seq_lens: IntArray, tables: IntArray, block_size: int, dtype: torch.dtype, device: torch.device
+) -> DecodeGroup:
+    blocks = -(-int(seq_lens.max()) // block_size)
+    unused = np.arange(blocks * block_size) >= seq_lens[:, None]  # [requests, L]
+    padding = unused[:, ::block_size]  # a block whose first slot is unused is not the request's
+    block_ids = np.where(padding, 0, tables[:, :blocks])
+    mask = torch.zeros(unused.shape, dtype=dtype).masked_fill_(torch.from_numpy(unused), float("-inf"))
+    return DecodeGroup(
+        start,
+        start + len(seq_lens),
+        torch.from_numpy(block_ids.reshape(-1)).to(device, non_blocking=True),
+        mask[:, None, None].to(device, non_blocking=True),
+        torch.from_numpy(np.flatnonzero(unused)).to(device, non_blocking=True),
+    )
+
+
+def _chunk(
+    start: int, query_len: int, seq_len: int, table: IntArray, dtype: torch.dtype, device: torch.device
+) -> PrefillChunk:
+    context_len = seq_len - query_len
+    if context_len == 0:
+        return PrefillChunk(start, start + query_len, seq_len, None, None)
+    mask = torch.full((query_len, seq_len), float("-inf"), dtype=dtype, device=device).triu_(context_len + 1)
+    block_ids = torch.from_numpy(table).to(device, non_blocking=True)
+    return PrefillChunk(start, start + query_len, seq_len, block_ids, mask)
