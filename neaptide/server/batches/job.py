@@ -1,0 +1,161 @@
+"""One running batch: which rows are still to run, and the lines whose outputs are arriving."""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from neaptide.engine.messages import AddBatch, RequestOutput
+from neaptide.engine.params import FinishReason
+from neaptide.server.batches.lines import Assembler, LineCompiler
+from neaptide.server.batches.models import BatchRecord, LineResult, LineState, PendingLine, Usage
+from neaptide.server.batches.plan import JobPlan
+from neaptide.server.batches.validate import dump_json, new_request_id, read_body, refused
+from neaptide.server.errors import ApiError, EngineFailedError
+
+logger = logging.getLogger(__name__)
+
+MAX_ENGINE_DEATHS = 2
+
+
+class Job:
+    """Assembles a batch's lines from row outputs. One thread at a time; knows neither store nor event loop.
+
+    Holds numbers for every line, and bodies only of lines that have begun to answer.
+    """
+
+    def __init__(
+        self, record: BatchRecord, plan: JobPlan, lines: Sequence[PendingLine], input_path: Path, compiler: LineCompiler
+    ) -> None:
+        self.batch_id = record.id
+        self.endpoint = record.endpoint
+        self.owner = record.owner
+        self.expires_at = record.expires_at
+        self.num_undurable = len(lines)
+        """Lines whose result has not been committed."""
+        self.submitted_epoch = -1
+        """The engine (counted) that knows this job."""
+        self._plan = plan
+        self._lines = [line for line in lines if line.num_rows]
+        self._first_rows = [line.first_row for line in self._lines]
+        self._index_of_line = {line.line_no: i for i, line in enumerate(self._lines)}
+        self._input_path = input_path
+        self._compiler = compiler
+        self._ended = bytearray(len(self._lines))
+        self._open: dict[int, Assembler] = {}
+
+    # ---- what the engine is told ----
+
+    def message(self, path: Path, deadline_s: float, salt: bytes) -> AddBatch | None:
+        """The job as a new engine has to be told of it; None when no row is left to run."""
+        rows = [
+            row
+            for i, line in enumerate(self._lines)
+            if not self._ended[i]
+            for row in range(line.first_row, line.first_row + line.num_rows)
+        ]
+        if not rows:
+            return None
+        remaining = set(rows)
+        return AddBatch(
+            batch_id=self.batch_id,
+            path=str(path),
+            rows=rows,
+            params_table=self._plan.params_table,
+            params_index=[self._plan.params_index[row] for row in rows],
+            stream_rows=[row for row in self._plan.stream_rows if row in remaining],
+            deadline_s=deadline_s,
+            salt=salt,
+        )
+
+    def forget_open(self) -> None:
+        """The engine is gone: lines that have not ended will be run again from their first token."""
+        self._open.clear()
+
+    # ---- what the engine says ----
+
+    def feed(self, outputs: Iterable[RequestOutput]) -> tuple[list[LineResult], list[str]]:
+        """Takes outputs of this job's rows; returns lines that ended and rows the engine should stop. Blocking."""
+        results: list[LineResult] = []
+        stops: list[str] = []
+        for output in outputs:
+            row = int(output.request_id.rpartition(":")[2])
+            index = bisect_right(self._first_rows, row) - 1
+            if index < 0 or self._ended[index] or row >= self._first_rows[index] + self._lines[index].num_rows:
+                continue
+            if output.finish_reason is FinishReason.ABORT:
+                # Nobody asked for it: the engine is going down, and its successor will get the row again.
+                logger.info("batch %s: the engine gave up row %d", self.batch_id, row)
+                continue
+            result = self._feed_line(index, row, output, stops)
+            if result is not None:
+                self._end(index)
+                results.append(result)
+        return results, stops
+
+    def _feed_line(self, index: int, row: int, output: RequestOutput, stops: list[str]) -> LineResult | None:
+        line = self._lines[index]
+        try:
+            if output.error is not None or output.finish_reason is FinishReason.ERROR:
+                stops += [f"{self.batch_id}:{r}" for r in self._rows(line) if r != row]
+                logger.warning("batch %s line %d: the engine failed: %s", self.batch_id, line.line_no, output.error)
+                return refused(line.line_no, EngineFailedError("The engine could not complete this request."))
+            assembler = self._open.get(index)
+            if assembler is None:
+                assembler = self._open[index] = self._assembler(line)
+            choice = row - line.first_row
+            assembler.feed(choice, output)
+            if output.finish_reason is None and assembler.stop_hit[choice]:
+                stops.append(output.request_id)
+            return _ended(line.line_no, assembler) if assembler.finished else None
+        except ApiError as error:
+            return refused(line.line_no, error)
+        except Exception:
+            # Isolation: whatever one line does, the others of the job complete.
+            logger.exception("batch %s line %d: its response could not be assembled", self.batch_id, line.line_no)
+            return refused(line.line_no, ApiError("Internal server error.", code="internal_error"))
+
+    def crash_lines(self, rows: Iterable[int]) -> list[int]:
+        """Numbers of the unfinished lines that these rows belong to."""
+        found = set()
+        for row in rows:
+            index = bisect_right(self._first_rows, row) - 1
+            if index >= 0 and not self._ended[index]:
+                found.add(self._lines[index].line_no)
+        return sorted(found)
+
+    def quarantine(self, line_no: int) -> LineResult:
+        """Ends a line that was running each time an engine died."""
+        self._end(self._index_of_line[line_no])
+        return refused(line_no, ApiError("The engine failed repeatedly on this request.", code="engine_crash"))
+
+    def _end(self, index: int) -> None:
+        self._ended[index] = 1
+        self._open.pop(index, None)
+
+    def _assembler(self, line: PendingLine) -> Assembler:
+        body = read_body(self._input_path, line.byte_offset, line.num_bytes)
+        return self._compiler.assembler(self._compiler.compile(self.endpoint, body))
+
+    @staticmethod
+    def _rows(line: PendingLine) -> range:
+        return range(line.first_row, line.first_row + line.num_rows)
+
+
+def _ended(line_no: int, assembler: Assembler) -> LineResult:
+    if assembler.error is not None:
+        return refused(line_no, assembler.error)
+    request_id = new_request_id()
+    body = assembler.body(request_id)
+    return LineResult(line_no, LineState.COMPLETED, 200, request_id, dump_json(body), _usage(body))
+
+
+def _usage(body: dict[str, Any]) -> Usage:
+    usage = body.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(
+        input_tokens=usage.get("prompt_tokens", 0),
+        cached_tokens=details.get("cached_tokens", 0),
+        output_tokens=usage.get("completion_tokens", 0),
+    )

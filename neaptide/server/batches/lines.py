@@ -1,0 +1,88 @@
+"""Where the batch plane meets the request plane: a line's body in, prompts out; outputs in, a response out.
+
+The rest of the batch plane knows only these protocols, so its tests need neither tokenizer nor model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from neaptide.engine.messages import RequestOutput
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.server.context import ServingContext
+from neaptide.server.errors import ApiError
+from neaptide.server.prepare import prepare
+from neaptide.server.respond import ResponseAssembler
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLine:
+    """What the engine needs of a line: one prompt and one set of parameters for each choice."""
+
+    prompts: Sequence[list[int]]
+    params: Sequence[SamplingParams]
+    wants_stream: bool
+    """The body has stop strings: tokens are wanted at every step, so that the row can be stopped in time."""
+    prepared: Any = None
+    """The compiler's own view of the request, handed back to it for the response."""
+
+
+class Assembler(Protocol):
+    """Collects the outputs of a line's choices into one response body."""
+
+    def feed(self, choice_index: int, output: RequestOutput) -> object: ...
+
+    @property
+    def stop_hit(self) -> Sequence[bool]:
+        """For each choice: a stop string ended it, and what the engine still makes of it is not wanted."""
+        ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def error(self) -> ApiError | None:
+        """Why there is no body."""
+        ...
+
+    def body(self, request_id: str) -> dict[str, Any]: ...
+
+
+class LineCompiler(Protocol):
+    """Called in worker threads."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the model and tokenizer; prompts tokenized under another one must not be run."""
+        ...
+
+    def serves(self, model: str) -> bool: ...
+
+    def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
+        """Raises ApiError exactly where the synchronous endpoint would answer with that error."""
+        ...
+
+    def assembler(self, line: CompiledLine) -> Assembler: ...
+
+
+class ContextCompiler:
+    """The compiler of a running server: batch lines go the same way as online requests."""
+
+    def __init__(self, context: ServingContext) -> None:
+        self._context = context
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self._context.model_id} vocabulary {self._context.vocab_size}"
+
+    def serves(self, model: str) -> bool:
+        return self._context.serves(model)
+
+    def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
+        """Raises ApiError as the synchronous endpoint would."""
+        prepared = prepare(endpoint, body, self._context, Tier.BATCH)
+        params = [prepared.params_for(choice) for choice in range(prepared.num_choices)]
+        return CompiledLine(prepared.requests, params, bool(prepared.stop), prepared)
+
+    def assembler(self, line: CompiledLine) -> Assembler:
+        return ResponseAssembler(line.prepared)

@@ -1,0 +1,237 @@
+"""Running jobs against an engine that may die at any time: one ordered stream of events, one consumer.
+
+Outputs, engine deaths, new engines, new jobs and closed jobs all go through one queue, so what a dead
+engine said is dealt with before its successor is told what is left. Results reach the store in the order in
+which they came; a line whose result is on its way is not run again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from neaptide.engine.messages import RequestOutput
+from neaptide.engine.params import FinishReason
+from neaptide.server.batches import batch_rows
+from neaptide.server.batches.job import MAX_ENGINE_DEATHS, Job
+from neaptide.server.batches.models import LineResult
+from neaptide.server.batches.store import Store, StoreUnavailableError
+from neaptide.server.engine_client import EngineClient, EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+RETRY_DELAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    outputs: Sequence[RequestOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crashed:
+    request_ids: Sequence[str]
+
+
+class _EngineLost:
+    pass
+
+
+class _EngineReady:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    batch_id: str
+    closed: "asyncio.Future[None]"
+
+
+_Event = _Outputs | _Crashed | _EngineLost | _EngineReady | _Add | _Close
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    commits: set["asyncio.Task[None]"] = field(default_factory=set)
+
+
+class Runner:
+    """The batch plane's ``BatchListener``. Event loop only; heavy work happens in threads.
+
+    ``on_done`` is called with the id of a job whose last line has become durable.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: EngineClient,
+        describe: "Callable[[Job], tuple[Path, float, bytes]]",
+        on_done: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._describe = describe
+        self._on_done = on_done
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._jobs: dict[str, _Running] = {}
+        self._epoch = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._consume(), name="batch-runner")
+        self._engine.set_batch_listener(self)
+
+    async def stop(self) -> None:
+        """Makes durable what has arrived, then stops listening."""
+        self._stopping = True
+        await asyncio.gather(*(self.close_job(batch_id) for batch_id in list(self._jobs)))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    # ---- events ----
+
+    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
+        self._events.put_nowait(_Outputs(outputs))
+
+    def on_engine_ready(self) -> None:
+        self._epoch += 1
+        self._events.put_nowait(_EngineReady())
+
+    def on_engine_lost(self) -> None:
+        self._events.put_nowait(_EngineLost())
+
+    def on_engine_crashed(self, request_ids: Sequence[str]) -> None:
+        """Batch rows that were running when the engine died; call it before the engine is detached."""
+        self._events.put_nowait(_Crashed(request_ids))
+
+    def add_job(self, job: Job) -> None:
+        self._events.put_nowait(_Add(job))
+
+    async def close_job(self, batch_id: str) -> None:
+        """Returns when everything that arrived for the job is durable, and drops it."""
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._events.put_nowait(_Close(batch_id, closed))
+        await closed
+
+    # ---- the consumer ----
+
+    async def _consume(self) -> None:
+        while True:
+            event = await self._events.get()
+            try:
+                await self._handle(event)
+            except Exception:
+                # One event must not end the stream of all jobs.
+                logger.exception("batch runner: an event was lost")
+                if isinstance(event, _Close) and not event.closed.done():
+                    event.closed.set_result(None)
+
+    async def _handle(self, event: _Event) -> None:
+        match event:
+            case _Outputs():
+                await self._on_outputs(event.outputs)
+            case _Crashed():
+                await self._on_crashed(event.request_ids)
+            case _EngineLost():
+                for running in self._jobs.values():
+                    running.job.forget_open()
+            case _EngineReady():
+                for running in self._jobs.values():
+                    self._submit(running.job)
+            case _Add(job):
+                self._jobs[job.batch_id] = _Running(job)
+                self._submit(job)
+            case _Close(batch_id, closed):
+                closed_job = self._jobs.pop(batch_id, None)
+                # In a task: a disk that does not take one job's results must not hold up the others.
+                task = asyncio.create_task(_settle(set(closed_job.commits) if closed_job else set(), closed))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    def _submit(self, job: Job) -> None:
+        # A job added while the news of an engine waits in the queue would be submitted to it twice.
+        if not self._engine.is_ready or job.submitted_epoch == self._epoch:
+            return
+        message = job.message(*self._describe(job))
+        if message is None:
+            return
+        try:
+            self._engine.submit_batch(message)
+        except EngineUnavailableError:
+            return
+        job.submitted_epoch = self._epoch
+        logger.info("batch %s: %d rows given to the engine", job.batch_id, len(message.rows))
+
+    async def _on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
+        by_job: dict[str, list[RequestOutput]] = {}
+        for output in outputs:
+            batch_id = output.request_id.rpartition(":")[0]
+            if batch_id in self._jobs:
+                by_job.setdefault(batch_id, []).append(output)
+        for batch_id, of_job in by_job.items():
+            running = self._jobs[batch_id]
+            results, stops = await asyncio.to_thread(running.job.feed, of_job)
+            if stops:
+                self._engine.abort(stops, FinishReason.STOP)
+            self._commit(running, results)
+
+    async def _on_crashed(self, request_ids: Sequence[str]) -> None:
+        rows: dict[str, list[int]] = {}
+        for request_id in request_ids:
+            batch_id, _, row = request_id.rpartition(":")
+            if batch_id in self._jobs:
+                rows.setdefault(batch_id, []).append(int(row))
+        for batch_id, of_job in rows.items():
+            running = self._jobs[batch_id]
+            line_nos = running.job.crash_lines(of_job)
+            counted = await self._store.write(batch_rows.count_attempts, batch_id, line_nos)
+            poisoned = [line_no for line_no, deaths in counted if deaths >= MAX_ENGINE_DEATHS]
+            self._commit(running, [running.job.quarantine(line_no) for line_no in poisoned])
+
+    # ---- durability ----
+
+    def _commit(self, running: _Running, results: list[LineResult]) -> None:
+        if not results:
+            return
+        task = asyncio.create_task(self._commit_durably(running.job, results))
+        running.commits.add(task)
+        task.add_done_callback(running.commits.discard)
+
+    async def _commit_durably(self, job: Job, results: list[LineResult]) -> None:
+        while True:
+            try:
+                operation = partial(batch_rows.end_lines, batch_id=job.batch_id, results=results)
+                await self._store.write_grouped(operation, len(results))
+                break
+            except StoreUnavailableError as error:
+                # The results are worth keeping: memory holds them until the disk takes them.
+                logger.error("batch %s: %d results wait: %s", job.batch_id, len(results), error)
+                if self._stopping:
+                    return
+                await asyncio.sleep(RETRY_DELAY_S)
+            except Exception:
+                logger.exception("batch %s: results were refused; they will be computed again", job.batch_id)
+                return
+        job.num_undurable -= len(results)
+        if job.num_undurable == 0 and job.batch_id in self._jobs:
+            del self._jobs[job.batch_id]
+            self._on_done(job.batch_id)
+
+
+async def _settle(commits: "set[asyncio.Task[None]]", closed: "asyncio.Future[None]") -> None:
+    if commits:
+        await asyncio.wait(commits)
+    if not closed.done():
+        closed.set_result(None)
