@@ -59,8 +59,8 @@ class SlackTracker:
             alone.add(1, request.num_tokens - 1)
             itl_s = min(itl_s, ITL_FACTOR * request.tpot_slo_s)
             slack_s = min(slack_s, request.next_deadline_s - self._config.egress_s - now_s)
-        if slack_s < 0.0 and self._cost_model.predict(alone).seconds >= min(r.tpot_slo_s for r in streams):
-            # Not even alone would these streams catch up: starving offline work would save nobody.
+        if streams and self._cost_model.predict(alone).seconds >= min(r.tpot_slo_s for r in streams):
+            # Not even alone do these streams keep their pace: starving offline work would save nobody.
             slack_s = math.inf
         return StepBounds(itl_s, slack_s, self._idle_bound_s())
 
