@@ -237,17 +237,25 @@ def request_cancel(conn: sa.Connection, batch_id: str, now: int) -> bool:
     return conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
 
 
-def expire_due(conn: sa.Connection, now: int) -> list[str]:
-    """Decides that overdue batches will end as expired; returns those decided now.
-
-    Their status stays as it is until the files stand. What is decided stays decided if the clock steps back.
-    """
-    where = (
+def _overdue(now: int) -> sa.ColumnElement[bool]:
+    return sa.and_(
         batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
         batches.c.outcome.is_(None),
         batches.c.expires_at <= now,
     )
-    ids = list(conn.execute(sa.select(batches.c.id).where(*where)).scalars())
+
+
+def overdue(conn: sa.Connection, now: int) -> bool:
+    """Whether ``expire_overdue`` would find anything; a write would cost more."""
+    return bool(conn.execute(sa.select(sa.exists().where(_overdue(now)))).scalar_one())
+
+
+def expire_overdue(conn: sa.Connection, now: int) -> list[str]:
+    """Decides that overdue batches will end as expired; returns those decided now.
+
+    Their status stays as it is until the files stand. What is decided stays decided if the clock steps back.
+    """
+    ids = list(conn.execute(sa.select(batches.c.id).where(_overdue(now))).scalars())
     for batch_id in ids:
         conn.execute(batches.update().where(batches.c.id == batch_id).values(outcome=BatchStatus.EXPIRED))
     return ids

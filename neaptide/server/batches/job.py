@@ -30,7 +30,7 @@ class Job:
     ) -> None:
         self.batch_id = record.id
         self.endpoint = record.endpoint
-        self.owner = record.owner
+        self.salt = bytes.fromhex(record.salt)
         self.expires_at = record.expires_at
         self.num_undurable = len(lines)
         """Lines whose result has not been committed."""
@@ -47,7 +47,7 @@ class Job:
 
     # ---- what the engine is told ----
 
-    def message(self, path: Path, deadline_s: float, salt: bytes) -> AddBatch | None:
+    def message(self, path: Path, deadline_s: float) -> AddBatch | None:
         """The job as a new engine has to be told of it; None when no row is left to run."""
         rows = [
             row
@@ -66,7 +66,7 @@ class Job:
             params_index=[self._plan.params_index[row] for row in rows],
             stream_rows=[row for row in self._plan.stream_rows if row in remaining],
             deadline_s=deadline_s,
-            salt=salt,
+            salt=self.salt,
         )
 
     def forget_open(self) -> None:

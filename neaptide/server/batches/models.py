@@ -51,6 +51,8 @@ class BatchRecord:
 
     id: str
     owner: str
+    salt: str
+    """The owner's cache salt, hex."""
     endpoint: str
     input_file_id: str
     completion_window: str
@@ -92,6 +94,8 @@ class NewBatch:
 
     id: str
     owner: str
+    salt: str
+    """The owner's cache salt, hex."""
     endpoint: str
     input_file_id: str
     completion_window: str

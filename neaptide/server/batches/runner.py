@@ -73,7 +73,7 @@ class Runner:
         self,
         store: Store,
         engine: EngineClient,
-        describe: "Callable[[Job], tuple[Path, float, bytes]]",
+        describe: Callable[[Job], tuple[Path, float]],
         on_done: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -85,6 +85,7 @@ class Runner:
         self._epoch = 0
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed_ids: set[str] = set()
         self._stopping = False
 
     def start(self) -> None:
@@ -94,7 +95,8 @@ class Runner:
     async def stop(self) -> None:
         """Makes durable what has arrived, then stops listening."""
         self._stopping = True
-        await asyncio.gather(*(self.close_job(batch_id) for batch_id in list(self._jobs)))
+        # At least one event, so that closes already queued are answered too.
+        await asyncio.gather(*(self._post_close(batch_id) for batch_id in ["", *self._jobs]))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -120,7 +122,13 @@ class Runner:
         self._events.put_nowait(_Add(job))
 
     async def close_job(self, batch_id: str) -> None:
-        """Returns when everything that arrived for the job is durable, and drops it."""
+        """Takes the job from the engine; returns when everything that arrived for it is durable."""
+        if not self._stopping:
+            await self._post_close(batch_id)
+
+    async def _post_close(self, batch_id: str) -> None:
+        # At once, not when its turn comes: after a cancel nothing more is given to the engine.
+        self._closed_ids.add(batch_id)
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._events.put_nowait(_Close(batch_id, closed))
         await closed
@@ -155,6 +163,8 @@ class Runner:
                 self._submit(job)
             case _Close(batch_id, closed):
                 closed_job = self._jobs.pop(batch_id, None)
+                if closed_job is not None:
+                    self._engine.cancel_batch(batch_id)
                 # In a task: a disk that does not take one job's results must not hold up the others.
                 task = asyncio.create_task(_settle(set(closed_job.commits) if closed_job else set(), closed))
                 self._closing.add(task)
@@ -162,7 +172,8 @@ class Runner:
 
     def _submit(self, job: Job) -> None:
         # A job added while the news of an engine waits in the queue would be submitted to it twice.
-        if not self._engine.is_ready or job.submitted_epoch == self._epoch:
+        known = job.submitted_epoch == self._epoch
+        if known or job.batch_id in self._closed_ids or not self._engine.is_ready:
             return
         message = job.message(*self._describe(job))
         if message is None:

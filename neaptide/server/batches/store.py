@@ -139,13 +139,13 @@ class Store:
     ) -> T:
         """``read`` for worker threads."""
         if self._read_engine is None:
-            raise RuntimeError("the store is closed")
+            raise StoreUnavailableError("the store is closed")
         with self._read_engine.connect() as conn:
             return operation(conn, *args, **kwargs)
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
-            raise RuntimeError("the store is closed")
+            raise StoreUnavailableError("the store is closed")
         return self._writer
 
 

@@ -30,6 +30,8 @@ batches = sa.Table(
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(64), nullable=False, unique=True),
     sa.Column("owner", sa.String(128), nullable=False),
+    # The owner's cache salt (hex), kept because the key itself is not and may be withdrawn meanwhile.
+    sa.Column("salt", sa.String(64), nullable=False),
     sa.Column("endpoint", sa.String(64), nullable=False),
     # No foreign key: the file may be unknown at creation (the batch then fails) and deleted after the end.
     sa.Column("input_file_id", sa.String(64), nullable=False),

@@ -32,6 +32,7 @@ def _create_batches() -> None:
         sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
         sa.Column("id", sa.String(64), nullable=False, unique=True),
         sa.Column("owner", sa.String(128), nullable=False),
+        sa.Column("salt", sa.String(64), nullable=False),
         sa.Column("endpoint", sa.String(64), nullable=False),
         sa.Column("input_file_id", sa.String(64), nullable=False),
         sa.Column("completion_window", sa.String(32), nullable=False),

@@ -1,0 +1,370 @@
+"""The state machine: moves every batch to its end, whatever happens on the way.
+
+    validating ─▶ in_progress ─▶ finalizing ─▶ completed
+        │  └────────┬───┘
+        ▼           ▼ cancel: cancelling ─▶ cancelled;  overdue: ─▶ expired
+      failed
+
+Each arrow is a compare-and-set in the database, made before anything else acts on it. So after a restart
+the rows alone say what is left to do.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.server.batches import batch_rows, file_rows, finalize
+from neaptide.server.batches.create import window_seconds
+from neaptide.server.batches.files import DAY_S, FileStore
+from neaptide.server.batches.job import Job
+from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.models import BatchRecord, BatchStatus, LineState, NewLine, PendingLine
+from neaptide.server.batches.plan import read_plan, remove_plan
+from neaptide.server.batches.runner import Runner
+from neaptide.server.batches.store import Store, StoreUnavailableError
+from neaptide.server.batches.validate import Limits, LineFault, Report, ValidationStoppedError, Validator
+from neaptide.server.engine_client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_RETRY_DELAY_S = 30.0
+SWEEP_PERIOD_S = 60.0
+IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Unix seconds for what people see, and the engine's monotonic seconds for deadlines."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """Raises ValueError for a completion window that is not a length of time."""
+
+    data_dir: Path
+    completion_windows: tuple[str, ...] = ("24h",)
+    max_file_bytes: int = 200_000_000
+    limits: Limits = field(default_factory=Limits)
+    tick_s: float = 1.0
+    """Period of the check for overdue batches."""
+
+    def __post_init__(self) -> None:
+        for window in self.completion_windows:
+            window_seconds(window)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the machine works with."""
+
+    store: Store
+    files: FileStore
+    engine: EngineClient
+    compiler: LineCompiler
+    settings: BatchSettings
+    clocks: Clocks
+
+
+class Machine:
+    """Owns the background tasks of all batches. Event loop only."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+        self._jobs_dir = parts.settings.data_dir / "jobs"
+        self._runner = Runner(parts.store, parts.engine, self._describe, self._on_lines_done)
+        self._validating: dict[str, threading.Event] = {}
+        self._ending: set[str] = set()
+        self._one_validation = asyncio.Semaphore(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = threading.Event()
+        self._stop_waiting = asyncio.Event()
+
+    # ---- start and stop ----
+
+    async def start(self) -> None:
+        """Takes up every batch that has not ended."""
+        records = await self._p.store.read(batch_rows.live_batches)
+        await asyncio.to_thread(self._clean_jobs_dir, {record.id for record in records})
+        self._runner.start()
+        for record in records:
+            if record.outcome is not None:
+                self._spawn(self._finalize(record.id))
+            elif record.status is BatchStatus.VALIDATING:
+                self.begin(record)
+            else:
+                self._spawn(self._resume(record.id))
+        self._spawn(self._tick())
+
+    async def stop(self) -> None:
+        """Keeps what has been computed and leaves the rest to the next start."""
+        self._stopping.set()
+        self._stop_waiting.set()
+        await self._runner.stop()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _clean_jobs_dir(self, live: set[str]) -> None:
+        self._jobs_dir.mkdir(exist_ok=True, mode=0o700)
+        for path in self._jobs_dir.iterdir():
+            if path.stem not in live:
+                path.unlink()
+
+    # ---- from outside ----
+
+    def begin(self, record: BatchRecord) -> None:
+        """Validates a batch whose row is durable."""
+        stop = threading.Event()
+        self._validating[record.id] = stop
+        self._spawn(self._validate(record, stop))
+
+    def end(self, batch_id: str) -> None:
+        """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
+        validation = self._validating.get(batch_id)
+        if validation is not None:
+            # The validation task sees it and finalizes; it alone knows when its thread has let go.
+            validation.set()
+            return
+        self._ending.add(batch_id)
+        self._spawn(self._close_and_finalize(batch_id))
+
+    def note_crash(self, request_ids: Sequence[str]) -> None:
+        """Tells which batch rows were running when the engine died; call it before the engine is detached."""
+        self._runner.on_engine_crashed(request_ids)
+
+    # ---- validating ----
+
+    async def _validate(self, record: BatchRecord, stop: threading.Event) -> None:
+        begun = False
+        try:
+            report = await self._retry(record.id, lambda: self._check(record, stop))
+            if report.errors:
+                await self._retry(record.id, lambda: self._write_failed(record, report))
+            else:
+                begun = await self._retry(record.id, lambda: self._write_begun(record, report))
+        except ValidationStoppedError:
+            pass
+        del self._validating[record.id]
+        if stop.is_set():
+            await self._finalize(record.id)
+        elif begun:
+            await self._resume(record.id)
+
+    async def _check(self, record: BatchRecord, stop: threading.Event) -> Report:
+        """Raises ValidationStoppedError."""
+        if stop.is_set():
+            raise ValidationStoppedError
+        await self._p.store.write(batch_rows.discard_lines, record.id)
+        # The file as it was when the batch was created, even if it expires meanwhile.
+        file = await self._p.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
+        if file is None or not self._p.files.path(file.id).exists():
+            fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
+            return Report(errors=[fault.entry(None)])
+
+        def keep(lines: Sequence[NewLine]) -> None:
+            self._p.store.write_blocking(batch_rows.insert_lines, record.id, lines)
+
+        def should_stop() -> bool:
+            return stop.is_set() or self._stopping.is_set()
+
+        validator = Validator(record.endpoint, self._p.compiler, self._p.settings.limits, keep, should_stop)
+        async with self._one_validation:
+            try:
+                return await asyncio.to_thread(validator.run, self._p.files.path(file.id), self._stem(record.id))
+            except (OSError, StoreUnavailableError, ValidationStoppedError):
+                raise
+            except Exception:
+                logger.exception("batch %s: validation failed", record.id)
+                return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
+
+    async def _write_failed(self, record: BatchRecord, report: Report) -> bool:
+        logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
+        return await self._p.store.write(batch_rows.fail_batch, record.id, report.errors, self._now(record))
+
+    async def _write_begun(self, record: BatchRecord, report: Report) -> bool:
+        fingerprint, now = self._p.compiler.fingerprint, self._now(record)
+        return await self._p.store.write(batch_rows.begin_batch, record.id, report.model, fingerprint, now)
+
+    # ---- running ----
+
+    async def _resume(self, batch_id: str) -> None:
+        """Hands an in_progress batch's unfinished lines to the runner."""
+        job = await self._retry(batch_id, lambda: self._load(batch_id))
+        if job is None:
+            self._on_lines_done(batch_id)
+            return
+        # Cancelled or overdue while it was being loaded: it must not reach the engine any more.
+        if batch_id not in self._ending:
+            self._runner.add_job(job)
+
+    async def _load(self, batch_id: str) -> Job | None:
+        """None when no line is left to run, be it because they cannot be run any more."""
+        record = await self._p.store.read(batch_rows.require_batch, batch_id)
+        lines = await self._p.store.read(batch_rows.pending_lines, batch_id)
+        if not lines or record.outcome is not None:
+            return None
+        if record.model_fingerprint != self._p.compiler.fingerprint:
+            logger.error("batch %s was made for %s", batch_id, record.model_fingerprint)
+            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.MISMATCH_ERROR)
+            return None
+        try:
+            return await asyncio.to_thread(self._read_job, record, lines)
+        except (FileNotFoundError, ValueError, msgspec.DecodeError) as error:
+            logger.error("batch %s: its token file is lost: %s", batch_id, error)
+            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.FAILED_ERROR)
+            return None
+
+    def _read_job(self, record: BatchRecord, lines: list[PendingLine]) -> Job:
+        stem = self._stem(record.id)
+        plan = read_plan(stem)
+        if len(TokenFile(stem)) != len(plan.params_index):
+            raise ValueError("token file and plan do not belong together")
+        return Job(record, plan, lines, self._p.files.path(record.input_file_id), self._p.compiler)
+
+    def _describe(self, job: Job) -> tuple[Path, float]:
+        remaining_s = max(0.0, job.expires_at - self._p.clocks.wall())
+        return self._stem(job.batch_id), self._p.clocks.monotonic() + remaining_s
+
+    def _on_lines_done(self, batch_id: str) -> None:
+        self._spawn(self._complete(batch_id))
+
+    # ---- ending ----
+
+    async def _complete(self, batch_id: str) -> None:
+        async def begin() -> bool:
+            record = await self._p.store.read(batch_rows.require_batch, batch_id)
+            return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._now(record))
+
+        # Not taken: a cancel or the window's end came first, and whoever decided that finalizes.
+        if await self._retry(batch_id, begin):
+            await self._finalize(batch_id)
+
+    async def _close_and_finalize(self, batch_id: str) -> None:
+        await self._runner.close_job(batch_id)
+        await self._finalize(batch_id)
+        self._ending.discard(batch_id)
+
+    async def _finalize(self, batch_id: str) -> None:
+        try:
+            await self._retry(batch_id, lambda: self._finalize_once(batch_id))
+        except finalize.FinalizeStoppedError:
+            return
+        await asyncio.to_thread(remove_plan, self._stem(batch_id))
+
+    async def _finalize_once(self, batch_id: str) -> None:
+        store = self._p.store
+        if self._stopping.is_set():
+            raise finalize.FinalizeStoppedError
+        record = await store.read(batch_rows.require_batch, batch_id)
+        if record.is_terminal:
+            return
+        output = error = None
+        if record.in_progress_at is None:
+            await store.write(batch_rows.discard_lines, batch_id)
+        else:
+            if record.outcome is BatchStatus.EXPIRED:
+                await store.write(batch_rows.close_lines, batch_id, LineState.EXPIRED, finalize.EXPIRED_ERROR)
+            elif record.outcome is BatchStatus.CANCELLED:
+                await store.write(batch_rows.close_lines, batch_id, LineState.CANCELLED, finalize.CANCELLED_ERROR)
+            output, error = await asyncio.to_thread(
+                finalize.write_files,
+                store,
+                record,
+                self._p.files.directory,
+                self._stopping.is_set,
+                self._now(record),
+            )
+        await store.write(batch_rows.finish_batch, batch_id, output, error, self._now(record))
+        logger.info("batch %s: %s", batch_id, record.outcome)
+
+    async def _tick(self) -> None:
+        """Looks for overdue batches, and now and then for expired files."""
+        ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
+        ticks = 0
+        while not self._stopping.is_set():
+            try:
+                await self.expire_overdue()
+                if ticks % ticks_per_sweep == 0:
+                    await self._p.files.sweep()
+                    before = int(self._p.clocks.wall()) - IDEMPOTENCY_KEY_LIFE_S
+                    await self._p.store.write(file_rows.delete_old_keys, before)
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("housekeeping has to wait: %s", error)
+            ticks += 1
+            await self._sleep(self._p.settings.tick_s)
+
+    async def expire_overdue(self) -> None:
+        """Ends batches whose completion window is over."""
+        now = int(self._p.clocks.wall())
+        if not await self._p.store.read(batch_rows.overdue, now):
+            return
+        for batch_id in await self._p.store.write(batch_rows.expire_overdue, now):
+            logger.info("batch %s: its completion window is over", batch_id)
+            self.end(batch_id)
+
+    # ---- tools ----
+
+    def _stem(self, batch_id: str) -> Path:
+        return self._jobs_dir / batch_id
+
+    def _now(self, record: BatchRecord) -> int:
+        """Wall clock, but never before what already happened to the batch: clocks are set back at times."""
+        past = (record.created_at, record.in_progress_at, record.finalizing_at, record.cancelling_at)
+        return max(int(self._p.clocks.wall()), *(at for at in past if at is not None))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._stopping.is_set():
+            # The rows say what is left to do; the next start does it.
+            work.close()
+            return
+        task = asyncio.create_task(_logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _sleep(self, delay_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop_waiting.wait(), delay_s)
+        except TimeoutError:
+            return
+
+    async def _retry(self, batch_id: str, step: Callable[[], Awaitable[T]]) -> T:
+        """Repeats a step that the disk did not allow: space and disks come back, and no batch is given up.
+
+        Raises:
+            ServerStoppingError: the server stops before the step was done.
+        """
+        delay_s = 1.0
+        while True:
+            try:
+                return await step()
+            except (OSError, StoreUnavailableError) as error:
+                if self._stopping.is_set():
+                    raise ServerStoppingError from error
+                logger.error("batch %s has to wait: %s", batch_id, error)
+            await self._sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_RETRY_DELAY_S)
+
+
+class ServerStoppingError(Exception):
+    """Work is left to the next start."""
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except ServerStoppingError:
+        return
+    except Exception:
+        logger.exception("a batch is stuck until the next start")

@@ -1,0 +1,73 @@
+"""Files and batches as the API shows them: every key always, null when unset."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neaptide.server.batches.models import BatchRecord, BatchStatus, FileRecord
+
+
+def file_object(record: FileRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "object": "file",
+        "bytes": record.num_bytes,
+        "created_at": record.created_at,
+        "expires_at": record.expires_at,
+        "filename": record.filename,
+        "purpose": record.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def batch_object(record: BatchRecord) -> dict[str, Any]:
+    # While a batch is validated nobody knows its lines, so none are counted.
+    started = record.in_progress_at is not None
+    return {
+        "id": record.id,
+        "object": "batch",
+        "endpoint": record.endpoint,
+        "model": record.model,
+        "errors": None if record.errors is None else {"object": "list", "data": record.errors},
+        "input_file_id": record.input_file_id,
+        "completion_window": record.completion_window,
+        "status": record.status.value,
+        "output_file_id": record.output_file_id,
+        "error_file_id": record.error_file_id,
+        "created_at": record.created_at,
+        "in_progress_at": record.in_progress_at,
+        "expires_at": record.expires_at,
+        "finalizing_at": record.finalizing_at,
+        "completed_at": record.completed_at,
+        "failed_at": record.failed_at,
+        "expired_at": record.expired_at,
+        "cancelling_at": record.cancelling_at,
+        "cancelled_at": record.cancelled_at,
+        "request_counts": {
+            "total": record.num_total if started else 0,
+            "completed": record.num_completed if started else 0,
+            "failed": record.num_failed if started else 0,
+        },
+        "usage": _usage(record) if record.status is not BatchStatus.VALIDATING else None,
+        "metadata": record.metadata,
+    }
+
+
+def _usage(record: BatchRecord) -> dict[str, Any]:
+    return {
+        "input_tokens": record.input_tokens,
+        "input_tokens_details": {"cached_tokens": record.cached_tokens},
+        "output_tokens": record.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": record.input_tokens + record.output_tokens,
+    }
+
+
+def list_object(data: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": list(data),
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }

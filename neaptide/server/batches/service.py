@@ -1,0 +1,161 @@
+"""Files and batches without HTTP: what routes call, and what the launcher starts and stops."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neaptide.server.batches import batch_rows
+from neaptide.server.batches.batch_rows import WrongPurposeError
+from neaptide.server.batches.create import parse_create, window_seconds
+from neaptide.server.batches.file_rows import IdempotencyConflictError
+from neaptide.server.batches.files import FileStore
+from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.machine import BatchSettings, Clocks, Machine, Parts
+from neaptide.server.batches.models import (
+    BatchRecord,
+    BatchStatus,
+    IdempotencyKey,
+    NewBatch,
+    new_batch_id,
+    new_file_id,
+)
+from neaptide.server.batches.store import Store
+from neaptide.server.engine_client import EngineClient
+from neaptide.server.errors import ConflictError, InvalidRequestError, NotFoundError
+
+
+class BatchService:
+    """One per server and data directory.
+
+    ``owner`` in every call is the caller's identity ("" without API keys); nobody sees what is another's.
+    """
+
+    def __init__(
+        self,
+        settings: BatchSettings,
+        engine: EngineClient,
+        compiler: LineCompiler,
+        *,
+        clocks: Clocks | None = None,
+    ) -> None:
+        clocks = clocks or Clocks()
+        self.settings = settings
+        self.store = Store(settings.data_dir)
+        self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes)
+        self._clocks = clocks
+        self._machine = Machine(Parts(self.store, self.files, engine, compiler, settings, clocks))
+
+    async def start(self) -> None:
+        """Opens the data directory and takes up unfinished batches.
+
+        Raises:
+            StoreError: the directory is in use, damaged or not writable; the message is for the operator.
+        """
+        await asyncio.to_thread(self.store.open)
+        try:
+            await asyncio.to_thread(self.files.clean)
+            await self._machine.start()
+        except BaseException:
+            self.store.close()
+            raise
+
+    async def stop(self) -> None:
+        """Makes arrived results durable and lets go of the data directory; batches go on at the next start."""
+        await self._machine.stop()
+        await asyncio.to_thread(self.store.close)
+
+    # ---- batches ----
+
+    async def create_batch(
+        self, owner: str, body: Mapping[str, Any], *, salt: bytes = b"", idempotency_key: str | None = None
+    ) -> BatchRecord:
+        """A durable new batch, or the one that the same key created before. ``salt`` is the owner's cache salt.
+
+        Raises:
+            InvalidRequestError: the body is not acceptable, or the file is not a batch file.
+            ConflictError: the idempotency key was used for another body.
+        """
+        asked = parse_create(body, self.settings.completion_windows)
+        now = int(self._clocks.wall())
+        new = NewBatch(
+            id=new_batch_id(),
+            owner=owner,
+            salt=salt.hex(),
+            endpoint=asked.endpoint,
+            input_file_id=asked.input_file_id,
+            completion_window=asked.completion_window,
+            output_expires_after_s=asked.output_expires_after_s,
+            metadata=asked.metadata,
+            created_at=now,
+            expires_at=now + window_seconds(asked.completion_window),
+        )
+        key = None
+        if idempotency_key is not None:
+            text = json.dumps(body, sort_keys=True, default=str)
+            key = IdempotencyKey(owner, "batches", idempotency_key, hashlib.sha256(text.encode()).hexdigest())
+        planned = (new_file_id(), new_file_id())
+        try:
+            # Shielded: once the row may be durable the batch must also begin, whoever still waits for the reply.
+            return await asyncio.shield(self._create(new, planned, key))
+        except WrongPurposeError:
+            raise InvalidRequestError(
+                "The input file was not uploaded with purpose 'batch'.", param="input_file_id", code="invalid_value"
+            ) from None
+        except IdempotencyConflictError:
+            raise ConflictError(
+                "The Idempotency-Key was used for a different batch.", code="idempotency_key_reused"
+            ) from None
+
+    async def _create(self, new: NewBatch, planned: tuple[str, str], key: IdempotencyKey | None) -> BatchRecord:
+        record = await self.store.write(batch_rows.create_batch, new, planned, key)
+        if record.id == new.id:
+            self._machine.begin(record)
+        return record
+
+    async def get_batch(self, batch_id: str, owner: str) -> BatchRecord:
+        """Raises NotFoundError for unknown and other owners' batches alike."""
+        record = await self.store.read(batch_rows.get_batch, batch_id, owner)
+        if record is None:
+            raise NotFoundError("No batch found with this id.", param="id")
+        return record
+
+    async def list_batches(self, owner: str, limit: int, after: str | None) -> tuple[list[BatchRecord], bool]:
+        """A page of batches, newest first, and whether more follow."""
+        found = await self.store.read(batch_rows.list_batches, owner, limit + 1, after)
+        if found is None:
+            raise InvalidRequestError("No batch has the id given in 'after'.", param="after", code="invalid_value")
+        return found[:limit], len(found) > limit
+
+    async def cancel_batch(self, batch_id: str, owner: str) -> BatchRecord:
+        """Decides that a batch ends as cancelled; durable when this returns.
+
+        Raises:
+            NotFoundError: no such batch.
+            ConflictError: it has ended otherwise, or its files are being written.
+        """
+        record = await self.get_batch(batch_id, owner)
+        await asyncio.shield(self._cancel(record))
+        record = await self.get_batch(batch_id, owner)
+        if record.status not in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
+            status = record.status if record.outcome is not BatchStatus.EXPIRED else record.outcome
+            raise ConflictError(f"Cannot cancel a batch with status '{status}'.")
+        return record
+
+    async def _cancel(self, record: BatchRecord) -> None:
+        now = max(int(self._clocks.wall()), record.created_at, record.in_progress_at or 0)
+        if await self.store.write(batch_rows.request_cancel, record.id, now):
+            self._machine.end(record.id)
+
+    async def expire_overdue(self) -> None:
+        """What the periodic check does; for tests and for operators in a hurry."""
+        await self._machine.expire_overdue()
+
+    def note_engine_crash(self, request_ids: Sequence[str]) -> None:
+        """Tells which batch rows (``"{batch_id}:{row}"``) were running when an engine died.
+
+        A line that was running at two deaths ends with ``engine_crash`` and is not given to a third engine. Call
+        it before ``EngineClient.detach``.
+        """
+        self._machine.note_crash(request_ids)

@@ -1,0 +1,82 @@
+"""``/v1/batches``: parse, call, shape."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from starlette.responses import JSONResponse
+
+from neaptide.server.auth import principal_of
+from neaptide.server.batches.faults import storage_faults
+from neaptide.server.batches.objects import batch_object, list_object
+from neaptide.server.batches.service import BatchService
+from neaptide.server.batches.validate import ENDPOINTS
+from neaptide.server.jsonbody import read_object
+from neaptide.server.routes.files import idempotency_key
+
+
+def _create_schema(windows: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": {
+                        "type": "object",
+                        "required": ["input_file_id", "endpoint", "completion_window"],
+                        "properties": {
+                            "input_file_id": {"type": "string"},
+                            "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
+                            "completion_window": {"type": "string", "enum": list(windows)},
+                            "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+                            "output_expires_after": {
+                                "type": "object",
+                                "required": ["anchor", "seconds"],
+                                "properties": {
+                                    "anchor": {"type": "string", "enum": ["created_at"]},
+                                    "seconds": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                                },
+                            },
+                        },
+                    }
+                }
+            },
+        }
+    }
+
+
+BatchId = Annotated[str, Path(max_length=128)]
+
+
+def batches_router(service: BatchService) -> APIRouter:
+    """Routes of the batches API on one service."""
+    router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
+    @router.post("", openapi_extra=_create_schema(service.settings.completion_windows))
+    async def create_batch(request: Request) -> Response:
+        principal, key = principal_of(request), idempotency_key(request)
+        body = await read_object(request)
+        with storage_faults():
+            record = await service.create_batch(principal.tenant, body, salt=principal.salt, idempotency_key=key)
+        return JSONResponse(batch_object(record))
+
+    @router.get("")
+    async def list_batches(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: Annotated[str | None, Query(max_length=128)] = None,
+    ) -> Response:
+        with storage_faults():
+            records, has_more = await service.list_batches(principal_of(request).tenant, limit, after)
+        return JSONResponse(list_object([batch_object(record) for record in records], has_more))
+
+    @router.get("/{batch_id}")
+    async def get_batch(request: Request, batch_id: BatchId) -> Response:
+        with storage_faults():
+            return JSONResponse(batch_object(await service.get_batch(batch_id, principal_of(request).tenant)))
+
+    @router.post("/{batch_id}/cancel")
+    async def cancel_batch(request: Request, batch_id: BatchId) -> Response:
+        with storage_faults():
+            return JSONResponse(batch_object(await service.cancel_batch(batch_id, principal_of(request).tenant)))
+
+    return router
