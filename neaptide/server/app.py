@@ -1,0 +1,78 @@
+"""The ASGI application, built from its parts; it holds no state of its own."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter, FastAPI
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+import neaptide
+from neaptide.server.auth import AuthMiddleware, KeyRing
+from neaptide.server.context import ServingContext
+from neaptide.server.errors import install_handlers
+from neaptide.server.metrics import ServerMetrics
+from neaptide.server.metrics_vllm import VllmMetrics
+from neaptide.server.middleware import EdgeMiddleware
+from neaptide.server.openapi import install_openapi
+from neaptide.server.routes import admin, chat, completions, health, models, tokenize
+
+__all__ = ["Lifespan", "ServerState", "ServingContext", "create_app"]
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """What the composition root hands to the app."""
+
+    context: ServingContext
+    keys: KeyRing = field(default_factory=lambda: KeyRing(()))
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    metrics_compat: str = "vllm"
+    """``vllm`` also emits the series that stock vLLM dashboards read; ``none`` does not."""
+    batches: object | None = None
+    """The batch service, for the routers that serve it."""
+
+
+def create_app(
+    state: ServerState, *, extra_routers: Sequence[APIRouter] = (), lifespan: Lifespan | None = None
+) -> FastAPI:
+    """The app for one model. ``lifespan`` starts and stops what stands behind it.
+
+    Routes find ``context``, ``metrics``, ``keys`` and ``batches`` in ``request.app.state``.
+    """
+    metrics = ServerMetrics(state.registry)
+    state.context.client.add_stats_listener(metrics)
+    if state.metrics_compat == "vllm":
+        compat = VllmMetrics(state.registry, state.context.model_id)
+        metrics.add_sink(compat)
+        state.context.client.add_stats_listener(compat)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=state.registry)
+
+    app = FastAPI(
+        title="Neaptide",
+        version=neaptide.__version__,
+        lifespan=lifespan or _nothing_to_start,
+        redirect_slashes=False,
+    )
+    app.state.context = state.context
+    app.state.metrics = metrics
+    app.state.keys = state.keys
+    app.state.batches = state.batches
+    install_handlers(app)
+    install_openapi(app)
+    # The last one added is the outermost: replies of the key check carry a request id as well.
+    app.add_middleware(AuthMiddleware, keys=state.keys)
+    app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock)
+    for router in (chat.router, completions.router, models.router, tokenize.router, health.router, admin.router):
+        app.include_router(router)
+    for router in extra_routers:
+        app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def _nothing_to_start(app: FastAPI) -> AsyncIterator[None]:
+    yield

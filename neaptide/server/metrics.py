@@ -1,0 +1,197 @@
+"""Prometheus series of the server, on a registry that is passed in.
+
+Series about requests carry ``tier`` (priority, default, flex, batch). Series about engine steps carry
+``class`` (online, offline), because a step knows no finer division. No label takes a value that a caller
+can invent.
+"""
+
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder, generate_latest
+
+from neaptide.engine.messages import StepStats
+from neaptide.engine.params import Tier
+from neaptide.server.prepare import Prepared
+from neaptide.server.request_log import RequestRecord, log_request
+from neaptide.server.timing import RequestTiming
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+E2E_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+STEP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
+
+
+class MetricsSink(Protocol):
+    """Further series over the same events."""
+
+    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None: ...
+
+    def on_gap(self, tier: Tier, gap_s: float) -> None: ...
+
+
+class ServerMetrics:
+    """Requests as HTTP handlers see them, and (as a ``StatsListener``) steps as the engine reports them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._sinks: list[MetricsSink] = []
+        self._define_requests(registry)
+        self._define_steps(registry)
+        self._define_http(registry)
+
+    def add_sink(self, sink: MetricsSink) -> None:
+        self._sinks.append(sink)
+
+    # ---- requests ----
+
+    def _define_requests(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"neaptide_request_{name}_seconds", text, ["tier"], buckets=buckets, registry=registry)
+
+        self.ttft = histogram("ttft", "Time from arrival to the first token.", TTFT_BUCKETS_S)
+        self.itl = histogram("itl", "Gap between two outputs of one choice.", ITL_BUCKETS_S)
+        self.tpot = histogram("tpot", "Mean time per token after the first.", ITL_BUCKETS_S)
+        self.e2e = histogram("e2e", "Time from arrival to the end of the reply.", E2E_BUCKETS_S)
+        self.queue = histogram("queue", "Time from arrival to the first step that it took part in.", TTFT_BUCKETS_S)
+        self.requests = Counter(
+            "neaptide_requests_total", "Finished requests.", ["tier", "endpoint", "outcome"], registry=registry
+        )
+        self.in_flight = Gauge("neaptide_requests_in_flight", "Requests at work.", ["tier"], registry=registry)
+        self.tokens = Counter("neaptide_tokens_total", "Tokens of requests.", ["tier", "kind"], registry=registry)
+        self.attained = Counter(
+            "neaptide_slo_attained_total", "Choices that met their target.", ["tier", "slo"], registry=registry
+        )
+        self.violated = Counter(
+            "neaptide_slo_violated_total", "Choices that missed their target.", ["tier", "slo"], registry=registry
+        )
+        self.rejected = Counter(
+            "neaptide_admission_rejected_total", "Requests refused under load.", ["tier", "reason"], registry=registry
+        )
+        for tier in Tier:
+            self.in_flight.labels(tier.value)
+
+    def on_gap(self, tier: Tier, gap_s: float) -> None:
+        """Two outputs of one choice stood ``gap_s`` apart."""
+        self.itl.labels(tier.value).observe(gap_s)
+        for sink in self._sinks:
+            sink.on_gap(tier, gap_s)
+
+    def on_refused(self, record: RequestRecord) -> None:
+        """A request ended before it became work for the engine."""
+        self.requests.labels(record.tier, record.endpoint, record.outcome).inc()
+        if record.outcome == "shed":
+            self.rejected.labels(record.tier, "overloaded").inc()
+        log_request(record)
+
+    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+        """A request that was given to the engine has ended, well or not."""
+        tier = record.tier
+        self.requests.labels(tier, record.endpoint, record.outcome).inc()
+        self.tokens.labels(tier, "prompt").inc(record.prompt_tokens)
+        self.tokens.labels(tier, "cached").inc(record.cached_tokens)
+        self.tokens.labels(tier, "generated").inc(record.completion_tokens)
+        if record.e2e_ms is not None:
+            self.e2e.labels(tier).observe(record.e2e_ms / 1000)
+        if timing.queue_s is not None:
+            self.queue.labels(tier).observe(timing.queue_s)
+        # An abort by the client says nothing about us; what failed on our side missed its targets.
+        if record.outcome != "aborted":
+            self._judge(prepared, timing, failed=record.outcome == "server_error")
+        for sink in self._sinks:
+            sink.on_finished(record, prepared, timing)
+        log_request(record)
+
+    def _judge(self, prepared: Prepared, timing: RequestTiming, *, failed: bool) -> None:
+        tier = prepared.tier.value
+        for choice in timing.choices:
+            ttft_s = None if choice.first_s is None else choice.first_s - timing.arrival_s
+            if ttft_s is not None:
+                self.ttft.labels(tier).observe(ttft_s)
+            if choice.tpot_s is not None:
+                self.tpot.labels(tier).observe(choice.tpot_s)
+            if prepared.tier in (Tier.PRIORITY, Tier.DEFAULT) and max(prepared.max_tokens) > 0:
+                met_first = ttft_s is not None and ttft_s <= prepared.ttft_slo_s and not failed
+                met_rest = (choice.tpot_s is None or choice.tpot_s <= prepared.tpot_slo_s) and not failed
+                (self.attained if met_first else self.violated).labels(tier, "ttft").inc()
+                (self.attained if met_rest else self.violated).labels(tier, "tpot").inc()
+
+    # ---- steps ----
+
+    def _define_steps(self, registry: CollectorRegistry) -> None:
+        self.step_seconds = Histogram(
+            "neaptide_step_seconds", "Time of a step by phase.", ["phase"], buckets=STEP_BUCKETS_S, registry=registry
+        )
+        self.step_error = Histogram(
+            "neaptide_step_prediction_error_ratio",
+            "Absolute error of the predicted step time over the measured one.",
+            buckets=ERROR_BUCKETS,
+            registry=registry,
+        )
+        self.step_predicted = Gauge("neaptide_step_predicted_seconds", "Prediction for a step.", registry=registry)
+        self.step_margin = Gauge("neaptide_step_margin_seconds", "Safety margin of a step.", registry=registry)
+        self.step_budget = Gauge("neaptide_step_budget_seconds", "Time a step may take.", registry=registry)
+        self.step_tokens = Counter(
+            "neaptide_step_tokens_total", "Tokens computed in steps.", ["class", "phase"], registry=registry
+        )
+        self.running = Gauge("neaptide_requests_running", "In the engine's step set.", ["class"], registry=registry)
+        self.waiting = Gauge("neaptide_requests_waiting", "Waiting in the engine.", ["class"], registry=registry)
+        self.blocks = Gauge("neaptide_kv_blocks", "KV blocks.", ["state"], registry=registry)
+        self.preemptions = Counter("neaptide_preemptions_total", "Preemptions.", ["class"], registry=registry)
+        self.recomputed = Counter("neaptide_recomputed_tokens_total", "KV tokens dropped.", registry=registry)
+        self.cached = Counter("neaptide_prefix_cache_hit_tokens_total", "Prompt tokens found.", registry=registry)
+        self.queried = Counter("neaptide_prefix_cache_query_tokens_total", "Prompt tokens sought.", registry=registry)
+        self.paused = Gauge("neaptide_besteffort_paused", "1 while offline work is paused.", registry=registry)
+
+    def on_stats(self, stats: StepStats) -> None:
+        """Called on the event loop for every step."""
+        seconds = self.step_seconds
+        seconds.labels("total").observe(stats.duration_s)
+        for phase in ("schedule", "prepare", "model", "sample", "commit"):
+            seconds.labels(phase).observe(getattr(stats, f"{phase}_s"))
+        if stats.duration_s > 0 and stats.predicted_s > 0:
+            self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
+        self.step_predicted.set(stats.predicted_s)
+        self.step_margin.set(stats.margin_s)
+        self.step_budget.set(stats.budget_s)
+        for name in ("online", "offline"):
+            for phase in ("prefill", "decode"):
+                self.step_tokens.labels(name, phase).inc(getattr(stats, f"{name}_{phase}_tokens"))
+            self.running.labels(name).set(getattr(stats, f"running_{name}"))
+            self.waiting.labels(name).set(getattr(stats, f"waiting_{name}"))
+            self.preemptions.labels(name).inc(getattr(stats, f"preempted_{name}"))
+        for state in ("free", "cached", "online", "offline"):
+            self.blocks.labels(state).set(getattr(stats, f"blocks_{state}"))
+        self.recomputed.inc(stats.recomputed_tokens)
+        self.cached.inc(stats.cached_tokens)
+        self.queried.inc(stats.admitted_prompt_tokens)
+
+    # ---- HTTP ----
+
+    def _define_http(self, registry: CollectorRegistry) -> None:
+        self.http_requests = Counter(
+            "neaptide_http_requests_total", "HTTP replies.", ["method", "route", "code"], registry=registry
+        )
+        self.http_seconds = Histogram(
+            "neaptide_http_request_seconds",
+            "Time of an HTTP exchange.",
+            ["method", "route"],
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
+        )
+
+    def on_http(self, method: str, route: str, status: int, seconds: float) -> None:
+        """``route`` is a route's template, never the caller's path."""
+        method = method if method in _METHODS else "OTHER"
+        self.http_requests.labels(method, route, str(status)).inc()
+        self.http_seconds.labels(method, route).observe(seconds)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition and its content type."""
+        if "application/openmetrics-text" in accept:
+            encode, content_type = choose_encoder("application/openmetrics-text")
+            return encode(self.registry), content_type
+        return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"

@@ -1,0 +1,49 @@
+"""What surrounds every exchange: a request id on the reply, and its time and status in the metrics."""
+
+import re
+import uuid
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from neaptide.server.metrics import ServerMetrics
+
+_CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class EdgeMiddleware:
+    """Outermost of ours; pure ASGI, so that disconnects reach the routes."""
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, clock: Callable[[], float]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+        start_s = self._clock()
+        status = 500
+
+        async def send_stamped(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_stamped)
+        finally:
+            route = getattr(scope.get("route"), "path", None) or "unmatched"
+            self._metrics.on_http(scope["method"], route, status, self._clock() - start_s)
+
+
+def _request_id(from_client: str | None) -> str:
+    if from_client is not None and _CLIENT_ID.fullmatch(from_client):
+        return from_client
+    return f"req_{uuid.uuid4().hex}"

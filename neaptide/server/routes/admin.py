@@ -1,0 +1,38 @@
+"""``POST /admin/offline``: the operator's switch for offline work."""
+
+from ipaddress import ip_address
+
+from fastapi import APIRouter, Request
+
+from neaptide.server.auth import KeyRing
+from neaptide.server.context import ServingContext
+from neaptide.server.errors import PermissionDeniedError
+from neaptide.server.jsonbody import read_object
+from neaptide.server.metrics import ServerMetrics
+from neaptide.server.openapi import request_body
+from neaptide.server.prepare import parse_body
+from neaptide.server.schemas import OfflineSwitchBody
+
+router = APIRouter()
+
+
+def _is_loopback(request: Request) -> bool:
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
+
+
+@router.post("/admin/offline", openapi_extra=request_body(OfflineSwitchBody))
+async def switch_offline(request: Request) -> dict[str, str]:
+    """Pauses offline work or lets it go on. Needs a key, or without keys a caller on this machine."""
+    keys: KeyRing = request.app.state.keys
+    if not keys.required and not _is_loopback(request):
+        raise PermissionDeniedError("Only callers on the server's own machine may do this.")
+    body = parse_body(OfflineSwitchBody, await read_object(request))
+    context: ServingContext = request.app.state.context
+    metrics: ServerMetrics = request.app.state.metrics
+    paused = body.state == "paused"
+    context.client.set_offline(paused)
+    metrics.paused.set(paused)
+    return {"state": body.state}

@@ -1,0 +1,16 @@
+"""``POST /v1/completions``"""
+
+from fastapi import APIRouter, Request, Response
+
+from neaptide.server.generation import answer
+from neaptide.server.openapi import request_body
+from neaptide.server.prepare import COMPLETIONS
+from neaptide.server.schemas import CompletionBody
+
+router = APIRouter()
+
+
+@router.post(COMPLETIONS, openapi_extra=request_body(CompletionBody), response_model=None)
+async def completions(request: Request) -> Response:
+    """Continues texts or token ids."""
+    return await answer(request, COMPLETIONS)

@@ -1,0 +1,39 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``"""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from neaptide.server.context import ServingContext
+from neaptide.server.errors import model_not_found
+
+router = APIRouter()
+
+
+def _describe(model_id: str, context: ServingContext) -> dict[str, Any]:
+    return {
+        "id": model_id,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "neaptide",
+        "root": context.model_id,
+        "parent": None,
+        "max_model_len": context.max_model_len,
+    }
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """The model that is served, and its aliases."""
+    context: ServingContext = request.app.state.context
+    names = (context.model_id, *context.model_aliases)
+    return {"object": "list", "data": [_describe(name, context) for name in names]}
+
+
+@router.get("/v1/models/{model_id:path}")
+async def retrieve_model(request: Request, model_id: str) -> dict[str, Any]:
+    """One model; ids may contain slashes."""
+    context: ServingContext = request.app.state.context
+    if not model_id or not context.serves(model_id):
+        raise model_not_found()
+    return _describe(model_id, context)

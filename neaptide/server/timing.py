@@ -1,0 +1,68 @@
+"""When things happened to one request, as seen from the API process."""
+
+from dataclasses import dataclass, field
+
+from neaptide.engine.messages import RequestOutput
+
+
+@dataclass(slots=True)
+class ChoiceTiming:
+    """Stamps of one engine request, ``CLOCK_MONOTONIC`` seconds."""
+
+    scheduled_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    num_tokens: int = 0
+
+    def on_output(self, output: RequestOutput, now_s: float) -> float | None:
+        """Notes an output; returns the gap since the one before, if both carried tokens."""
+        if self.scheduled_s is None and output.scheduled_s > 0:
+            self.scheduled_s = output.scheduled_s
+        if not output.new_token_ids:
+            return None
+        gap_s = None if self.last_s is None else now_s - self.last_s
+        if self.first_s is None:
+            self.first_s = now_s
+        self.last_s = now_s
+        self.num_tokens += len(output.new_token_ids)
+        return gap_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token after the first; None where there is no second token."""
+        if self.first_s is None or self.last_s is None or self.num_tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.num_tokens - 1)
+
+
+@dataclass(slots=True)
+class RequestTiming:
+    """One HTTP request with all its choices."""
+
+    arrival_s: float
+    choices: list[ChoiceTiming] = field(default_factory=list)
+
+    @property
+    def queue_s(self) -> float | None:
+        """Until a first choice took part in a step."""
+        stamps = [c.scheduled_s for c in self.choices if c.scheduled_s is not None]
+        return max(0.0, min(stamps) - self.arrival_s) if stamps else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        stamps = [c.first_s for c in self.choices if c.first_s is not None]
+        return min(stamps) - self.arrival_s if stamps else None
+
+    def as_metrics(self) -> dict[str, float]:
+        """The ``metrics`` object of a reply, milliseconds; only what is known."""
+        found: dict[str, float | None] = {"time_to_first_token_ms": self.ttft_s, "queue_time_ms": self.queue_s}
+        firsts = [c.first_s for c in self.choices if c.first_s is not None]
+        lasts = [c.last_s for c in self.choices if c.last_s is not None]
+        tpots = [c.tpot_s for c in self.choices if c.tpot_s is not None]
+        generation_s = max(lasts) - min(firsts) if firsts and lasts else None
+        found["generation_time_ms"] = generation_s
+        found["mean_itl_ms"] = sum(tpots) / len(tpots) if tpots else None
+        result = {name: round(value * 1000, 3) for name, value in found.items() if value is not None}
+        if generation_s:
+            result["tokens_per_second"] = round(sum(c.num_tokens for c in self.choices) / generation_s, 3)
+        return result
