@@ -44,7 +44,7 @@ def _create_schema(windows: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-BatchId = Annotated[str, Path(max_length=128)]
+BatchId = Annotated[str, Path()]
 
 
 def batches_router(service: BatchService) -> APIRouter:

@@ -34,7 +34,7 @@ _UPLOAD_SCHEMA: dict[str, Any] = {
     }
 }
 
-FileId = Annotated[str, Path(max_length=128)]
+FileId = Annotated[str, Path()]
 
 
 def idempotency_key(request: Request) -> str | None:

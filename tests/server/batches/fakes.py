@@ -1,0 +1,252 @@
+"""A batch service on a real EngineClient, with an engine whose every word the test decides."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddBatch,
+    CancelBatch,
+    EngineReady,
+    RequestOutput,
+    StepOutputs,
+    ToEngine,
+)
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.engine.params import FinishReason, SamplingParams
+from neaptide.server.batches.files import UploadForm
+from neaptide.server.batches.lines import Assembler, CompiledLine
+from neaptide.server.batches.machine import BatchSettings, Clocks
+from neaptide.server.batches.models import TERMINAL, BatchRecord, FileRecord
+from neaptide.server.batches.service import BatchService
+from neaptide.server.engine_client import EngineClient
+from neaptide.server.errors import ApiError, InvalidRequestError
+
+CHAT = "/v1/chat/completions"
+READY = EngineReady("m", "cpu", "float32", 256, 1024, 16, 64, [0])
+
+
+class FakeAssembler:
+    """Text is the tokens as characters; ``!`` ends a choice as a stop string would."""
+
+    def __init__(self, line: CompiledLine) -> None:
+        self._prompt_tokens = len(line.prompts[0])
+        self._texts = ["" for _ in line.prompts]
+        self._done = [False for _ in line.prompts]
+        self.stop_hit = [False for _ in line.prompts]
+        self._watch = line.wants_stream
+        self.error: ApiError | None = None
+
+    def feed(self, choice_index: int, output: RequestOutput) -> None:
+        if self._done[choice_index]:
+            return
+        self._texts[choice_index] += "".join(map(chr, output.new_token_ids))
+        if self._watch and "!" in self._texts[choice_index]:
+            self.stop_hit[choice_index] = True
+        self._done[choice_index] = self.stop_hit[choice_index] or output.finish_reason is not None
+
+    @property
+    def finished(self) -> bool:
+        return all(self._done)
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        if self._texts[0] == "explode":
+            raise RuntimeError("a bug in the assembler")
+        completion_tokens = sum(map(len, self._texts))
+        return {
+            "id": request_id,
+            "choices": [{"index": i, "text": text} for i, text in enumerate(self._texts)],
+            "usage": {
+                "prompt_tokens": self._prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "prompt_tokens_details": {"cached_tokens": 1},
+            },
+        }
+
+
+class FakeCompiler:
+    """A byte is a token; a temperature above 2 is refused, as a real endpoint would."""
+
+    def __init__(self, fingerprint: str = "fake") -> None:
+        self.fingerprint = fingerprint
+
+    def serves(self, model: str) -> bool:
+        return model in ("m", "m2")
+
+    def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
+        if body.get("temperature", 0) > 2:
+            raise InvalidRequestError("Too hot.", param="temperature", code="invalid_value")
+        prompt = list(body["messages"][-1]["content"].encode())
+        n = body.get("n", 1)
+        params = [SamplingParams(max_tokens=body.get("max_tokens", 16)) for _ in range(n)]
+        return CompiledLine([prompt] * n, params, "stop" in body)
+
+    def assembler(self, line: CompiledLine) -> Assembler:
+        return FakeAssembler(line)
+
+
+class FakeEngine:
+    """Keeps what it is told; answers row by row when asked: the prompt backwards."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self.sent: list[ToEngine] = []
+        self.waiting: dict[str, list[int]] = {}
+        self._files: dict[str, TokenFile] = {}
+        self.executed: list[str] = []
+        self.auto = False
+
+    def send(self, message: ToEngine) -> None:
+        self.sent.append(message)
+        if isinstance(message, AddBatch):
+            assert message.batch_id not in self.waiting, "submitted twice to one engine"
+            assert len(message.rows) == len(message.params_index)
+            assert max(message.params_index) < len(message.params_table)
+            self.waiting[message.batch_id] = list(message.rows)
+            self._files[message.batch_id] = TokenFile(message.path)
+            if self.auto:
+                asyncio.get_running_loop().call_soon(self.answer, message.batch_id)
+        elif isinstance(message, CancelBatch):
+            rows = self.waiting.pop(message.batch_id, [])
+            self.say([output(message.batch_id, row, [], FinishReason.ABORT) for row in rows])
+
+    def answer(self, batch_id: str, count: int | None = None) -> None:
+        """Finishes the next rows of a batch."""
+        rows = self.waiting.get(batch_id, [])
+        now, self.waiting[batch_id] = rows[:count], rows[len(rows[:count]) :]
+        self.executed += [f"{batch_id}:{row}" for row in now]
+        prompts = {row: self._files[batch_id].prompt(row) for row in now}
+        self.say([output(batch_id, row, prompts[row][::-1], FinishReason.STOP) for row in now])
+
+    def say(self, outputs: Sequence[RequestOutput]) -> None:
+        if outputs:
+            self._client.on_message(StepOutputs(list(outputs), []))
+
+    def added(self, batch_id: str) -> list[list[int]]:
+        """Rows of each AddBatch for a batch."""
+        return [m.rows for m in self.sent if isinstance(m, AddBatch) and m.batch_id == batch_id]
+
+    def aborted(self) -> list[str]:
+        return [i for m in self.sent if isinstance(m, AbortRequest) for i in m.request_ids]
+
+
+def output(
+    batch_id: str, row: int, tokens: Iterable[int], finish: FinishReason | None = None, error: str | None = None
+) -> RequestOutput:
+    return RequestOutput(f"{batch_id}:{row}", list(tokens), finish_reason=finish, error=error)
+
+
+class FakeClock:
+    def __init__(self, now_s: float = 1_800_000_000.0) -> None:
+        self.now_s = now_s
+
+    def clocks(self) -> Clocks:
+        return Clocks(wall=lambda: self.now_s, monotonic=lambda: self.now_s - 1_700_000_000.0)
+
+
+class Server:
+    """One life of a server on a data directory."""
+
+    def __init__(
+        self, data_dir: Path, *, clock: FakeClock | None = None, fingerprint: str = "fake", engine: bool = True
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.client = EngineClient()
+        self.engine = FakeEngine(self.client)
+        self.compiler = FakeCompiler(fingerprint)
+        settings = BatchSettings(data_dir=data_dir, completion_windows=("24h", "1h"), tick_s=0.02)
+        self.service = BatchService(settings, self.client, self.compiler, clocks=self.clock.clocks())
+        self._with_engine = engine
+
+    async def __aenter__(self) -> "Server":
+        await self.service.start()
+        if self._with_engine:
+            self.client.attach(self.engine, READY)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.service.stop()
+
+    def new_engine(self) -> FakeEngine:
+        """The engine dies and another takes its place."""
+        self.client.detach()
+        self.engine = FakeEngine(self.client)
+        self.client.attach(self.engine, READY)
+        return self.engine
+
+    async def upload(self, content: bytes, owner: str = "", purpose: str = "batch") -> FileRecord:
+        async with self.service.files.upload() as upload:
+            await upload.write(content)
+            return await self.service.files.commit(upload, UploadForm("input.jsonl", purpose), owner)
+
+    async def create(self, content: bytes | None = None, owner: str = "", **fields: Any) -> BatchRecord:
+        if content is not None:
+            fields["input_file_id"] = (await self.upload(content, owner)).id
+        body = {"endpoint": CHAT, "completion_window": "24h", **fields}
+        return await self.service.create_batch(owner, body)
+
+    async def get(self, batch_id: str, owner: str = "") -> BatchRecord:
+        return await self.service.get_batch(batch_id, owner)
+
+    async def until(self, batch_id: str, wanted: Callable[[BatchRecord], bool]) -> BatchRecord:
+        for _ in range(1_000):
+            record = await self.get(batch_id)
+            if wanted(record):
+                return record
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"waited in vain: {record}")
+
+    async def until_status(self, batch_id: str, *statuses: str) -> BatchRecord:
+        return await self.until(batch_id, lambda record: record.status in statuses)
+
+    async def until_given(self, batch_id: str) -> None:
+        """The engine has the batch."""
+        for _ in range(1_000):
+            if batch_id in self.engine.waiting:
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("the engine never got the batch")
+
+    async def until_terminal(self, batch_id: str) -> BatchRecord:
+        return await self.until_status(batch_id, *TERMINAL)
+
+    def bytes_of(self, file_id: str | None) -> bytes:
+        return b"" if file_id is None else self.service.files.path(file_id).read_bytes()
+
+    def results(self, record: BatchRecord) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Output and error lines by custom_id, after checking what holds for every ended batch (B2)."""
+        lines = [
+            [json.loads(line) for line in self.bytes_of(file_id).decode().splitlines()]
+            for file_id in (record.output_file_id, record.error_file_id)
+        ]
+        output_lines, error_lines = ({line["custom_id"]: line for line in found} for found in lines)
+        assert len(output_lines) == len(lines[0])
+        assert len(error_lines) == len(lines[1])
+        assert not set(output_lines) & set(error_lines)
+        assert (record.output_file_id is None) == (not output_lines)
+        assert (record.error_file_id is None) == (not error_lines)
+        assert record.num_completed == len(output_lines)
+        assert record.num_failed == len(error_lines)
+        assert record.num_completed + record.num_failed == record.num_total
+        return output_lines, error_lines
+
+
+def line(custom_id: str, text: str = "", **body: Any) -> dict[str, Any]:
+    content = text or f"text of {custom_id}"
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": CHAT,
+        "body": {"model": "m", "messages": [{"role": "user", "content": content}], **body},
+    }
+
+
+def jsonl(lines: Iterable[dict[str, Any] | str]) -> bytes:
+    return "".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in lines).encode()
+
+
+def numbered(count: int) -> bytes:
+    return jsonl(line(f"c{i}") for i in range(count))

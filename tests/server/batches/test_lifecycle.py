@@ -1,0 +1,384 @@
+"""The state machine with a fake engine behind the real EngineClient."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.params import FinishReason
+from neaptide.server.batches import batch_rows
+from neaptide.server.batches.objects import batch_object
+from neaptide.server.batches.store import StoreUnavailableError
+from neaptide.server.errors import ConflictError, NotFoundError
+from tests.server.batches.fakes import FakeClock, Server, jsonl, line, numbered, output
+
+
+async def test_a_batch_runs_to_its_end_in_input_order(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        server.engine.auto = True
+        batch = await server.create(numbered(5), metadata={"k": "v"})
+        record = await server.until_status(batch.id, "completed")
+        found, errors = server.results(record)
+        assert list(found) == [f"c{i}" for i in range(5)]
+        assert errors == {}
+        assert found["c3"]["response"]["status_code"] == 200
+        assert found["c3"]["response"]["body"]["choices"][0]["text"] == "text of c3"[::-1]
+        assert found["c3"]["error"] is None
+        shown = batch_object(record)
+        assert shown["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
+        assert shown["usage"]["input_tokens"] == shown["usage"]["output_tokens"] == 50
+        assert shown["usage"]["input_tokens_details"]["cached_tokens"] == 5
+        assert shown["metadata"] == {"k": "v"}
+        assert not list((tmp_path / "jobs").iterdir())
+
+
+async def test_refused_bodies_fail_alone_and_at_once(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("hot", temperature=9), line("fine")]))
+        await server.until_given(batch.id)
+        assert (await server.get(batch.id)).num_failed == 1
+        assert server.engine.added(batch.id) == [[0]]
+        server.engine.answer(batch.id)
+        found, errors = server.results(await server.until_status(batch.id, "completed"))
+        assert list(found) == ["fine"]
+        response = errors["hot"]["response"]
+        assert response["status_code"] == 400
+        assert response["body"]["error"]["param"] == "temperature"
+        assert errors["hot"]["error"] is None
+
+
+async def test_a_batch_of_refused_bodies_completes_without_an_output_file(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("a", temperature=9)]))
+        record = await server.until_status(batch.id, "completed")
+        assert record.output_file_id is None
+        assert list(server.results(record)[1]) == ["a"]
+        assert server.engine.sent == []
+
+
+async def test_choices_are_rows_of_one_line(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("three", "abc", n=3), line("one", "xyz")]))
+        await server.until_given(batch.id)
+        assert server.engine.added(batch.id) == [[0, 1, 2, 3]]
+        server.engine.answer(batch.id, 2)
+        await asyncio.sleep(0.05)
+        assert (await server.get(batch.id)).num_completed == 0
+        server.engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert [choice["text"] for choice in found["three"]["response"]["body"]["choices"]] == ["cba"] * 3
+
+
+async def test_a_stop_string_ends_the_row_in_the_engine(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("a", stop="!"), line("b")]))
+        await server.until_given(batch.id)
+        assert [m.stream_rows for m in server.engine.sent if hasattr(m, "stream_rows")] == [[0]]
+        server.engine.say([output(batch.id, 0, b"hi")])
+        server.engine.say([output(batch.id, 0, b"!")])
+        await server.until(batch.id, lambda record: record.num_completed == 1)
+        assert server.engine.aborted() == [f"{batch.id}:0"]
+        server.engine.say([output(batch.id, 0, b"late", FinishReason.STOP)])
+        server.engine.waiting[batch.id] = [1]
+        server.engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert found["a"]["response"]["body"]["choices"][0]["text"] == "hi!"
+
+
+async def test_an_engine_error_fails_its_line_only(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("a", n=2), line("b"), line("c", "edolpxe")]))
+        await server.until_given(batch.id)
+        server.engine.say([output(batch.id, 0, [], FinishReason.ERROR, "secret /path")])
+        await server.until(batch.id, lambda record: record.num_failed == 1)
+        assert server.engine.aborted() == [f"{batch.id}:1"]
+        server.engine.waiting[batch.id] = [2, 3]
+        server.engine.answer(batch.id)
+        found, errors = server.results(await server.until_status(batch.id, "completed"))
+        assert list(found) == ["b"]
+        assert {errors[key]["response"]["status_code"] for key in errors} == {500}
+        assert "secret" not in str(errors)
+
+
+async def test_a_lost_engine_costs_only_what_it_had_not_finished(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(6))
+        await server.until_given(batch.id)
+        first = server.engine
+        first.answer(batch.id, 2)
+        second = server.new_engine()
+        await server.until_given(batch.id)
+        assert second.added(batch.id) == [[2, 3, 4, 5]]
+        second.answer(batch.id)
+        server.results(await server.until_status(batch.id, "completed"))
+        assert sorted(first.executed + second.executed) == sorted(f"{batch.id}:{row}" for row in range(6))
+
+
+async def test_batches_wait_for_the_engine(tmp_path: Path) -> None:
+    async with Server(tmp_path, engine=False) as server:
+        batch = await server.create(numbered(2))
+        await server.until_status(batch.id, "in_progress")
+        server.engine.auto = True
+        server.new_engine().auto = True
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        server.results(await server.until_status(batch.id, "completed"))
+
+
+async def test_a_line_that_runs_at_two_engine_deaths_is_quarantined(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(3))
+        for _ in range(2):
+            await server.until_given(batch.id)
+            server.service.note_engine_crash([f"{batch.id}:1", "unknown:3"])
+            server.new_engine()
+        await server.until_given(batch.id)
+        assert server.engine.added(batch.id) == [[0, 2]]
+        server.engine.answer(batch.id)
+        found, errors = server.results(await server.until_status(batch.id, "completed"))
+        assert list(found) == ["c0", "c2"]
+        assert errors["c1"]["response"]["body"]["error"]["code"] == "engine_crash"
+
+
+async def test_a_restart_runs_only_what_is_left(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line(f"c{i}", n=2) for i in range(4)]))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 5)  # two lines and one choice of the third
+    async with Server(tmp_path) as again:
+        assert (await again.get(batch.id)).num_completed == 2
+        await again.until_given(batch.id)
+        assert again.engine.added(batch.id) == [[4, 5, 6, 7]]
+        again.engine.answer(batch.id)
+        found, _ = again.results(await again.until_status(batch.id, "completed"))
+        assert list(found) == [f"c{i}" for i in range(4)]
+
+
+async def test_a_restart_validates_again_what_had_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Server(tmp_path) as server:
+        gate = asyncio.Event()
+        monkeypatch.setattr(server.service._machine, "begin", lambda record: gate.set())
+        batch = await server.create(numbered(3))
+        await gate.wait()
+        # What an interrupted validation leaves behind.
+        lines = [batch_rows.NewLine(1, "c0", 0, 10, 0, 1)]
+        await server.service.store.write(batch_rows.insert_lines, batch.id, lines)
+    async with Server(tmp_path) as again:
+        again.engine.auto = True
+        again.results(await again.until_status(batch.id, "completed"))
+
+
+async def test_another_model_does_not_answer_after_a_restart(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(3))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 1)
+    async with Server(tmp_path, fingerprint="another") as again:
+        found, errors = again.results(await again.until_status(batch.id, "completed"))
+        assert list(found) == ["c0"]
+        assert {entry["error"]["code"] for entry in errors.values()} == {"model_mismatch"}
+        assert again.engine.sent == []
+
+
+async def test_counts_never_run_ahead_and_never_go_back(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(40))
+        await server.until_given(batch.id)
+        seen = []
+        for _ in range(20):
+            server.engine.answer(batch.id, 2)
+            record = await server.get(batch.id)
+            durable = await server.service.store.read(batch_rows.ended_lines, batch.id, 0, 100)
+            assert record.num_completed <= sum(entry.state == "completed" for entry in durable)
+            seen.append(record.num_completed)
+            await asyncio.sleep(0.01)
+        assert seen == sorted(seen)
+        assert (await server.until_status(batch.id, "completed")).num_completed == 40
+
+
+# ---- cancel ---------------------------------------------------------------------------------------------
+
+
+async def test_cancel_keeps_what_is_done(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(5))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 2)
+        record = await server.service.cancel_batch(batch.id, "")
+        assert record.status == "cancelling"
+        assert record.cancelling_at is not None
+        record = await server.until_status(batch.id, "cancelled")
+        found, errors = server.results(record)
+        assert list(found) == ["c0", "c1"]
+        assert {entry["error"]["code"] for entry in errors.values()} == {"batch_cancelled"}
+        assert all(entry["response"] is None for entry in errors.values())
+        assert batch.id not in server.engine.waiting
+        again = await server.service.cancel_batch(batch.id, "")
+        assert again == record
+
+
+async def test_cancel_while_validating(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(2000))
+        assert (await server.service.cancel_batch(batch.id, "")).status in ("cancelling", "cancelled")
+        record = await server.until_status(batch.id, "cancelled")
+        server.results(record)
+        assert server.engine.sent == []
+        assert not list((tmp_path / "jobs").iterdir())
+
+
+async def test_cancel_of_an_ended_batch_is_a_conflict(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        server.engine.auto = True
+        batch = await server.create(numbered(1))
+        record = await server.until_status(batch.id, "completed")
+        with pytest.raises(ConflictError, match="'completed'") as error:
+            await server.service.cancel_batch(batch.id, "")
+        assert error.value.headers["x-should-retry"] == "false"
+        assert await server.get(batch.id) == record
+        with pytest.raises(NotFoundError):
+            await server.service.cancel_batch(batch.id, "somebody else")
+
+
+async def test_cancel_races_every_moment_of_a_short_batch(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        server.engine.auto = True
+        ids = []
+        for turns in range(40):
+            batch = await server.create(numbered(2))
+            for _ in range(turns * 3):
+                await asyncio.sleep(0)
+            try:
+                assert (await server.service.cancel_batch(batch.id, "")).status in ("cancelling", "cancelled")
+                ids.append((batch.id, "cancelled"))
+            except ConflictError:
+                ids.append((batch.id, "completed"))
+        for batch_id, status in ids:
+            server.results(await server.until_status(batch_id, status))
+
+
+async def test_cancelling_is_finished_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(4))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 1)
+        await server.until(batch.id, lambda record: record.num_completed == 1)
+        monkeypatch.setattr(server.service._machine, "end", lambda batch_id: None)
+        await server.service.cancel_batch(batch.id, "")
+    async with Server(tmp_path) as again:
+        found, errors = again.results(await again.until_status(batch.id, "cancelled"))
+        assert (len(found), len(errors)) == (1, 3)
+        assert again.engine.sent == []
+
+
+# ---- expiry ---------------------------------------------------------------------------------------------
+
+
+async def test_expiry_keeps_what_is_done_and_stays_when_the_clock_steps_back(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with Server(tmp_path, clock=clock) as server:
+        batch = await server.create(numbered(3), completion_window="1h")
+        assert batch.expires_at == batch.created_at + 3600
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 1)
+        await server.until(batch.id, lambda record: record.num_completed == 1)
+        clock.now_s -= 7200
+        await asyncio.sleep(0.05)
+        assert (await server.get(batch.id)).status == "in_progress"
+        clock.now_s += 7200 + 3600
+        record = await server.until_status(batch.id, "expired")
+        clock.now_s -= 25 * 3600
+        found, errors = server.results(record)
+        assert list(found) == ["c0"]
+        assert {entry["error"]["code"] for entry in errors.values()} == {"batch_expired"}
+        assert record.expired_at is not None
+        assert record.expired_at >= record.expires_at
+        with pytest.raises(ConflictError, match="'expired'"):
+            await server.service.cancel_batch(batch.id, "")
+
+
+async def test_overdue_batches_expire_at_start(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with Server(tmp_path, clock=clock) as server:
+        batch = await server.create(numbered(3))
+        await server.until_given(batch.id)
+    clock.now_s += 25 * 3600
+    async with Server(tmp_path, clock=clock) as again:
+        server.results(await again.until_status(batch.id, "expired"))
+
+
+async def test_the_engine_is_told_the_deadline_on_its_own_clock(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with Server(tmp_path, clock=clock) as server:
+        batch = await server.create(numbered(1))
+        await server.until_given(batch.id)
+        deadlines = [m.deadline_s for m in server.engine.sent if hasattr(m, "deadline_s")]
+        assert deadlines == [clock.clocks().monotonic() + 86_400]
+
+
+# ---- faults ---------------------------------------------------------------------------------------------
+
+
+async def test_finalizing_twice_gives_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    async with Server(tmp_path, clock=clock) as server:
+        write = server.service.store.write
+        crashed = asyncio.Event()
+
+        async def crash_before_the_last_commit(operation: object, *args: object, **kwargs: object) -> object:
+            if operation is batch_rows.finish_batch:
+                crashed.set()
+                await asyncio.Event().wait()
+            return await write(operation, *args, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(server.service.store, "write", crash_before_the_last_commit)
+        batch = await server.create(jsonl([line("a"), line("hot", temperature=9), line("b")]))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        await asyncio.wait_for(crashed.wait(), 5)
+        record = await server.get(batch.id)
+        assert record.status == "finalizing"
+        assert record.output_file_id is None
+        before = [server.bytes_of(i) for i in (record.planned_output_file_id, record.planned_error_file_id)]
+        assert all(before)
+        for task in list(server.service._machine._tasks):
+            if task.get_coro().cr_frame is not None and not task.done():  # type: ignore[union-attr]
+                task.cancel()
+        await asyncio.gather(*server.service._machine._tasks, return_exceptions=True)
+    clock.now_s += 600
+    async with Server(tmp_path, clock=clock) as again:
+        record = await again.until_status(batch.id, "completed")
+        assert record.output_file_id == record.planned_output_file_id
+        assert [again.bytes_of(i) for i in (record.output_file_id, record.error_file_id)] == before
+        again.results(record)
+
+
+async def test_results_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.server.batches.runner.RETRY_DELAY_S", 0.01)
+    async with Server(tmp_path) as server:
+        write, full = server.service.store.write_grouped, True
+
+        async def write_grouped(operation: object, rows: int) -> object:
+            if full:
+                raise StoreUnavailableError("database or disk is full")
+            return await write(operation, rows)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(server.service.store, "write_grouped", write_grouped)
+        batch = await server.create(numbered(3))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        await asyncio.sleep(0.05)
+        assert (await server.get(batch.id)).num_completed == 0
+        full = False
+        server.results(await server.until_status(batch.id, "completed"))
+        assert len(server.engine.executed) == 3
+
+
+async def test_a_lost_token_file_fails_the_lines_not_the_server(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(2))
+        await server.until_given(batch.id)
+    (tmp_path / "jobs" / f"{batch.id}.plan").write_bytes(b"\xff")
+    async with Server(tmp_path) as again:
+        _, errors = again.results(await again.until_status(batch.id, "completed"))
+        assert {entry["error"]["code"] for entry in errors.values()} == {"batch_failed"}
