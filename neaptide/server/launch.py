@@ -5,7 +5,9 @@ are local to the side that needs them: the API process never loads torch, the en
 """
 
 import logging
+import socket
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +16,20 @@ import msgspec
 from neaptide.engine.clock import Clock, MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal, EngineReady
-from neaptide.server.settings import EMBEDDED_MODEL, Settings, SettingsError
+from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
     from neaptide.engine.core import EngineCore
+    from neaptide.engine.interfaces import Executor
+    from neaptide.server.context import ServingContext
 
 logger = logging.getLogger(__name__)
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-DEFAULT_MAX_MODEL_LEN = 8192
+REQUEST_LOG = "engine-requests.jsonl"
+DEFAULT_TPOT_CUDA_MS = 50.0
+DEFAULT_TPOT_CPU_MS = 100.0
+SIM_NUM_BLOCKS = 4096
 
 
 # ---- both sides ------------------------------------------------------------------------------------------
@@ -34,6 +41,175 @@ def embedded_model_path() -> Path:
 
 def configure_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+# ---- API process -----------------------------------------------------------------------------------------
+
+
+class LaunchError(Exception):
+    """The server cannot start; the message is one line for the operator."""
+
+
+def engine_config(settings: Settings, model_path: Path, max_model_len: int, data_dir: Path) -> EngineConfig:
+    """What the engine process is told. Unset targets take the defaults of the device."""
+    on_cuda = settings.device == "cuda"
+    tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
+    return EngineConfig(
+        cache=CacheConfig(block_size=settings.block_size, kv_cache_bytes=int(settings.kv_cache_gib * (1 << 30))),
+        scheduler=SchedulerConfig(
+            policy=settings.policy,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            ttft_slo_s=settings.ttft_slo_ms / 1e3,
+            tpot_slo_s=tpot_slo_ms / 1e3,
+            offline_max_kv_ratio=settings.offline_max_kv_ratio,
+        ),
+        executor=ExecutorConfig(
+            kind=settings.executor,
+            model_path=str(model_path),
+            device=settings.device,
+            dtype=settings.dtype,
+            num_threads=settings.num_threads,
+            sim_step_s=settings.sim_step_ms / 1e3,
+        ),
+        request_log_path=str(data_dir / REQUEST_LOG),
+    )
+
+
+def serve(settings: Settings) -> int:
+    """Serves until a stop signal; returns the exit status.
+
+    Raises:
+        LaunchError: the model, the port, the data directory or the engine cannot be used.
+    """
+    import asyncio
+
+    configure_logging(settings.log_level)
+    return asyncio.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    import asyncio
+    import contextlib
+
+    import uvicorn
+    from fastapi import FastAPI
+
+    from neaptide.server.app import ServerState, create_app
+    from neaptide.server.auth import KeyRing
+    from neaptide.server.batches.lines import ContextCompiler
+    from neaptide.server.batches.machine import BatchSettings
+    from neaptide.server.batches.service import BatchService
+    from neaptide.server.batches.store import StoreError
+    from neaptide.server.routes.batches import batches_router
+    from neaptide.server.routes.files import files_router
+    from neaptide.server.supervisor import EngineStartError, Supervisor
+
+    data_dir = Path(settings.data_dir).expanduser().absolute()
+    context, config = _model_context(settings, data_dir)
+    try:
+        state = ServerState(context=context, keys=KeyRing(settings.api_key), metrics_compat=settings.metrics_compat)
+        batch_settings = BatchSettings(data_dir=data_dir, completion_windows=settings.completion_windows)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    listener = _listen(settings.host, settings.port)
+    service = BatchService(batch_settings, context.client, ContextCompiler(context))
+    state.batches = service
+    supervisor = Supervisor(context.client, config)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.draining = True
+
+    app = create_app(state, extra_routers=(files_router(service), batches_router(service)), lifespan=lifespan)
+    # h11, because it bounds the header block; the other parser does not.
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, http="h11", log_config=None, access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=30
+        )
+    )
+    try:
+        await service.start()
+    except StoreError as error:
+        listener.close()
+        raise LaunchError(str(error)) from error
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    starting = asyncio.create_task(supervisor.start())
+    try:
+        await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            ready = starting.result()
+            logger.info(
+                "serving %s on http://%s:%d (%s, %s, %d KV blocks of %d tokens)",
+                context.model_id,
+                settings.host,
+                listener.getsockname()[1],
+                ready.device,
+                ready.dtype,
+                ready.num_blocks,
+                ready.block_size,
+            )
+        await serving
+    except EngineStartError as error:
+        server.should_exit = True
+        await serving
+        raise LaunchError(str(error)) from error
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await service.stop()
+        await supervisor.stop()
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Binds before anything is loaded, so that a port in use is told at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, EngineConfig]":
+    """What routes need to know of the model, and the engine's configuration for it."""
+    import time
+
+    from neaptide.engine.runner.model_config import UnsupportedModelError, load_model_config, resolve_model
+    from neaptide.server.context import GenerationDefaults, ServingContext
+    from neaptide.server.engine_client import EngineClient
+    from neaptide.server.tokenizer import Tokenizer
+
+    try:
+        is_embedded = settings.model == EMBEDDED_MODEL
+        model_path = embedded_model_path() if is_embedded else resolve_model(settings.model)
+        model = load_model_config(model_path)
+        tokenizer = Tokenizer(model_path)
+        defaults = GenerationDefaults.load(model_path)
+    except (UnsupportedModelError, OSError, ValueError) as error:
+        raise LaunchError(str(error)) from error
+    max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
+    config = engine_config(settings, model_path, max_model_len, data_dir)
+    context = ServingContext(
+        model_id=settings.served_model_name or settings.model.rstrip("/").rpartition("/")[2],
+        tokenizer=tokenizer,
+        client=EngineClient(),
+        created=int(time.time()),
+        max_model_len=max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        generation_defaults=defaults,
+        ttft_slo_s=config.scheduler.ttft_slo_s,
+        tpot_slo_s=config.scheduler.tpot_slo_s,
+    )
+    return context, config
 
 
 # ---- engine process --------------------------------------------------------------------------------------
@@ -88,6 +264,21 @@ def build_engine(config: EngineConfig, clock: Clock) -> "tuple[EngineCore, Engin
     return core, ready
 
 
+def _build_executor(config: EngineConfig, clock: Clock, vocab_size: int) -> "tuple[Executor, str, str]":
+    """The executor, its device and its dtype."""
+    if config.executor.kind == "sim":
+        from neaptide.estimator.iteration_time import ConstantCostModel
+        from neaptide.estimator.sim_executor import SimExecutor
+
+        num_blocks = config.cache.num_blocks or SIM_NUM_BLOCKS
+        sim = SimExecutor(num_blocks, ConstantCostModel(config.executor.sim_step_s), clock, vocab_size)
+        return sim, "sim", "none"
+    from neaptide.engine.runner.torch_executor import TorchExecutor
+
+    executor = TorchExecutor(config.executor, config.cache, clock)
+    return executor, executor.device.type, executor.dtype_name
+
+
 def engine_main(address: str, config_json: str) -> int:
     """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
     from neaptide.engine.process import EngineSocket, die_with_parent, run_engine
@@ -96,17 +287,17 @@ def engine_main(address: str, config_json: str) -> int:
     configure_logging("info")
     config = msgspec.json.decode(config_json, type=EngineConfig)
     clock = MonotonicClock()
-    socket = EngineSocket(address)
+    link = EngineSocket(address)
     try:
         try:
             core, ready = build_engine(config, clock)
         except (OSError, ValueError, RuntimeError) as error:
-            socket.send(EngineFatal(str(error)))
+            link.send(EngineFatal(str(error)))
             return 1
-        run_engine(core, ready, socket, socket, clock)
+        run_engine(core, ready, link, link, clock)
         return 0
     finally:
-        socket.close()
+        link.close()
 
 
 if __name__ == "__main__":

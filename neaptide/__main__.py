@@ -1,0 +1,7 @@
+"""``python -m neaptide``."""
+
+import sys
+
+from neaptide.cli import main
+
+sys.exit(main())

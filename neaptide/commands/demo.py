@@ -1,0 +1,167 @@
+"""``neaptide demo``: a batch file and live chat on one engine, and whether the answers are right."""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from neaptide.commands.demo_view import DemoView, View, plain_view
+from neaptide.commands.server_process import ServerDiedError, ServerProcess
+from neaptide.data import skills
+from neaptide.loadgen.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.prometheus import Samples
+from neaptide.loadgen.recorder import Record
+
+TTFT_SLO_MS = 1000.0
+TPOT_SLO_MS = 100.0
+MAX_TOKENS = 96
+SHOTS = 6
+TICK_S = 0.5
+
+
+@dataclass(slots=True)
+class DemoState:
+    """What the view shows."""
+
+    batch: dict[str, Any] = field(default_factory=dict)
+    metrics: Samples = field(default_factory=lambda: Samples(""))
+    chats: list[tuple[skills.Example, Record]] = field(default_factory=list)
+    elapsed_s: float = 0.0
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser("demo", help="chat live while a batch file is worked off, on the embedded model")
+    parser.add_argument("--lines", type=int, default=300, help="lines in the batch file (300)")
+    parser.add_argument("--rate", type=float, default=1.0, help="chat requests per second, Poisson arrivals (1)")
+    parser.add_argument("--max-seconds", type=float, default=70.0, help="give up on the batch after so long (70)")
+    parser.add_argument("--dir", type=Path, default=Path(".demo"), help="where the files of the run go (.demo)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    shutil.rmtree(args.dir, ignore_errors=True)
+    args.dir.mkdir(parents=True)
+    try:
+        return asyncio.run(_demo(args, Console()))
+    except ServerDiedError as error:
+        print(f"neaptide demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_batch(lines: int, seed: int) -> list[skills.Example]:
+    """Half single questions, half questions behind a few-shot prefix that all lines of a skill share."""
+    rng = random.Random(seed)
+    examples = []
+    for index in range(lines):
+        skill = skills.SKILLS[index % len(skills.SKILLS)]
+        example = skills.single(skill, rng, held_out=True)
+        if index % 2:
+            prefix = skills.shared_prefix(skill, SHOTS)
+            example = skills.Example(skill, [*prefix, *example.messages], example.answer)
+        examples.append(example)
+    return examples
+
+
+def batch_jsonl(examples: list[skills.Example]) -> bytes:
+    lines = []
+    for index, example in enumerate(examples):
+        body = {"model": "neaptide-tiny", "messages": example.messages, "temperature": 0}
+        body["max_completion_tokens"] = MAX_TOKENS
+        line = {"custom_id": f"line-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        lines.append(json.dumps(line))
+    return ("\n".join(lines) + "\n").encode()
+
+
+async def _demo(args: argparse.Namespace, console: Console) -> int:
+    examples = make_batch(args.lines, args.seed)
+    flags = ["--ttft-slo-ms", str(TTFT_SLO_MS), "--tpot-slo-ms", str(TPOT_SLO_MS)]
+    console.print("starting the server on the embedded model ...")
+    async with ServerProcess(flags, args.dir / "data") as server:
+        async with httpx.AsyncClient(base_url=server.base_url, timeout=120.0) as http:
+            state = DemoState(batch=await _submit(http, batch_jsonl(examples)))
+            view = DemoView(console, TTFT_SLO_MS, TPOT_SLO_MS) if console.is_interactive else plain_view(console)
+            chats = asyncio.create_task(_chat(http, state, args))
+            try:
+                await _watch(http, state, view, args.max_seconds)
+            finally:
+                chats.cancel()
+                await asyncio.gather(chats, return_exceptions=True)
+            return await _report(http, state, examples, args.dir, console)
+
+
+async def _submit(http: httpx.AsyncClient, content: bytes) -> dict[str, Any]:
+    upload = await http.post(
+        "/v1/files", files={"file": ("demo.jsonl", content, "application/jsonl")}, data={"purpose": "batch"}
+    )
+    upload.raise_for_status()
+    request = {"input_file_id": upload.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    created = await http.post("/v1/batches", json=request)
+    created.raise_for_status()
+    batch: dict[str, Any] = created.json()
+    return batch
+
+
+async def _chat(http: httpx.AsyncClient, state: DemoState, args: argparse.Namespace) -> None:
+    """People asking one question each, at random moments, for as long as the demo lasts."""
+    client = StreamClient(http, "neaptide-tiny")
+    rng = random.Random(args.seed + 1)
+    arrivals = poisson_arrivals(args.rate, args.max_seconds, args.seed)
+    questions = [skills.single(rng.choice(skills.SKILLS), rng, held_out=True) for _ in arrivals]
+    await open_loop(
+        arrivals,
+        lambda i: client.chat(questions[i].messages, MAX_TOKENS),
+        lambda i, record: state.chats.append((questions[i], record)),
+    )
+
+
+async def _watch(http: httpx.AsyncClient, state: DemoState, view: View, max_seconds: float) -> None:
+    start_s = time.monotonic()
+    with view:
+        while state.elapsed_s < max_seconds:
+            state.batch = (await http.get(f"/v1/batches/{state.batch['id']}")).json()
+            state.metrics = Samples((await http.get("/metrics")).text)
+            state.elapsed_s = time.monotonic() - start_s
+            view.update(state)
+            if state.batch["status"] in ("completed", "failed", "expired", "cancelled"):
+                return
+            await asyncio.sleep(TICK_S)
+
+
+async def _report(
+    http: httpx.AsyncClient, state: DemoState, examples: list[skills.Example], directory: Path, console: Console
+) -> int:
+    """Prints what was right; 0 if the batch was completed."""
+    batch = state.batch
+    if batch["status"] != "completed":
+        counts = batch["request_counts"]
+        console.print(f"the batch is {batch['status']} after {state.elapsed_s:.0f} s: {counts}")
+        return 1
+    results_path = directory / "results.jsonl"
+    content = b""
+    for file_id in (batch["output_file_id"], batch["error_file_id"]):
+        if file_id is not None:
+            content += (await http.get(f"/v1/files/{file_id}/content")).content
+    results_path.write_bytes(content)
+    answers = {}
+    for line in map(json.loads, content.splitlines()):
+        if line["response"] is not None and line["response"]["status_code"] == 200:
+            answers[line["custom_id"]] = line["response"]["body"]["choices"][0]["message"]["content"]
+    right = sum(skills.is_correct(e, answers.get(f"line-{i}", "")) for i, e in enumerate(examples))
+    chat_right = sum(skills.is_correct(example, record.text) for example, record in state.chats)
+    met = sum(record.met(TTFT_SLO_MS / 1e3, TPOT_SLO_MS / 1e3) for _, record in state.chats)
+    console.print(f"batch: {right} of {len(examples)} answers exactly right, in {state.elapsed_s:.1f} s")
+    console.print(f"chat:  {chat_right} of {len(state.chats)} answers exactly right, {met} within both targets")
+    console.print(f"results: {results_path}")
+    return 0

@@ -1,0 +1,78 @@
+"""A server of our own as a child process, for the demo and the benchmarks."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+
+class ServerDiedError(Exception):
+    """The server ended before it was ready; carries the end of its log."""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+class ServerProcess:
+    """``neaptide serve`` on a free loopback port; ends with the context."""
+
+    def __init__(self, flags: Sequence[str], data_dir: Path) -> None:
+        self._port = free_port()
+        self._flags = [*flags, "--port", str(self._port), "--data-dir", str(data_dir)]
+        self._log_path = data_dir / "server.log"
+        self._process: asyncio.subprocess.Process | None = None
+        self.base_url = f"http://127.0.0.1:{self._port}"
+
+    async def __aenter__(self) -> "ServerProcess":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self, timeout_s: float = 120.0) -> None:
+        """Returns when ``/ready`` answers 200.
+
+        Raises:
+            ServerDiedError: it ended, or was not ready in time.
+        """
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "neaptide", "serve", *self._flags, stdout=log, stderr=log, env=os.environ
+            )
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        async with httpx.AsyncClient(base_url=self.base_url) as http:
+            while self._process.returncode is None and asyncio.get_running_loop().time() < deadline_s:
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await http.get("/ready")).status_code == 200:
+                        return
+                await asyncio.sleep(0.1)
+        await self.stop()
+        raise ServerDiedError(f"the server did not become ready:\n{self._log_path.read_text()[-2000:]}")
+
+    async def stop(self) -> None:
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._process.wait(), 15.0)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()

@@ -1,0 +1,21 @@
+"""Reads samples from a Prometheus exposition."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class Samples:
+    """One scrape."""
+
+    def __init__(self, exposition: str) -> None:
+        self._values: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for family in text_string_to_metric_families(exposition):
+            for sample in family.samples:
+                self._values.setdefault(sample.name, []).append((sample.labels, sample.value))
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Sum over all series of ``name`` that carry ``labels``; 0 if there are none."""
+        return sum(
+            value
+            for series, value in self._values.get(name, [])
+            if all(series.get(key) == wanted for key, wanted in labels.items())
+        )

@@ -1,0 +1,81 @@
+"""What a client saw of each request, and the measures made from it (definitions: ``docs/metrics.md``)."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+@dataclass(slots=True)
+class Record:
+    """One streamed request. Times are seconds on the client's monotonic clock."""
+
+    sent_s: float
+    arrival_s: float = 0.0
+    """Scheduled arrival, from the start of the run."""
+    token_times_s: list[float] = field(default_factory=list)
+    """When each chunk with text arrived."""
+    end_s: float = 0.0
+    text: str = ""
+    num_output_tokens: int = 0
+    num_prompt_tokens: int = 0
+    finish_reason: str | None = None
+    error: str | None = None
+
+    def add_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
+        """Takes in one decoded event of a chat or completions stream."""
+        if "error" in chunk:
+            self.error = str(chunk["error"].get("message"))
+            return
+        if usage := chunk.get("usage"):
+            self.num_output_tokens = usage["completion_tokens"]
+            self.num_prompt_tokens = usage["prompt_tokens"]
+        for choice in chunk.get("choices", ()):
+            text = choice["text"] if "text" in choice else choice["delta"].get("content")
+            if text:
+                self.text += text
+                self.token_times_s.append(now_s)
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.token_times_s[0] - self.sent_s if self.token_times_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """``(t_n - t_1) / (n - 1)``; None for fewer than two tokens."""
+        count = max(self.num_output_tokens, len(self.token_times_s))
+        if not self.token_times_s or count < 2:
+            return None
+        return (self.token_times_s[-1] - self.token_times_s[0]) / (count - 1)
+
+    def met(self, ttft_slo_s: float, tpot_slo_s: float) -> bool:
+        """An answer that failed has missed; one of a single token has no TPOT to miss."""
+        if self.error is not None or self.ttft_s is None:
+            return False
+        return self.ttft_s <= ttft_slo_s and (self.tpot_s is None or self.tpot_s <= tpot_slo_s)
+
+
+class Percentiles(NamedTuple):
+    p50: float
+    p90: float
+    p99: float
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """Nearest-rank percentile, q in (0, 1]; NaN of nothing."""
+    if not values:
+        return math.nan
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
+
+
+def percentiles(values: Iterable[float | None]) -> Percentiles:
+    present = [v for v in values if v is not None]
+    return Percentiles(*(percentile(present, q) for q in (0.5, 0.9, 0.99)))
+
+
+def attainment(records: Sequence[Record], ttft_slo_s: float, tpot_slo_s: float) -> float:
+    """Share of all accepted requests that met both targets; NaN of nothing."""
+    if not records:
+        return math.nan
+    return sum(r.met(ttft_slo_s, tpot_slo_s) for r in records) / len(records)
