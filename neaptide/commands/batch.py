@@ -1,0 +1,202 @@
+"""``neaptide batch``: submit, watch, cancel batches on a running server, and fetch their results."""
+
+import argparse
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8000"
+TERMINAL = ("completed", "failed", "expired", "cancelled")
+POLL_S = 1.0
+SHOWN_ERRORS = 10
+
+
+class CommandError(Exception):
+    """What went wrong, as one line for the user."""
+
+
+def add_parser(
+    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str = DEFAULT_BASE_URL
+) -> None:
+    """Adds the ``batch`` command; ``base_url`` is the default server."""
+    parser = subparsers.add_parser("batch", help="work with batch files on a running server")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+
+    def action(name: str, help_text: str, run: Callable[[httpx.Client, argparse.Namespace], int]) -> Any:
+        sub = actions.add_parser(name, help=help_text)
+        sub.add_argument("--base-url", default=base_url, metavar="URL", help=f"the server ({base_url})")
+        sub.add_argument("--api-key", metavar="KEY", help="key to send, if the server wants one")
+        sub.set_defaults(func=lambda args: _run(run, args))
+        return sub
+
+    submit = action("submit", "upload a JSONL file and start a batch on it", _submit)
+    submit.add_argument("file", metavar="FILE", type=Path, help="one request per line, as in OpenAI's Batch API")
+    submit.add_argument("--endpoint", default="/v1/chat/completions", help="(/v1/chat/completions)")
+    submit.add_argument("--window", default="24h", help="completion window (24h)")
+    submit.add_argument("--wait", action="store_true", help="watch the batch until it ends")
+    watch = action("watch", "show a batch's progress until it ends", _watch)
+    cancel = action("cancel", "stop a batch; what is finished is kept", _cancel)
+    results = action("results", "fetch the output file of an ended batch", _results)
+    for sub in (watch, cancel, results):
+        sub.add_argument("id", metavar="ID", help="batch id")
+    results.add_argument("-o", "--output", metavar="OUT", type=Path, help="write here instead of to standard output")
+    results.add_argument("--errors", action="store_true", help="fetch the error file instead")
+
+
+def open_client(args: argparse.Namespace) -> httpx.Client:
+    headers = {} if args.api_key is None else {"Authorization": f"Bearer {args.api_key}"}
+    return httpx.Client(base_url=args.base_url, headers=headers, timeout=httpx.Timeout(30.0, read=600.0))
+
+
+def _run(run: Callable[[httpx.Client, argparse.Namespace], int], args: argparse.Namespace) -> int:
+    try:
+        with open_client(args) as client:
+            return run(client, args)
+    except CommandError as error:
+        message = str(error)
+    except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        message = f"cannot reach a server at {args.base_url}: {error}"
+    except httpx.HTTPError as error:
+        message = f"the exchange with {args.base_url} failed: {error or type(error).__name__}"
+    except OSError as error:
+        message = f"{error.filename or 'file'}: {error.strerror}"
+    except KeyboardInterrupt:
+        print("neaptide batch: stopped watching; the batch goes on", file=sys.stderr)
+        return 130
+    print(f"neaptide batch: {message}", file=sys.stderr)
+    return 1
+
+
+def _call(client: httpx.Client, method: str, url: str, **arguments: Any) -> dict[str, Any]:
+    response = client.request(method, url, **arguments)
+    if not response.is_success:
+        raise CommandError(_error_text(response))
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def _error_text(response: httpx.Response) -> str:
+    try:
+        return f"{response.json()['error']['message']} (HTTP {response.status_code})"
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered HTTP {response.status_code}"
+
+
+# ---- actions --------------------------------------------------------------------------------------------
+
+
+def _submit(client: httpx.Client, args: argparse.Namespace) -> int:
+    key = uuid.uuid4().hex
+    with args.file.open("rb") as f:
+        file = _call(
+            client,
+            "POST",
+            "/v1/files",
+            files={"file": (args.file.name, f, "application/jsonl")},
+            data={"purpose": "batch"},
+            headers={"Idempotency-Key": key},
+        )
+    body = {"input_file_id": file["id"], "endpoint": args.endpoint, "completion_window": args.window}
+    batch = _call(client, "POST", "/v1/batches", json=body, headers={"Idempotency-Key": key})
+    print(batch["id"], flush=True)
+    return _follow(client, batch) if args.wait else 0
+
+
+def _watch(client: httpx.Client, args: argparse.Namespace) -> int:
+    return _follow(client, _call(client, "GET", f"/v1/batches/{args.id}"))
+
+
+def _cancel(client: httpx.Client, args: argparse.Namespace) -> int:
+    batch = _call(client, "POST", f"/v1/batches/{args.id}/cancel")
+    print(f"{batch['id']}: {batch['status']}")
+    return 0
+
+
+def _results(client: httpx.Client, args: argparse.Namespace) -> int:
+    batch = _call(client, "GET", f"/v1/batches/{args.id}")
+    if batch["status"] not in TERMINAL:
+        raise CommandError(f"the batch is {batch['status']}; its files are there when it has ended")
+    file_id = batch["error_file_id" if args.errors else "output_file_id"]
+    if file_id is not None:
+        _download(client, file_id, args.output)
+    counts = batch["request_counts"]
+    kind = "error" if args.errors else "output"
+    note = f"{counts['completed']} completed, {counts['failed']} failed"
+    print(f"{batch['status']}: {note}" + ("" if file_id else f"; there is no {kind} file"), file=sys.stderr)
+    return 0
+
+
+def _download(client: httpx.Client, file_id: str, target: Path | None) -> None:
+    with client.stream("GET", f"/v1/files/{file_id}/content") as response:
+        if not response.is_success:
+            response.read()
+            raise CommandError(_error_text(response))
+        if target is None:
+            _copy(response, sys.stdout.buffer)
+            return
+        # Under its own name only when it is complete.
+        part = target.with_name(f"{target.name}.part")
+        with part.open("wb") as f:
+            _copy(response, f)
+        part.replace(target)
+
+
+def _copy(response: httpx.Response, out: BinaryIO) -> None:
+    for chunk in response.iter_bytes(1 << 16):
+        out.write(chunk)
+    out.flush()
+
+
+# ---- watching -------------------------------------------------------------------------------------------
+
+
+def _follow(client: httpx.Client, batch: dict[str, Any]) -> int:
+    """Shows progress until the batch ends; 0 if it was completed."""
+    console = Console(stderr=True)
+    batch = (_follow_bar if console.is_terminal else _follow_lines)(client, batch, console)
+    if batch["status"] != "completed":
+        for entry in ((batch["errors"] or {}).get("data") or [])[:SHOWN_ERRORS]:
+            place = f"line {entry['line']}: " if entry["line"] is not None else ""
+            print(f"  {place}{entry['message']} ({entry['code']})", file=sys.stderr)
+        raise CommandError(f"the batch is {batch['status']}: {json.dumps(batch['request_counts'])}")
+    return 0
+
+
+def _next(client: httpx.Client, batch: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(POLL_S)
+    return _call(client, "GET", f"/v1/batches/{batch['id']}")
+
+
+def _follow_lines(client: httpx.Client, batch: dict[str, Any], console: Console) -> dict[str, Any]:
+    shown = ""
+    while True:
+        counts = batch["request_counts"]
+        text = f"{batch['status']} {counts['completed'] + counts['failed']}/{counts['total']}"
+        text += f" ({counts['failed']} failed)" if counts["failed"] else ""
+        if text != shown:
+            print(text, file=sys.stderr, flush=True)
+            shown = text
+        if batch["status"] in TERMINAL:
+            return batch
+        batch = _next(client, batch)
+
+
+def _follow_bar(client: httpx.Client, batch: dict[str, Any], console: Console) -> dict[str, Any]:
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(batch["status"], total=None)
+        while True:
+            counts = batch["request_counts"]
+            total, done = counts["total"] or None, counts["completed"] + counts["failed"]
+            progress.update(task, description=batch["status"], total=total, completed=done)
+            if batch["status"] in TERMINAL:
+                return batch
+            batch = _next(client, batch)
