@@ -1,0 +1,166 @@
+"""Tiny random checkpoints, and hand-made step plans that drive the executor without a scheduler."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan, StepResult
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.engine.messages import TokenLogprobs
+from neaptide.engine.params import SamplingParams
+from neaptide.engine.runner.torch_executor import TorchExecutor
+
+VOCAB = 128
+GREEDY = SamplingParams(temperature=0.0)
+GAP = 1e-3
+"""Tokens must agree up to the first position where the reference's two best logits are this close."""
+
+
+def write_checkpoint(directory: Path, *, max_shard_size: str = "1GB", **fields: Any) -> LlamaForCausalLM:
+    """Saves a random model with enough spread in its logits to have clear winners, and returns it (fp32, eval)."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+    }
+    torch.manual_seed(0)
+    model: LlamaForCausalLM = LlamaForCausalLM(LlamaConfig(**(shape | fields))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return model
+
+
+def make_executor(
+    directory: Path, *, num_blocks: int = 64, block_size: int = 16, dtype: str = "float32", seed: int = 0
+) -> TorchExecutor:
+    return TorchExecutor(
+        ExecutorConfig(model_path=str(directory), device="cpu", dtype=dtype, num_threads=2),
+        CacheConfig(block_size=block_size, num_blocks=num_blocks),
+        MonotonicClock(),
+        seed=seed,
+    )
+
+
+@dataclass
+class Track:
+    """One request as the driver sees it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    blocks: list[int]
+    computed: int = 0
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: str | None = None
+    sent: bool = False
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output
+
+
+class Driver:
+    """Plays the scheduler: hands out blocks in random order and runs the steps it is told to."""
+
+    def __init__(self, executor: TorchExecutor, block_size: int = 16, seed: int = 0):
+        self.executor = executor
+        self.block_size = block_size
+        self.free = list(range(executor.num_blocks))
+        random.Random(seed).shuffle(self.free)
+        self.tracks: dict[str, Track] = {}
+        self.finished: list[str] = []
+        self.steps = 0
+
+    def add(
+        self, request_id: str, prompt: list[int], params: SamplingParams = GREEDY, *, shared: list[int] | None = None
+    ) -> Track:
+        """``shared``: full blocks that hold the prompt's first tokens already."""
+        track = Track(prompt, params, list(shared or []), computed=len(shared or []) * self.block_size)
+        self.tracks[request_id] = track
+        return track
+
+    def step(self, tokens: dict[str, int]) -> StepResult:
+        """Computes the next ``tokens[request_id]`` tokens of each request; samples where it reaches the end."""
+        plan = StepPlan(self.steps, [], BatchShape(), finished_ids=self.finished)
+        self.finished = []
+        self.steps += 1
+        for request_id, count in tokens.items():
+            plan.scheduled.append(self._schedule(request_id, count, plan))
+        result = self.executor.submit(plan).wait()
+        for request_id, count in tokens.items():
+            track = self.tracks[request_id]
+            track.computed += count
+            track.prompt_logprobs += result.prompt_logprobs.get(request_id, [])
+            track.error = result.errors.get(request_id)
+            if request_id in result.token_ids:
+                track.output.append(result.token_ids[request_id])
+            if request_id in result.logprobs:
+                track.logprobs.append(result.logprobs[request_id])
+        return result
+
+    def run(self, num_tokens: int, chunk: int = 10_000) -> None:
+        """Steps all requests together until each has ``num_tokens`` output tokens or an error."""
+        while True:
+            counts = {
+                request_id: min(chunk, len(track.tokens) - track.computed)
+                for request_id, track in self.tracks.items()
+                if len(track.output) < num_tokens and track.error is None
+            }
+            if not counts:
+                return
+            self.step(counts)
+
+    def finish(self, request_id: str) -> None:
+        self.free += self.tracks.pop(request_id).blocks
+        self.finished.append(request_id)
+
+    def _schedule(self, request_id: str, count: int, plan: StepPlan) -> ScheduledRequest:
+        track = self.tracks[request_id]
+        end = track.computed + count
+        while len(track.blocks) * self.block_size < end:
+            track.blocks.append(self.free.pop())
+        if not track.sent:
+            plan.new_requests.append(NewRequest(request_id, track.prompt, track.params))
+            track.sent = True
+        plan.shape.add(count, track.computed)
+        new_tokens = track.tokens[track.computed : end]
+        sample = end == len(track.tokens)
+        return ScheduledRequest(request_id, new_tokens, track.computed, track.blocks, sample, len(track.output))
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB), k=length)
+
+
+@torch.no_grad()
+def reference_logits(model: LlamaForCausalLM, tokens: list[int]) -> torch.Tensor:
+    """[len(tokens), vocabulary] fp32."""
+    logits: torch.Tensor = model(torch.tensor([tokens])).logits[0].float()
+    return logits
+
+
+def assert_greedy(model: LlamaForCausalLM, track: Track, gap: float = GAP) -> int:
+    """Checks the output against the reference by the gap rule; returns the number of tokens compared."""
+    logits = reference_logits(model, track.tokens)[len(track.prompt) - 1 : -1]
+    for position, token in enumerate(track.output):
+        best = logits[position].topk(2)
+        if float(best.values[0] - best.values[1]) < gap:
+            return position
+        assert token == int(best.indices[0]), f"output token {position}: {token} is not {int(best.indices[0])}"
+    return len(track.output)

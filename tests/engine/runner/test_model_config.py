@@ -1,0 +1,211 @@
+"""What is read from a checkpoint directory, and what is refused: always one clear line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from neaptide.engine.runner import model_config
+from neaptide.engine.runner.model_config import (
+    RopeConfig,
+    UnsupportedModelError,
+    find_weight_files,
+    load_model_config,
+    resolve_model,
+)
+from tests.engine.runner.driver import make_executor
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+
+
+def write(directory: Path, **changes: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps(BASE | changes))
+    return directory
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(UnsupportedModelError) as caught:
+        load_model_config(directory)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_plain_config(tmp_path: Path) -> None:
+    config = load_model_config(write(tmp_path))
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (6, 2, 8)
+    assert config.rope == RopeConfig("default", 500000.0)
+    assert (config.dtype, config.eos_token_ids, config.tie_word_embeddings) == ("bfloat16", (2,), False)
+    assert config.kv_bytes_per_token(2) == 2 * 2 * 2 * 8 * 2
+
+
+def test_defaults_of_old_configs(tmp_path: Path) -> None:
+    config = load_model_config(write(tmp_path, num_key_value_heads=None, head_dim=None, torch_dtype=None))
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (6, 8, "float32")
+
+
+def test_generation_config_names_the_ends(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert load_model_config(tmp_path).eos_token_ids == (7, 9)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert load_model_config(tmp_path).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}},
+    ],
+)
+def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert load_model_config(write(tmp_path, **changes)).rope == RopeConfig("linear", 500000.0, factor=2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
+        ({"architectures": None}, "architecture"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "never executed"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"sliding_window": 4096}, "sliding_window"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"torch_dtype": "float8_e4m3fn"}, "float8"),
+        ({"num_key_value_heads": 4}, "evenly"),
+        ({"head_dim": 7}, "odd"),
+        ({"vocab_size": "100"}, "vocab_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ],
+)
+def test_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    assert words in refusal(write(tmp_path, **changes))
+
+
+def test_unreadable_config(tmp_path: Path) -> None:
+    assert "config.json is missing" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be read" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert "not a JSON object" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "no weights"),
+        ({"pytorch_model.bin": "x"}, "only safetensors"),
+        ({"consolidated.00.pth": "x"}, "only safetensors"),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "one.safetensors"}}'}, "one.safetensors is missing"),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "../one.safetensors"}}'}, "not a safetensors file"),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "one.bin"}}'}, "not a safetensors file"),
+        ({"model.safetensors.index.json": "{}"}, "no weight_map"),
+    ],
+)
+def test_refused_weight_files(files: dict[str, str], words: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UnsupportedModelError, match=words):
+        find_weight_files(tmp_path)
+
+
+def broken_copy(source: Path, target: Path, **changes: torch.Tensor | None) -> Path:
+    """A copy of the checkpoint with tensors replaced, added or (None) dropped."""
+    (target / "config.json").write_text((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    for name, tensor in changes.items():
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.norm.weight": None, "lm_head.weight": None}, r"lacks lm_head.weight and 1 more"),
+        ({"model.layers.0.self_attn.q_proj.scale": torch.zeros(1)}, "unexpected tensor .*q_proj.scale"),
+        ({"model.norm.weight": torch.zeros(49)}, r"model.norm.weight has shape \[49\], config.json says \[48\]"),
+        ({"model.norm.weight": torch.zeros(48, dtype=torch.int8)}, "only float weights"),
+    ],
+)
+def test_refused_tensors(
+    changes: dict[str, torch.Tensor | None], words: str, gqa: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        make_executor(broken_copy(gqa[0], tmp_path, **changes))
+
+
+def test_damaged_file(gqa: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
+    broken_copy(gqa[0], tmp_path)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(UnsupportedModelError, match="cannot be read"):
+        make_executor(tmp_path)
+
+
+def test_local_directories_need_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    assert resolve_model(str(tmp_path)) == tmp_path
+    for missing in (str(tmp_path / "nowhere"), "./nowhere"):
+        with pytest.raises(UnsupportedModelError, match="no such directory"):
+            resolve_model(missing)
+    (tmp_path / "file").touch()
+    with pytest.raises(UnsupportedModelError, match="not a model directory"):
+        resolve_model(str(tmp_path / "file"))
+
+
+def test_hub_download_takes_no_code_and_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(repo: str, **options: Any) -> str:
+        asked.update(options, repo=repo)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert resolve_model("org/model") == tmp_path
+    assert asked == {"repo": "org/model", "allow_patterns": ["*.json", "*.jinja", "*.safetensors"]}
+
+
+def test_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(*_: Any, **__: Any) -> str:
+        raise OSError("cannot reach the hub\nlong story")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(UnsupportedModelError) as caught:
+        resolve_model("org/model")
+    assert "cannot reach the hub" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_module_needs_no_torch() -> None:
+    code = f"import sys, {model_config.__name__}; sys.exit('torch' in sys.modules or 'huggingface_hub' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,189 @@
+"""The executor around the model: isolation, log-probabilities, seeds, sizes, devices."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from neaptide.engine.batch import BatchShape, StepPlan
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.engine.params import SamplingParams
+from neaptide.engine.runner import device, torch_executor
+from neaptide.engine.runner.torch_executor import TorchExecutor
+from tests.engine.runner.driver import VOCAB, Driver, make_executor, random_prompt, reference_logits
+
+Gqa = tuple[Path, LlamaForCausalLM]
+
+
+def test_non_finite_logits_end_one_request(gqa: Gqa) -> None:
+    """A request whose embedding row is NaN fails; the others' text is what it is without it."""
+    executor = make_executor(gqa[0])
+    clean, mixed = Driver(executor), Driver(executor, seed=1)
+    for driver, prefix in ((clean, "c"), (mixed, "m")):
+        for index in range(3):
+            params = SamplingParams(seed=index, temperature=0.5 * index, logprobs=1, prompt_logprobs=1)
+            driver.add(f"{prefix}{index}", random_prompt(20 + index, index), params)
+    with torch.inference_mode():
+        executor._runner.model.embedding[0] = float("nan")
+    bad = mixed.add("bad", [5, 6, 0, 7], SamplingParams(temperature=1.0, logprobs=1, prompt_logprobs=1))
+    clean.run(6)
+    mixed.run(6)
+    assert bad.error == "numerical_error"
+    assert bad.output == []
+    assert not bad.logprobs
+    assert not bad.prompt_logprobs
+    for index in range(3):
+        assert mixed.tracks[f"m{index}"].error is None
+        assert mixed.tracks[f"m{index}"].output == clean.tracks[f"c{index}"].output
+    # Blocks that hold the failed request's NaN go to another one.
+    mixed.finish("bad")
+    mixed.free.append(mixed.free.pop(0))
+    after = mixed.add("m0-again", mixed.tracks["m0"].prompt, SamplingParams(temperature=0.0))
+    mixed.run(6)
+    assert after.output == mixed.tracks["m0"].output[:6]
+
+
+def test_unknown_token_ids_end_one_request(gqa: Gqa) -> None:
+    driver = Driver(make_executor(gqa[0]))
+    driver.add("bad", [5, VOCAB, 6])
+    driver.add("worse", [-1])
+    good = driver.add("good", random_prompt(10, 1))
+    driver.run(3)
+    assert driver.tracks["bad"].error == driver.tracks["worse"].error == "invalid_token"
+    assert len(good.output) == 3
+
+
+def test_logprobs_are_raw_and_as_many_as_asked(gqa: Gqa) -> None:
+    """Penalties, bias and temperature change the choice, not the reported distribution."""
+    driver = Driver(make_executor(gqa[0]))
+    prompt = random_prompt(12, 1)
+    bent = driver.add("bent", prompt, SamplingParams(seed=1, temperature=3.0, logit_bias={9: 50.0}, logprobs=2))
+    chosen_only = driver.add("chosen", prompt, SamplingParams(temperature=0.0, logprobs=0))
+    silent = driver.add("silent", prompt, SamplingParams(temperature=0.0))
+    driver.run(1)
+    expected = torch.log_softmax(reference_logits(gqa[1], prompt)[-1], dim=-1)
+    best = expected.topk(2)
+    assert bent.logprobs[0].token_id == bent.output[0] == 9
+    assert bent.logprobs[0].logprob == pytest.approx(float(expected[9]), abs=1e-4)
+    assert bent.logprobs[0].top_ids == best.indices.tolist()
+    assert bent.logprobs[0].top_logprobs == pytest.approx(best.values.tolist(), abs=1e-4)
+    assert (chosen_only.logprobs[0].token_id, chosen_only.logprobs[0].top_ids) == (chosen_only.output[0], [])
+    assert silent.logprobs == []
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_prompt_logprobs_cover_the_prompt_once(chunk: int, gqa: Gqa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_executor, "_PROMPT_SCORE_ROWS", 5)
+    driver = Driver(make_executor(gqa[0]))
+    track = driver.add("a", random_prompt(23, 2), SamplingParams(temperature=0.0, prompt_logprobs=3))
+    driver.add("b", random_prompt(9, 3))
+    driver.run(3, chunk=chunk)
+    expected = torch.log_softmax(reference_logits(gqa[1], track.prompt), dim=-1)
+    assert [record.token_id for record in track.prompt_logprobs] == track.prompt[1:]
+    for position, record in enumerate(track.prompt_logprobs):
+        best = expected[position].topk(3)
+        assert record.top_ids == best.indices.tolist()
+        assert record.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert record.logprob == pytest.approx(float(expected[position, record.token_id]), abs=1e-4)
+
+
+def test_seeded_text_does_not_depend_on_company(gqa: Gqa) -> None:
+    executor = make_executor(gqa[0])
+    params = SamplingParams(seed=5, temperature=0.8, top_p=0.9)
+    alone, crowd = Driver(executor), Driver(executor, seed=1)
+    one = alone.add("one", random_prompt(15, 1), params)
+    alone.run(10)
+    for index in range(5):
+        crowd.add(f"other{index}", random_prompt(10 + index, index), SamplingParams(temperature=1.0))
+    crowd.step({f"other{index}": 3 for index in range(5)})
+    two = crowd.add("two", random_prompt(15, 1), params)
+    crowd.run(10, chunk=6)
+    assert two.output == one.output
+    assert len({tuple(track.output) for track in crowd.tracks.values()}) == 6
+
+
+def test_unseeded_requests_repeat_with_the_engine_seed(gqa: Gqa) -> None:
+    outputs = []
+    for seed in (0, 0, 1):
+        driver = Driver(make_executor(gqa[0], seed=seed))
+        track = driver.add("r", random_prompt(15, 1), SamplingParams(temperature=1.5))
+        driver.run(12)
+        outputs.append(track.output)
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_state_lives_until_the_request_ends(gqa: Gqa) -> None:
+    executor = make_executor(gqa[0])
+    driver = Driver(executor)
+    driver.add("a", [4, 5])
+    driver.add("b", [4, 5])
+    driver.run(1)
+    assert set(executor._states) == {"a", "b"}
+    driver.finish("a")
+    driver.step({"b": 1})
+    assert set(executor._states) == {"b"}
+    result = executor.submit(StepPlan(9, [], BatchShape(), finished_ids=["b"])).wait()
+    assert result.token_ids == {}
+    assert not executor._states
+
+
+def test_step_times_add_up(gqa: Gqa) -> None:
+    clock = MonotonicClock()
+    driver = Driver(make_executor(gqa[0]))
+    driver.add("a", random_prompt(50, 1))
+    start_s = clock.now()
+    result = driver.step({"a": 50})
+    elapsed_s = clock.now() - start_s
+    assert min(result.prepare_s, result.model_s, result.sample_s) > 0
+    assert result.prepare_s + result.model_s + result.sample_s <= elapsed_s
+
+
+def test_number_of_blocks_follows_memory(gqa: Gqa) -> None:
+    config = ExecutorConfig(model_path=str(gqa[0]), device="cpu")
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
+    executor = TorchExecutor(config, CacheConfig(kv_cache_bytes=10 * block_bytes + 1), MonotonicClock())
+    assert executor.num_blocks == 10
+    with pytest.raises(ValueError, match="not one block"):
+        TorchExecutor(config, CacheConfig(kv_cache_bytes=block_bytes - 1), MonotonicClock())
+
+
+@pytest.mark.parametrize(
+    ("flags", "checkpoint", "dtype"),
+    [
+        (set(), "bfloat16", torch.float32),
+        ({"amx_bf16"}, "bfloat16", torch.bfloat16),
+        ({"avx512_bf16"}, "bfloat16", torch.bfloat16),
+        ({"avx512_bf16"}, "float16", torch.float32),
+        (set(), "float32", torch.float32),
+    ],
+)
+def test_auto_dtype_on_a_cpu(
+    flags: set[str], checkpoint: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "cpu_flags", lambda: flags)
+    assert device.pick_dtype("auto", checkpoint, torch.device("cpu")) == dtype
+
+
+def test_unknown_device_and_dtype() -> None:
+    with pytest.raises(ValueError, match="dtype 'int8'"):
+        device.pick_dtype("int8", "float32", torch.device("cpu"))
+    with pytest.raises(ValueError, match="device 'meta'"):
+        device.pick_device("meta")
+    assert device.pick_dtype("float16", "float32", torch.device("cpu")) == torch.float16
+    assert device.cpu_flags()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_missing_cuda_is_said() -> None:
+    assert device.pick_device("auto").type == "cpu"
+    with pytest.raises(ValueError, match="no CUDA device"):
+        device.pick_device("cuda")
+
+
+def test_close_drops_weights_and_cache(gqa: Gqa) -> None:
+    executor = make_executor(gqa[0])
+    executor.close()
+    executor.close()
+    assert not hasattr(executor, "_runner")
