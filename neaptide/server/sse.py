@@ -65,6 +65,10 @@ class EventStream(Response):
         keeper = asyncio.ensure_future(output.keep_alive(self._keep_alive_s))
         try:
             await unless_disconnected(receive, self._write(output))
+        except ClientDisconnect:
+            # Nobody is left to be told, and no handler could begin another reply.
+            if not output.started:
+                raise
         finally:
             await _cancel(keeper)
 

@@ -1,0 +1,72 @@
+"""The whole HTTP layer in one process: real app, real client, fake engine."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+from fastapi import FastAPI
+
+from neaptide.server.app import ServerState, ServingContext, create_app
+from neaptide.server.auth import KeyRing
+from neaptide.server.engine_client import EngineClient
+from neaptide.server.tokenizer import Tokenizer
+from tests.server.fake_engine import FakeEngine
+
+MODEL_DIR = Path(str(files("neaptide.data"))) / "neaptide-tiny"
+MODEL_ID = "org/neaptide-tiny"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(MODEL_DIR)
+
+
+@dataclass
+class Server:
+    """A running app and the ways to reach it."""
+
+    app: FastAPI
+    context: ServingContext
+    engine: FakeEngine
+    http: httpx2.AsyncClient
+    openai: openai.AsyncOpenAI
+
+
+def make_context(tokenizer: Tokenizer, client: EngineClient | None = None, max_model_len: int = 8192) -> ServingContext:
+    return ServingContext(
+        model_id=MODEL_ID,
+        tokenizer=tokenizer,
+        client=client or EngineClient(),
+        created=1_700_000_000,
+        max_model_len=max_model_len,
+        vocab_size=416,
+        eos_token_ids=(5,),
+        ttft_slo_s=30.0,
+        tpot_slo_s=30.0,
+    )
+
+
+def make_server(tokenizer: Tokenizer, keys: tuple[str, ...] = ()) -> Server:
+    client = EngineClient()
+    context = make_context(tokenizer, client)
+    engine = FakeEngine(client)
+    engine.attach()
+    app = create_app(ServerState(context=context, keys=KeyRing(keys)))
+    transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
+    http = httpx2.AsyncClient(transport=transport, base_url="http://test")
+    sdk = openai.AsyncOpenAI(base_url="http://test/v1", api_key="EMPTY", http_client=http, max_retries=0)
+    return Server(app, context, engine, http, sdk)
+
+
+@pytest.fixture
+async def server(tokenizer: Tokenizer) -> AsyncIterator[Server]:
+    built = make_server(tokenizer)
+    yield built
+    await built.openai.close()
+
+
+USER = [{"role": "user", "content": "What is 2+2?"}]
