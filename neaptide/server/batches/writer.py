@@ -33,8 +33,8 @@ class _Write:
 class Writer:
     """Runs operations one after another, each in a savepoint of a shared transaction.
 
-    A future resolves after its transaction is durable. An operation that raises undoes itself alone; a
-    commit that fails (disk full, I/O error) fails every operation of its group, and none of them happened.
+    A future resolves after its transaction is durable. An operation that raises undoes itself alone, unless the
+    disk is to blame (full, I/O error): that fails every operation of the group, and none of them happened.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -99,24 +99,40 @@ class Writer:
         return group, False
 
     def _commit_group(self, conn: sa.Connection, group: list[_Write]) -> None:
-        done: list[tuple[Future[Any], Any]] = []
-        failed: list[tuple[Future[Any], BaseException]] = []
         running = [write for write in group if write.future.set_running_or_notify_cancel()]
         try:
             with conn.begin():
-                for write in running:
-                    try:
-                        with conn.begin_nested():
-                            done.append((write.future, write.operation(conn)))
-                    except Exception as error:
-                        failed.append((write.future, error))
+                outcomes = [self._attempt(conn, write.operation) for write in running]
+                _require_transaction(conn)
             self.num_commits += 1
         except Exception as error:
-            failed += [(future, error) for future, _ in done]
-            known = {id(future) for future, _ in failed}
-            failed += [(write.future, error) for write in running if id(write.future) not in known]
-            done = []
-        for future, result in done:
-            future.set_result(result)
-        for future, failure in failed:
-            future.set_exception(failure)
+            outcomes = [_Failure(error)] * len(running)
+        for write, outcome in zip(running, outcomes, strict=True):
+            if isinstance(outcome, _Failure):
+                write.future.set_exception(outcome.error)
+            else:
+                write.future.set_result(outcome)
+
+    @staticmethod
+    def _attempt(conn: sa.Connection, operation: Operation) -> Any:
+        """The operation's result, or why it failed alone. Raises what concerns the whole transaction."""
+        try:
+            with conn.begin_nested():
+                return operation(conn)
+        except sa.exc.OperationalError:
+            # A full or failing disk: SQLite may have rolled back everything before it, too.
+            raise
+        except Exception as error:
+            return _Failure(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: Exception
+
+
+def _require_transaction(conn: sa.Connection) -> None:
+    """A transaction that SQLite has dropped on an error would "commit" without a word, and nothing of it be there."""
+    dbapi_connection: Any = conn.connection.driver_connection
+    if not dbapi_connection.in_transaction:
+        raise sa.exc.OperationalError("COMMIT", {}, RuntimeError("the transaction was rolled back"))

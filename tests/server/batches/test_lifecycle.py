@@ -7,6 +7,7 @@ import pytest
 
 from neaptide.engine.params import FinishReason
 from neaptide.server.batches import batch_rows
+from neaptide.server.batches.models import NewLine
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.store import StoreUnavailableError
 from neaptide.server.errors import ConflictError, NotFoundError
@@ -29,7 +30,7 @@ async def test_a_batch_runs_to_its_end_in_input_order(tmp_path: Path) -> None:
         assert shown["usage"]["input_tokens"] == shown["usage"]["output_tokens"] == 50
         assert shown["usage"]["input_tokens_details"]["cached_tokens"] == 5
         assert shown["metadata"] == {"k": "v"}
-        assert not list((tmp_path / "jobs").iterdir())
+    assert not list((tmp_path / "jobs").iterdir())
 
 
 async def test_refused_bodies_fail_alone_and_at_once(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ async def test_a_restart_validates_again_what_had_not_started(tmp_path: Path, mo
         batch = await server.create(numbered(3))
         await gate.wait()
         # What an interrupted validation leaves behind.
-        lines = [batch_rows.NewLine(1, "c0", 0, 10, 0, 1)]
+        lines = [NewLine(1, "c0", 0, 10, 0, 1)]
         await server.service.store.write(batch_rows.insert_lines, batch.id, lines)
     async with Server(tmp_path) as again:
         again.engine.auto = True
@@ -224,7 +225,7 @@ async def test_cancel_while_validating(tmp_path: Path) -> None:
         record = await server.until_status(batch.id, "cancelled")
         server.results(record)
         assert server.engine.sent == []
-        assert not list((tmp_path / "jobs").iterdir())
+    assert not list((tmp_path / "jobs").iterdir())
 
 
 async def test_cancel_of_an_ended_batch_is_a_conflict(tmp_path: Path) -> None:

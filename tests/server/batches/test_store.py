@@ -1,0 +1,233 @@
+"""The database: durability, group commit, schema, and who may open it."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from neaptide.server.batches import batch_rows, file_rows
+from neaptide.server.batches.models import FileRecord, LineResult, LineState, NewBatch, NewLine, Usage
+from neaptide.server.batches.store import (
+    DATABASE_NAME,
+    DataDirLockedError,
+    Store,
+    StoreError,
+    StoreUnavailableError,
+)
+from neaptide.server.batches.tables import batches, files, metadata
+
+FILE = FileRecord("file-1", "", "a.jsonl", "batch", 3, "0" * 64, 100, None)
+BATCH = NewBatch("batch_1", "", "", "/v1/chat/completions", "file-1", "24h", None, {"a": "b"}, 100, 200)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    store.open()
+    yield store
+    store.close()
+
+
+def add_file(conn: sa.Connection, number: int) -> int:
+    file_rows.insert_file(conn, replace(FILE, id=f"file-{number}"))
+    return number
+
+
+def num_files(conn: sa.Connection) -> int:
+    return int(conn.execute(sa.select(sa.func.count()).select_from(files)).scalar_one())
+
+
+async def test_a_finished_write_is_seen_by_readers(store: Store) -> None:
+    for number in range(5):
+        await store.write(add_file, number)
+        assert await store.read(num_files) == number + 1
+
+
+async def test_writes_that_come_together_share_commits(store: Store) -> None:
+    before = store.num_commits
+    writes = [store.write_grouped(lambda conn, n=n: add_file(conn, n), 1) for n in range(256)]  # type: ignore[misc]
+    assert await asyncio.gather(*writes) == list(range(256))
+    assert store.num_commits - before <= 8
+    assert await store.read(num_files) == 256
+
+
+async def test_a_lone_grouped_write_does_not_wait_for_long(store: Store) -> None:
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    await store.write_grouped(lambda conn: add_file(conn, 1), 1)
+    assert loop.time() - start_s < 1.0
+
+
+async def test_a_failing_operation_undoes_itself_alone(store: Store) -> None:
+    def half(conn: sa.Connection) -> None:
+        add_file(conn, 7)
+        raise ValueError("halfway")
+
+    writes = [
+        store.write_grouped(lambda conn: add_file(conn, 1), 1),
+        store.write_grouped(half, 1),
+        store.write_grouped(lambda conn: add_file(conn, 2), 1),
+    ]
+    first, second, third = await asyncio.gather(*writes, return_exceptions=True)
+    assert (first, third) == (1, 2)
+    assert isinstance(second, ValueError)
+    assert await store.read(file_rows.all_file_ids) == {"file-1", "file-2"}
+
+
+async def test_readers_cannot_write(store: Store) -> None:
+    with pytest.raises(sa.exc.OperationalError, match="readonly"):
+        await store.read(add_file, 1)
+
+
+async def test_a_full_disk_fails_the_whole_group_and_writing_goes_on_after(store: Store) -> None:
+    def limit(conn: sa.Connection, pages: int) -> None:
+        conn.exec_driver_sql(f"PRAGMA max_page_count = {pages}").close()
+
+    def much(conn: sa.Connection) -> None:
+        add_file(conn, 1)
+        conn.execute(files.insert(), [asdict(FILE) | {"id": f"file-much-{n}"} for n in range(2_000)])
+
+    await store.write(limit, 60)
+    writes = [
+        store.write_grouped(lambda conn: add_file(conn, 2), 1),
+        store.write_grouped(much, 1),
+        store.write_grouped(lambda conn: add_file(conn, 3), 1),
+    ]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StoreUnavailableError] * 3
+    assert await store.read(num_files) == 0
+    await store.write(limit, 1_000_000)
+    assert await store.write(add_file, 2) == 2
+    assert await store.read(file_rows.all_file_ids) == {"file-2"}
+
+
+async def test_rows_survive_reopening_without_a_clean_close(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    await asyncio.to_thread(store.open)
+    await store.write(add_file, 1)
+    # What is on disk now is what a kill -9 would leave.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in (DATABASE_NAME, f"{DATABASE_NAME}-wal"):
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    await asyncio.to_thread(store.close)
+    other = Store(copy)
+    await asyncio.to_thread(other.open)
+    assert await other.read(num_files) == 1
+    await asyncio.to_thread(other.close)
+
+
+def test_the_first_migration_makes_exactly_our_tables(store: Store) -> None:
+    def differences(conn: sa.Connection) -> list[object]:
+        return list(compare_metadata(MigrationContext.configure(conn), metadata))
+
+    assert store.read_blocking(differences) == []
+
+
+def test_durability_settings(store: Store) -> None:
+    def pragmas(conn: sa.Connection) -> list[object]:
+        return [conn.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "synchronous", "foreign_keys")]
+
+    assert store.write_blocking(pragmas) == ["wal", 2, 1]
+
+
+def test_a_second_server_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(DataDirLockedError, match=r"another neaptide server \(process \d+\)"):
+        Store(tmp_path).open()
+
+
+def test_a_closed_store_can_be_opened_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        store = Store(tmp_path)
+        store.open()
+        store.close()
+        store.close()
+
+
+@pytest.mark.parametrize("damage", [b"this is no database" * 1000, b"SQLite format 3\0" + b"\xff" * 8000])
+def test_a_damaged_database_is_one_clear_error(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / DATABASE_NAME).write_bytes(damage)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=DATABASE_NAME) as error:
+            Store(tmp_path).open()
+        assert "\n" not in str(error.value)
+
+
+def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.open()
+    store.write_blocking(lambda conn: conn.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")).close())
+    store.close()
+    with pytest.raises(StoreError, match="newer"):
+        Store(tmp_path).open()
+
+
+# ---- rows -----------------------------------------------------------------------------------------------
+
+
+def result(line_no: int, body: str = "{}") -> LineResult:
+    return LineResult(line_no, LineState.COMPLETED, 200, "req_1", body, Usage(3, 1, 2))
+
+
+def start_batch(store: Store, count: int) -> None:
+    store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
+    lines = [NewLine(n, f"c{n}", 0, 1, n - 1, 1) for n in range(1, count + 1)]
+    store.write_blocking(batch_rows.insert_lines, BATCH.id, lines)
+    assert store.write_blocking(batch_rows.begin_batch, BATCH.id, "m", "fingerprint", 101)
+
+
+def test_the_first_result_of_a_line_stays(store: Store) -> None:
+    start_batch(store, 3)
+    assert store.write_blocking(batch_rows.end_lines, BATCH.id, [result(1, '"first"'), result(2)]) == 2
+    assert store.write_blocking(batch_rows.end_lines, BATCH.id, [result(1, '"second"'), result(3)]) == 1
+    lines = store.read_blocking(batch_rows.ended_lines, BATCH.id, 0, 10)
+    assert [line.result for line in lines] == ['"first"', "{}", "{}"]
+    record = store.read_blocking(batch_rows.require_batch, BATCH.id)
+    assert (record.num_total, record.num_completed, record.num_failed) == (3, 3, 0)
+    assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (9, 3, 6)
+
+
+def test_closed_lines_refuse_late_results(store: Store) -> None:
+    start_batch(store, 2)
+    assert store.write_blocking(batch_rows.request_cancel, BATCH.id, 150)
+    assert not store.write_blocking(batch_rows.request_cancel, BATCH.id, 160)
+    assert store.write_blocking(batch_rows.close_lines, BATCH.id, LineState.CANCELLED, "{}") == 2
+    assert store.write_blocking(batch_rows.end_lines, BATCH.id, [result(1)]) == 0
+    assert store.write_blocking(batch_rows.finish_batch, BATCH.id, None, None, 170)
+    assert not store.write_blocking(batch_rows.finish_batch, BATCH.id, None, None, 180)
+    record = store.read_blocking(batch_rows.require_batch, BATCH.id)
+    assert (record.status, record.cancelled_at, record.num_failed) == ("cancelled", 170, 2)
+
+
+def test_only_legal_moves_are_taken(store: Store) -> None:
+    start_batch(store, 1)
+    write = store.write_blocking
+    assert not write(batch_rows.begin_batch, BATCH.id, "m", "f", 102)
+    assert not write(batch_rows.fail_batch, BATCH.id, [], 102)
+    assert not write(batch_rows.begin_finalizing, BATCH.id, 102)
+    assert not write(batch_rows.finish_batch, BATCH.id, None, None, 102)
+    write(batch_rows.end_lines, BATCH.id, [result(1)])
+    assert write(batch_rows.begin_finalizing, BATCH.id, 103)
+    assert not write(batch_rows.request_cancel, BATCH.id, 104)
+    assert write(batch_rows.expire_overdue, 10_000) == []
+    assert write(batch_rows.finish_batch, BATCH.id, None, None, 105)
+    assert store.read_blocking(batch_rows.require_batch, BATCH.id).status == "completed"
+
+
+def test_lines_of_a_batch_have_their_own_custom_ids(store: Store) -> None:
+    start_batch(store, 1)
+    with pytest.raises(sa.exc.IntegrityError):
+        store.write_blocking(batch_rows.insert_lines, BATCH.id, [NewLine(9, "c1", 0, 1, 0, 1)])
+    with pytest.raises(sa.exc.IntegrityError):
+        store.write_blocking(batch_rows.insert_lines, "batch_unknown", [NewLine(1, "c1", 0, 1, 0, 1)])
+
+
+def test_deleting_a_batch_takes_its_lines_along(store: Store) -> None:
+    start_batch(store, 2)
+    store.write_blocking(lambda conn: conn.execute(batches.delete()).close())
+    assert store.read_blocking(batch_rows.ended_lines, BATCH.id, 0, 10) == []

@@ -1,0 +1,207 @@
+"""What makes a batch fail before anything runs, with the code and the physical line of each finding."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.server.batches.models import NewLine
+from neaptide.server.batches.plan import read_plan
+from neaptide.server.batches.validate import (
+    Limits,
+    Report,
+    ValidationStoppedError,
+    Validator,
+    read_body,
+    read_lines,
+)
+from tests.server.batches.fakes import CHAT, FakeCompiler, Server, jsonl, line
+
+
+def validate(tmp_path: Path, content: bytes, limits: Limits | None = None) -> tuple[Report, list[NewLine]]:
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(content)
+    kept: list[NewLine] = []
+
+    def keep(lines: Sequence[NewLine]) -> None:
+        kept.extend(lines)
+
+    validator = Validator(CHAT, FakeCompiler(), limits or Limits(), keep, lambda: False)
+    return validator.run(path, tmp_path / "job"), kept
+
+
+def without(name: str) -> dict[str, Any]:
+    entry = line("x")
+    del entry[name]
+    return entry
+
+
+def with_body(**fields: Any) -> dict[str, Any]:
+    entry = line("x")
+    entry["body"] = {name: value for name, value in (entry["body"] | fields).items() if value is not ...}
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "param"),
+    [
+        ("{", "invalid_json_line", None),
+        ('{"custom_id": "x", "custom_id": "y"}', "invalid_json_line", None),
+        ('{"custom_id": NaN}', "invalid_json_line", None),
+        ('{"custom_id": "\\ud800"}', "invalid_json_line", None),
+        ("[" * 50_000, "invalid_json_line", None),
+        ("[]", "invalid_request", None),
+        ("3", "invalid_request", None),
+        (without("custom_id"), "missing_required_parameter", "custom_id"),
+        (without("method"), "missing_required_parameter", "method"),
+        (without("url"), "missing_required_parameter", "url"),
+        (without("body"), "missing_required_parameter", "body"),
+        (line("x") | {"body": None}, "missing_required_parameter", "body"),
+        (line("first"), "duplicate_custom_id", "custom_id"),
+        (line("x") | {"custom_id": 3}, "invalid_type", "custom_id"),
+        (line("x") | {"custom_id": "a\0b"}, "invalid_value", "custom_id"),
+        (line("x") | {"custom_id": "a" * 513}, "invalid_value", "custom_id"),
+        (line("x") | {"custom_id": ""}, "invalid_value", "custom_id"),
+        (line("x") | {"method": "GET"}, "invalid_method", "method"),
+        (line("x") | {"url": "/v1/completions"}, "invalid_url", "url"),
+        (line("x") | {"body": []}, "invalid_type", "body"),
+        (with_body(model="gpt"), "model_not_found", "body.model"),
+        (with_body(model=7), "model_not_found", "body.model"),
+        (with_body(model=...), "invalid_request", "body.model"),
+        (with_body(model="m2"), "model_mismatch", "body.model"),
+        (with_body(messages=...), "invalid_request", "body.messages"),
+        (with_body(stream=True), "streaming_unsupported", "body.stream"),
+    ],
+)
+def test_each_malformed_line(tmp_path: Path, bad: dict[str, Any] | str, code: str, param: str | None) -> None:
+    report, _ = validate(tmp_path, jsonl([line("first"), "", "  \r", bad, line("last")]))
+    assert [(e["code"], e["line"], e["param"]) for e in report.errors] == [(code, 4, param)]
+    assert isinstance(report.errors[0]["message"], str)
+    assert not list(tmp_path.glob("job*"))
+
+
+def test_invalid_utf8_is_not_json(tmp_path: Path) -> None:
+    report, _ = validate(tmp_path, b'{"custom_id": "\xff"}\n')
+    assert [e["code"] for e in report.errors] == ["invalid_json_line"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b" \t\r\n"])
+def test_an_empty_file(tmp_path: Path, content: bytes) -> None:
+    report, _ = validate(tmp_path, content)
+    assert [(e["code"], e["line"]) for e in report.errors] == [("empty_file", None)]
+
+
+def test_every_bad_line_is_listed_up_to_a_hundred(tmp_path: Path) -> None:
+    report, _ = validate(tmp_path, b"x\n" * 250)
+    assert [e["line"] for e in report.errors] == list(range(1, 101))
+
+
+def test_too_many_lines(tmp_path: Path) -> None:
+    report, _ = validate(tmp_path, jsonl(line(f"c{i}") for i in range(4)), Limits(max_lines=3))
+    assert [(e["code"], e["line"]) for e in report.errors] == [("too_many_tasks", None)]
+
+
+def test_too_many_prompt_tokens(tmp_path: Path) -> None:
+    report, _ = validate(tmp_path, jsonl([line("a", "x" * 60), line("b", "x" * 60)]), Limits(max_prompt_tokens=100))
+    assert [e["code"] for e in report.errors] == ["token_limit_exceeded"]
+
+
+def test_what_is_well_formed_becomes_rows(tmp_path: Path) -> None:
+    lines: list[dict[str, Any] | str] = [
+        line("a", "x\\u2028y", n=2),
+        "",
+        line("hot", temperature=9),
+        line("b", max_tokens=3, stop="!"),
+    ]
+    content = b"\xef\xbb\xbf" + jsonl(lines).replace(b"\n", b"\r\n").removesuffix(b"\r\n")
+    report, kept = validate(tmp_path, content)
+    assert report.errors == []
+    assert (report.num_lines, report.num_rows, report.model) == (3, 3, "m")
+    assert [(k.line_no, k.custom_id, k.first_row, k.num_rows) for k in kept] == [
+        (1, "a", 0, 2),
+        (3, "hot", 2, 0),
+        (4, "b", 2, 1),
+    ]
+    assert kept[1].result is not None
+    assert (kept[1].result.status_code, json.loads(kept[1].result.body)["error"]["param"]) == (400, "temperature")
+    for entry, wanted in zip(kept, (lines[0], lines[2], lines[3]), strict=True):
+        assert isinstance(wanted, dict)
+        assert read_body(tmp_path / "input.jsonl", entry.byte_offset, entry.num_bytes) == wanted["body"]
+    tokens, plan = TokenFile(tmp_path / "job"), read_plan(tmp_path / "job")
+    assert [bytes(tokens.prompt(row)) for row in range(3)] == [b"x\\u2028y"] * 2 + [b"text of b"]
+    assert plan.stream_rows == [2]
+    assert [plan.params_table[i].max_tokens for i in plan.params_index] == [16, 16, 3]
+    assert len(plan.params_table) == 2
+
+
+def test_lines_split_at_newlines_only(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes("a\u2028b\x0bc\rd\ne".encode())
+    assert [(raw.line_no, raw.content.decode()) for raw in read_lines(path)] == [(1, "a\u2028b\x0bc\rd"), (2, "e")]
+
+
+def test_an_overlong_line_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.server.batches.validate.MAX_BODY_BYTES", 400)
+    report, _ = validate(tmp_path, jsonl([line("a"), line("b", "x" * 5000), line("c"), "["]))
+    assert [(e["code"], e["line"]) for e in report.errors] == [("invalid_request", 2), ("invalid_json_line", 4)]
+    lengths = [len(raw.content) for raw in read_lines(tmp_path / "input.jsonl")]
+    assert max(lengths) <= 402
+
+
+def test_a_stopped_validation_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(jsonl([line("a"), line("b")]))
+    answers = iter([False, True])
+    validator = Validator(CHAT, FakeCompiler(), Limits(), lambda lines: None, lambda: next(answers))
+    with pytest.raises(ValidationStoppedError):
+        validator.run(path, tmp_path / "job")
+    assert not list(tmp_path.glob("job*"))
+
+
+# ---- through the service --------------------------------------------------------------------------------
+
+
+async def test_one_bad_line_fails_the_batch_and_nothing_runs(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line(f"c{i}") for i in range(600)]) + b"oops\n")
+        record = await server.until_status(batch.id, "failed")
+        assert record.errors == [
+            {
+                "code": "invalid_json_line",
+                "line": 601,
+                "message": "This line is not parseable as valid JSON.",
+                "param": None,
+            }
+        ]
+        assert record.failed_at is not None
+        assert record.num_total == 0
+        assert server.engine.sent == []
+
+
+async def test_an_unknown_or_foreign_file_fails_later_not_at_create(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        foreign = await server.upload(jsonl([line("a")]), owner="other")
+        for file_id in ("file-unknown", foreign.id):
+            batch = await server.create(input_file_id=file_id)
+            record = await server.until_status(batch.id, "failed")
+            assert record.errors is not None
+            assert (record.errors[0]["code"], record.errors[0]["param"]) == ("invalid_request", "file_id")
+
+
+async def test_a_bug_in_validation_fails_one_batch_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError
+
+    async with Server(tmp_path) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.compiler, "compile", broken)
+            batch = await server.create(jsonl([line("a")]))
+            record = await server.until_status(batch.id, "failed")
+        assert record.errors is not None
+        assert record.errors[0]["code"] == "internal_error"
+        server.engine.auto = True
+        batch = await server.create(jsonl([line("a")]))
+        await server.until_status(batch.id, "completed")
