@@ -45,7 +45,7 @@ def create_app(
     metrics = ServerMetrics(state.registry)
     state.context.client.add_stats_listener(metrics)
     if state.metrics_compat == "vllm":
-        compat = VllmMetrics(state.registry, state.context.model_id)
+        compat = VllmMetrics(state.registry, state.context.model_id, state.context.client)
         metrics.add_sink(compat)
         state.context.client.add_stats_listener(compat)
     for collector in (ProcessCollector, PlatformCollector, GCCollector):

@@ -150,10 +150,11 @@ def engine_unavailable() -> UnavailableError:
 def from_validation_error(exc: ValidationError, body: object) -> InvalidRequestError:
     """The one most specific error of a pydantic failure, in OpenAI's words.
 
-    A union reports every branch; the branch that reached deepest into the body is the one the caller meant.
+    A union reports every branch. The one that the caller meant reached deepest into the body; of equals it is
+    the one that found the right type.
     """
     found = [(_path_in_body(error["loc"], body, error["type"]), error) for error in exc.errors(include_url=False)]
-    path, error = max(found, key=lambda item: len(item[0]))
+    path, error = max(found, key=lambda item: (len(item[0]), _code(item[1]["type"]) != "invalid_type"))
     param = ".".join(path) or None
     return InvalidRequestError(_message(error["type"], error["msg"], param), param=param, code=_code(error["type"]))
 

@@ -6,8 +6,9 @@ customers; offline work has series of its own in ``metrics``.
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from neaptide.engine.messages import StepStats
+from neaptide.engine.messages import EngineReady, StepStats
 from neaptide.engine.params import RequestClass, Tier, request_class
+from neaptide.server.engine_client import EngineClient
 from neaptide.server.prepare import Prepared
 from neaptide.server.request_log import RequestRecord
 from neaptide.server.timing import RequestTiming
@@ -22,12 +23,17 @@ _LABELS = ("model_name", "engine")
 class VllmMetrics:
     """A sink of request events and a listener of steps, under the prefix ``vllm:``."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+    def __init__(self, registry: CollectorRegistry, model_name: str, client: EngineClient) -> None:
         self._registry = registry
+        self._client = client
         self._values = (model_name, "0")
         self._running = self._gauge("num_requests_running", "Online requests running.")
         self._waiting = self._gauge("num_requests_waiting", "Online requests waiting.")
         self._usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks that online work holds, 0 to 1.")
+        self._config = Gauge(
+            "vllm:cache_config_info", "1.", [*_LABELS, "block_size", "num_gpu_blocks"], registry=registry
+        )
+        self._config_of: EngineReady | None = None
         self._preemptions = self._counter("num_preemptions", "Preemptions of online requests.")
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens sought in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
@@ -83,6 +89,7 @@ class VllmMetrics:
 
     def on_stats(self, stats: StepStats) -> None:
         """One step of the engine."""
+        self._describe(self._client.info)
         self._running.set(stats.running_online)
         self._waiting.set(stats.waiting_online)
         total = stats.blocks_free + stats.blocks_cached + stats.blocks_online + stats.blocks_offline
@@ -90,6 +97,13 @@ class VllmMetrics:
         self._preemptions.inc(stats.preempted_online)
         self._queries.inc(stats.admitted_prompt_tokens)
         self._hits.inc(stats.cached_tokens)
+
+    def _describe(self, info: EngineReady) -> None:
+        """Routers read the size of the cache from labels. A restarted engine may have another."""
+        if info is not self._config_of:
+            self._config_of = info
+            self._config.clear()
+            self._config.labels(*self._values, str(info.block_size), str(info.num_blocks)).set(1)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry).labels(*self._values)

@@ -105,7 +105,9 @@ def completion_prompts(body: CompletionBody, context: ServingContext) -> tuple[l
     else:
         items = prompt
     if len(items) * body.n > MAX_CHOICES:
-        raise InvalidRequestError(f"At most {MAX_CHOICES} choices in one request.", param="prompt")
+        raise InvalidRequestError(
+            f"At most {MAX_CHOICES} choices in one request.", param="prompt", code="invalid_value"
+        )
     ids: list[list[int]] = []
     texts: list[str] = []
     for item in items:

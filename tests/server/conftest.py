@@ -9,6 +9,7 @@ import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
+from openai.types.chat import ChatCompletionMessageParam
 
 from neaptide.server.app import ServerState, ServingContext, create_app
 from neaptide.server.auth import KeyRing
@@ -69,4 +70,4 @@ async def server(tokenizer: Tokenizer) -> AsyncIterator[Server]:
     await built.openai.close()
 
 
-USER = [{"role": "user", "content": "What is 2+2?"}]
+USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 2+2?"}]

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from neaptide.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -11,8 +13,8 @@ from neaptide.engine.messages import (
     RequestOutput,
     StepOutputs,
     StepStats,
-    TokenLogprobs,
     ToEngine,
+    TokenLogprobs,
     from_engine_decoder,
     from_engine_encoder,
     to_engine_decoder,
@@ -34,10 +36,10 @@ def hashed_token(prompt: Sequence[int], seed: int | None, position: int) -> int:
     return FIRST_PLAIN + int.from_bytes(digest[:4], "big") % (LAST_PLAIN - FIRST_PLAIN + 1)
 
 
-def some_stats(step: int = 1, **changes: float) -> StepStats:
-    values: dict[str, float] = {name: 0 for name in StepStats.__struct_fields__}
-    values |= {"step": step, "duration_s": 0.01, "predicted_s": 0.011, "blocks_free": 60, "blocks_online": 4}
-    return StepStats(**(values | changes))  # type: ignore[arg-type]
+def some_stats(**changes: float) -> StepStats:
+    values: dict[str, float] = dict.fromkeys(StepStats.__struct_fields__, 0)
+    values |= {"duration_s": 0.01, "predicted_s": 0.011, "blocks_free": 60, "blocks_online": 4}
+    return msgspec.convert(list((values | changes).values()), StepStats, strict=False)
 
 
 class FakeEngine:
@@ -107,6 +109,14 @@ class FakeEngine:
     # ---- generation ----
 
     async def _run(self, request: AddRequest) -> None:
+        try:
+            await self._answer(request)
+        except Exception:
+            # A mistake in here must fail the test, not leave its client waiting.
+            self.die()
+            raise
+
+    async def _answer(self, request: AddRequest) -> None:
         await self.released.wait()
         tokens, ends_early = self._plan(request)
         prompt_logprobs = self._prompt_logprobs(request)
@@ -151,7 +161,7 @@ class FakeEngine:
 
     def _emit(self, output: RequestOutput) -> None:
         self._step += 1
-        message = StepOutputs([output], [some_stats(self._step)])
+        message = StepOutputs([output], [some_stats(step=self._step)])
         self.client.on_message(from_engine_decoder.decode(from_engine_encoder.encode(message)))
 
 

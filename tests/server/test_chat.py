@@ -130,7 +130,7 @@ async def test_stop_string_over_tokens_ends_and_aborts(server: Server, stream: b
         last = chunks[-1].choices[0]
     else:
         reply = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, stop=["o thr"])
-        text, last = reply.choices[0].message.content or "", reply.choices[0]  # type: ignore[assignment]
+        text, last = reply.choices[0].message.content or "", reply.choices[0]
     assert text == "one tw"
     assert last.finish_reason == "stop"
     assert last.model_dump()["stop_reason"] == "o thr"
@@ -170,9 +170,7 @@ async def test_one_choice_may_stop_while_others_go_on(server: Server) -> None:
     ],
 )
 async def test_service_tier(server: Server, asked: Any, tier: Tier, told: str) -> None:
-    reply = await server.openai.chat.completions.create(
-        model=MODEL_ID, messages=USER, service_tier=asked, max_tokens=2
-    )
+    reply = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, service_tier=asked, max_tokens=2)
     assert server.engine.requests[0].tier is tier
     assert reply.service_tier == told
 

@@ -42,7 +42,8 @@ async def test_scoring_a_prompt_as_lm_eval_does(server: Server, tokenizer: Token
     assert lengths == {len(prompt) + 1}
     first_values: tuple[Any, Any] = (found.token_logprobs[0], found.top_logprobs[0])
     assert first_values == (None, None)
-    assert all(value == max(top.values()) for value, top in zip(found.token_logprobs[1:], found.top_logprobs[1:]))
+    pairs = zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True)
+    assert all(value == max(top.values()) for value, top in pairs)
     assert reply.choices[0].text.startswith("caf\u00e9 au lait")
     for token, offset in zip(found.tokens, found.text_offset, strict=True):
         if not token.startswith("bytes:"):
@@ -63,7 +64,14 @@ async def test_zero_tokens_score_the_prompt_alone(server: Server) -> None:
 
 
 async def test_stream_equals_the_whole_reply(server: Server) -> None:
-    arguments: dict[str, Any] = {"model": MODEL_ID, "prompt": "a", "seed": 1, "max_tokens": 30, "echo": True, "logprobs": 2}
+    arguments: dict[str, Any] = {
+        "model": MODEL_ID,
+        "prompt": "a",
+        "seed": 1,
+        "max_tokens": 30,
+        "echo": True,
+        "logprobs": 2,
+    }
     whole = await server.openai.completions.create(**arguments)
     stream = await server.openai.completions.create(**arguments, stream=True)
     chunks = [chunk async for chunk in stream]
@@ -86,8 +94,6 @@ async def test_special_text_in_a_raw_prompt_is_parsed(server: Server) -> None:
 
 async def test_requests_run_side_by_side(server: Server) -> None:
     server.engine.delay_s = 0.001
-    calls = [
-        server.openai.completions.create(model=MODEL_ID, prompt=f"p {i}", seed=i, max_tokens=8) for i in range(20)
-    ]
+    calls = [server.openai.completions.create(model=MODEL_ID, prompt=f"p {i}", seed=i, max_tokens=8) for i in range(20)]
     replies = await asyncio.gather(*calls)
     assert len({reply.choices[0].text for reply in replies}) == 20

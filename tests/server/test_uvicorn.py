@@ -1,0 +1,81 @@
+"""The app behind a real HTTP server: what in-process transports hide."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+
+from neaptide.server.tokenizer import Tokenizer
+from tests.server.asgi import settle
+from tests.server.conftest import USER, Server, make_server
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+async def live(tokenizer: Tokenizer) -> AsyncIterator[tuple[Server, httpx2.AsyncClient]]:
+    built = make_server(tokenizer)
+    config = uvicorn.Config(built.app, log_level="critical", http="h11", loop="asyncio", lifespan="on")
+    runner = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        task = asyncio.ensure_future(runner.serve(sockets=[listener]))
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
+            # The listener queues connections until the server takes them.
+            yield built, http
+        runner.should_exit = True
+        await task
+
+
+async def _until_idle(server: Server) -> None:
+    for _ in range(500):
+        if server.engine.num_running == 0 and server.context.client.num_in_flight == 0:
+            await settle()
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the request still runs")
+
+
+async def test_tokens_arrive_one_by_one(live: tuple[Server, httpx2.AsyncClient]) -> None:
+    server, http = live
+    body = {"messages": USER, "max_tokens": 20, "stream": True}
+    server.engine.delay_s = 0.005
+    reads = 0
+    async with http.stream("POST", CHAT, json=body) as reply:
+        assert reply.status_code == 200
+        text = ""
+        async for part in reply.aiter_text():
+            reads += 1
+            text += part
+    assert text.endswith("data: [DONE]\n\n")
+    assert reads > 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hanging_up_aborts(live: tuple[Server, httpx2.AsyncClient], stream: bool) -> None:
+    server, http = live
+    server.engine.delay_s = 0.005
+    body: dict[str, Any] = {"messages": USER, "max_tokens": 4000, "stream": stream}
+    if stream:
+        async with http.stream("POST", CHAT, json=body) as reply:
+            async for _ in reply.aiter_bytes():
+                break
+    else:
+        with pytest.raises(httpx2.TimeoutException):
+            await http.post(CHAT, json=body, timeout=0.1)
+    await _until_idle(server)
+    assert len(server.engine.aborts) == 1
+
+
+async def test_connection_lives_on_after_a_stream_and_after_errors(live: tuple[Server, httpx2.AsyncClient]) -> None:
+    server, http = live
+    for _ in range(3):
+        streamed = await http.post(CHAT, json={"messages": USER, "max_tokens": 2, "stream": True})
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert (await http.post(CHAT, json={"messages": USER, "n": 0})).status_code == 400
+        assert (await http.head("/metrics")).status_code == 200
+    assert len(server.engine.requests) == 3
