@@ -41,6 +41,8 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     num_threads: int = 0
     """Compute threads on a CPU; 0 leaves torch's choice."""
+    sim_step_s: float = 0.005
+    """Step time of the ``sim`` executor."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,5 +51,3 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     executor: ExecutorConfig = ExecutorConfig()
     request_log_path: str | None = None
     """Append-only JSON lines, one when a request is first scheduled and one when it ends; ``None`` writes none."""
-    sim_step_s: float = 0.0
-    """Fixed step time of the ``sim`` executor."""

@@ -39,7 +39,8 @@ class OfflineFill:
 
     def _chunk(self, step: StepBuilder, num_tokens: int, context_tokens: int, limit_s: float) -> int:
         chunk = step.budget.largest_chunk(num_tokens, context_tokens, limit_s)
-        return chunk if chunk >= min(num_tokens, MIN_CHUNK_TOKENS) else 0
+        least = min(num_tokens, MIN_CHUNK_TOKENS, self._config.max_num_batched_tokens)
+        return chunk if chunk >= least else 0
 
     def _blocks_left(self, step: StepBuilder) -> int:
         """Blocks that offline work may still take without touching the share kept for online work."""

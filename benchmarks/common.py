@@ -1,0 +1,85 @@
+"""What the benchmarks share: the 111M model, the correctness gate, fixed workloads, printing."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+REPOSITORY = Path(__file__).parents[1]
+EMBEDDED = REPOSITORY / "neaptide" / "data" / "neaptide-tiny"
+FIRST_TOKEN_ID = 10
+"""Random prompts use no id below it: those are special tokens."""
+GAP = 1e-3
+"""Greedy tokens must agree up to the first position where the reference's two best logits are closer (fp32)."""
+
+
+def model_111m() -> Path:
+    """The benchmark model's directory; written on the first call (a minute), kept in the user's cache."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    directory = root / "neaptide" / "llama-111m"
+    if not (directory / "model.safetensors").exists():
+        subprocess.run([sys.executable, REPOSITORY / "tools" / "make_111m.py", "--out", directory], check=True)
+    return directory
+
+
+def vocab_size(model: Path) -> int:
+    size: int = json.loads((model / "config.json").read_text())["vocab_size"]
+    return size
+
+
+def random_prompts(count: int, num_tokens: int, vocab: int, seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(FIRST_TOKEN_ID, vocab) for _ in range(num_tokens)] for _ in range(count)]
+
+
+class Reference:
+    """The same checkpoint in ``transformers``."""
+
+    def __init__(self, model: Path, dtype: torch.dtype = torch.float32) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        """Greedy, exactly ``new_tokens`` each, one batch (prompts of one length)."""
+        ids = torch.tensor([list(p) for p in prompts])
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=new_tokens,
+                min_new_tokens=new_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        return [row[ids.shape[1] :].tolist() for row in out]
+
+    def disagreement(self, prompt: Sequence[int], tokens: Sequence[int]) -> str | None:
+        """Where greedy ``tokens`` leave the reference though its two best logits are not close; None if nowhere."""
+        with torch.inference_mode():
+            logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0].float()
+        for i, token in enumerate(tokens):
+            best = logits[len(prompt) + i - 1].topk(2)
+            if float(best.values[0] - best.values[1]) < GAP:
+                return None
+            if int(best.indices[0]) != token:
+                return f"token {i} is {token}, the reference says {int(best.indices[0])}"
+        return None
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*(f"{cell:,.3g}" if isinstance(cell, float) else str(cell) for cell in row))
+    Console(width=110).print(table)

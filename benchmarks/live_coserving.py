@@ -1,0 +1,233 @@
+"""W5, live: real-time completions beside a batch file, through the HTTP server, client on the same machine.
+
+Online: Poisson 1 request/s, 128 tokens in / 32 out, streamed. Offline: 3,000 batch lines, 256 in / 64 out,
+submitted at once. The 111M model. Four runs of one server each: online alone, offline alone with steps capped
+at the TPOT target, offline alone uncapped, and both together. Correctness is checked first.
+
+share = offline tokens/s / (ceiling - online tokens/s), with the capped ceiling; share_uncapped with the other.
+Prints tables, then one JSON line. ``--quick``: 60 s a run. Rivals are not run here: their ratios are null.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.common import Reference, model_111m, print_table, random_prompts, vocab_size
+from neaptide.commands.server_process import ServerProcess
+from neaptide.loadgen.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.prometheus import Samples
+from neaptide.loadgen.recorder import Record, attainment, percentiles
+
+RATE_RPS = 1.0
+ONLINE_IN, ONLINE_OUT = 128, 32
+OFFLINE_LINES, OFFLINE_IN, OFFLINE_OUT = 3000, 256, 64
+TTFT_SLO_S, TPOT_SLO_S = 0.300, 0.060
+REFERENCE_TPOT_S = 0.025
+"""Online-alone TPOT on the machine that the targets were set for; a slower one gets wider targets."""
+EGRESS_MS = 5.0
+PHASES = ("schedule", "prepare", "model", "sample", "commit")
+
+
+@dataclass(slots=True)
+class Window:
+    """Measured between two scrapes of the same server."""
+
+    seconds: float = 0.0
+    online_tokens_per_s: float = 0.0
+    offline_tokens_per_s: float = 0.0
+    steps: float = 0.0
+    mean_step_ms: float = 0.0
+    phase_ms: dict[str, float] = field(default_factory=dict)
+    preemptions: float = 0.0
+    prediction_error: float = 0.0
+    records: list[Record] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    duration_s: float
+    window_s: tuple[float, float]
+    model: Path
+    seed: int
+
+
+async def scrape(http: httpx.AsyncClient) -> Samples:
+    return Samples((await http.get("/metrics")).text)
+
+
+def between(start: Samples, end: Samples, seconds: float) -> Window:
+    def delta(name: str, **labels: str) -> float:
+        return end.sum(name, **labels) - start.sum(name, **labels)
+
+    steps = max(delta("neaptide_step_seconds_count", phase="total"), 1.0)
+    # A recomputed token is computed twice but is one token of work: only offline work is preempted here.
+    recomputed = delta("neaptide_recomputed_tokens_total")
+    tokens = {c: delta("neaptide_step_tokens_total", **{"class": c}) for c in ("online", "offline")}
+    return Window(
+        seconds=seconds,
+        online_tokens_per_s=tokens["online"] / seconds,
+        offline_tokens_per_s=(tokens["offline"] - recomputed) / seconds,
+        steps=steps,
+        mean_step_ms=1e3 * delta("neaptide_step_seconds_sum", phase="total") / steps,
+        phase_ms={p: 1e3 * delta("neaptide_step_seconds_sum", phase=p) / steps for p in PHASES},
+        preemptions=delta("neaptide_preemptions_total"),
+        prediction_error=delta("neaptide_step_prediction_error_ratio_sum") / steps,
+    )
+
+
+async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
+    """The batch file; returns when its lines run."""
+    prompts = random_prompts(OFFLINE_LINES, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
+    lines = []
+    for i, prompt in enumerate(prompts):
+        body = {"model": "m", "prompt": prompt, "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
+        lines.append(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}))
+    files = {"file": ("w5.jsonl", "\n".join(lines).encode(), "application/jsonl")}
+    upload = await http.post("/v1/files", files=files, data={"purpose": "batch"})
+    upload.raise_for_status()
+    body = {"input_file_id": upload.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = (await http.post("/v1/batches", json=body)).raise_for_status().json()
+    while batch["status"] == "validating":
+        await asyncio.sleep(0.2)
+        batch = (await http.get(f"/v1/batches/{batch['id']}")).json()
+    if batch["status"] != "in_progress":
+        raise SystemExit(f"the batch is {batch['status']}: {batch['errors']}")
+
+
+async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> Window:
+    """One server, one run; the window's records are those of requests that arrived in it."""
+    arrivals = poisson_arrivals(RATE_RPS, plan.duration_s, plan.seed) if online else []
+    prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
+    records: list[Record] = []
+    with tempfile.TemporaryDirectory() as directory:
+        server = ServerProcess([str(plan.model), "--served-model-name", "m", *flags], Path(directory))
+        limits = httpx.Limits(max_connections=None)
+        async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http:
+            client = StreamClient(http, "m")
+            if offline:
+                await submit_offline(http, plan)
+            load = asyncio.create_task(
+                open_loop(
+                    arrivals,
+                    lambda i: client.complete(prompts[i], ONLINE_OUT, ignore_eos=True),
+                    lambda i, record: records.append(record),
+                )
+            )
+            begin, end = plan.window_s
+            await asyncio.sleep(begin)
+            start = await scrape(http)
+            await asyncio.sleep(end - begin)
+            window = between(start, await scrape(http), end - begin)
+            await load
+    window.records = [r for r in records if begin <= r.arrival_s < end]
+    return window
+
+
+async def check(plan: Plan) -> int:
+    """Greedy text of the server against the reference; returns how many requests were compared."""
+    prompts = random_prompts(3, ONLINE_IN, vocab_size(plan.model), seed=77)
+    reference = Reference(plan.model)
+    with tempfile.TemporaryDirectory() as directory:
+        flags = [str(plan.model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024"]
+        async with ServerProcess(flags, Path(directory)) as server:
+            async with httpx.AsyncClient(base_url=server.base_url, timeout=600.0) as http:
+                for prompt in prompts:
+                    body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": 16, "temperature": 0}
+                    body |= {"ignore_eos": True, "return_token_ids": True}
+                    choice = (await http.post("/v1/completions", json=body)).raise_for_status().json()["choices"][0]
+                    problem = reference.disagreement(prompt, choice["token_ids"])
+                    if problem is not None:
+                        raise SystemExit(f"wrong output, {problem}")
+    return len(prompts)
+
+
+def slo_flags(ttft_s: float, tpot_s: float) -> list[str]:
+    return ["--ttft-slo-ms", str(1e3 * ttft_s), "--tpot-slo-ms", str(1e3 * tpot_s), "--max-model-len", "1024"]
+
+
+def summary(name: str, window: Window, ttft_s: float, tpot_s: float) -> dict[str, Any]:
+    ttft = percentiles(r.ttft_s for r in window.records)
+    tpot = percentiles(r.tpot_s for r in window.records)
+    return {
+        "run": name,
+        "online_requests": len(window.records),
+        "online_failed": sum(r.error is not None for r in window.records),
+        "ttft_ms": [round(1e3 * v, 1) for v in ttft] if window.records else None,
+        "tpot_ms": [round(1e3 * v, 1) for v in tpot] if window.records else None,
+        "attainment": round(attainment(window.records, ttft_s, tpot_s), 4) if window.records else None,
+        "online_tokens_per_s": round(window.online_tokens_per_s, 1),
+        "offline_tokens_per_s": round(window.offline_tokens_per_s, 1),
+        "mean_step_ms": round(window.mean_step_ms, 2),
+        "phase_ms": {p: round(v, 3) for p, v in window.phase_ms.items()},
+        "preemptions": window.preemptions,
+        "prediction_mape": round(window.prediction_error, 3),
+    }
+
+
+async def measure(plan: Plan) -> dict[str, Any]:
+    checked = await check(plan)
+    print(f"correctness: {checked} requests agree with transformers", flush=True)
+    alone = await run(plan, slo_flags(TTFT_SLO_S, TPOT_SLO_S), online=True, offline=False)
+    factor = max(1.0, percentiles(r.tpot_s for r in alone.records).p50 / REFERENCE_TPOT_S)
+    ttft_s, tpot_s = factor * TTFT_SLO_S, factor * TPOT_SLO_S
+    print(f"targets: TTFT {1e3 * ttft_s:.0f} ms, TPOT {1e3 * tpot_s:.0f} ms (factor {factor:.2f})", flush=True)
+    # Without online work the step bound is the TTFT target less egress: so a target can stand for the cap.
+    capped = await run(plan, slo_flags(tpot_s + EGRESS_MS / 1e3, tpot_s), online=False, offline=True)
+    print(f"ceiling with steps of {1e3 * tpot_s:.0f} ms: {capped.offline_tokens_per_s:.0f} tok/s", flush=True)
+    uncapped = await run(plan, slo_flags(3600.0, 3600.0), online=False, offline=True)
+    print(f"ceiling: {uncapped.offline_tokens_per_s:.0f} tok/s", flush=True)
+    both = await run(plan, slo_flags(ttft_s, tpot_s), online=True, offline=True)
+    left = {"share": capped.offline_tokens_per_s, "share_uncapped": uncapped.offline_tokens_per_s}
+    ratios: dict[str, float | None] = {
+        name: round(both.offline_tokens_per_s / max(ceiling - both.online_tokens_per_s, 1e-9), 4)
+        for name, ceiling in left.items()
+    }
+    delta = attainment(both.records, ttft_s, tpot_s) - attainment(alone.records, ttft_s, tpot_s)
+    ratios |= {"attainment_minus_alone": round(delta, 4), "ttft_p99_vs_rival": None, "offline_vs_rival": None}
+    named = {"online alone": alone, "offline, capped": capped, "offline": uncapped, "both": both}
+    return {
+        "ratios": ratios,
+        "targets_ms": {"ttft": round(1e3 * ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
+        "window_s": list(plan.window_s),
+        "checked_requests": checked,
+        "runs": [summary(name, window, ttft_s, tpot_s) for name, window in named.items()],
+    }
+
+
+def print_result(result: dict[str, Any]) -> None:
+    def ms(values: list[float] | None) -> str:
+        return "-" if values is None else f"{values[0]:.0f} / {values[2]:.0f}"
+
+    columns = ["run", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "attainment", "online tok/s", "offline tok/s"]
+    rows = [
+        [r["run"], ms(r["ttft_ms"]), ms(r["tpot_ms"]), "-" if r["attainment"] is None else f"{r['attainment']:.3f}"]
+        + [f"{r['online_tokens_per_s']:.0f}", f"{r['offline_tokens_per_s']:.0f}"]
+        for r in result["runs"]
+    ]
+    print_table("live co-serving, 111M model", columns, rows)
+    rows = [
+        [r["run"], f"{r['mean_step_ms']:.1f}", *(f"{r['phase_ms'][p]:.2f}" for p in PHASES), f"{r['prediction_mape']:.3f}"]
+        for r in result["runs"]
+    ]
+    print_table("time of a step, ms", ["run", "step", *PHASES, "prediction MAPE"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="60 s a run instead of 300")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    duration_s, window_s = (60.0, (10.0, 55.0)) if args.quick else (300.0, (20.0, 290.0))
+    result = asyncio.run(measure(Plan(duration_s, window_s, model_111m(), args.seed)))
+    print_result(result)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

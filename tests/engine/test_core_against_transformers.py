@@ -1,0 +1,193 @@
+"""The whole engine (scheduler, cache, executor) against ``transformers``: whatever happens to a request on the way,
+its greedy text is the one it gets alone, in the sense of the gap rule; prompt log-probabilities are within tolerance.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from neaptide.engine.core import EngineCore
+from neaptide.engine.kv.headroom import FixedHeadroom
+from neaptide.engine.messages import AddRequest, RequestOutput
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.estimator.iteration_time import ConstantCostModel
+from tests.engine.runner.driver import GAP, VOCAB, make_executor, write_checkpoint
+
+BLOCK_SIZE = 4
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "gqa-untied": {"num_key_value_heads": 2},
+    "mha-tied": {"num_key_value_heads": 6, "tie_word_embeddings": True},
+    "rope-llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module", params=list(CHECKPOINTS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    directory = tmp_path_factory.mktemp(request.param)
+    return directory, write_checkpoint(directory, **CHECKPOINTS[request.param])
+
+
+class Run:
+    """Runs requests through an engine; keeps tokens and terminal outputs."""
+
+    def __init__(self, directory: Path, num_blocks: int = 256, **scheduler: Any) -> None:
+        clock = MonotonicClock()
+        executor = make_executor(directory, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        config = EngineConfig(
+            cache=CacheConfig(block_size=BLOCK_SIZE),
+            scheduler=SchedulerConfig(max_model_len=128, offline_max_kv_ratio=1.0, **scheduler),
+        )
+        headroom = FixedHeadroom(num_blocks, 0.0)
+        self.core = EngineCore(config, executor, ConstantCostModel(1e-6), headroom, clock, frozenset({2}))
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, RequestOutput] = {}
+
+    def add(self, name: str, prompt: Sequence[int], tier: Tier = Tier.DEFAULT, **params: Any) -> None:
+        sampling = SamplingParams(**({"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | params))
+        self.core.handle(AddRequest(name, list(prompt), sampling, tier, 0.0, 1e9, 1e9))
+        self.tokens[name] = []
+
+    def step(self) -> None:
+        for output in self.core.step().outputs:
+            assert output.error is None, output.error
+            self.tokens[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                self.ends[output.request_id] = output
+        self.core.check_integrity()
+
+    def finish(self) -> None:
+        while self.core.has_work:
+            self.step()
+
+
+def assert_greedy(model: LlamaForCausalLM, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    """Equal to the reference up to the first position where its two best logits are within the gap."""
+    assert len(tokens) == 12
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0]
+    for i, token in enumerate(tokens):
+        best = logits[len(prompt) + i - 1].topk(2)
+        if best.values[0] - best.values[1] < GAP:
+            assert i > 0, "the test's prompt is too close to call from the start"
+            return
+        assert token == int(best.indices[0]), f"token {i}"
+
+
+def prompts(count: int, seed: int, low: int = 5, high: int = 40) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(6, VOCAB) for _ in range(rng.randrange(low, high))] for _ in range(count)]
+
+
+def test_alone(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, model = checkpoint
+    for prompt in prompts(3, seed=1):
+        run = Run(directory)
+        run.add("a", prompt)
+        run.finish()
+        assert_greedy(model, prompt, run.tokens["a"])
+
+
+def test_batched(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, model = checkpoint
+    run = Run(directory)
+    asked = prompts(12, seed=2)
+    for i, prompt in enumerate(asked):
+        run.add(str(i), prompt)
+    run.finish()
+    for i, prompt in enumerate(asked):
+        assert_greedy(model, prompt, run.tokens[str(i)])
+
+
+@pytest.mark.parametrize("max_tokens_per_step", [1, 3, 7, 16])
+def test_chunked(checkpoint: tuple[Path, LlamaForCausalLM], max_tokens_per_step: int) -> None:
+    directory, model = checkpoint
+    run = Run(directory, max_num_batched_tokens=max_tokens_per_step)
+    asked = prompts(2, seed=3)
+    for i, prompt in enumerate(asked):
+        run.add(str(i), prompt)
+    run.finish()
+    for i, prompt in enumerate(asked):
+        assert_greedy(model, prompt, run.tokens[str(i)])
+
+
+def test_with_prefix_hits(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, model = checkpoint
+    run = Run(directory)
+    prefix = prompts(1, seed=4, low=30, high=31)[0]
+    asked = [prefix + tail for tail in prompts(4, seed=5, low=1, high=9)]
+    for i, prompt in enumerate(asked):
+        run.add(str(i), prompt)
+        run.step()  # its prompt is in the cache before the next arrives
+    run.finish()
+    for i, prompt in enumerate(asked):
+        assert_greedy(model, prompt, run.tokens[str(i)])
+        assert run.ends[str(i)].num_cached_tokens == (28 if i else 0)
+
+
+def test_after_preemption_and_beside_other_work(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, model = checkpoint
+    run = Run(directory, num_blocks=24, max_num_batched_tokens=40)
+    offline = prompts(6, seed=6, low=10, high=25)
+    online = prompts(6, seed=7, low=10, high=25)
+    for i, prompt in enumerate(offline):
+        run.add(f"f{i}", prompt, Tier.FLEX)
+    for i, prompt in enumerate(online):
+        for _ in range(3):
+            run.step()
+        run.add(f"a{i}", prompt)
+    run.finish()
+    assert any(end.num_preemptions for end in run.ends.values())
+    for i, prompt in enumerate(offline):
+        assert_greedy(model, prompt, run.tokens[f"f{i}"])
+    for i, prompt in enumerate(online):
+        assert_greedy(model, prompt, run.tokens[f"a{i}"])
+
+
+@pytest.mark.parametrize("max_tokens_per_step", [5, 64])
+def test_prompt_logprobs(checkpoint: tuple[Path, LlamaForCausalLM], max_tokens_per_step: int) -> None:
+    directory, model = checkpoint
+    run = Run(directory, max_num_batched_tokens=max_tokens_per_step)
+    prompt, other = prompts(2, seed=8)
+    run.add("other", other, Tier.FLEX)
+    run.add("warm", prompt)
+    run.finish()  # its blocks are cached now; scoring must not use them
+    run.add("a", prompt, max_tokens=0, prompt_logprobs=2)
+    run.finish()
+    scores = run.ends["a"].prompt_logprobs
+    assert scores is not None
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([prompt])).logits[0].double(), -1)
+    assert [s.token_id for s in scores] == prompt[1:]
+    for position, score in enumerate(scores):
+        assert score.logprob == pytest.approx(float(expected[position, score.token_id]), abs=1e-4)
+        assert score.top_logprobs == pytest.approx(expected[position].topk(2).values.tolist(), abs=1e-4)
+
+
+def test_seeded_sampling_does_not_depend_on_the_batch(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, _ = checkpoint
+    prompt = prompts(1, seed=9)[0]
+    alone = Run(directory)
+    alone.add("a", prompt, temperature=1.0, seed=5)
+    alone.finish()
+    crowded = Run(directory, max_num_batched_tokens=16)
+    for i, other in enumerate(prompts(5, seed=10)):
+        crowded.add(f"o{i}", other, temperature=1.0)
+    crowded.add("a", prompt, temperature=1.0, seed=5)
+    crowded.finish()
+    assert crowded.tokens["a"] == alone.tokens["a"]
