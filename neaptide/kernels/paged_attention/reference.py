@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_SCRATCH_TOKENS = 16_384
-"""Context tokens gathered at once for decodes, so that the copy stays small beside the cache."""
+_SCRATCH_TOKENS = 2048
+"""Context tokens gathered at once for decodes: a copy that stays in the CPU's cache until it is read again makes a step
+of 32 decodes on 300 tokens of the 111M shape a fifth faster than one gather for all."""
 _PADDING_RATIO = 1.25
 """Decodes are padded together as long as that gathers at most this many times their own blocks."""
 

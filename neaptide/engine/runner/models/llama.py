@@ -47,7 +47,7 @@ class DecoderLayer:
         attended = paged_attention(query, key_value, kv_cache, plan)  # [num_tokens, num_heads, head_dim]
         self.out.add_to(hidden, attended.view(num_tokens, -1))
         gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
-        self.down.add_to(hidden, F.silu(gate).mul_(up))
+        self.down.add_to(hidden, F.silu(gate, inplace=True).mul_(up))
 
     def destinations(self, prefix: str, hidden: int, ffn: int) -> dict[str, Destination]:
         """Checkpoint name -> place, for this layer."""
