@@ -49,7 +49,7 @@ def make_executor(
     directory: Path, *, num_blocks: int = 64, block_size: int = 16, dtype: str = "float32", seed: int = 0
 ) -> TorchExecutor:
     return TorchExecutor(
-        ExecutorConfig(model_path=str(directory), device="cpu", dtype=dtype, num_threads=2),
+        ExecutorConfig(model_path=str(directory), device="cpu", dtype=dtype, num_threads=1),
         CacheConfig(block_size=block_size, num_blocks=num_blocks),
         MonotonicClock(),
         seed=seed,

@@ -9,6 +9,7 @@ from transformers import LlamaForCausalLM
 from neaptide.engine.batch import BatchShape, StepPlan
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.engine.interfaces import Executor
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.runner import device, torch_executor
 from neaptide.engine.runner.torch_executor import TorchExecutor
@@ -184,6 +185,7 @@ def test_missing_cuda_is_said() -> None:
 
 def test_close_drops_weights_and_cache(gqa: Gqa) -> None:
     executor = make_executor(gqa[0])
-    executor.close()
+    behind_the_seam: Executor = executor
+    behind_the_seam.close()
     executor.close()
     assert not hasattr(executor, "_runner")
