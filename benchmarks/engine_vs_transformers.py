@@ -73,9 +73,7 @@ def compare(name: str, model: Path, args: argparse.Namespace) -> dict[str, objec
         "engine_tokens_per_s": round(best["engine"], 1),
         "transformers_tokens_per_s": round(best["transformers"], 1),
         "ratio": round(best["engine"] / best["transformers"], 3),
-        "ratio_by_repeat": [
-            round(t / e, 3) for e, t in zip(seconds["engine"], seconds["transformers"], strict=True)
-        ],
+        "ratio_by_repeat": [round(t / e, 3) for e, t in zip(seconds["engine"], seconds["transformers"], strict=True)],
     }
 
 

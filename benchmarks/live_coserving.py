@@ -212,7 +212,12 @@ def print_result(result: dict[str, Any]) -> None:
     ]
     print_table("live co-serving, 111M model", columns, rows)
     rows = [
-        [r["run"], f"{r['mean_step_ms']:.1f}", *(f"{r['phase_ms'][p]:.2f}" for p in PHASES), f"{r['prediction_mape']:.3f}"]
+        [
+            r["run"],
+            f"{r['mean_step_ms']:.1f}",
+            *(f"{r['phase_ms'][p]:.2f}" for p in PHASES),
+            f"{r['prediction_mape']:.3f}",
+        ]
         for r in result["runs"]
     ]
     print_table("time of a step, ms", ["run", "step", *PHASES, "prediction MAPE"], rows)

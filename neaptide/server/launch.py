@@ -4,10 +4,13 @@
 are local to the side that needs them: the API process never loads torch, the engine process no web framework.
 """
 
+import asyncio
+import contextlib
 import logging
+import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +22,11 @@ from neaptide.engine.messages import EngineFatal, EngineReady
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from neaptide.engine.core import EngineCore
     from neaptide.engine.interfaces import Executor
+    from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
 
 logger = logging.getLogger(__name__)
@@ -84,74 +90,38 @@ def serve(settings: Settings) -> int:
     Raises:
         LaunchError: the model, the port, the data directory or the engine cannot be used.
     """
-    import asyncio
-
     configure_logging(settings.log_level)
-    return asyncio.run(_serve(settings))
-
-
-async def _serve(settings: Settings) -> int:
-    import asyncio
-    import contextlib
-
-    import uvicorn
-    from fastapi import FastAPI
-
-    from neaptide.server.app import ServerState, create_app
-    from neaptide.server.auth import KeyRing
-    from neaptide.server.batches.lines import ContextCompiler
-    from neaptide.server.batches.machine import BatchSettings
-    from neaptide.server.batches.service import BatchService
-    from neaptide.server.batches.store import StoreError
-    from neaptide.server.routes.batches import batches_router
-    from neaptide.server.routes.files import files_router
-    from neaptide.server.supervisor import EngineStartError, Supervisor
-
     data_dir = Path(settings.data_dir).expanduser().absolute()
     context, config = _model_context(settings, data_dir)
-    try:
-        state = ServerState(context=context, keys=KeyRing(settings.api_key), metrics_compat=settings.metrics_compat)
-        batch_settings = BatchSettings(data_dir=data_dir, completion_windows=settings.completion_windows)
-    except ValueError as error:
-        raise LaunchError(str(error)) from error
     listener = _listen(settings.host, settings.port)
-    service = BatchService(batch_settings, context.client, ContextCompiler(context))
-    state.batches = service
+    try:
+        return asyncio.run(_serve(settings, context, config, data_dir, listener))
+    finally:
+        listener.close()
+
+
+async def _serve(
+    settings: Settings, context: "ServingContext", config: EngineConfig, data_dir: Path, listener: socket.socket
+) -> int:
+    from neaptide.server.batches.store import StoreError
+    from neaptide.server.supervisor import EngineStartError, Supervisor
+
+    server, service = _http_server(settings, context, data_dir)
     supervisor = Supervisor(context.client, config)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        context.draining = True
-
-    app = create_app(state, extra_routers=(files_router(service), batches_router(service)), lifespan=lifespan)
-    # h11, because it bounds the header block; the other parser does not.
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, http="h11", log_config=None, access_log=False, timeout_keep_alive=75, timeout_graceful_shutdown=30
-        )
-    )
     try:
         await service.start()
     except StoreError as error:
-        listener.close()
         raise LaunchError(str(error)) from error
+    _stop_on_signals(server, context)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())
     try:
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             ready = starting.result()
-            logger.info(
-                "serving %s on http://%s:%d (%s, %s, %d KV blocks of %d tokens)",
-                context.model_id,
-                settings.host,
-                listener.getsockname()[1],
-                ready.device,
-                ready.dtype,
-                ready.num_blocks,
-                ready.block_size,
-            )
+            address = f"http://{settings.host}:{listener.getsockname()[1]}"
+            device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
+            logger.info("serving %s on %s (%s)", context.model_id, address, device)
         await serving
     except EngineStartError as error:
         server.should_exit = True
@@ -163,6 +133,56 @@ async def _serve(settings: Settings) -> int:
         await service.stop()
         await supervisor.stop()
     return 0
+
+
+def _stop_on_signals(server: "uvicorn.Server", context: "ServingContext") -> None:
+    """The first signal: new work is refused, streams that run may end. The second: they are cut."""
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = context.draining = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def _http_server(
+    settings: Settings, context: "ServingContext", data_dir: Path
+) -> "tuple[uvicorn.Server, BatchService]":
+    import uvicorn
+
+    from neaptide.server.app import ServerState, create_app
+    from neaptide.server.auth import KeyRing
+    from neaptide.server.batches.lines import ContextCompiler
+    from neaptide.server.batches.machine import BatchSettings
+    from neaptide.server.batches.service import BatchService
+    from neaptide.server.routes.batches import batches_router
+    from neaptide.server.routes.files import files_router
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None, None, None]:
+            """Ours are installed by ``_stop_on_signals``; the original raises the signal again after serving, which
+            would end the process before results are durable."""
+            yield
+
+    try:
+        keys = KeyRing(settings.api_key)
+        batch_settings = BatchSettings(data_dir=data_dir, completion_windows=settings.completion_windows)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    service = BatchService(batch_settings, context.client, ContextCompiler(context))
+    state = ServerState(context=context, keys=keys, metrics_compat=settings.metrics_compat, batches=service)
+    app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
+    config = uvicorn.Config(
+        app,
+        http="h11",  # it bounds the header block; the other parser does not
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=30,
+    )
+    return Server(config), service
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -127,7 +127,7 @@ class _Output:
 def _as_api_error(error: ApiError | EngineUnavailableError) -> ApiError:
     if isinstance(error, ApiError):
         return error
-    return UnavailableError("The engine stopped while it worked on this request; try again.", code="engine_lost")
+    return UnavailableError("The engine stopped while it worked on this request; try again.")
 
 
 async def _disconnect(receive: Receive) -> None:

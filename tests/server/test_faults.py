@@ -69,7 +69,7 @@ async def test_death_in_mid_stream_is_an_error_event_then_done(server: Server, n
     assert exchange.status == 200
     assert exchange.events[-1] == "[DONE]"
     assert set(exchange.events[-2]["error"]) == {"message", "type", "param", "code"}
-    assert exchange.events[-2]["error"]["code"] == "engine_lost"
+    assert exchange.events[-2]["error"]["code"] == "engine_unavailable"
     assert not any(event["choices"][0].get("finish_reason") for event in exchange.events[:-2])
 
 
@@ -144,7 +144,7 @@ async def test_failure_after_a_comment_is_an_error_event(server: Server) -> None
     server.engine.die()
     await asyncio.wait_for(exchange.task, 5)
     assert exchange.events[-1] == "[DONE]"
-    assert exchange.events[-2]["error"]["code"] == "engine_lost"
+    assert exchange.events[-2]["error"]["code"] == "engine_unavailable"
 
 
 async def test_no_state_is_left_after_many_cancels(server: Server) -> None:

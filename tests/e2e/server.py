@@ -1,0 +1,138 @@
+"""A real server: both processes, real sockets, the installed command."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import psutil
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class RunningServer:
+    """``neaptide serve`` on a loopback port; killed hard at the end of the context if it has not stopped."""
+
+    def __init__(self, data_dir: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self.port = free_port()
+        self._command = [sys.executable, "-m", "neaptide", "serve", *flags]
+        self._command += ["--port", str(self.port), "--data-dir", str(data_dir)]
+        self._env = os.environ | (env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        assert self._process is not None
+        return self._process
+
+    @property
+    def log(self) -> str:
+        return (self.data_dir / "server.log").read_text()
+
+    def __enter__(self) -> "RunningServer":
+        self.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.http.close()
+
+    def start(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with (self.data_dir / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=self._env, stdin=subprocess.DEVNULL
+            )
+        self.wait_ready()
+
+    def wait_ready(self, timeout_s: float = 120.0) -> None:
+        self.wait_for(self._is_ready, timeout_s)
+
+    def wait_for(self, condition: Any, timeout_s: float = 60.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the server ended:\n{self.log[-3000:]}"
+            assert time.monotonic() < deadline_s, f"timed out; the server's log ends:\n{self.log[-3000:]}"
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.http.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @property
+    def engine(self) -> psutil.Process:
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+    def kill_both(self) -> None:
+        """SIGKILL for both processes at one moment."""
+        engine = self.engine
+        os.kill(self.process.pid, signal.SIGKILL)
+        os.kill(engine.pid, signal.SIGKILL)
+        self.process.wait()
+        psutil.wait_procs([engine], timeout=10)
+
+    def request_log(self) -> list[dict[str, Any]]:
+        """What the engine executed: its own witness."""
+        return [json.loads(line) for line in (self.data_dir / "engine-requests.jsonl").read_text().splitlines()]
+
+
+def submit_batch(server: RunningServer, bodies: list[dict[str, Any]], endpoint: str = "/v1/chat/completions") -> str:
+    """Uploads the lines and creates the batch; returns its id."""
+    lines = [
+        json.dumps({"custom_id": f"c{i}", "method": "POST", "url": endpoint, "body": body})
+        for i, body in enumerate(bodies)
+    ]
+    files = {"file": ("lines.jsonl", "\n".join(lines).encode(), "application/jsonl")}
+    upload = server.http.post("/v1/files", files=files, data={"purpose": "batch"}).raise_for_status().json()
+    body = {"input_file_id": upload["id"], "endpoint": endpoint, "completion_window": "24h"}
+    return str(server.http.post("/v1/batches", json=body).raise_for_status().json()["id"])
+
+
+def get_batch(server: RunningServer, batch_id: str) -> dict[str, Any]:
+    batch: dict[str, Any] = server.http.get(f"/v1/batches/{batch_id}").raise_for_status().json()
+    return batch
+
+
+def wait_terminal(server: RunningServer, batch_id: str, timeout_s: float = 240.0) -> dict[str, Any]:
+    server.wait_for(
+        lambda: get_batch(server, batch_id)["status"] in ("completed", "failed", "expired", "cancelled"), timeout_s
+    )
+    return get_batch(server, batch_id)
+
+
+def result_lines(server: RunningServer, batch: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every line of the output file and the error file."""
+    lines: list[dict[str, Any]] = []
+    for name in ("output_file_id", "error_file_id"):
+        if batch[name] is not None:
+            content = server.http.get(f"/v1/files/{batch[name]}/content").raise_for_status().content
+            lines += [json.loads(line) for line in content.splitlines()]
+    return lines

@@ -1,0 +1,112 @@
+"""Processes that are killed, and what is left of the work."""
+
+import json
+import signal
+import sqlite3
+import threading
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batch, wait_terminal
+
+SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "4"}
+
+
+def body(index: int, max_tokens: int) -> dict[str, object]:
+    messages = [{"role": "user", "content": f"What is {index % 900} + {index % 7}?"}]
+    return {"model": "neaptide-tiny", "messages": messages, "temperature": 0, "max_completion_tokens": max_tokens}
+
+
+def durable_lines(data_dir: Path) -> set[str]:
+    """Ids of the lines whose result is committed, read behind the server's back."""
+    (database,) = data_dir.glob("*.db")
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        rows = connection.execute("select custom_id from batch_lines where state in ('completed', 'failed')")
+        found = {row[0] for row in rows}
+    connection.close()
+    return found
+
+
+def kill_midway_and_check(server: RunningServer, lines: int, max_tokens: int) -> None:
+    """Live chat beside a batch; SIGKILL for both processes when about a third is done; restart; count."""
+    stop = threading.Event()
+
+    def chat() -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30.0) as http:
+            while not stop.is_set():
+                try:
+                    http.post("/v1/chat/completions", json=body(3, 8))
+                except httpx.TransportError:
+                    return
+
+    batch_id = submit_batch(server, [body(i, max_tokens) for i in range(lines)])
+    chatter = threading.Thread(target=chat)
+    chatter.start()
+    server.wait_for(lambda: get_batch(server, batch_id)["request_counts"]["completed"] >= lines // 3, 240)
+    server.kill_both()
+    stop.set()
+    chatter.join()
+    finished = durable_lines(server.data_dir)
+    executed_before = len(server.request_log())
+    assert lines // 3 <= len(finished) < lines
+
+    server.start()
+    batch = wait_terminal(server, batch_id)
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": lines, "completed": lines, "failed": 0}
+    results = [line["custom_id"] for line in result_lines(server, batch)]
+    assert results == [f"c{i}" for i in range(lines)]
+    again = {e["id"] for e in server.request_log()[executed_before:] if e["event"] == "start"}
+    rows_again = {f"c{request_id.partition(':')[2]}" for request_id in again if request_id.startswith(batch_id)}
+    assert not rows_again & finished
+    assert rows_again | finished == set(results)
+
+
+def test_killed_midway_every_line_is_there_once_and_finished_ones_did_not_run_again(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, "--max-model-len", "512") as server:
+        kill_midway_and_check(server, lines=1000, max_tokens=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("repeat", range(5))
+def test_killed_midway_many_times(tmp_path: Path, repeat: int) -> None:
+    with RunningServer(tmp_path, env=SIM) as server:
+        kill_midway_and_check(server, lines=400 + 37 * repeat, max_tokens=6)
+
+
+def test_engine_killed_mid_stream_gives_an_error_event_and_a_new_engine_finishes_the_batch(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, env=SIM | {"NEAPTIDE_SIM_STEP_MS": "20"}) as server:
+        batch_id = submit_batch(server, [body(i, 20) for i in range(300)])
+        request = body(1, 400) | {"stream": True, "ignore_eos": True}
+        events = []
+        with server.http.stream("POST", "/v1/chat/completions", json=request) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    events.append(line[6:])
+                if len(events) == 3:
+                    server.engine.send_signal(signal.SIGKILL)
+        assert json.loads(events[-2])["error"]["code"] == "engine_unavailable"
+        assert events[-1] == "[DONE]"
+        server.wait_ready()
+        assert wait_terminal(server, batch_id)["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+
+
+def test_killed_server_takes_its_engine_with_it(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, env=SIM) as server:
+        engine = server.engine
+        server.process.kill()
+        server.process.wait()
+        _, alive = psutil.wait_procs([engine], timeout=5)
+        assert not alive
+
+
+def test_stopped_server_leaves_no_process_and_exits_cleanly(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, env=SIM) as server:
+        engine = server.engine
+        server.process.terminate()
+        assert server.process.wait(20) == 0
+        _, alive = psutil.wait_procs([engine], timeout=5)
+        assert not alive

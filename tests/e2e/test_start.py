@@ -1,0 +1,53 @@
+"""What keeps a server from starting is said in one line."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import RunningServer
+
+
+def failed_start(*flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "neaptide", "serve", *flags], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("neaptide serve: ")]
+    return line
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}')
+    assert "GPT2LMHeadModel" in failed_start(str(tmp_path), "--data-dir", str(tmp_path / "data"))
+
+
+def test_policy_that_does_not_exist() -> None:
+    assert "policy" in failed_start("--policy", "best")
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        assert "cannot listen" in failed_start("--port", str(s.getsockname()[1]), "--data-dir", str(tmp_path))
+
+
+def test_kv_cache_smaller_than_one_request(tmp_path: Path) -> None:
+    assert "KV cache" in failed_start("--kv-cache-gib", "0.001", "--port", "0", "--data-dir", str(tmp_path))
+
+
+def test_second_server_on_one_data_directory(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, env={"NEAPTIDE_EXECUTOR": "sim"}):
+        assert "uses the data directory" in failed_start("--port", "0", "--data-dir", str(tmp_path))
+
+
+@pytest.mark.parametrize("flag", ["--batch-invariant", "--profile=x"])
+def test_flag_that_is_not_supported_yet(flag: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "neaptide", "serve", flag], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "unrecognized arguments" in done.stderr
