@@ -5,6 +5,7 @@ Series about requests carry ``tier`` (priority, default, flex, batch). Series ab
 can invent.
 """
 
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,6 +23,7 @@ E2E_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40
 STEP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 
+_PHASES = ("schedule", "prepare", "model", "sample", "commit")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
 
@@ -71,12 +73,13 @@ class ServerMetrics:
         self.rejected = Counter(
             "neaptide_admission_rejected_total", "Requests refused under load.", ["tier", "reason"], registry=registry
         )
+        self._itl_of_tier = {tier: self.itl.labels(tier.value) for tier in Tier}
         for tier in Tier:
             self.in_flight.labels(tier.value)
 
     def on_gap(self, tier: Tier, gap_s: float) -> None:
         """Two outputs of one choice stood ``gap_s`` apart."""
-        self.itl.labels(tier.value).observe(gap_s)
+        self._itl_of_tier[tier].observe(gap_s)
         for sink in self._sinks:
             sink.on_gap(tier, gap_s)
 
@@ -122,52 +125,68 @@ class ServerMetrics:
     # ---- steps ----
 
     def _define_steps(self, registry: CollectorRegistry) -> None:
-        self.step_seconds = Histogram(
+        """Steps come hundreds of times a second: gauges are read off the last one when someone scrapes."""
+        seconds = Histogram(
             "neaptide_step_seconds", "Time of a step by phase.", ["phase"], buckets=STEP_BUCKETS_S, registry=registry
         )
+        self._phase_seconds = [(f"{phase}_s", seconds.labels(phase)) for phase in _PHASES]
+        self._total_seconds = seconds.labels("total")
         self.step_error = Histogram(
             "neaptide_step_prediction_error_ratio",
             "Absolute error of the predicted step time over the measured one.",
             buckets=ERROR_BUCKETS,
             registry=registry,
         )
-        self.step_predicted = Gauge("neaptide_step_predicted_seconds", "Prediction for a step.", registry=registry)
-        self.step_margin = Gauge("neaptide_step_margin_seconds", "Safety margin of a step.", registry=registry)
-        self.step_budget = Gauge("neaptide_step_budget_seconds", "Time a step may take.", registry=registry)
-        self.step_tokens = Counter(
-            "neaptide_step_tokens_total", "Tokens computed in steps.", ["class", "phase"], registry=registry
-        )
-        self.running = Gauge("neaptide_requests_running", "In the engine's step set.", ["class"], registry=registry)
-        self.waiting = Gauge("neaptide_requests_waiting", "Waiting in the engine.", ["class"], registry=registry)
-        self.blocks = Gauge("neaptide_kv_blocks", "KV blocks.", ["state"], registry=registry)
-        self.preemptions = Counter("neaptide_preemptions_total", "Preemptions.", ["class"], registry=registry)
-        self.recomputed = Counter("neaptide_recomputed_tokens_total", "KV tokens dropped.", registry=registry)
-        self.cached = Counter("neaptide_prefix_cache_hit_tokens_total", "Prompt tokens found.", registry=registry)
-        self.queried = Counter("neaptide_prefix_cache_query_tokens_total", "Prompt tokens sought.", registry=registry)
+        tokens = Counter("neaptide_step_tokens_total", "Tokens computed.", ["class", "phase"], registry=registry)
+        preemptions = Counter("neaptide_preemptions_total", "Preemptions.", ["class"], registry=registry)
+        self._step_counters: list[tuple[str, Counter]] = [
+            ("recomputed_tokens", Counter("neaptide_recomputed_tokens_total", "KV tokens dropped.", registry=registry)),
+            ("cached_tokens", Counter("neaptide_prefix_cache_hit_tokens_total", "Found.", registry=registry)),
+            (
+                "admitted_prompt_tokens",
+                Counter("neaptide_prefix_cache_query_tokens_total", "Sought.", registry=registry),
+            ),
+        ]
+        for name in ("online", "offline"):
+            self._step_counters.append((f"preempted_{name}", preemptions.labels(name)))
+            for phase in ("prefill", "decode"):
+                self._step_counters.append((f"{name}_{phase}_tokens", tokens.labels(name, phase)))
+        self._define_step_gauges(registry)
         self.paused = Gauge("neaptide_besteffort_paused", "1 while offline work is paused.", registry=registry)
+
+    def _define_step_gauges(self, registry: CollectorRegistry) -> None:
+        self._last: StepStats | None = None
+        running = Gauge("neaptide_requests_running", "Running in the engine.", ["class"], registry=registry)
+        waiting = Gauge("neaptide_requests_waiting", "Waiting in the engine.", ["class"], registry=registry)
+        blocks = Gauge("neaptide_kv_blocks", "KV blocks.", ["state"], registry=registry)
+        gauges = {
+            "predicted_s": Gauge("neaptide_step_predicted_seconds", "Predicted for a step.", registry=registry),
+            "margin_s": Gauge("neaptide_step_margin_seconds", "Safety margin of a step.", registry=registry),
+            "budget_s": Gauge("neaptide_step_budget_seconds", "Time a step may take.", registry=registry),
+        }
+        for name in ("online", "offline"):
+            gauges[f"running_{name}"] = running.labels(name)
+            gauges[f"waiting_{name}"] = waiting.labels(name)
+        for state in ("free", "cached", "online", "offline"):
+            gauges[f"blocks_{state}"] = blocks.labels(state)
+        for field, gauge in gauges.items():
+            gauge.set_function(partial(self._last_value, field))
+
+    def _last_value(self, field: str) -> float:
+        return 0.0 if self._last is None else float(getattr(self._last, field))
 
     def on_stats(self, stats: StepStats) -> None:
         """Called on the event loop for every step."""
-        seconds = self.step_seconds
-        seconds.labels("total").observe(stats.duration_s)
-        for phase in ("schedule", "prepare", "model", "sample", "commit"):
-            seconds.labels(phase).observe(getattr(stats, f"{phase}_s"))
+        self._last = stats
+        self._total_seconds.observe(stats.duration_s)
+        for field, histogram in self._phase_seconds:
+            histogram.observe(getattr(stats, field))
         if stats.duration_s > 0 and stats.predicted_s > 0:
             self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
-        self.step_predicted.set(stats.predicted_s)
-        self.step_margin.set(stats.margin_s)
-        self.step_budget.set(stats.budget_s)
-        for name in ("online", "offline"):
-            for phase in ("prefill", "decode"):
-                self.step_tokens.labels(name, phase).inc(getattr(stats, f"{name}_{phase}_tokens"))
-            self.running.labels(name).set(getattr(stats, f"running_{name}"))
-            self.waiting.labels(name).set(getattr(stats, f"waiting_{name}"))
-            self.preemptions.labels(name).inc(getattr(stats, f"preempted_{name}"))
-        for state in ("free", "cached", "online", "offline"):
-            self.blocks.labels(state).set(getattr(stats, f"blocks_{state}"))
-        self.recomputed.inc(stats.recomputed_tokens)
-        self.cached.inc(stats.cached_tokens)
-        self.queried.inc(stats.admitted_prompt_tokens)
+        for field, counter in self._step_counters:
+            count = getattr(stats, field)
+            if count:
+                counter.inc(count)
 
     # ---- HTTP ----
 

@@ -27,9 +27,13 @@ class VllmMetrics:
         self._registry = registry
         self._client = client
         self._values = (model_name, "0")
-        self._running = self._gauge("num_requests_running", "Online requests running.")
-        self._waiting = self._gauge("num_requests_waiting", "Online requests waiting.")
-        self._usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks that online work holds, 0 to 1.")
+        self._last: StepStats | None = None
+        running = self._gauge("num_requests_running", "Online requests running.")
+        waiting = self._gauge("num_requests_waiting", "Online requests waiting.")
+        usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks that online work holds, 0 to 1.")
+        running.set_function(lambda: self._last.running_online if self._last else 0)
+        waiting.set_function(lambda: self._last.waiting_online if self._last else 0)
+        usage.set_function(self._kv_usage)
         self._config = Gauge(
             "vllm:cache_config_info", "1.", [*_LABELS, "block_size", "num_gpu_blocks"], registry=registry
         )
@@ -90,13 +94,17 @@ class VllmMetrics:
     def on_stats(self, stats: StepStats) -> None:
         """One step of the engine."""
         self._describe(self._client.info)
-        self._running.set(stats.running_online)
-        self._waiting.set(stats.waiting_online)
-        total = stats.blocks_free + stats.blocks_cached + stats.blocks_online + stats.blocks_offline
-        self._usage.set(stats.blocks_online / total if total else 0.0)
-        self._preemptions.inc(stats.preempted_online)
-        self._queries.inc(stats.admitted_prompt_tokens)
-        self._hits.inc(stats.cached_tokens)
+        self._last = stats
+        if stats.preempted_online:
+            self._preemptions.inc(stats.preempted_online)
+        if stats.admitted_prompt_tokens:
+            self._queries.inc(stats.admitted_prompt_tokens)
+            self._hits.inc(stats.cached_tokens)
+
+    def _kv_usage(self) -> float:
+        last = self._last
+        total = last.blocks_free + last.blocks_cached + last.blocks_online + last.blocks_offline if last else 0
+        return last.blocks_online / total if last and total else 0.0
 
     def _describe(self, info: EngineReady) -> None:
         """Routers read the size of the cache from labels. A restarted engine may have another."""

@@ -74,7 +74,7 @@ class ChoiceAssembler:
         self.num_preemptions = max(self.num_preemptions, output.num_preemptions)
         if self.finished:
             return delta
-        self.num_cached_tokens = output.num_cached_tokens
+        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if not self._started:
             self._start(output, delta)
         self._take_tokens(output, delta)

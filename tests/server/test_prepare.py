@@ -1,0 +1,142 @@
+"""What batch lines and online requests share, without HTTP."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neaptide.engine.messages import RequestOutput
+from neaptide.engine.params import FinishReason, Tier
+from neaptide.server.context import GenerationDefaults
+from neaptide.server.errors import ApiError, EngineFailedError
+from neaptide.server.prepare import CHAT, COMPLETIONS, prepare
+from neaptide.server.respond import ResponseAssembler
+from neaptide.server.tokenizer import Tokenizer
+from tests.server.conftest import USER, make_context
+
+BODY: dict[str, Any] = {"messages": USER, "max_tokens": 8}
+
+
+def test_a_batch_line_is_flex_to_its_reader_and_batch_to_the_engine(tokenizer: Tokenizer) -> None:
+    prepared = prepare(CHAT, {**BODY, "service_tier": "priority"}, make_context(tokenizer), Tier.BATCH)
+    assert (prepared.tier, prepared.service_tier) == (Tier.BATCH, "flex")
+
+
+def test_a_batch_line_cannot_stream(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ApiError) as caught:
+        prepare(CHAT, {**BODY, "stream": True}, make_context(tokenizer), Tier.BATCH)
+    assert (caught.value.status, caught.value.code) == (400, "streaming_unsupported")
+
+
+@pytest.mark.parametrize("body", [None, 5, "x", [], [{}]])
+def test_a_body_that_is_no_object(tokenizer: Tokenizer, body: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        prepare(CHAT, body, make_context(tokenizer))
+    assert caught.value.status == 400
+
+
+def test_an_unknown_endpoint(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ApiError) as caught:
+        prepare("/v1/embeddings", BODY, make_context(tokenizer))
+    assert (caught.value.status, caught.value.code) == (404, "unknown_url")
+
+
+def test_line_to_body_without_a_loop(tokenizer: Tokenizer) -> None:
+    prepared = prepare(CHAT, {**BODY, "n": 2, "stop": ["b"], "seed": 2**63 - 1}, make_context(tokenizer), Tier.BATCH)
+    assert len(prepared.requests) == 2
+    assert [prepared.params_for(choice).seed for choice in (0, 1)] == [2**63 - 1, 0]
+    assembler = ResponseAssembler(prepared)
+    assembler.feed(1, RequestOutput("r:1", tokenizer.encode("xyz"), num_cached_tokens=5))
+    assembler.feed(0, RequestOutput("r:0", tokenizer.encode("abc"), num_cached_tokens=3))
+    assert assembler.stop_hit == [True, False]
+    finished = [assembler.finished]
+    # The aborted row's terminal output comes late and changes nothing.
+    assembler.feed(0, RequestOutput("r:0", tokenizer.encode("more"), finish_reason=FinishReason.STOP))
+    assembler.feed(1, RequestOutput("r:1", [], finish_reason=FinishReason.LENGTH, num_cached_tokens=5))
+    finished.append(assembler.finished)
+    assert finished == [False, True]
+    body = assembler.body("batch_req_1")
+    assert body["id"] == "chatcmpl-batch_req_1"
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["a", "xyz"]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "length"]
+    assert body["usage"]["completion_tokens"] == 5
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+    assert "metrics" not in body
+    json.dumps(body, allow_nan=False)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_a_failed_choice_has_an_error_and_no_body(tokenizer: Tokenizer, reason: FinishReason) -> None:
+    assembler = ResponseAssembler(prepare(CHAT, BODY, make_context(tokenizer)))
+    assembler.feed(0, RequestOutput("r", [7], finish_reason=reason, error="secret"))
+    assert assembler.finished
+    assert assembler.error is not None
+    assert isinstance(assembler.error, EngineFailedError) is (reason is FinishReason.ERROR)
+    with pytest.raises(ApiError):
+        assembler.body("x")
+
+
+def test_token_limit_is_per_prompt(tokenizer: Tokenizer) -> None:
+    context = make_context(tokenizer, max_model_len=20)
+    body = {"prompt": [[7] * 5, [7] * 19], "max_tokens": 10, "n": 2}
+    prepared = prepare(COMPLETIONS, body, context)
+    assert [prepared.params_for(choice).max_tokens for choice in range(4)] == [10, 10, 1, 1]
+
+
+def test_many_choices_without_a_limit_share_the_allowance(tokenizer: Tokenizer) -> None:
+    prepared = prepare(CHAT, {"messages": USER, "n": 128}, make_context(tokenizer))
+    assert prepared.params_for(0).max_tokens == 8 * 8192 // 128
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (None, GenerationDefaults()),
+        ({}, GenerationDefaults()),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}, GenerationDefaults(0.6, 0.9, 20)),
+        ({"do_sample": False, "temperature": 0.6}, GenerationDefaults()),
+        ({"temperature": None, "top_k": None}, GenerationDefaults()),
+    ],
+)
+def test_defaults_of_the_model(tmp_path: Path, config: dict[str, Any] | None, expected: GenerationDefaults) -> None:
+    if config is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert GenerationDefaults.load(tmp_path) == expected
+
+
+def test_defaults_of_the_model_give_way_to_the_body(tokenizer: Tokenizer) -> None:
+    context = make_context(tokenizer)
+    context.generation_defaults = GenerationDefaults(0.6, 0.9, 20)
+    plain, asked = prepare(CHAT, BODY, context), prepare(CHAT, {**BODY, "temperature": 0, "top_k": -1}, context)
+    assert (plain.params.temperature, plain.params.top_p, plain.params.top_k) == (0.6, 0.9, 20)
+    assert (asked.params.temperature, asked.params.top_p, asked.params.top_k) == (0, 0.9, 0)
+    assert prepare(CHAT, {**BODY, "top_p": 0}, context).params.temperature == 0
+
+
+def test_tools_reach_the_template_as_they_were_sent(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def note(self: Tokenizer, messages: Any, **more: Any) -> list[int]:
+        seen.append((messages, more["tools"]))
+        return [7]
+
+    monkeypatch.setattr(Tokenizer, "encode_chat", note)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": None}}, "extra": 1}
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "developer", "content": "sys"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {
+            "role": "tool",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            "tool_call_id": "c1",
+        },
+    ]
+    for choice, expected in ((None, [tool]), ("auto", [tool]), ("none", None)):
+        prepare(CHAT, {"messages": messages, "tools": [tool], "tool_choice": choice}, make_context(tokenizer))
+        assert seen[-1][1] == expected
+    first, second, third = seen[-1][0]
+    assert first == {"role": "system", "content": "sys"}
+    assert second["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert third == {"role": "tool", "content": "a\nb", "tool_call_id": "c1"}
