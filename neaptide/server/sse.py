@@ -1,9 +1,9 @@
 """Server-sent events, and what a reply does when its reader goes away."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -69,12 +69,20 @@ class EventStream(Response):
             # Nobody is left to be told, and no handler could begin another reply.
             if not output.started:
                 raise
+        except asyncio.CancelledError:
+            # The server's grace period is over. Without these words the cut would look like a network fault.
+            if output.started:
+                error = UnavailableError("The server is shutting down.", code="server_shutdown")
+                with contextlib.suppress(OSError):
+                    await output.write(event(error.body()))
+                    await output.finish()
+            raise
         finally:
             await _cancel(keeper)
 
     async def _write(self, output: "_Output") -> None:
         try:
-            async with aclosing(self._events) as events:
+            async with contextlib.aclosing(self._events) as events:
                 async for data in events:
                     await output.write(data)
         except (ApiError, EngineUnavailableError) as error:

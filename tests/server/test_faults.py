@@ -73,6 +73,19 @@ async def test_death_in_mid_stream_is_an_error_event_then_done(server: Server, n
     assert not any(event["choices"][0].get("finish_reason") for event in exchange.events[:-2])
 
 
+async def test_a_stream_cut_by_shutdown_says_so(server: Server) -> None:
+    server.engine.delay_s = 0.002
+    exchange = Exchange(server.app, CHAT, _body(stream=True))
+    await exchange.until('"content":')
+    exchange.task.cancel()
+    await asyncio.gather(exchange.task, return_exceptions=True)
+    assert exchange.task.cancelled()
+    assert exchange.events[-2]["error"]["code"] == "server_shutdown"
+    assert exchange.events[-1] == "[DONE]"
+    await settle()
+    assert server.engine.num_running == 0
+
+
 async def test_sdk_raises_for_a_stream_that_fails(server: Server) -> None:
     server.engine.fail_after = 2
     stream = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, stream=True)
