@@ -47,6 +47,7 @@ class KeyRing:
 
     @property
     def required(self) -> bool:
+        """Whether callers need a key."""
         return bool(self._entries)
 
     def identify(self, authorization: str | None) -> Principal:

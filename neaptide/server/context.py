@@ -51,12 +51,15 @@ class Admission:
             raise OverloadedError(online=online, retry_after_s=1 if online else 10)
 
     def enter(self, request_class: RequestClass, choices: int) -> None:
+        """Counts choices in; ``leave`` must follow."""
         self._counts[request_class] += choices
 
     def leave(self, request_class: RequestClass, choices: int) -> None:
+        """Counts choices out."""
         self._counts[request_class] -= choices
 
     def count(self, request_class: RequestClass) -> int:
+        """Choices at work."""
         return self._counts[request_class]
 
 
@@ -90,4 +93,5 @@ class ServingContext:
     """Set at shutdown: new work is refused, streams that run may end."""
 
     def serves(self, model: str) -> bool:
+        """Whether a request's ``model`` means ours; empty does."""
         return model in ("", self.model_id) or model in self.model_aliases

@@ -15,6 +15,7 @@ class IncrementalDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
+        """The characters that this token completed."""
         if self._skip and self._tokenizer.is_special(token_id):
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))

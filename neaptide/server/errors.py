@@ -9,6 +9,7 @@ ApiError                          any status; carries message, type, param and c
 ├── NotFoundError                 404  model, file, batch or route
 ├── ConflictError                 409  wrong state for the request; retrying does not help
 ├── PayloadTooLargeError          413
+├── UnsupportedEncodingError      415  compressed bodies
 ├── OverloadedError               429  flex work that is shed, or 503 for online work; retrying later helps
 ├── EngineFailedError             500  the engine gave up on this request
 └── UnavailableError              503  starting, restarting or shutting down
@@ -64,29 +65,41 @@ class ApiError(Exception):
 
 
 class InvalidRequestError(ApiError):
+    """The request cannot be understood, or asks for what is not offered."""
+
     status = 400
     type = "invalid_request_error"
 
 
 class ContextLengthError(InvalidRequestError):
+    """The prompt alone does not fit the model's context."""
+
     code = "context_length_exceeded"
 
 
 class UnsupportedParameterError(InvalidRequestError):
+    """A valid OpenAI parameter that this server does not enforce."""
+
     code = "unsupported_parameter"
 
 
 class AuthenticationError(ApiError):
+    """The key is missing or unknown."""
+
     status = 401
     type = "invalid_request_error"
 
 
 class PermissionDeniedError(ApiError):
+    """A known caller without the right."""
+
     status = 403
     type = "permission_error"
 
 
 class NotFoundError(ApiError):
+    """No such model, file, batch or route."""
+
     status = 404
     type = "invalid_request_error"
 
@@ -102,12 +115,16 @@ class ConflictError(ApiError):
 
 
 class PayloadTooLargeError(ApiError):
+    """The body is above the limit."""
+
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
 
 
 class UnsupportedEncodingError(ApiError):
+    """The body is compressed: small ones could unpack to anything."""
+
     status = 415
     type = "invalid_request_error"
     code = "unsupported_content_encoding"
@@ -125,10 +142,14 @@ class OverloadedError(ApiError):
 
 
 class EngineFailedError(ApiError):
+    """The engine gave up on this request."""
+
     code = "engine_error"
 
 
 class UnavailableError(ApiError):
+    """Starting, restarting or shutting down."""
+
     status = 503
     code = "engine_unavailable"
 
@@ -137,10 +158,12 @@ class UnavailableError(ApiError):
 
 
 def model_not_found() -> NotFoundError:
+    """The error for a model that is not served."""
     return NotFoundError("The requested model is not served here.", param="model", code="model_not_found")
 
 
 def engine_unavailable() -> UnavailableError:
+    """The error while no engine is attached."""
     return UnavailableError("The engine is starting or restarting; try again in a few seconds.")
 
 
@@ -203,6 +226,7 @@ def _message(error_type: str, text: str, param: str | None) -> str:
 
 
 def error_response(error: ApiError) -> Response:
+    """The error's envelope as a reply."""
     content = json.dumps(error.body()).encode()
     return Response(content, error.status, headers=error.headers, media_type="application/json")
 

@@ -110,6 +110,7 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body. Raises PayloadTooLargeError as soon as the limit is known to be passed."""
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
         raise PayloadTooLargeError(f"The request body is larger than {limit} bytes.")

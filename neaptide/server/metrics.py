@@ -46,6 +46,7 @@ class ServerMetrics:
         self._define_http(registry)
 
     def add_sink(self, sink: MetricsSink) -> None:
+        """Passes request events on to further series."""
         self._sinks.append(sink)
 
     # ---- requests ----

@@ -77,6 +77,7 @@ class Prepared:
 
     @property
     def is_chat(self) -> bool:
+        """Whether the reply has the shape of chat completions."""
         return self.endpoint == CHAT
 
     @property
@@ -86,6 +87,7 @@ class Prepared:
 
     @property
     def num_choices(self) -> int:
+        """Engine requests that this request becomes."""
         return len(self.prompts) * self.n
 
     def params_for(self, choice: int) -> SamplingParams:

@@ -66,6 +66,7 @@ class ChoiceAssembler:
 
     @property
     def text(self) -> str:
+        """Everything shown so far."""
         return "".join(self._parts)
 
     def feed(self, output: RequestOutput) -> Delta:
@@ -152,6 +153,7 @@ class ResponseAssembler:
         self._unfinished = len(self.choices)
 
     def feed(self, choice_index: int, output: RequestOutput) -> Delta:
+        """Takes one engine output for one choice."""
         choice = self.choices[choice_index]
         was_finished = choice.finished
         delta = choice.feed(output)
@@ -174,6 +176,7 @@ class ResponseAssembler:
         return next((choice.error for choice in self.choices if choice.error is not None), None)
 
     def usage(self) -> dict[str, Any]:
+        """Token counts so far."""
         return usage(self.prepared, self.choices)
 
     def body(self, request_id: str, metrics: dict[str, float] | None = None) -> dict[str, Any]:
@@ -184,6 +187,7 @@ class ResponseAssembler:
 
 
 def response_id(prepared: Prepared, request_id: str) -> str:
+    """The body's id: the given one behind the endpoint's prefix."""
     prefix = "chatcmpl-" if prepared.is_chat else "cmpl-"
     return request_id if request_id.startswith(prefix) else prefix + request_id
 

@@ -36,11 +36,15 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
+    """``stream_options``"""
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class ResponseFormat(Body):
+    """``response_format``; only type text is served."""
+
     type: str = Field(max_length=64)
 
 
@@ -82,22 +86,30 @@ class GenerationBody(Body):
 
 
 class ContentPart(Body):
+    """One part of a message in list form; only text is served."""
+
     type: Literal["text"]
     text: str
 
 
 class FunctionCall(Body):
+    """The function of an earlier tool call."""
+
     name: str = Field(max_length=256)
     arguments: str = ""
 
 
 class ToolCall(Body):
+    """A tool call that the assistant made earlier."""
+
     id: str = Field(default="", max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class ChatMessage(Body):
+    """One turn of a conversation."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = Field(default=None, max_length=256)
@@ -106,6 +118,8 @@ class ChatMessage(Body):
 
 
 class FunctionDefinition(Body):
+    """A function that the model may call."""
+
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -113,11 +127,15 @@ class FunctionDefinition(Body):
 
 
 class Tool(Body):
+    """An entry of ``tools``."""
+
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class ToolChoiceObject(Body):
+    """A forced choice; refused in ``prepare``."""
+
     type: str = Field(max_length=64)
 
 

@@ -23,6 +23,7 @@ _T = TypeVar("_T")
 
 
 def event(data: object) -> bytes:
+    """One event with ``data`` as JSON."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 

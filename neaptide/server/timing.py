@@ -50,6 +50,7 @@ class RequestTiming:
 
     @property
     def ttft_s(self) -> float | None:
+        """Until the first choice's first token."""
         stamps = [c.first_s for c in self.choices if c.first_s is not None]
         return min(stamps) - self.arrival_s if stamps else None
 

@@ -110,9 +110,11 @@ class Tokenizer:
     # ---- decoding ----
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of whole token sequences."""
         return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token_id: int) -> bool:
+        """Whether the token is structure rather than text."""
         return token_id in self._special_ids
 
     def token_string(self, token_id: int) -> str:
