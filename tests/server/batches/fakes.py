@@ -115,7 +115,9 @@ class FakeEngine:
 
     def answer(self, batch_id: str, count: int | None = None) -> None:
         """Finishes the next rows of a batch."""
-        rows = self.waiting.get(batch_id, [])
+        if batch_id not in self.waiting:
+            return
+        rows = self.waiting[batch_id]
         now, self.waiting[batch_id] = rows[:count], rows[len(rows[:count]) :]
         self.executed += [f"{batch_id}:{row}" for row in now]
         prompts = {row: self._files[batch_id].prompt(row) for row in now}

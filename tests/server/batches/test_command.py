@@ -1,0 +1,141 @@
+"""``neaptide batch`` against a real server on a real socket."""
+
+import argparse
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from neaptide.commands import batch
+from neaptide.server.errors import install_handlers
+from neaptide.server.routes.batches import batches_router
+from neaptide.server.routes.files import files_router
+from tests.server.batches.fakes import Server, jsonl, line, numbered
+
+
+class Running:
+    """A server in a thread of its own."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.base_url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
+
+    def __enter__(self) -> "Running":
+        self._thread.start()
+        assert self._ready.wait(20)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._socket.close()
+
+    async def _serve(self) -> None:
+        async with Server(self._data_dir) as server:
+            self.parts = server
+            server.engine.auto = True
+            app = FastAPI(lifespan=self._lifespan)
+            install_handlers(app)
+            app.include_router(files_router(server.service))
+            app.include_router(batches_router(server.service))
+            self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, http="h11"))
+            await self._server.serve(sockets=[self._socket])
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI):  # type: ignore[no-untyped-def]
+        self._ready.set()
+        yield
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setattr(batch, "POLL_S", 0.02)
+    with Running(tmp_path / "data") as running:
+        yield running
+
+
+def run(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    batch.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["batch", *argv])
+    status: int = args.func(args)
+    return status
+
+
+def write(tmp_path: Path, content: bytes) -> str:
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(content)
+    return str(path)
+
+
+def test_submit_wait_and_fetch(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    content = jsonl([line("a"), line("b"), line("hot", temperature=9)])
+    url = ("--base-url", running.base_url)
+    assert run("submit", write(tmp_path, content), "--wait", *url) == 0
+    out, err = capfd.readouterr()
+    batch_id = out.strip()
+    assert batch_id.startswith("batch_")
+    assert err.splitlines()[-1] == "completed 3/3 (1 failed)"
+    target = tmp_path / "out.jsonl"
+    assert run("results", batch_id, "-o", str(target), *url) == 0
+    assert [json.loads(entry)["custom_id"] for entry in target.read_text().splitlines()] == ["a", "b"]
+    assert capfd.readouterr().err == "completed: 2 completed, 1 failed\n"
+    assert run("results", batch_id, "--errors", *url) == 0
+    assert json.loads(capfd.readouterr().out)["custom_id"] == "hot"
+    assert run("watch", batch_id, *url) == 0
+    assert run("cancel", batch_id, *url) == 1
+    assert "Cannot cancel a batch with status 'completed'. (HTTP 409)" in capfd.readouterr().err
+
+
+def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    url = ("--base-url", running.base_url)
+    assert run("submit", write(tmp_path, b"{}\noops\n"), "--wait", *url) == 1
+    err = capfd.readouterr().err
+    assert "line 1: Missing required parameter: 'custom_id'. (missing_required_parameter)" in err
+    assert "line 2: This line is not parseable" in err
+    assert "neaptide batch: the batch is failed" in err
+    assert run("submit", write(tmp_path, numbered(1)), "--window", "48h", *url) == 1
+    assert "Supported values are" in capfd.readouterr().err
+    assert run("submit", str(tmp_path / "missing.jsonl"), *url) == 1
+    assert "missing.jsonl: No such file" in capfd.readouterr().err
+    assert run("watch", "batch_unknown", *url) == 1
+    assert "(HTTP 404)" in capfd.readouterr().err
+
+
+def test_cancel(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    url = ("--base-url", running.base_url)
+    running.parts.engine.auto = False
+    assert run("submit", write(tmp_path, numbered(2)), *url) == 0
+    batch_id = capfd.readouterr().out.strip()
+    assert run("results", batch_id, *url) == 1
+    assert run("cancel", batch_id, *url) == 0
+    assert capfd.readouterr().out.startswith(f"{batch_id}: cancel")
+    assert run("watch", batch_id, *url) == 1
+    assert "the batch is cancelled" in capfd.readouterr().err
+    assert run("results", batch_id, *url) == 0
+    assert capfd.readouterr().err.endswith("there is no output file\n")
+
+
+def test_no_server(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("watch", "batch_x", "--base-url", "http://127.0.0.1:9") == 1
+    err = capfd.readouterr().err
+    assert err.startswith("neaptide batch: cannot reach a server at http://127.0.0.1:9")
+    assert len(err.splitlines()) == 1
+
+
+def test_progress_bar_on_a_terminal(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run("submit", write(tmp_path, numbered(3)), "--wait", "--base-url", running.base_url) == 0
+    assert "3/3" in capfd.readouterr().err
