@@ -155,7 +155,11 @@ class Supervisor:
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
         command = [sys.executable, "-m", "neaptide.server.launch", f"ipc://{path}"]
         process = await asyncio.create_subprocess_exec(
-            *command, msgspec.json.encode(self._config).decode(), stdin=asyncio.subprocess.DEVNULL
+            *command,
+            msgspec.json.encode(self._config).decode(),
+            stdin=asyncio.subprocess.DEVNULL,
+            # Compute threads that spin at a barrier take the cores from the API process on a small machine.
+            env={"OMP_WAIT_POLICY": "PASSIVE"} | os.environ,
         )
         return _Engine(process, socket, path)
 

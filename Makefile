@@ -1,0 +1,53 @@
+# Everything a person or CI runs. `make demo` and `make test` set up what they need by themselves.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# A CPU needs no CUDA libraries. On a machine with a GPU: make TORCH="torch==2.13.0" TORCH_FLAGS="--index-url ..."
+TORCH ?= torch==2.13.0
+TORCH_FLAGS ?=
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test test-full lint bench serve install clean
+
+demo: $(VENV)/.installed
+	$(BIN)/neaptide demo
+
+test: lint $(VENV)/.installed-test
+	$(PYTEST)
+
+test-full: lint $(VENV)/.installed-test
+	$(PYTEST) -m "full or not full"
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.engine_vs_transformers
+	$(BIN)/python -m benchmarks.live_coserving --quick
+
+serve: $(VENV)/.installed
+	$(BIN)/neaptide serve
+
+install: $(VENV)/.installed
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch: $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet $(TORCH_FLAGS) "$(TORCH)"
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements.lock
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) .demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
