@@ -1,0 +1,53 @@
+"""The documents say what is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from neaptide.cli import build_parser
+from neaptide.server.metrics import ServerMetrics
+from neaptide.server.settings import Settings
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def text(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_every_setting_is_documented_with_its_default(name: str) -> None:
+    (row,) = [line for line in text("docs/settings.md").splitlines() if line.startswith(f"| `{name}` |")]
+    default = getattr(Settings(), name)
+    shown = ",".join(default) if isinstance(default, tuple) else "" if default is None else str(default)
+    assert [cell.strip() for cell in row.split("|")][2] == (f"`{shown}`" if shown else "")
+
+
+def test_every_metric_is_documented() -> None:
+    registry = CollectorRegistry()
+    ServerMetrics(registry)
+    documented = text("docs/metrics.md")
+    expanded = set(re.findall(r"neaptide_\w+", documented))
+    expanded |= {f"neaptide_request_{name}_seconds" for name in ("ttft", "tpot", "itl", "e2e", "queue")}
+    families = {family.name for family in registry.collect()}
+    missing = {name for name in families if name not in expanded and f"{name}_total" not in expanded}
+    assert not missing
+
+
+def test_readme_is_short_and_its_commands_exist() -> None:
+    readme = text("README.md")
+    assert len(readme.splitlines()) <= 150
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z-]+)", readme)) <= targets
+    help_text = build_parser().format_help()
+    for command in ("serve", "demo", "batch"):
+        assert command in help_text
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    for document in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
