@@ -69,6 +69,7 @@ class Prepared:
     include_stop: bool
     skip_special_tokens: bool
     echo: bool
+    return_token_ids: bool
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -181,6 +182,7 @@ def _finish(
         skip_special_tokens=body.skip_special_tokens,
         echo=asked.echo,
         stream=body.stream,
+        return_token_ids=body.return_token_ids,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
         ttft_slo_s=context.ttft_slo_s if body.ttft_slo_ms is None else body.ttft_slo_ms / 1000,
@@ -195,6 +197,8 @@ def _check_common(body: GenerationBody, default_tier: Tier) -> None:
     for name in _UNSUPPORTED:
         if getattr(body, name, None) is not None:
             raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
+    if body.return_token_ids and body.stream:
+        raise UnsupportedParameterError("Not with stream.", param="return_token_ids")
     if body.response_format is not None and body.response_format.type != "text":
         known = body.response_format.type in ("json_object", "json_schema")
         if not known:

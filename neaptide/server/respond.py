@@ -45,6 +45,7 @@ class ChoiceAssembler:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.tokens: list[ScoredToken] = []
+        self.token_ids: list[int] = []
         self._prepared = prepared
         self._prompt = index // prepared.n
         tokenizer = prepared.context.tokenizer
@@ -118,6 +119,7 @@ class ChoiceAssembler:
             if self._wants_logprobs and position < len(scores):
                 delta.tokens.append(ScoredToken(token_id, self._num_chars, scores[position]))
             delta.num_tokens += 1
+            self.token_ids.append(token_id)
             piece = self._decoder.push(token_id)
             self._num_chars += len(piece)
             # The first min_tokens tokens cannot stop the output, as in the engine.
@@ -211,6 +213,7 @@ def build_body(prepared: Prepared, choices: Sequence[ChoiceAssembler], meta: Res
 
 def _choice(prepared: Prepared, choice: ChoiceAssembler) -> dict[str, Any]:
     content: dict[str, Any] = {"text": choice.text}
+    extra = {"token_ids": choice.token_ids} if prepared.return_token_ids else {}
     if prepared.is_chat:
         content = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
     return {
@@ -219,6 +222,7 @@ def _choice(prepared: Prepared, choice: ChoiceAssembler) -> dict[str, Any]:
         "logprobs": shape_logprobs(prepared, choice.tokens),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
+        **extra,
     }
 
 

@@ -69,6 +69,7 @@ class GenerationBody(Body):
     ignore_eos: bool = False
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
     skip_special_tokens: bool = True
+    return_token_ids: bool = False
     include_stop_str_in_output: bool = False
     service_tier: ServiceTier = "auto"
     ttft_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)

@@ -97,3 +97,11 @@ async def test_requests_run_side_by_side(server: Server) -> None:
     calls = [server.openai.completions.create(model=MODEL_ID, prompt=f"p {i}", seed=i, max_tokens=8) for i in range(20)]
     replies = await asyncio.gather(*calls)
     assert len({reply.choices[0].text for reply in replies}) == 20
+
+
+async def test_token_ids_come_back_when_asked_for(server: Server) -> None:
+    server.engine.script = [10, 11, 12]
+    reply = await server.openai.completions.create(
+        model=MODEL_ID, prompt="hi", max_tokens=5, extra_body={"return_token_ids": True}
+    )
+    assert reply.choices[0].model_dump()["token_ids"] == [10, 11, 12]
