@@ -184,26 +184,56 @@ def end_lines(conn: sa.Connection, batch_id: str, results: Sequence[LineResult])
     A line that has ended already keeps its first result: a late or repeated one changes nothing.
     """
     t = batch_lines.c
-    gained = {"num_completed": 0, "num_failed": 0, "input_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
+    pending = sa.select(t.line_no).where(
+        t.batch_id == batch_id, t.state == LineState.PENDING, t.line_no.in_([result.line_no for result in results])
+    )
+    # Locked where the database has more than one writer.
+    open_lines = set(conn.execute(pending.with_for_update()).scalars())
+    ended: list[LineResult] = []
     for result in results:
-        update = batch_lines.update().where(
-            t.batch_id == batch_id, t.line_no == result.line_no, t.state == LineState.PENDING
-        )
-        usage = asdict(result.usage)
-        values = {
-            "state": result.state,
-            "status_code": result.status_code,
-            "request_id": result.request_id,
-            "result": result.body,
-            **usage,
-        }
-        if conn.execute(update.values(**values)).rowcount != 1:
-            continue
-        gained["num_completed" if result.state == LineState.COMPLETED else "num_failed"] += 1
-        for name, count in usage.items():
-            gained[name] += count
+        if result.line_no in open_lines:
+            open_lines.remove(result.line_no)
+            ended.append(result)
+    if ended:
+        conn.execute(_END_LINE, [_end_values(batch_id, result) for result in ended])
+    completed = sum(result.state == LineState.COMPLETED for result in ended)
+    gained = {"num_completed": completed, "num_failed": len(ended) - completed}
+    for name in ("input_tokens", "cached_tokens", "output_tokens"):
+        gained[name] = sum(getattr(result.usage, name) for result in ended)
     _add_counts(conn, batch_id, gained)
-    return gained["num_completed"] + gained["num_failed"]
+    return len(ended)
+
+
+_END_LINE = (
+    batch_lines.update()
+    .where(batch_lines.c.batch_id == sa.bindparam("of_batch"), batch_lines.c.line_no == sa.bindparam("of_line"))
+    .values(
+        {
+            name: sa.bindparam(name)
+            for name in (
+                "state",
+                "status_code",
+                "request_id",
+                "result",
+                "input_tokens",
+                "cached_tokens",
+                "output_tokens",
+            )
+        }
+    )
+)
+
+
+def _end_values(batch_id: str, result: LineResult) -> dict[str, Any]:
+    return {
+        "of_batch": batch_id,
+        "of_line": result.line_no,
+        "state": result.state,
+        "status_code": result.status_code,
+        "request_id": result.request_id,
+        "result": result.body,
+        **asdict(result.usage),
+    }
 
 
 def _add_counts(conn: sa.Connection, batch_id: str, gained: dict[str, int]) -> None:

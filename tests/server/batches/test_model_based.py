@@ -188,5 +188,5 @@ def test_random_histories() -> None:
 def test_many_random_histories() -> None:
     run_state_machine_as_test(
         History,
-        settings=settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=CHECKS),
+        settings=settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=CHECKS),
     )
