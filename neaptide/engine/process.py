@@ -86,10 +86,11 @@ def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink
                 return
             core.handle(message)
         outputs = core.step() if core.has_work else StepOutputs([], [])
+        wait_s = 0.0
         if not core.has_work:
             wait_s = HEARTBEAT_S
-        else:
-            wait_s = 0.0 if outputs.stats else BLOCKED_POLL_S
+        elif not outputs.stats:
+            wait_s = BLOCKED_POLL_S
         now_s = clock.now()
         if outputs.outputs or outputs.stats or now_s - last_sent_s >= HEARTBEAT_S:
             sink.send(outputs)

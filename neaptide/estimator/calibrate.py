@@ -20,9 +20,23 @@ def calibration_shapes(max_batched_tokens: int, max_seqs: int, max_model_len: in
     def decode(requests: int, context: int) -> list[tuple[int, int]]:
         return [(1, min(context, max_model_len // 2))] * min(requests, max_seqs)
 
-    steps = [prefill(16), decode(1, 64), prefill(64), decode(4, 64), decode(1, 512), decode(16, 128), prefill(128)]
-    steps += [decode(8, 64) + prefill(32), decode(32, 64), decode(32, 256), prefill(256), decode(16, 128) + prefill(128)]
-    steps += [decode(64, 256), prefill(512), decode(4, 1024)]
+    steps = [
+        prefill(16),
+        decode(1, 64),
+        prefill(64),
+        decode(4, 64),
+        decode(1, 512),
+        decode(16, 128),
+        prefill(128),
+        decode(8, 64) + prefill(32),
+        decode(32, 64),
+        decode(32, 256),
+        prefill(256),
+        decode(16, 128) + prefill(128),
+        decode(64, 256),
+        prefill(512),
+        decode(4, 1024),
+    ]
     return [step for step in steps if sum(tokens for tokens, _ in step) <= max_batched_tokens]
 
 

@@ -71,7 +71,7 @@ class Supervisor:
         self._client = client
         self._config = config
         self._context = zmq.asyncio.Context()
-        self._directory = Path(tempfile.mkdtemp(prefix="neaptide-"))  # mode 0700
+        self.directory = Path(tempfile.mkdtemp(prefix="neaptide-"))  # mode 0700
         self._task: asyncio.Task[None] | None = None
         self._first_ready: asyncio.Future[EngineReady] | None = None
         self._engine: _Engine | None = None
@@ -107,7 +107,7 @@ class Supervisor:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._context.destroy(linger=0)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -147,7 +147,7 @@ class Supervisor:
     async def _spawn(self) -> _Engine:
         self._starts += 1
         # A socket of its own for every life: an old engine's late words reach nobody.
-        path = self._directory / f"engine-{self._starts}.sock"
+        path = self.directory / f"engine-{self._starts}.sock"
         socket = self._context.socket(zmq.PAIR)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)

@@ -38,7 +38,9 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=list(CHECKPOINTS))
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, LlamaForCausalLM]:
     directory = tmp_path_factory.mktemp(request.param)
     return directory, write_checkpoint(directory, **CHECKPOINTS[request.param])
 
