@@ -206,8 +206,14 @@ def print_result(result: dict[str, Any]) -> None:
 
     columns = ["run", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "attainment", "online tok/s", "offline tok/s"]
     rows = [
-        [r["run"], ms(r["ttft_ms"]), ms(r["tpot_ms"]), "-" if r["attainment"] is None else f"{r['attainment']:.3f}"]
-        + [f"{r['online_tokens_per_s']:.0f}", f"{r['offline_tokens_per_s']:.0f}"]
+        [
+            r["run"],
+            ms(r["ttft_ms"]),
+            ms(r["tpot_ms"]),
+            "-" if r["attainment"] is None else f"{r['attainment']:.3f}",
+            f"{r['online_tokens_per_s']:.0f}",
+            f"{r['offline_tokens_per_s']:.0f}",
+        ]
         for r in result["runs"]
     ]
     print_table("live co-serving, 111M model", columns, rows)

@@ -24,7 +24,7 @@ def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     serve = subparsers.add_parser(
         "serve",
         help="serve a model",
-        description="Serves a model on the OpenAI API. Every flag can also be set as NEAPTIDE_<NAME> or in a TOML file.",
+        description="Serves a model on the OpenAI API. Every flag can also be NEAPTIDE_<NAME> or a key of a TOML file.",
     )
     add = serve.add_argument
     add("model", nargs="?", metavar="MODEL", help="directory, hub id, or the embedded neaptide-tiny (default)")
@@ -45,7 +45,7 @@ def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     add("--max-num-seqs", type=int, metavar="N", help="requests that run at once (256)")
     add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens computed in one step at most (2048)")
     add("--kv-cache-gib", type=float, metavar="GIB", help="memory for the KV cache (1)")
-    add("--num-threads", type=int, metavar="N", help="compute threads on a CPU (0: the library's choice)")
+    add("--num-threads", type=int, metavar="N", help="compute threads on a CPU (0: all cores but one)")
     add("--log-level", choices=("debug", "info", "warning", "error"))
     add("--config", metavar="FILE.toml", help="read settings from a file; flags and environment win over it")
     serve.set_defaults(func=_serve)

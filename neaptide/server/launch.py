@@ -7,6 +7,7 @@ are local to the side that needs them: the API process never loads torch, the en
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -77,7 +78,8 @@ def engine_config(settings: Settings, model_path: Path, max_model_len: int, data
             model_path=str(model_path),
             device=settings.device,
             dtype=settings.dtype,
-            num_threads=settings.num_threads,
+            # One core stays with the API process: threads that wait for each other stall when they share theirs.
+            num_threads=settings.num_threads or max(1, len(os.sched_getaffinity(0)) - 1),
             sim_step_s=settings.sim_step_ms / 1e3,
         ),
         request_log_path=str(data_dir / REQUEST_LOG),

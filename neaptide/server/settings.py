@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_cache_gib: float = 1.0
     """Memory for KV blocks."""
     num_threads: int = 0
-    """Compute threads on a CPU; 0 leaves the library's choice."""
+    """Compute threads on a CPU; 0 takes all cores but one, which the API process needs."""
     log_level: str = "info"
     executor: str = "torch"
     """sim computes no model: tokens from a hash, for tests of everything around it."""
