@@ -42,7 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("demo", help="chat live while a batch file is worked off, on the embedded model")
     parser.add_argument("--lines", type=int, default=300, help="lines in the batch file (300)")
     parser.add_argument("--rate", type=float, default=1.0, help="chat requests per second, Poisson arrivals (1)")
-    parser.add_argument("--max-seconds", type=float, default=70.0, help="give up on the batch after so long (70)")
+    parser.add_argument("--max-seconds", type=float, default=80.0, help="stop after so long, done or not (80)")
     parser.add_argument("--dir", type=Path, default=Path(".demo"), help="where the files of the run go (.demo)")
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(func=run)
@@ -86,6 +86,7 @@ def batch_jsonl(examples: list[skills.Example]) -> bytes:
 
 async def _demo(args: argparse.Namespace, console: Console) -> int:
     examples = make_batch(args.lines, args.seed)
+    deadline_s = time.monotonic() + args.max_seconds
     flags = ["--ttft-slo-ms", str(TTFT_SLO_MS), "--tpot-slo-ms", str(TPOT_SLO_MS)]
     console.print("starting the server on the embedded model ...")
     async with ServerProcess(flags, args.dir / "data") as server:
@@ -94,7 +95,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
             view = DemoView(console, TTFT_SLO_MS, TPOT_SLO_MS) if console.is_interactive else plain_view(console)
             chats = asyncio.create_task(_chat(http, state, args))
             try:
-                await _watch(http, state, view, args.max_seconds)
+                await _watch(http, state, view, deadline_s)
             finally:
                 chats.cancel()
                 await asyncio.gather(chats, return_exceptions=True)
@@ -126,10 +127,10 @@ async def _chat(http: httpx.AsyncClient, state: DemoState, args: argparse.Namesp
     )
 
 
-async def _watch(http: httpx.AsyncClient, state: DemoState, view: View, max_seconds: float) -> None:
+async def _watch(http: httpx.AsyncClient, state: DemoState, view: View, deadline_s: float) -> None:
     start_s = time.monotonic()
     with view:
-        while state.elapsed_s < max_seconds:
+        while time.monotonic() < deadline_s:
             state.batch = (await http.get(f"/v1/batches/{state.batch['id']}")).json()
             state.metrics = Samples((await http.get("/metrics")).text)
             state.elapsed_s = time.monotonic() - start_s

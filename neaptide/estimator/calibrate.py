@@ -7,8 +7,11 @@ from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel, Executor
 from neaptide.engine.params import SamplingParams
 
+ROUNDS = 2
 MAX_STEP_S = 1.0
-"""Shapes predicted to take longer are left out: start-up must stay short on a slow machine."""
+"""Shapes predicted to take longer are left out ..."""
+MAX_TOTAL_S = 10.0
+"""... and the rest after so long: start-up must stay short on a slow machine."""
 
 
 def calibration_shapes(max_batched_tokens: int, max_seqs: int, max_model_len: int) -> list[list[tuple[int, int]]]:
@@ -46,28 +49,27 @@ def warm_up(
     clock: Clock,
     block_size: int,
     shapes: list[list[tuple[int, int]]],
-    repeats: int = 2,
 ) -> Iterator[tuple[BatchShape, float]]:
-    """Runs every shape ``repeats`` times on an idle executor and shows the times to the cost model.
+    """Runs the shapes in rounds on an idle executor and shows the times to the cost model.
 
-    Block contents are whatever is there: only the time matters. Yields each step's shape and seconds.
+    Block contents are whatever is there: only the time matters. Ends after ``ROUNDS`` rounds or ``MAX_TOTAL_S``,
+    whichever comes first. Yields each step's shape and seconds.
     """
-    step = 0
+    start_s = clock.now()
     finished: list[str] = []
-    for repeat in range(repeats + 1):
-        for parts in shapes:
-            plan = _plan(step, parts, executor.num_blocks, block_size, finished)
-            if plan is None or (repeat > 0 and cost_model.predict(plan.shape).seconds > MAX_STEP_S):
-                continue
-            start_s = clock.now()
-            executor.submit(plan).wait()
-            seconds = clock.now() - start_s
-            finished = [new.request_id for new in plan.new_requests]
-            step += 1
-            if repeat > 0 or seconds > MAX_STEP_S:  # the first round pays for one-time work
-                cost_model.observe(plan.shape, seconds)
-                yield plan.shape, seconds
-    executor.submit(StepPlan(step, [], BatchShape(), finished_ids=finished)).wait()
+    for step, parts in enumerate(shapes * ROUNDS):
+        if clock.now() - start_s > MAX_TOTAL_S:
+            break
+        plan = _plan(step, parts, executor.num_blocks, block_size, finished)
+        if plan is None or cost_model.predict(plan.shape).seconds > MAX_STEP_S:
+            continue
+        step_start_s = clock.now()
+        executor.submit(plan).wait()
+        seconds = clock.now() - step_start_s
+        finished = [new.request_id for new in plan.new_requests]
+        cost_model.observe(plan.shape, seconds)
+        yield plan.shape, seconds
+    executor.submit(StepPlan(0, [], BatchShape(), finished_ids=finished)).wait()
 
 
 def _plan(

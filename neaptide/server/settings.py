@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ttft_slo_ms: float = 1000.0
     """Default target for the time to the first token."""
     tpot_slo_ms: float | None = None
-    """Default target for the mean time per further token; 50 on cuda, 100 on cpu unless set."""
+    """Default target for the mean time per further token; unless set 50 with device cuda, else 100."""
     api_key: tuple[str, ...] = ()
     """Accepted keys, each KEY or KEY:tier. None: no authentication."""
     completion_windows: tuple[str, ...] = ("24h",)
