@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from neaptide import __version__
 from neaptide.commands import batch, demo
+from neaptide.server.settings import client_base_url
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -16,7 +17,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve_parser(subparsers)
     demo.add_parser(subparsers)
-    batch.add_parser(subparsers)
+    batch.add_parser(subparsers, client_base_url())
     return parser
 
 

@@ -13,7 +13,6 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-DEFAULT_BASE_URL = "http://127.0.0.1:8000"
 TERMINAL = ("completed", "failed", "expired", "cancelled")
 POLL_S = 1.0
 SHOWN_ERRORS = 10
@@ -23,9 +22,7 @@ class CommandError(Exception):
     """What went wrong, as one line for the user."""
 
 
-def add_parser(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str = DEFAULT_BASE_URL
-) -> None:
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str) -> None:
     """Adds the ``batch`` command; ``base_url`` is the default server."""
     parser = subparsers.add_parser("batch", help="work with batch files on a running server")
     actions = parser.add_subparsers(required=True, metavar="ACTION")

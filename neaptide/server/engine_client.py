@@ -6,7 +6,7 @@ ready and detaches it when that engine is gone; everything in flight is told at 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from neaptide.engine.messages import (
@@ -95,7 +95,7 @@ class EngineClient:
         await self._ready.wait()
         return self.info
 
-    async def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request; the last has ``finish_reason``. Leaving early aborts it in the engine.
 
         Raises:

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -193,7 +193,7 @@ class Generation:
             salt=self._principal.salt,
         )
         # It is an async generator; its declared type says only that it can be iterated.
-        return cast(AsyncGenerator[RequestOutput, None], self._context.client.generate(request))
+        return self._context.client.generate(request)
 
     def _engine_id(self, index: int) -> str:
         return f"{self._id}-{index}"

@@ -85,6 +85,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError(f"{name} = {getattr(self, name)!r} is not supported; use {' or '.join(allowed)}")
 
 
+def client_base_url(environ: Mapping[str, str] = os.environ) -> str:
+    """The server that client commands talk to unless told otherwise."""
+    return environ.get(f"{ENV_PREFIX}BASE_URL", "http://127.0.0.1:8000")
+
+
 def load_settings(
     flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config_file: str | None = None
 ) -> Settings:

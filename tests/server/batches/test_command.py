@@ -66,7 +66,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running
 
 def run(*argv: str) -> int:
     parser = argparse.ArgumentParser()
-    batch.add_parser(parser.add_subparsers())
+    batch.add_parser(parser.add_subparsers(), "http://127.0.0.1:1")
     args = parser.parse_args(["batch", *argv])
     status: int = args.func(args)
     return status
