@@ -61,11 +61,16 @@ async def scrape(http: httpx.AsyncClient) -> Samples:
     return Samples((await http.get("/metrics")).text)
 
 
-def between(start: Samples, end: Samples, seconds: float) -> Window:
+def between(start: Samples, end: Samples, seconds: float, *, saturated: bool = False) -> Window:
+    """Rates over ``seconds``, or, for an engine that was never idle, over the time of its steps."""
+
     def delta(name: str, **labels: str) -> float:
         return end.sum(name, **labels) - start.sum(name, **labels)
 
     steps = max(delta("neaptide_step_seconds_count", phase="total"), 1.0)
+    if saturated:
+        # Steps can be seconds long and the window's edges fall inside them: count the engine's own busy time.
+        seconds = sum(delta("neaptide_step_seconds_sum", phase=p) for p in ("total", "schedule", "commit"))
     # A recomputed token is computed twice but is one token of work: only offline work is preempted here.
     recomputed = delta("neaptide_recomputed_tokens_total")
     tokens = {c: delta("neaptide_step_tokens_total", **{"class": c}) for c in ("online", "offline")}
@@ -123,7 +128,7 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> W
             await asyncio.sleep(begin)
             start = await scrape(http)
             await asyncio.sleep(end - begin)
-            window = between(start, await scrape(http), end - begin)
+            window = between(start, await scrape(http), end - begin, saturated=not online)
             await load
     window.records = [r for r in records if begin <= r.arrival_s < end]
     return window
