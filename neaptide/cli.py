@@ -45,7 +45,7 @@ def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     add("--max-model-len", type=int, metavar="TOKENS", help="prompt and output of one request at most")
     add("--max-num-seqs", type=int, metavar="N", help="requests that run at once (256)")
     add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens computed in one step at most (2048)")
-    add("--kv-cache-gib", type=float, metavar="GIB", help="memory for the KV cache (1)")
+    add("--kv-cache-gib", type=float, metavar="GIB", help="memory for the KV cache (CPU: 1)")
     add("--num-threads", type=int, metavar="N", help="compute threads on a CPU (0: all cores but one)")
     add("--log-level", choices=("debug", "info", "warning", "error"))
     add("--config", metavar="FILE.toml", help="read settings from a file; flags and environment win over it")

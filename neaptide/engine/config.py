@@ -8,8 +8,9 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per KV block; also the unit that prefix hashes cover."""
     num_blocks: int | None = None
     """Blocks in the pool; ``None`` derives them from ``kv_cache_bytes``."""
-    kv_cache_bytes: int = 1 << 30
-    """Memory for KV blocks when ``num_blocks`` is not given."""
+    kv_cache_bytes: int | None = None
+    """Memory for KV blocks when ``num_blocks`` is not given; ``None`` takes 1 GiB on a CPU, and on a GPU 80% of what
+    is free once the weights are loaded."""
     enable_prefix_cache: bool = True
 
 

@@ -62,8 +62,9 @@ def engine_config(settings: Settings, model_path: Path, max_model_len: int, data
     """What the engine process is told. Unset targets take the defaults of the device."""
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
+    kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
     return EngineConfig(
-        cache=CacheConfig(block_size=settings.block_size, kv_cache_bytes=int(settings.kv_cache_gib * (1 << 30))),
+        cache=CacheConfig(block_size=settings.block_size, kv_cache_bytes=kv_cache_bytes),
         scheduler=SchedulerConfig(
             policy=settings.policy,
             max_num_seqs=settings.max_num_seqs,

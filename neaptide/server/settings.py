@@ -49,8 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     block_size: int = 16
-    kv_cache_gib: float = 1.0
-    """Memory for KV blocks."""
+    kv_cache_gib: float | None = None
+    """Memory for KV blocks; by default 1 on a CPU, on a GPU 80% of what is free beside the weights."""
     num_threads: int = 0
     """Compute threads on a CPU; 0 takes all cores but one, which the API process needs."""
     log_level: str = "info"

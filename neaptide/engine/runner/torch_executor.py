@@ -22,6 +22,10 @@ from neaptide.engine.runner.weights import load_weights
 
 logger = logging.getLogger(__name__)
 
+CPU_KV_BYTES = 1 << 30
+GPU_SHARE = 0.8
+"""Of the free memory, for KV blocks: the rest is for activations, which grow with the step's tokens."""
+
 _PROMPT_SCORE_ROWS = 256
 """Prompt positions scored at once: bounds the logits held, 128 MB at a vocabulary of 128k."""
 
@@ -109,10 +113,10 @@ class TorchExecutor:
         self._clock = clock
         self._seed = seed
         self._states: dict[str, RequestState] = {}
-        self._num_blocks = self._count_blocks(cache)
         with torch.inference_mode():
             model = Llama(self.model_config, self.dtype, self.device)
             load_weights(model, model_dir)
+            self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
             self._runner = ModelRunner(model, self._num_blocks, cache.block_size)
         logger.info("%s on %s in %s, %d KV blocks", model_dir, self.device, self.dtype_name, self._num_blocks)
         self._warm_up()
@@ -191,13 +195,16 @@ class TorchExecutor:
                 pending.prompt_scores.append(_PromptScores(request.request_id, top, score(logits, part, top), finite))
 
     def _count_blocks(self, cache: CacheConfig) -> int:
-        if cache.num_blocks is not None:
-            num_blocks = cache.num_blocks
-        else:
+        kv_cache_bytes = cache.kv_cache_bytes
+        if kv_cache_bytes is None:
+            on_gpu = self.device.type == "cuda"
+            kv_cache_bytes = int(GPU_SHARE * torch.cuda.mem_get_info(self.device)[0]) if on_gpu else CPU_KV_BYTES
+        num_blocks = cache.num_blocks
+        if num_blocks is None:
             block_bytes = cache.block_size * self.model_config.kv_bytes_per_token(self.dtype.itemsize)
-            num_blocks = cache.kv_cache_bytes // block_bytes
+            num_blocks = kv_cache_bytes // block_bytes
         if num_blocks < 1:
-            raise ValueError(f"kv_cache_bytes {cache.kv_cache_bytes} holds not one block of {cache.block_size} tokens")
+            raise ValueError(f"kv_cache_bytes {kv_cache_bytes} holds not one block of {cache.block_size} tokens")
         return num_blocks
 
     def _warm_up(self) -> None:
