@@ -13,6 +13,9 @@ import numpy.typing as npt
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
 
+MAX_MARGIN = 1.0
+"""On a machine this noisy a wider margin would only stop offline work."""
+
 Vector = npt.NDArray[np.float64]
 
 SCALE = np.array([1.0, 1e2, 1e5, 1e4, 1e1])
@@ -68,7 +71,7 @@ class LinearCostModel:
 
     FORGETTING = 0.995
     REFIT_EVERY = 8
-    RESIDUAL_WINDOW = 200
+    WINDOW_STEPS = 200
 
     def __init__(self, alpha: float = 0.05) -> None:
         self._alpha = alpha
@@ -76,7 +79,8 @@ class LinearCostModel:
         # A weak pull towards the first guess keeps features that never varied from drifting.
         self._gram = np.eye(len(SCALE)) * 1e-3
         self._target: Vector = self._gram @ self._coefficients
-        self._residuals: deque[float] = deque(maxlen=self.RESIDUAL_WINDOW)
+        self._recent: deque[Vector] = deque(maxlen=self.WINDOW_STEPS)
+        """Features over seconds: what the fit should map to 1."""
         self._relative_margin = 0.1
         self._num_observed = 0
         self._refit()
@@ -95,9 +99,8 @@ class LinearCostModel:
     def observe(self, shape: BatchShape, seconds: float) -> None:
         if seconds <= 0.0:
             return
-        predicted_s = self.predict(shape).seconds
-        self._residuals.append(seconds / max(predicted_s, 1e-9) - 1.0)
         x = np.array(features(shape)) / seconds
+        self._recent.append(x)
         self._gram = self.FORGETTING * self._gram + np.outer(x, x)
         self._target = self.FORGETTING * self._target + x
         self._num_observed += 1
@@ -107,6 +110,8 @@ class LinearCostModel:
     def _refit(self) -> None:
         self._coefficients = nonnegative_least_squares(self._gram, self._target, self._coefficients)
         self._fast: tuple[float, ...] = tuple(float(c) for c in self._coefficients)
-        if len(self._residuals) >= self.REFIT_EVERY:
-            quantile = float(np.quantile(np.array(self._residuals), 1.0 - self._alpha))
-            self._relative_margin = min(max(quantile, 0.0), 1.0)
+        if len(self._recent) >= self.REFIT_EVERY:
+            # Errors of the present coefficients on recent steps, not those made while they were being learnt.
+            predicted_over_measured = np.array(self._recent) @ self._coefficients
+            errors = 1.0 / np.maximum(predicted_over_measured, 1e-3) - 1.0
+            self._relative_margin = min(max(float(np.quantile(errors, 1.0 - self._alpha)), 0.0), MAX_MARGIN)

@@ -62,10 +62,11 @@ def test_a_request_that_can_no_longer_make_its_deadline_goes_after_those_that_ca
 
 def test_offline_prefill_is_cut_to_the_slack_of_running_streams() -> None:
     harness = Harness(cost_model=PerTokenCost(), egress_s=0.0)
-    harness.core.handle(online("a", [7], max_tokens=10, tpot_slo_s=0.2, ttft_slo_s=2.0))
-    harness.step()  # the first token is out at t = 0.01; the next is due at 0.21
+    harness.core.handle(online("a", [7], max_tokens=10, tpot_slo_s=0.4, ttft_slo_s=2.0))
+    harness.step()  # the first token is out at t = 0.01; the next is due at 0.41
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
-    assert harness.step() == {"a": 1, "f": 19}  # 20 tokens of 10 ms are what the stream's slack allows
+    # The stream keeps a cushion of half a token's time, so 200 ms are left: 20 tokens of 10 ms.
+    assert harness.step() == {"a": 1, "f": 19}
 
 
 def test_stream_that_banked_slack_sees_no_gap_over_one_and_a_half_targets() -> None:
@@ -83,6 +84,13 @@ def test_offline_step_without_online_work_leaves_room_for_the_next_arrival() -> 
     assert harness.step() == {"f": 50}
 
 
+def test_offline_work_goes_on_in_small_chunks_when_no_step_is_short_enough() -> None:
+    harness = Harness(cost_model=ConstantCostModel(10.0), ttft_slo_s=0.5, tpot_slo_s=0.1)
+    harness.core.handle(flex("f", [8] * 40, max_tokens=2))
+    harness.core.handle(flex("g", [9] * 40, max_tokens=2))
+    assert harness.run() == [{"f": 16}, {"f": 16}, {"f": 8}, {"f": 1}, {"g": 16}, {"g": 16}, {"g": 8}, {"g": 1}]
+
+
 def test_resident_offline_sits_out_and_keeps_its_blocks() -> None:
     harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
     harness.core.handle(flex("f", [8] * 6, max_tokens=9))
@@ -96,11 +104,11 @@ def test_resident_offline_sits_out_and_keeps_its_blocks() -> None:
 
 
 def test_longest_sat_out_comes_back_first() -> None:
-    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness = Harness(max_num_batched_tokens=3)
     for name in ("f", "g", "h"):
         harness.core.handle(flex(name, [8], max_tokens=20))
-    harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=0.03, ttft_slo_s=9.0))
-    harness.step()  # 40 ms: the first token is out, the next is due 30 ms later
+    harness.step()
+    harness.core.handle(online("a", [7], max_tokens=20))
     assert [sorted(harness.step()) for _ in range(3)] == [["a", "f", "g"], ["a", "f", "h"], ["a", "f", "g"]]
 
 

@@ -60,6 +60,15 @@ def test_margin_covers_about_the_promised_share() -> None:
     assert covered / 1000 == pytest.approx(0.95, abs=0.03)
 
 
+def test_errors_made_while_learning_do_not_widen_the_margin() -> None:
+    rng, model = random.Random(3), LinearCostModel()
+    for _ in range(60):  # far fewer than the window: what the first guess got wrong is still in it
+        shape = random_shape(rng)
+        model.observe(shape, machine(shape, slow=20.0))
+    predicted_s, margin_s = model.predict(random_shape(rng))
+    assert margin_s < 0.1 * predicted_s
+
+
 @given(seed=st.integers(0, 1000))
 def test_more_work_never_takes_less_time(seed: int) -> None:
     rng, model = random.Random(seed), LinearCostModel()

@@ -26,7 +26,7 @@ class OfflineFill:
         decodes = [r for r in resident if r.num_uncomputed_tokens == 1]
         prefills = [r for r in resident if r.num_uncomputed_tokens > 1]
         for request in decodes:
-            if not step.budget.fits(1, request.num_computed_tokens, limit_s):
+            if not self._chunk(step, 1, request.num_computed_tokens, limit_s):
                 return
             self._continue(step, request, 1)
         for request in prefills:
@@ -38,9 +38,13 @@ class OfflineFill:
             pass
 
     def _chunk(self, step: StepBuilder, num_tokens: int, context_tokens: int, limit_s: float) -> int:
-        chunk = step.budget.largest_chunk(num_tokens, context_tokens, limit_s)
+        """Tokens that fit; 0 if too few to be worth a step. An otherwise empty step takes the least chunk whatever
+        it costs: a limit that nothing fits into must not stop offline work for good."""
         least = min(num_tokens, MIN_CHUNK_TOKENS, self._config.max_num_batched_tokens)
-        return chunk if chunk >= least else 0
+        chunk = step.budget.largest_chunk(num_tokens, context_tokens, limit_s)
+        if chunk >= least:
+            return chunk
+        return 0 if step.scheduled else least
 
     def _blocks_left(self, step: StepBuilder) -> int:
         """Blocks that offline work may still take without touching the share kept for online work."""

@@ -12,6 +12,9 @@ from neaptide.engine.request import Request
 
 ITL_FACTOR = 1.5
 """Slack that a stream has banked may not be spent in one stall: a gap is at most this many TPOT targets."""
+CUSHION_SHARE = 0.5
+"""Of its TPOT target, the slack that a stream keeps after every step: one step that overruns, its last one above all,
+must not make it late. It costs every stream half a token's time once, not a share of every step."""
 MIN_IDLE_SHARE = 0.5
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
@@ -58,7 +61,8 @@ class SlackTracker:
         for request in streams:
             alone.add(1, request.num_tokens - 1)
             itl_s = min(itl_s, ITL_FACTOR * request.tpot_slo_s)
-            slack_s = min(slack_s, request.next_deadline_s - self._config.egress_s - now_s)
+            cushion_s = CUSHION_SHARE * request.tpot_slo_s
+            slack_s = min(slack_s, request.next_deadline_s - cushion_s - self._config.egress_s - now_s)
         if streams and self._cost_model.predict(alone).seconds >= min(r.tpot_slo_s for r in streams):
             # Not even alone do these streams keep their pace: starving offline work would save nobody.
             slack_s = math.inf
