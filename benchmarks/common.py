@@ -17,8 +17,8 @@ REPOSITORY = Path(__file__).parents[1]
 EMBEDDED = REPOSITORY / "neaptide" / "data" / "neaptide-tiny"
 FIRST_TOKEN_ID = 10
 """Random prompts use no id below it: those are special tokens."""
-GAP = 1e-3
-"""Greedy tokens must agree up to the first position where the reference's two best logits are closer (fp32)."""
+GAP = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Greedy tokens must agree up to the first position where the reference's two best logits are closer."""
 
 
 def model_111m() -> Path:
@@ -63,17 +63,21 @@ class Reference:
             )
         return [row[ids.shape[1] :].tolist() for row in out]
 
-    def disagreement(self, prompt: Sequence[int], tokens: Sequence[int]) -> str | None:
-        """Where greedy ``tokens`` leave the reference though its two best logits are not close; None if nowhere."""
+    def agreement(self, prompt: Sequence[int], tokens: Sequence[int]) -> int:
+        """How many of the greedy ``tokens`` could be compared: all before the first close call.
+
+        Raises:
+            SystemExit: one of them is not the reference's.
+        """
         with torch.inference_mode():
             logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0].float()
         for i, token in enumerate(tokens):
             best = logits[len(prompt) + i - 1].topk(2)
-            if float(best.values[0] - best.values[1]) < GAP:
-                return None
+            if float(best.values[0] - best.values[1]) < GAP[self.model.dtype]:
+                return i
             if int(best.indices[0]) != token:
-                return f"token {i} is {token}, the reference says {int(best.indices[0])}"
-        return None
+                raise SystemExit(f"wrong output: token {i} is {token}, the reference says {int(best.indices[0])}")
+        return len(tokens)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -26,6 +26,7 @@ TPOT_SLO_MS = 100.0
 MAX_TOKENS = 96
 SHOTS = 6
 TICK_S = 0.5
+DATA_DIR = "demo-data"
 
 
 @dataclass(slots=True)
@@ -49,11 +50,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    shutil.rmtree(args.dir, ignore_errors=True)
-    args.dir.mkdir(parents=True)
+    shutil.rmtree(args.dir / DATA_DIR, ignore_errors=True)
+    args.dir.mkdir(parents=True, exist_ok=True)
     try:
         return asyncio.run(_demo(args, Console()))
-    except ServerDiedError as error:
+    except (ServerDiedError, httpx.HTTPError) as error:
         print(f"neaptide demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -89,13 +90,15 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
     deadline_s = time.monotonic() + args.max_seconds
     flags = ["--ttft-slo-ms", str(TTFT_SLO_MS), "--tpot-slo-ms", str(TPOT_SLO_MS)]
     console.print("starting the server on the embedded model ...")
-    async with ServerProcess(flags, args.dir / "data") as server:
+    async with ServerProcess(flags, args.dir / DATA_DIR) as server:
         async with httpx.AsyncClient(base_url=server.base_url, timeout=120.0) as http:
             state = DemoState(batch=await _submit(http, batch_jsonl(examples)))
             view = DemoView(console, TTFT_SLO_MS, TPOT_SLO_MS) if console.is_interactive else plain_view(console)
             chats = asyncio.create_task(_chat(http, state, args))
             try:
                 await _watch(http, state, view, deadline_s)
+                if chats.done():
+                    chats.result()  # a fault of the client is not an empty success
             finally:
                 chats.cancel()
                 await asyncio.gather(chats, return_exceptions=True)

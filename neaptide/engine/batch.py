@@ -46,7 +46,19 @@ class BatchShape:
 
     def plus(self, num_tokens: int, context_tokens: int) -> "BatchShape":
         """A copy with one more request."""
-        other = BatchShape(
+        other = self.copy()
+        other.add(num_tokens, context_tokens)
+        return other
+
+    def plus_decodes(self, count: int, context_tokens: int) -> "BatchShape":
+        """A copy with ``count`` more decodes that read ``context_tokens`` in all."""
+        other = self.copy()
+        other.decode_requests += count
+        other.decode_context_tokens += context_tokens
+        return other
+
+    def copy(self) -> "BatchShape":
+        return BatchShape(
             self.prefill_tokens,
             self.prefill_attention_pairs,
             self.prefill_requests,
@@ -56,8 +68,6 @@ class BatchShape:
             self.shared_prefix_tokens,
             self.swapped_blocks,
         )
-        other.add(num_tokens, context_tokens)
-        return other
 
 
 @dataclass(slots=True, frozen=True)
@@ -99,10 +109,6 @@ class StepPlan:
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0
-
-    @property
-    def num_scheduled_tokens(self) -> dict[str, int]:
-        return {s.request_id: len(s.token_ids) for s in self.scheduled}
 
 
 @dataclass(slots=True)

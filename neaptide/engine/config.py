@@ -15,7 +15,6 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    policy: str = "neaptide"
     max_num_seqs: int = 256
     """Requests that may hold KV at once."""
     max_num_batched_tokens: int = 2048
@@ -50,5 +49,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    log_level: str = "info"
     request_log_path: str | None = None
     """Append-only JSON lines, one when a request is first scheduled and one when it ends; ``None`` writes none."""

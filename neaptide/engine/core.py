@@ -127,10 +127,8 @@ class EngineCore:
     def _cancel_batch(self, batch_id: str) -> None:
         queues = self.scheduler.queues
         running = [r for r in queues.running_offline.values() if r.request_id.startswith(f"{batch_id}:")]
-        for request in running:
+        for request in running + queues.pool.cancel_batch(batch_id):
             self._end(request, FinishReason.ABORT)
-        for request_id in queues.pool.cancel_batch(batch_id):
-            self._emit_terminal(request_id, FinishReason.ABORT)
 
     # ---- one step ----
 

@@ -57,7 +57,7 @@ class AddBatch(_Message):
 
 
 class CancelBatch(_Message):
-    """Every unfinished row ends with ABORT, exactly once."""
+    """Rows that have started end with ABORT; the others are forgotten without a word, however many they are."""
 
     batch_id: str
 

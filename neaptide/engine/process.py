@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import json
+import logging
 import os
 import signal
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from neaptide.engine.messages import (
     from_engine_encoder,
     to_engine_decoder,
 )
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 BLOCKED_POLL_S = 0.005
@@ -60,13 +63,23 @@ class EngineSocket:
 class RequestLogFile:
     """Append-only JSON lines: which request was first scheduled, and ended, when."""
 
+    ROTATE_BYTES = 64 << 20
+
     def __init__(self, path: str, clock: Clock) -> None:
+        if os.path.exists(path) and os.path.getsize(path) > self.ROTATE_BYTES:
+            os.replace(path, f"{path}.1")
         self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (lives as long as the engine)
         self._clock = clock
+        self._failing = False
 
     def __call__(self, event: str, request_id: str) -> None:
         line = {"t": round(self._clock.now(), 6), "event": event, "id": request_id, "pid": os.getpid()}
-        self._file.write(json.dumps(line) + "\n")
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:  # a full disk must not end the engine
+            if not self._failing:
+                logger.error("the request log cannot be written: %s", error)
+            self._failing = True
 
     def close(self) -> None:
         self._file.close()
@@ -97,7 +110,7 @@ def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink
             last_sent_s = now_s
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent_pid: int) -> None:
     """SIGKILL for this process when its parent ends; stop signals are the parent's to act on.
 
     Raises:
@@ -106,7 +119,7 @@ def die_with_parent() -> None:
     pr_set_pdeathsig = 1
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == 1:
+    if os.getppid() != parent_pid:
         raise SystemExit("the server process is gone")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -13,6 +13,8 @@ import numpy.typing as npt
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
 
+MAX_SWEEPS = 50
+"""Enough to stay close: the next refit starts where this one ended."""
 MAX_MARGIN = 1.0
 """On a machine this noisy a wider margin would only stop offline work."""
 
@@ -32,15 +34,19 @@ def features(shape: BatchShape) -> tuple[float, float, float, float, float]:
     )
 
 
-def nonnegative_least_squares(gram: npt.NDArray[np.float64], target: Vector, start: Vector) -> Vector:
-    """Minimises ``x'Gx/2 - t'x`` over x >= 0 by coordinate descent (G positive semi-definite, small)."""
-    x = start.copy()
-    for _ in range(200):
+def nonnegative_least_squares(gram: list[list[float]], target: list[float], start: list[float]) -> list[float]:
+    """Minimises ``x'Gx/2 - t'x`` over x >= 0 by coordinate descent (G positive semi-definite, small).
+
+    Plain floats: at this size numpy's calls would cost more than the arithmetic, and it runs between steps.
+    """
+    x = list(start)
+    for _ in range(MAX_SWEEPS):
         largest_change = 0.0
-        for i in range(len(x)):
-            if gram[i, i] <= 0.0:
+        for i, row in enumerate(gram):
+            if row[i] <= 0.0:
                 continue
-            new = max(0.0, x[i] + (target[i] - gram[i] @ x) / gram[i, i])
+            slope = target[i] - sum(g * v for g, v in zip(row, x, strict=True))
+            new = max(0.0, x[i] + slope / row[i])
             largest_change = max(largest_change, abs(new - x[i]))
             x[i] = new
         if largest_change < 1e-9:
@@ -75,7 +81,8 @@ class LinearCostModel:
 
     def __init__(self, alpha: float = 0.05) -> None:
         self._alpha = alpha
-        self._coefficients = np.array([5e-3, 1e-2, 1e-3, 1e-3, 1e-3])
+        self._fast: list[float] = [5e-3, 1e-2, 1e-3, 1e-3, 1e-3]
+        self._coefficients = np.array(self._fast)
         # A weak pull towards the first guess keeps features that never varied from drifting.
         self._gram = np.eye(len(SCALE)) * 1e-3
         self._target: Vector = self._gram @ self._coefficients
@@ -108,8 +115,8 @@ class LinearCostModel:
             self._refit()
 
     def _refit(self) -> None:
-        self._coefficients = nonnegative_least_squares(self._gram, self._target, self._coefficients)
-        self._fast: tuple[float, ...] = tuple(float(c) for c in self._coefficients)
+        self._fast = nonnegative_least_squares(self._gram.tolist(), self._target.tolist(), self._fast)
+        self._coefficients = np.array(self._fast)
         if len(self._recent) >= self.REFIT_EVERY:
             # Errors of the present coefficients on recent steps, not those made while they were being learnt.
             predicted_over_measured = np.array(self._recent) @ self._coefficients

@@ -52,6 +52,11 @@ class SimExecutor:
     def num_blocks(self) -> int:
         return self._num_blocks
 
+    @property
+    def known_requests(self) -> frozenset[str]:
+        """Requests that it still keeps state of."""
+        return frozenset(self._prompt_crc)
+
     def submit(self, plan: StepPlan) -> SimHandle:
         for request_id in plan.finished_ids:
             del self._prompt_crc[request_id]

@@ -1,7 +1,7 @@
 """Composition root: builds the server, and inside the engine process the engine.
 
-``python -m neaptide.server.launch ADDRESS CONFIG_JSON`` is how the supervisor starts an engine process. Imports
-are local to the side that needs them: the API process never loads torch, the engine process no web framework.
+``python -m neaptide.server.launch ADDRESS CONFIG_JSON PARENT_PID`` is how the supervisor starts an engine process.
+Imports are local to the side that needs them: the API process never loads torch, the engine process no web framework.
 """
 
 import asyncio
@@ -36,6 +36,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 REQUEST_LOG = "engine-requests.jsonl"
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
+HEADROOM_RATIO = 0.1
+"""Of the KV blocks, kept for online work until a forecast takes its place."""
 SIM_NUM_BLOCKS = 4096
 
 
@@ -66,7 +68,6 @@ def engine_config(settings: Settings, model_path: Path, max_model_len: int, data
     return EngineConfig(
         cache=CacheConfig(block_size=settings.block_size, kv_cache_bytes=kv_cache_bytes),
         scheduler=SchedulerConfig(
-            policy=settings.policy,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=max_model_len,
@@ -84,6 +85,7 @@ def engine_config(settings: Settings, model_path: Path, max_model_len: int, data
             sim_step_s=settings.sim_step_ms / 1e3,
         ),
         request_log_path=str(data_dir / REQUEST_LOG),
+        log_level=settings.log_level,
     )
 
 
@@ -110,11 +112,11 @@ async def _serve(
     from neaptide.server.supervisor import EngineStartError, Supervisor
 
     server, service = _http_server(settings, context, data_dir)
-    supervisor = Supervisor(context.client, config)
     try:
         await service.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
+    supervisor = Supervisor(context.client, config)
     _stop_on_signals(server, context)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())
@@ -269,7 +271,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> "tuple[EngineCore, Engin
         config,
         executor,
         cost_model,
-        FixedHeadroom(executor.num_blocks, 1.0 - scheduler.offline_max_kv_ratio),
+        FixedHeadroom(executor.num_blocks, HEADROOM_RATIO),
         clock,
         frozenset(model.eos_token_ids),
         RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
@@ -302,13 +304,13 @@ def _build_executor(config: EngineConfig, clock: Clock, vocab_size: int) -> "tup
     return executor, executor.device.type, executor.dtype_name
 
 
-def engine_main(address: str, config_json: str) -> int:
+def engine_main(address: str, config_json: str, parent_pid: int) -> int:
     """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
     from neaptide.engine.process import EngineSocket, die_with_parent, run_engine
 
-    die_with_parent()
-    configure_logging("info")
+    die_with_parent(parent_pid)
     config = msgspec.json.decode(config_json, type=EngineConfig)
+    configure_logging(config.log_level)
     clock = MonotonicClock()
     link = EngineSocket(address)
     try:
@@ -324,4 +326,4 @@ def engine_main(address: str, config_json: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(engine_main(sys.argv[1], sys.argv[2]))
+    sys.exit(engine_main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -79,10 +79,6 @@ class Supervisor:
         self._stopping = False
 
     @property
-    def num_starts(self) -> int:
-        return self._starts
-
-    @property
     def engine_pid(self) -> int | None:
         return self._engine.process.pid if self._engine is not None else None
 
@@ -122,6 +118,13 @@ class Supervisor:
                     self._first_ready.set_exception(error)
                     return
                 logger.error("the engine does not start again: %s", error)
+            except Exception as error:
+                # Out of processes or descriptors, say: the next try may find them.
+                logger.exception("the engine could not be run")
+                assert self._first_ready is not None
+                if not self._first_ready.done():
+                    self._first_ready.set_exception(EngineStartError(f"the engine could not be run: {error}"))
+                    return
             if self._stopping:
                 return
             if loop.time() - started_s > STABLE_S:
@@ -157,6 +160,7 @@ class Supervisor:
         process = await asyncio.create_subprocess_exec(
             *command,
             msgspec.json.encode(self._config).decode(),
+            str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             # Compute threads that spin at a barrier take the cores from the API process on a small machine.
             env={"OMP_WAIT_POLICY": "PASSIVE"} | os.environ,

@@ -52,12 +52,12 @@ class Harness:
             cache=cache or CacheConfig(block_size=4),
             scheduler=SchedulerConfig(**values),  # type: ignore[arg-type]
         )
-        executor = SimExecutor(num_blocks, self.cost_model, self.clock, vocab_size=1000)
+        self.executor = SimExecutor(num_blocks, self.cost_model, self.clock, vocab_size=1000)
         headroom = FixedHeadroom(num_blocks, headroom_ratio)
         self.log: list[tuple[str, str]] = []
         self.core = EngineCore(
             config,
-            executor,
+            self.executor,
             self.cost_model,
             headroom,
             self.clock,

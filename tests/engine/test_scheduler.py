@@ -63,10 +63,11 @@ def test_a_request_that_can_no_longer_make_its_deadline_goes_after_those_that_ca
 def test_offline_prefill_is_cut_to_the_slack_of_running_streams() -> None:
     harness = Harness(cost_model=PerTokenCost(), egress_s=0.0)
     harness.core.handle(online("a", [7], max_tokens=10, tpot_slo_s=0.4, ttft_slo_s=2.0))
-    harness.step()  # the first token is out at t = 0.01; the next is due at 0.41
+    harness.step()  # the first token is out at t = 0.01
+    harness.step()  # the second at 0.02; the third is due at 0.81
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
-    # The stream keeps a cushion of half a token's time, so 200 ms are left: 20 tokens of 10 ms.
-    assert harness.step() == {"a": 1, "f": 19}
+    # The stream keeps a cushion of one token's time, so 390 ms are left: 39 tokens of 10 ms.
+    assert harness.step() == {"a": 1, "f": 38}
 
 
 def test_stream_that_banked_slack_sees_no_gap_over_one_and_a_half_targets() -> None:
@@ -122,7 +123,7 @@ def test_late_stream_catches_up_before_offline_work_goes_on() -> None:
 
 
 def test_stream_that_cannot_catch_up_does_not_starve_offline_work() -> None:
-    harness = Harness(cost_model=ConstantCostModel(0.05), egress_s=0.0, ttft_slo_s=5.0)
+    harness = Harness(cost_model=ConstantCostModel(0.16), egress_s=0.0, ttft_slo_s=5.0)
     harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=0.04, ttft_slo_s=9.0))
     harness.core.handle(flex("f", [8], max_tokens=20))
     harness.step()
@@ -196,14 +197,76 @@ def test_missing_token_file_fails_its_rows_only(tmp_path: Path) -> None:
     assert harness.reason("a") is FinishReason.LENGTH
 
 
-def test_cancelled_batch_ends_every_row_once(tmp_path: Path) -> None:
+def test_cancelled_batch_ends_the_rows_that_started_and_forgets_the_others(tmp_path: Path) -> None:
     harness = Harness(max_num_seqs=2)
     harness.core.handle(batch(tmp_path, "job", [[7], [8], [9], [10]], max_tokens=9))
     harness.step()
     harness.core.handle(CancelBatch("job"))
     harness.run()
-    assert [harness.reason(f"job:{row}") for row in range(4)] == [FinishReason.ABORT] * 4
+    assert {name: harness.reason(name) for name in harness.ends} == {
+        "job:0": FinishReason.ABORT,
+        "job:1": FinishReason.ABORT,
+    }
     assert harness.core.kv.pool.num_held == 0
+
+
+def test_cancelled_row_that_was_preempted_is_forgotten_by_the_executor(tmp_path: Path) -> None:
+    harness = Harness(num_blocks=8)
+    harness.core.handle(batch(tmp_path, "job", [[8] * 12, [9] * 12], max_tokens=3))
+    harness.step()
+    harness.core.handle(online("a", [7] * 12, max_tokens=2))
+    harness.step()
+    harness.core.handle(CancelBatch("job"))
+    harness.run()
+    harness.core.handle(online("b", [7], max_tokens=1))
+    harness.run()
+    assert harness.executor.known_requests == {"b"}
+    assert harness.reason("job:1") is FinishReason.ABORT
+
+
+def test_offline_requests_that_share_a_prefix_make_room_together() -> None:
+    harness = Harness(num_blocks=40)
+    prefix = [8] * 100
+    for i in range(30):
+        harness.core.handle(flex(f"f{i}", [*prefix, 10 + i], max_tokens=50))
+    harness.step()
+    harness.step()
+    harness.core.handle(online("a", [7] * 100, max_tokens=1))
+    assert "a" in harness.step()
+
+
+def test_no_seat_is_taken_for_a_request_that_lacks_blocks() -> None:
+    harness = Harness(num_blocks=12, max_num_seqs=2)
+    harness.core.handle(online("a", [7] * 30, max_tokens=10))
+    harness.core.handle(flex("f", [8] * 4, max_tokens=9))
+    harness.step()
+    harness.core.handle(online("b", [9] * 30, max_tokens=1))
+    for _ in range(5):
+        harness.step()
+    assert harness.core.scheduler.queues.running_offline["f"].num_preemptions == 0
+
+
+def test_relegated_requests_get_a_tenth_of_the_tokens() -> None:
+    harness = Harness(num_blocks=128, max_num_batched_tokens=40)
+    harness.core.handle(online("late", [7] * 100, max_tokens=1, ttft_slo_s=0.001))
+    harness.core.handle(online("b", [8] * 300, max_tokens=1, ttft_slo_s=9.0))
+    assert harness.step() == {"b": 36, "late": 4}
+
+
+def test_relegated_priority_goes_after_relegated_default() -> None:
+    harness = Harness(max_num_batched_tokens=4)
+    harness.core.handle(online("p", [7] * 4, max_tokens=1, ttft_slo_s=0.001, tier=Tier.PRIORITY))
+    harness.core.handle(online("d", [8] * 4, max_tokens=1, ttft_slo_s=0.001))
+    assert harness.run() == [{"d": 4}, {"p": 4}]
+
+
+def test_the_smallest_recent_ttft_target_bounds_an_idle_step() -> None:
+    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=1.0, tpot_slo_s=0.1)
+    for i, ttft_slo_s in enumerate((0.5, 1.0)):
+        harness.core.handle(online(f"a{i}", [7], max_tokens=1, ttft_slo_s=ttft_slo_s))
+    harness.run()
+    harness.core.handle(flex("f", [8] * 200, max_tokens=1))
+    assert harness.step() == {"f": 49}  # 500 ms less the 10 ms of a prompt like those that came lately
 
 
 def test_paused_offline_work_stays_where_it_is() -> None:

@@ -26,4 +26,4 @@ def test_finished_requests_are_forgotten() -> None:
     executor = SimExecutor(8, ConstantCostModel(0.5), VirtualClock(), vocab_size=100)
     executor.submit(plan(0, 0, new=True)).wait()
     executor.submit(StepPlan(1, [], BatchShape(), finished_ids=["a"])).wait()
-    executor.submit(plan(2, 0, new=True)).wait()
+    assert executor.known_requests == frozenset()

@@ -76,3 +76,18 @@ async def test_engine_that_refuses_its_configuration_says_why(tmp_path: Path) ->
             await supervisor.start()
     finally:
         await supervisor.stop()
+
+
+async def test_failure_to_start_a_process_is_told_instead_of_hanging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*args: object, **kwargs: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    supervisor = Supervisor(EngineClient(), config(tmp_path))
+    try:
+        with pytest.raises(EngineStartError, match="no more processes"):
+            await asyncio.wait_for(supervisor.start(), 10)
+    finally:
+        await supervisor.stop()

@@ -131,19 +131,15 @@ class OfflinePool:
                     return request
         return None
 
-    def cancel_batch(self, batch_id: str) -> list[str]:
-        """Drops the job; returns the ids of its rows that were waiting here."""
-        dropped: list[str] = []
-        for request in [r for r in self._returned if r.request_id.startswith(f"{batch_id}:")]:
+    def cancel_batch(self, batch_id: str) -> list[Request]:
+        """Drops the job's rows; returns those of them that had started and were preempted."""
+        preempted = [r for r in self._returned if r.request_id.startswith(f"{batch_id}:")]
+        for request in preempted:
             self._returned.remove(request)
-            dropped.append(request.request_id)
         if self._head is not None and self._head.request_id.startswith(f"{batch_id}:"):
-            dropped.append(self._head.request_id)
             self._head = None
-        job = self._jobs.pop(batch_id, None)
-        if job is not None:
-            dropped += [row_request_id(batch_id, row) for row, _ in job.rows[job.next_index :]]
-        return dropped
+        self._jobs.pop(batch_id, None)
+        return preempted
 
     def _next_row(self) -> Request | None:
         while self._jobs:

@@ -1,5 +1,8 @@
 """The running account of one step: tokens, predicted seconds."""
 
+from bisect import bisect_left
+from itertools import accumulate
+
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import CostModel
 
@@ -12,18 +15,24 @@ class StepBudget:
         self.tokens_left = max_tokens
         self.shape = BatchShape()
 
-    def predicted_s(self) -> float:
-        """Seconds that the step should take with what it has so far, margin included."""
-        if self.shape.num_requests == 0:
-            return 0.0
-        seconds, margin_s = self._cost_model.predict(self.shape)
-        return seconds + margin_s
-
     def fits(self, num_tokens: int, context_tokens: int, limit_s: float) -> bool:
         if num_tokens > self.tokens_left:
             return False
         seconds, margin_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens))
         return seconds + margin_s <= limit_s
+
+    def most_decodes(self, contexts: list[int], limit_s: float) -> int:
+        """How many of these decodes, taken from the front, keep the step within ``limit_s``.
+
+        ``contexts`` are the KV tokens that each reads.
+        """
+        sums = [0, *accumulate(contexts)]
+
+        def fits(count: int) -> bool:
+            seconds, margin_s = self._cost_model.predict(self.shape.plus_decodes(count, sums[count]))
+            return count == 0 or seconds + margin_s <= limit_s
+
+        return bisect_left(range(1, min(len(contexts), self.tokens_left) + 1), True, key=lambda n: not fits(n))
 
     def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float) -> int:
         """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does."""

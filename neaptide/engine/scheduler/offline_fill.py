@@ -25,10 +25,12 @@ class OfflineFill:
         resident = sorted(queues.running_offline.values(), key=lambda r: (r.last_step, r.admission_index))
         decodes = [r for r in resident if r.num_uncomputed_tokens == 1]
         prefills = [r for r in resident if r.num_uncomputed_tokens > 1]
-        for request in decodes:
-            if not self._chunk(step, 1, request.num_computed_tokens, limit_s):
-                return
+        contexts = [r.num_computed_tokens + 1 for r in decodes]
+        count = step.budget.most_decodes(contexts, limit_s)
+        for request in decodes[: count if count or step.scheduled else 1]:
             self._continue(step, request, 1)
+        if count < len(decodes):
+            return
         for request in prefills:
             chunk = self._chunk(step, request.num_uncomputed_tokens, request.num_computed_tokens, limit_s)
             if chunk == 0:
@@ -78,8 +80,8 @@ class OfflineFill:
             return False
         # The whole prompt is reserved for, not only this chunk: half a prompt is of no use to anybody.
         cost = queues.kv.admission_cost(hit, request.num_tokens - hit.num_tokens)
-        nothing_else_runs = queues.num_running == 0 and not queues.waiting_online
-        if cost > (queues.kv.pool.num_available if nothing_else_runs else self._blocks_left(step)):
+        is_alone = not queues.running_offline and not queues.waiting_online
+        if cost > (queues.kv.pool.num_available if is_alone else self._blocks_left(step)):
             return False
         queues.pool.pop()
         step.admit(request, hit, chunk)

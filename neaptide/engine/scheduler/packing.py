@@ -4,12 +4,14 @@ Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager, PrefixHit
+from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.batch_size import OverrunController
 from neaptide.engine.scheduler.budget import StepBudget
@@ -18,6 +20,9 @@ from neaptide.engine.scheduler.preemption import PreemptionCount, Preemptor
 from neaptide.engine.scheduler.queues import Queues, deadline_order
 from neaptide.engine.scheduler.slack import SlackTracker
 from neaptide.engine.scheduler.step import StepBuilder
+
+LOOK_AHEAD = 64
+"""Waiting online requests that one step looks at: planning stays short however long the queue is."""
 
 
 class Scheduler:
@@ -87,21 +92,31 @@ class Scheduler:
                 step.add(request, 1)
 
     def _pack_online_prefills(self, step: StepBuilder, limit_s: float) -> None:
-        """Prompts in deadline order, those that can still make it first, sized to what running streams allow.
+        """Prompts that can still make their deadline, then the relegated ones with at least a tenth of the tokens.
 
-        The first prompt always gets a block's worth: streams that fill the whole bound must not starve it.
+        Serving the latest first is how earliest-deadline-first collapses under overload.
+        """
+        feasible, relegated = self._waiting_prompts(step.now_s)
+        reserved = step.budget.tokens_left // 10 if relegated else 0
+        self._pack_prompts(step, feasible, limit_s, reserved)
+        self._pack_prompts(step, relegated, limit_s, 0)
+
+    def _pack_prompts(self, step: StepBuilder, prompts: list[Request], limit_s: float, reserved: int) -> None:
+        """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.
+
+        The first one always gets a block's worth: streams that fill the whole bound must not starve it.
         """
         floor = step.queues.kv.block_size
-        for request in self._prompts_by_feasibility(step.now_s):
-            if step.budget.tokens_left <= 0:
-                return
+        for request in prompts:
+            tokens_left = step.budget.tokens_left - reserved
             is_running = request.request_id in self.queues.running_online
             hit = PrefixHit([], 0) if is_running else self.queues.kv.match_prefix(request)
             context = request.num_computed_tokens if is_running else hit.num_tokens
             left = request.num_tokens - context
-            chunk = max(step.budget.largest_chunk(left, context, limit_s), min(left, floor, step.budget.tokens_left))
+            most = min(left, tokens_left)
+            chunk = max(step.budget.largest_chunk(most, context, limit_s), min(most, floor))
             floor = 0
-            if chunk == 0:
+            if chunk <= 0:
                 return
             if is_running:
                 if self._room_to_grow(step, request, chunk):
@@ -109,18 +124,18 @@ class Scheduler:
             elif not self._admit_online(step, request, hit, chunk):
                 return
 
-    def _prompts_by_feasibility(self, now_s: float) -> Iterator[Request]:
-        """Online requests with prompt left. Relegated ones come last, oldest first: serving the latest first is how
-        earliest-deadline-first collapses under overload."""
-        prompts = [r for r in self.queues.running_online.values() if r.num_uncomputed_tokens > 1]
-        prompts = sorted(prompts + self.queues.waiting_online, key=deadline_order)
-        relegated: list[Request] = []
-        for request in prompts:
-            if request.num_output_tokens or self.slack.is_feasible(request, now_s):
-                yield request
-            else:
-                relegated.append(request)
-        yield from sorted(relegated, key=lambda r: r.arrival_s)
+    def _waiting_prompts(self, now_s: float) -> tuple[list[Request], list[Request]]:
+        """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``
+        last. A bounded look: what stands further back than ``LOOK_AHEAD`` is not for this step."""
+        waiting = self.queues.waiting_online
+        first = bisect_left(waiting, now_s, key=lambda r: r.next_deadline_s)
+        running = [r for r in self.queues.running_online.values() if r.num_uncomputed_tokens > 1]
+        feasible: list[Request] = []
+        relegated = waiting[:first][:LOOK_AHEAD]
+        for request in sorted(running + waiting[first : first + LOOK_AHEAD], key=deadline_order):
+            can_make_it = request.num_output_tokens > 0 or self.slack.is_feasible(request, now_s)
+            (feasible if can_make_it else relegated).append(request)
+        return feasible, sorted(relegated, key=lambda r: (r.tier is Tier.PRIORITY, r.arrival_s))
 
     def _room_to_grow(self, step: StepBuilder, request: Request, num_tokens: int) -> bool:
         needed = self.queues.kv.blocks_needed(request, num_tokens)
@@ -134,14 +149,10 @@ class Scheduler:
         return self._preemptor.make_room(needed, victims())
 
     def _admit_online(self, step: StepBuilder, request: Request, hit: PrefixHit, chunk: int) -> bool:
-        victims = self._preemptor.offline_victims
-        if self.queues.num_running >= self.config.max_num_seqs:
-            seat = next(victims(step.index), None)
-            if seat is None:
-                return False
-            self._preemptor.preempt(seat)
         cost = self.queues.kv.admission_cost(hit, request.num_tokens - hit.num_tokens)
-        if not self._preemptor.make_room(cost, victims(step.index), keep=set(hit.block_ids)):
+        seats = max(self.queues.num_running - self.config.max_num_seqs + 1, 0)
+        victims = self._preemptor.offline_victims(step.index)
+        if not self._preemptor.make_room(cost, victims, keep=set(hit.block_ids), seats=seats):
             return False
         step.admit(request, hit, chunk)
         return True
@@ -151,7 +162,9 @@ class Scheduler:
         prompts = [
             r for r in self.queues.running_online.values() if r.num_uncomputed_tokens > taken.get(r.request_id, 1)
         ]
-        yield from sorted(prompts + self.queues.waiting_online, key=deadline_order)
+        waiting = self.queues.waiting_online
+        first = bisect_left(waiting, step.now_s, key=lambda r: r.next_deadline_s)
+        yield from sorted(prompts + waiting[first : first + LOOK_AHEAD], key=deadline_order)
 
     def _plan(self, step: StepBuilder, limit_s: float) -> StepPlan:
         seconds, margin_s = self._cost_model.predict(step.budget.shape)

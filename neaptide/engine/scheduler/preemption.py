@@ -5,6 +5,7 @@ with a later deadline. Never one that takes part in the step being planned, neve
 request that still would not fit.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -25,25 +26,31 @@ class Preemptor:
         self.count = PreemptionCount()
         """Since it was last replaced by the caller."""
 
-    def make_room(self, num_blocks: int, victims: Iterable[Request], keep: Collection[int] = ()) -> bool:
-        """Preempts as many ``victims``, in their order, as free ``num_blocks``; none if all would not.
+    def make_room(
+        self, num_blocks: int, victims: Iterable[Request], keep: Collection[int] = (), seats: int = 0
+    ) -> bool:
+        """Preempts ``victims``, in their order, until ``num_blocks`` are available and ``seats`` are free; none of
+        them if all together would not do.
 
         ``keep`` are blocks that the requester will read (its prefix hit): freeing those frees nothing for it.
         """
         pool = self._queues.kv.pool
         missing = num_blocks - pool.num_available
         chosen: list[Request] = []
+        released: Counter[int] = Counter()
+        freed: set[int] = set()
         for victim in victims:
-            if missing <= 0:
+            if missing <= len(freed) and len(chosen) >= seats:
                 break
-            own_blocks = sum(1 for b in victim.block_ids if pool.ref_cnt(b) == 1 and b not in keep)
-            if own_blocks:
-                chosen.append(victim)
-                missing -= own_blocks
-        if missing > 0:
+            chosen.append(victim)
+            # A block that several victims share is free when the last of them lets go.
+            released.update(victim.block_ids)
+            freed |= {b for b in victim.block_ids if released[b] == pool.ref_cnt(b) and b not in keep}
+        if missing > len(freed) or len(chosen) < seats:
             return False
-        for victim in chosen:
-            self.preempt(victim)
+        for index, victim in enumerate(chosen):
+            if index < seats or not freed.isdisjoint(victim.block_ids):
+                self.preempt(victim)
         return True
 
     def preempt(self, victim: Request) -> None:

@@ -30,10 +30,6 @@ class Queues:
     def num_running(self) -> int:
         return len(self.running_online) + len(self.running_offline)
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.waiting_online or self.num_running or len(self.pool))
-
     def running(self) -> Iterator[Request]:
         yield from self.running_online.values()
         yield from self.running_offline.values()
