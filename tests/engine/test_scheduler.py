@@ -40,9 +40,10 @@ def test_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
 def test_online_goes_first_and_offline_fills() -> None:
     harness = Harness(max_num_batched_tokens=8)
     harness.core.handle(flex("f", [8] * 6, max_tokens=2))
-    harness.core.handle(online("a", [7] * 5, max_tokens=2))
-    # The offline prompt would get 3 tokens of step 1, fewer than a chunk is worth: it waits for the next.
-    assert harness.run()[:2] == [{"a": 5}, {"a": 1, "f": 6}]
+    harness.core.handle(online("a", [7] * 5, max_tokens=3))
+    # The offline prompt would get 3 tokens of step 1, fewer than a chunk is worth; in step 2 the stream builds up
+    # its cushion of slack.
+    assert harness.run()[:3] == [{"a": 5}, {"a": 1}, {"a": 1, "f": 6}]
 
 
 def test_earlier_deadline_first_and_priority_first_at_equal_deadline() -> None:
@@ -110,7 +111,12 @@ def test_longest_sat_out_comes_back_first() -> None:
         harness.core.handle(flex(name, [8], max_tokens=20))
     harness.step()
     harness.core.handle(online("a", [7], max_tokens=20))
-    assert [sorted(harness.step()) for _ in range(3)] == [["a", "f", "g"], ["a", "f", "h"], ["a", "f", "g"]]
+    assert [sorted(harness.step()) for _ in range(4)] == [
+        ["a", "f", "g"],
+        ["a"],  # the stream builds up its cushion
+        ["a", "f", "h"],
+        ["a", "f", "g"],
+    ]
 
 
 def test_late_stream_catches_up_before_offline_work_goes_on() -> None:
@@ -119,7 +125,7 @@ def test_late_stream_catches_up_before_offline_work_goes_on() -> None:
     harness.core.handle(flex("f", [8], max_tokens=20))
     harness.step()
     harness.clock.sleep_until(harness.clock.now() + 0.035)  # the next token was due 5 ms ago
-    assert [sorted(harness.step()) for _ in range(3)] == [["a"], ["a"], ["a", "f"]]
+    assert [sorted(harness.step()) for _ in range(4)] == [["a"], ["a"], ["a"], ["a", "f"]]
 
 
 def test_stream_that_cannot_catch_up_does_not_starve_offline_work() -> None:
