@@ -1,0 +1,213 @@
+"""Tokenizer, chats and packed rows for training neaptide-tiny (see train_tiny.py)."""
+
+import random
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from neaptide.data import skills
+
+SPECIALS = ("<|pad|>", "<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+PAD, BOS, SYSTEM, USER, ASSISTANT, END = range(6)
+NOTED = ("recall", "recite")
+ROLE = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+SPLIT = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
+CHAT_TEMPLATE = (
+    "{{- '<|bos|>' }}\n"
+    "{%- for message in messages %}\n"
+    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}\n"
+    "{%- endfor %}\n"
+    "{%- if add_generation_prompt %}\n"
+    "{{- '<|assistant|>' }}\n"
+    "{%- endif %}\n"
+)
+
+
+def template_words(samples: int = 200, least: int = 12) -> list[str]:
+    """Words that the questions and answers keep using, in a fixed order.
+
+    Letters that a skill works on must stay single, so short words and words of the word list are
+    left out: a word is kept when it has two letters and turns up in many samples of one skill.
+    """
+    rng = random.Random(0)
+    keep: set[str] = set()
+    for skill in skills.SKILLS:
+        if skill == "unknown":
+            continue
+        seen: dict[str, int] = {}
+        for _ in range(samples):
+            example = skills.single(skill, rng)
+            texts = [m["content"] for m in example.messages] + [example.answer]
+            for word in {w for text in texts for w in re.findall(r" ?[^\W\d_]+", text)}:
+                seen[word] = seen.get(word, 0) + 1
+        floor = 1 if skill in skills.CLOSED else least
+        keep |= {w for w, n in seen.items() if n >= floor and len(w.strip()) > 1}
+    for prompt in skills.SYSTEM_PROMPTS:
+        keep |= {w for w in re.findall(r" ?[^\W\d_]+", prompt) if len(w.strip()) > 1}
+    return sorted(w for w in keep if w.strip() not in skills.WORDS)
+
+
+def build_tokenizer() -> Tokenizer:
+    """Bytes, single digits and whole template words; no merges, so nothing is learned."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [w.replace(" ", "\u0120") for w in template_words()]
+    vocab = {token: i for i, token in enumerate([*SPECIALS, *alphabet, *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
+    return tokenizer
+
+
+@dataclass(slots=True)
+class Chat:
+    """A whole chat as tokens; `answer[i]` is 1.. where token i belongs to the n-th answer."""
+
+    tokens: list[int]
+    answer: list[int]
+    skills: list[str]
+
+
+class Chats:
+    """Draws training chats; `weights` steers the mix of skills."""
+
+    def __init__(self, tokenizer: Tokenizer, rng: random.Random) -> None:
+        self.tokenizer, self.rng = tokenizer, rng
+        self.weights = dict.fromkeys(skills.SKILLS, 1.0)
+        self.held_out = False
+
+    def skill(self) -> str:
+        """One skill by weight."""
+        return self.rng.choices(list(self.weights), list(self.weights.values()))[0]
+
+    def extend(self, chat: Chat, messages: skills.Messages, name: str) -> None:
+        """Append turns to a chat; the last of them is the answer of skill `name`."""
+        chat.skills.append(name)
+        for message in messages:
+            body = [*self.tokenizer.encode(message["content"]).ids, END]
+            mark = len(chat.skills) if message is messages[-1] else 0
+            chat.tokens += [ROLE[message["role"]], *body]
+            chat.answer += [0, *[mark] * len(body)]
+
+    def _system(self) -> skills.Messages:
+        """Usually nothing, else a system prompt, known or of words at random."""
+        roll = self.rng.random()
+        if roll < 0.75:
+            return []
+        text = self.rng.choice(skills.SYSTEM_PROMPTS)
+        if roll > 0.92:
+            text = skills.single("unknown", self.rng).messages[-1]["content"]
+        return [{"role": "system", "content": text}]
+
+    def single(self) -> Chat:
+        """One question and its answer."""
+        example = skills.single(name := self.skill(), self.rng, self.held_out)
+        chat = Chat([BOS], [0], [])
+        start = [] if example.messages[0]["role"] == "system" else self._system()
+        self.extend(chat, [*start, *example.messages, _reply(example)], name)
+        return chat
+
+    def text_shots(self, limit: int) -> Chat:
+        """Solved examples as the text of a system prompt, then one question."""
+        name, shots = self.skill(), 1 + self.rng.randrange(max(1, limit // 40))
+        while True:
+            example = skills.few_shot(name, self.rng, shots, text=True)
+            chat = Chat([BOS], [0], [])
+            self.extend(chat, [*example.messages, _reply(example)], name)
+            if len(chat.tokens) <= limit:
+                return chat
+            shots //= 2
+
+    def turns(self, limit: int) -> Chat:
+        """A chat of as many turns as fit, of one skill or mixed; notes stay askable throughout."""
+        name, mixed = self.skill(), self.rng.random() < 0.5
+        noted = name in NOTED
+        start = [] if noted else self._system()
+        notes: skills.Messages = []
+        chat = Chat([BOS], [0], [])
+        while True:
+            if mixed and chat.skills:
+                name = self.rng.choice(NOTED) if noted and self.rng.random() < 0.6 else self.skill()
+                if name in NOTED and not noted:
+                    continue
+            example = skills.ask(name, self.rng, notes if name in NOTED else None)
+            if noted and not notes:
+                start = notes = example.messages[:1]
+            size = len(chat.tokens)
+            self.extend(chat, [*start, example.messages[-1], _reply(example)], name)
+            start = []
+            if len(chat.tokens) > limit:
+                if len(chat.skills) == 1:
+                    return self.turns(limit)
+                chat.skills.pop()
+                return Chat(chat.tokens[:size], chat.answer[:size], chat.skills)
+
+
+def _reply(example: skills.Example) -> dict[str, str]:
+    return {"role": "assistant", "content": example.answer}
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of packed chats: inputs, targets, chat numbers (0 is padding) and answer numbers.
+
+    A token attends to earlier tokens of its own chat only. `answer` numbers the answers of the
+    whole batch from 1, and `skills[n - 1]` names the skill of answer n.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    chat: np.ndarray
+    answer: np.ndarray
+    skills: list[str]
+
+
+class Packer:
+    """Fills rows with chats, keeping what did not fit for the next batch."""
+
+    def __init__(self, chats: Chats) -> None:
+        self.chats = chats
+        self.waiting: list[Chat] = []
+
+    def batch(self, rows: int, width: int, long: bool) -> Batch:
+        """`rows` rows of `width` tokens: single chats, or one long chat a row and then singles."""
+        grid = np.zeros((4, rows, width), dtype=np.int64)
+        used, count = [0] * rows, [0] * rows
+        out = Batch(grid[0], grid[1], grid[2], grid[3], [])
+
+        def place(chat: Chat, row: int) -> None:
+            start, size = used[row], len(chat.tokens) - 1
+            end = start + size
+            used[row], count[row] = end, count[row] + 1
+            mark = np.array(chat.answer[1:])
+            grid[0, row, start:end] = chat.tokens[:-1]
+            grid[1, row, start:end] = chat.tokens[1:]
+            grid[2, row, start:end] = count[row]
+            grid[3, row, start:end] = np.where(mark > 0, mark + len(out.skills), 0)
+            out.skills += chat.skills
+
+        if long:
+            for row in range(rows):
+                text = self.chats.rng.random() < 0.2
+                limit = width + 1 - (self.chats.rng.randrange(width // 2) if row % 2 else 0)
+                place(self.chats.text_shots(limit) if text else self.chats.turns(limit), row)
+        misses, kept = 0, []
+        while misses < 60:
+            chat = self.waiting.pop() if self.waiting else self.chats.single()
+            fits = (r for r in range(rows) if used[r] + len(chat.tokens) - 1 <= width)
+            row = next(fits, None)
+            if row is None:
+                misses += 1
+                if len(chat.tokens) <= min(width, 128):
+                    kept.append(chat)
+            else:
+                place(chat, row)
+        self.waiting = kept
+        return out
