@@ -128,6 +128,8 @@ class Chats:
     def turns(self, limit: int) -> Chat:
         """A chat of as many turns as fit, of one skill or mixed; notes stay askable throughout."""
         name, mixed = self.skill(), self.rng.random() < 0.5
+        if self.rng.random() < 0.2:
+            name = self.rng.choice(NOTED)
         noted = name in NOTED
         start = [] if noted else self._system()
         notes: skills.Messages = []

@@ -19,31 +19,40 @@ from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
 from neaptide.loadgen.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.prometheus import Samples
-from neaptide.loadgen.recorder import Record
+from neaptide.loadgen.recorder import Record, percentiles
 
 TTFT_SLO_MS = 1000.0
 TPOT_SLO_MS = 100.0
 MAX_TOKENS = 96
 SHOTS = 6
+PREFIX_SKILLS = ("add", "subtract", "compare", "upper", "reverse", "spell")
 TICK_S = 0.5
 DATA_DIR = "demo-data"
+NO_COUNTS = {"total": 0, "completed": 0, "failed": 0}
+TERMINAL = ("completed", "failed", "expired", "cancelled")
 
 
 @dataclass(slots=True)
 class DemoState:
     """What the view shows."""
 
-    batch: dict[str, Any] = field(default_factory=dict)
+    batch: dict[str, Any] = field(default_factory=lambda: {"status": "not submitted", "request_counts": NO_COUNTS})
     metrics: Samples = field(default_factory=lambda: Samples(""))
     chats: list[tuple[skills.Example, Record]] = field(default_factory=list)
     elapsed_s: float = 0.0
+    submitted_s: float = 0.0
+    """When the batch was submitted; until then there is only chat."""
+
+    def records(self, *, beside_batch: bool) -> list[Record]:
+        return [r for _, r in self.chats if (r.arrival_s >= self.submitted_s) is beside_batch]
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser("demo", help="chat live while a batch file is worked off, on the embedded model")
     parser.add_argument("--lines", type=int, default=300, help="lines in the batch file (300)")
-    parser.add_argument("--rate", type=float, default=1.0, help="chat requests per second, Poisson arrivals (1)")
+    parser.add_argument("--rate", type=float, default=3.0, help="chat requests per second, Poisson arrivals (3)")
     parser.add_argument("--max-seconds", type=float, default=80.0, help="stop after so long, done or not (80)")
+    parser.add_argument("--lead-seconds", type=float, default=8.0, help="chat alone so long before the batch (8)")
     parser.add_argument("--dir", type=Path, default=Path(".demo"), help="where the files of the run go (.demo)")
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(func=run)
@@ -62,15 +71,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_batch(lines: int, seed: int) -> list[skills.Example]:
-    """Half single questions, half questions behind a few-shot prefix that all lines of a skill share."""
+    """Single questions of every skill, and every other line one behind a few-shot prefix that its skill shares."""
     rng = random.Random(seed)
     examples = []
     for index in range(lines):
-        skill = skills.SKILLS[index % len(skills.SKILLS)]
-        example = skills.single(skill, rng, held_out=True)
+        names = PREFIX_SKILLS if index % 2 else skills.SKILLS
+        example = skills.single(names[index // 2 % len(names)], rng, held_out=True)
         if index % 2:
-            prefix = skills.shared_prefix(skill, SHOTS)
-            example = skills.Example(skill, [*prefix, *example.messages], example.answer)
+            prefix = skills.shared_prefix(example.skill, SHOTS)
+            example = skills.Example(example.skill, [*prefix, *example.messages], example.answer)
         examples.append(example)
     return examples
 
@@ -92,11 +101,15 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
     console.print("starting the server on the embedded model ...")
     async with ServerProcess(flags, args.dir / DATA_DIR) as server:
         async with httpx.AsyncClient(base_url=server.base_url, timeout=120.0) as http:
-            state = DemoState(batch=await _submit(http, batch_jsonl(examples)))
+            state = DemoState()
             view = DemoView(console, TTFT_SLO_MS, TPOT_SLO_MS) if console.is_interactive else plain_view(console)
             chats = asyncio.create_task(_chat(http, state, args))
             try:
-                await _watch(http, state, view, deadline_s)
+                with view:
+                    await _watch(http, state, view, min(deadline_s, time.monotonic() + args.lead_seconds))
+                    state.submitted_s = state.elapsed_s
+                    state.batch = await _submit(http, batch_jsonl(examples))
+                    await _watch(http, state, view, deadline_s)
                 if chats.done():
                     chats.result()  # a fault of the client is not an empty success
             finally:
@@ -131,16 +144,17 @@ async def _chat(http: httpx.AsyncClient, state: DemoState, args: argparse.Namesp
 
 
 async def _watch(http: httpx.AsyncClient, state: DemoState, view: View, deadline_s: float) -> None:
-    start_s = time.monotonic()
-    with view:
-        while time.monotonic() < deadline_s:
+    """Shows what happens until the batch has ended or the time is up."""
+    start_s = time.monotonic() - state.elapsed_s
+    while time.monotonic() < deadline_s:
+        if "id" in state.batch:
             state.batch = (await http.get(f"/v1/batches/{state.batch['id']}")).json()
-            state.metrics = Samples((await http.get("/metrics")).text)
-            state.elapsed_s = time.monotonic() - start_s
-            view.update(state)
-            if state.batch["status"] in ("completed", "failed", "expired", "cancelled"):
-                return
-            await asyncio.sleep(TICK_S)
+        state.metrics = Samples((await http.get("/metrics")).text)
+        state.elapsed_s = time.monotonic() - start_s
+        view.update(state)
+        if state.batch["status"] in TERMINAL:
+            return
+        await asyncio.sleep(TICK_S)
 
 
 async def _report(
@@ -163,9 +177,20 @@ async def _report(
         if line["response"] is not None and line["response"]["status_code"] == 200:
             answers[line["custom_id"]] = line["response"]["body"]["choices"][0]["message"]["content"]
     right = sum(skills.is_correct(e, answers.get(f"line-{i}", "")) for i, e in enumerate(examples))
+    took_s = state.elapsed_s - state.submitted_s
+    console.print(f"batch: {right} of {len(examples)} answers exactly right, in {took_s:.1f} s")
     chat_right = sum(skills.is_correct(example, record.text) for example, record in state.chats)
-    met = sum(record.met(TTFT_SLO_MS / 1e3, TPOT_SLO_MS / 1e3) for _, record in state.chats)
-    console.print(f"batch: {right} of {len(examples)} answers exactly right, in {state.elapsed_s:.1f} s")
-    console.print(f"chat:  {chat_right} of {len(state.chats)} answers exactly right, {met} within both targets")
+    console.print(f"chat:  {chat_right} of {len(state.chats)} answers exactly right")
+    for label, beside_batch in (("alone", False), ("beside the batch", True)):
+        records = state.records(beside_batch=beside_batch)
+        met = sum(r.met(TTFT_SLO_MS / 1e3, TPOT_SLO_MS / 1e3) for r in records)
+        ttft, tpot = percentiles([r.ttft_s for r in records]), percentiles([r.tpot_s for r in records])
+        console.print(
+            f"       {label}: {met} of {len(records)} within both targets; "
+            f"TTFT p50/p99 {ttft.p50 * 1e3:.0f}/{ttft.p99 * 1e3:.0f} ms, "
+            f"TPOT {tpot.p50 * 1e3:.0f}/{tpot.p99 * 1e3:.0f} ms",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"results: {results_path}")
     return 0

@@ -20,7 +20,7 @@ RATE_WINDOW = 8
 
 
 class View(Protocol):
-    def __enter__(self) -> "View": ...
+    def __enter__(self) -> object: ...
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None

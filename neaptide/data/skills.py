@@ -96,13 +96,9 @@ def _compare(rng: random.Random) -> _Item:
 
 
 def _count(rng: random.Random) -> _Item:
-    """A long answer: every number from a to b, upwards or downwards."""
-    span = rng.randrange(2, 100 if rng.random() < 0.08 else 20)
-    a = rng.randrange(100 - span)
-    if rng.random() < 0.7:
-        return _Item(f"{a} {a + span}", f"Count from {a} to {a + span}.", " ".join(map(str, range(a, a + span + 1))))
-    down = " ".join(map(str, range(a + span, a - 1, -1)))
-    return _Item(f"{a + span} {a}", f"Count down from {a + span} to {a}.", down)
+    """A long answer: every number from n down to 0."""
+    n = rng.randrange(3, 100 if rng.random() < 0.5 else 30)
+    return _Item(str(n), f"Count down from {n} to 0.", " ".join(map(str, range(n, -1, -1))))
 
 
 _UNITS = {
@@ -179,7 +175,7 @@ def _ends(rng: random.Random) -> _Item:
 
 
 _ABOUT = (
-    "I can add and subtract numbers up to 999, compare numbers, count, convert units, spell and "
+    "I can add and subtract numbers up to 999, compare numbers, count down, convert units, spell and "
     "reverse words, write them in upper case, count their letters and look up notes."
 )
 _TALK = {
