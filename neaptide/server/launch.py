@@ -184,6 +184,7 @@ def _http_server(
         http="h11",  # it bounds the header block; the other parser does not
         log_config=None,
         access_log=False,
+        lifespan="off",  # what stands behind the app is started and stopped here
         timeout_keep_alive=75,
         timeout_graceful_shutdown=30,
     )
