@@ -1,7 +1,6 @@
 """The ASGI application, built from its parts; it holds no state of its own."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, FastAPI
@@ -17,9 +16,7 @@ from neaptide.server.middleware import EdgeMiddleware
 from neaptide.server.openapi import install_openapi
 from neaptide.server.routes import admin, chat, completions, health, models, tokenize
 
-__all__ = ["Lifespan", "ServerState", "ServingContext", "create_app"]
-
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+__all__ = ["ServerState", "ServingContext", "create_app"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,10 +32,8 @@ class ServerState:
     """The batch service, for the routers that serve it."""
 
 
-def create_app(
-    state: ServerState, *, extra_routers: Sequence[APIRouter] = (), lifespan: Lifespan | None = None
-) -> FastAPI:
-    """The app for one model. ``lifespan`` starts and stops what stands behind it.
+def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
+    """The app for one model. What stands behind it is started and stopped by the composition root.
 
     Routes find ``context``, ``metrics``, ``keys`` and ``batches`` in ``request.app.state``.
     """
@@ -54,7 +49,6 @@ def create_app(
     app = FastAPI(
         title="Neaptide",
         version=neaptide.__version__,
-        lifespan=lifespan or _nothing_to_start,
         redirect_slashes=False,
     )
     app.state.context = state.context
@@ -71,8 +65,3 @@ def create_app(
     for router in extra_routers:
         app.include_router(router)
     return app
-
-
-@asynccontextmanager
-async def _nothing_to_start(app: FastAPI) -> AsyncIterator[None]:
-    yield
