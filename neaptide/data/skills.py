@@ -236,7 +236,7 @@ _PLAIN: dict[str, Callable[[random.Random], _Item]] = {
 }  # fmt: skip
 _NOTED: dict[str, Callable[[random.Random, str], _Item]] = {"recall": _recall, "recite": _recite}
 SKILLS: tuple[str, ...] = (*_PLAIN, *_NOTED)
-CLOSED: frozenset[str] = frozenset({"convert", "talk"})
+CLOSED: frozenset[str] = frozenset({"convert", "count", "talk"})
 SYSTEM_PROMPTS: tuple[str, ...] = (
     "You are a helpful assistant.", "You are neaptide-tiny.", "Answer the question.",
     "Keep every answer short and exact.",
