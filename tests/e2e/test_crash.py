@@ -84,8 +84,9 @@ def test_engine_killed_mid_stream_gives_an_error_event_and_a_new_engine_finishes
         events = []
         with server.http.stream("POST", "/v1/chat/completions", json=request) as response:
             for line in response.iter_lines():
-                if line.startswith("data: "):
-                    events.append(line[6:])
+                if not line.startswith("data: "):
+                    continue
+                events.append(line[6:])
                 if len(events) == 3:
                     server.engine.send_signal(signal.SIGKILL)
         assert json.loads(events[-2])["error"]["code"] == "engine_unavailable"
