@@ -40,11 +40,6 @@ class ServerProcess:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     async def start(self, timeout_s: float = 120.0) -> None:
         """Returns when ``/ready`` answers 200.
 

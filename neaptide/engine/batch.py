@@ -29,10 +29,6 @@ class BatchShape:
     def num_tokens(self) -> int:
         return self.prefill_tokens + self.decode_requests
 
-    @property
-    def num_requests(self) -> int:
-        return self.prefill_requests + self.decode_requests
-
     def add(self, num_tokens: int, context_tokens: int) -> None:
         """Adds a request that computes ``num_tokens`` on top of ``context_tokens`` already in the cache."""
         if num_tokens == 1 and context_tokens > 0:

@@ -20,11 +20,9 @@ MAX_MARGIN = 1.0
 
 Vector = npt.NDArray[np.float64]
 
-SCALE = np.array([1.0, 1e2, 1e5, 1e4, 1e1])
-"""Brings the features to one order of magnitude, so that the solver's one tolerance fits all."""
-
 
 def features(shape: BatchShape) -> tuple[float, float, float, float, float]:
+    """Scaled to one order of magnitude, so that the solver's one tolerance fits all."""
     return (
         1.0,
         shape.num_tokens / 1e2,
@@ -84,18 +82,13 @@ class LinearCostModel:
         self._fast: list[float] = [5e-3, 1e-2, 1e-3, 1e-3, 1e-3]
         self._coefficients = np.array(self._fast)
         # A weak pull towards the first guess keeps features that never varied from drifting.
-        self._gram = np.eye(len(SCALE)) * 1e-3
+        self._gram = np.eye(len(self._fast)) * 1e-3
         self._target: Vector = self._gram @ self._coefficients
         self._recent: deque[Vector] = deque(maxlen=self.WINDOW_STEPS)
         """Features over seconds: what the fit should map to 1."""
         self._relative_margin = 0.1
         self._num_observed = 0
         self._refit()
-
-    @property
-    def coefficients(self) -> list[float]:
-        """c0 .. c4 in seconds per unit (token, pair, context token, request)."""
-        return [float(c) for c in self._coefficients / SCALE]
 
     def predict(self, shape: BatchShape) -> Prediction:
         c0, c1, c2, c3, c4 = self._fast
