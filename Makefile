@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-full lint bench serve install clean
+.PHONY: demo test test-full acceptance lint bench serve install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
@@ -17,6 +17,9 @@ test: lint $(VENV)/.installed-test
 
 test-full: lint $(VENV)/.installed-test
 	$(PYTEST) -m "full or not full"
+
+acceptance: $(VENV)/.installed-test
+	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out docs/acceptance.md
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
