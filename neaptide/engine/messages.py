@@ -39,7 +39,10 @@ class AbortRequest(_Message):
 
 
 class AddBatch(_Message):
-    """A whole batch job; prompts are read from the job's token file (``engine.offline.token_file``)."""
+    """Rows of a batch job; prompts are read from the job's token file (``engine.offline.token_file``).
+
+    Further messages for the same batch add rows behind those that are there; each may name another token file.
+    """
 
     batch_id: str
     path: str

@@ -7,6 +7,9 @@ integers per row here.
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import SamplingParams, Tier
@@ -14,11 +17,15 @@ from neaptide.engine.request import Request
 
 
 @dataclass(slots=True)
-class _Job:
+class _Part:
+    """What one message brought of a batch."""
+
     batch_id: str
     tokens: TokenFile
-    rows: list[tuple[int, SamplingParams]]
+    rows: npt.NDArray[np.int64]
     """Rows to run, in file order."""
+    params_index: npt.NDArray[np.int64]
+    params_table: list[SamplingParams]
     stream_rows: frozenset[int]
     arrival_s: float
     deadline_s: float
@@ -31,7 +38,7 @@ class _Job:
         return len(self.rows) - self.next_index
 
     def next_request(self) -> Request:
-        row, params = self.rows[self.next_index]
+        row, params = int(self.rows[self.next_index]), self.params_table[self.params_index[self.next_index]]
         self.next_index += 1
         return Request(
             request_id=row_request_id(self.batch_id, row),
@@ -56,7 +63,8 @@ class OfflinePool:
 
     _returned: deque[Request] = field(default_factory=deque)
     _flex: deque[Request] = field(default_factory=deque)
-    _jobs: dict[str, _Job] = field(default_factory=dict)
+    _jobs: dict[str, deque[_Part]] = field(default_factory=dict)
+    """Parts with rows left, by batch, in order of arrival."""
     _head: Request | None = None
     """The next batch row, made into a request when somebody looked at it."""
 
@@ -65,7 +73,7 @@ class OfflinePool:
             len(self._returned)
             + len(self._flex)
             + (self._head is not None)
-            + sum(job.num_left for job in self._jobs.values())
+            + sum(part.num_left for parts in self._jobs.values() for part in parts)
         )
 
     def add_flex(self, request: Request) -> None:
@@ -76,29 +84,36 @@ class OfflinePool:
         self._returned.appendleft(request)
 
     def add_batch(self, message: AddBatch, now_s: float, max_num_tokens: int) -> list[int]:
-        """Takes in a job; returns the rows that can never run: empty, or longer than ``max_num_tokens``.
+        """Takes in a job, or more rows of one; returns those that can never run: empty, or longer than
+        ``max_num_tokens``.
 
-        Raises OSError or ValueError if the token file is missing or torn, ValueError if the job is here already.
+        Rows of a batch that is here already stand behind its others; they may be in another token file.
+
+        Raises OSError or ValueError if the token file is missing or torn or has no such row.
         """
-        if message.batch_id in self._jobs:
-            raise ValueError(f"{message.batch_id} was submitted twice")
         if not message.rows:
             return []
         tokens = TokenFile(message.path)
-        if max(message.rows) >= len(tokens):
-            raise ValueError(f"{message.path} has {len(tokens)} rows, row {max(message.rows)} wanted")
-        rows: list[tuple[int, SamplingParams]] = []
-        refused: list[int] = []
-        for row, index in zip(message.rows, message.params_index, strict=True):
-            params = message.params_table[index]
-            num_prompt_tokens = tokens.num_tokens(row)
-            if 0 < num_prompt_tokens <= max_num_tokens - params.max_tokens:
-                rows.append((row, params))
-            else:
-                refused.append(row)
-        stream_rows = frozenset(message.stream_rows)
-        job = _Job(message.batch_id, tokens, rows, stream_rows, now_s, message.deadline_s, message.salt)
-        self._jobs[message.batch_id] = job
+        # Arrays, not a loop: the engine's step waits while tens of thousands of rows are taken in.
+        rows, params_index = np.array(message.rows, np.int64), np.array(message.params_index, np.int64)
+        if rows.max() >= len(tokens):
+            raise ValueError(f"{message.path} has {len(tokens)} rows, row {rows.max()} wanted")
+        max_tokens = np.array([params.max_tokens for params in message.params_table], np.int64)
+        num_prompt_tokens = tokens.lengths(rows)
+        fits = (num_prompt_tokens > 0) & (num_prompt_tokens <= max_num_tokens - max_tokens[params_index])
+        part = _Part(
+            message.batch_id,
+            tokens,
+            rows[fits],
+            params_index[fits],
+            message.params_table,
+            frozenset(message.stream_rows),
+            now_s,
+            message.deadline_s,
+            message.salt,
+        )
+        self._jobs.setdefault(message.batch_id, deque()).append(part)
+        refused: list[int] = rows[~fits].tolist()
         return refused
 
     def peek(self) -> Request | None:
@@ -143,8 +158,10 @@ class OfflinePool:
 
     def _next_row(self) -> Request | None:
         while self._jobs:
-            job = next(iter(self._jobs.values()))
-            if job.num_left:
-                return job.next_request()
-            del self._jobs[job.batch_id]
+            batch_id, parts = next(iter(self._jobs.items()))
+            while parts:
+                if parts[0].num_left:
+                    return parts[0].next_request()
+                parts.popleft()
+            del self._jobs[batch_id]
         return None

@@ -74,6 +74,10 @@ class TokenFile:
     def num_tokens(self, row: int) -> int:
         return int(self._offsets[row + 1] - self._offsets[row])
 
+    def lengths(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of each of these rows; ``num_tokens`` for many."""
+        return self._offsets[rows + 1] - self._offsets[rows]
+
     def prompt(self, row: int) -> list[int]:
         start, end = self._offsets[row], self._offsets[row + 1]
         tokens: list[int] = self._tokens[start:end].tolist()
