@@ -6,8 +6,8 @@ ready and detaches it when that engine is gone; everything in flight is told at 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from neaptide.engine.messages import (
     AbortRequest,
@@ -28,8 +28,20 @@ from neaptide.engine.params import FinishReason
 logger = logging.getLogger(__name__)
 
 
+MAX_REPLAYS = 2
+REPLAY_WAIT_S = 60.0
+"""So long a request that has said nothing yet waits for the next engine."""
+
+
 class EngineUnavailableError(Exception):
     """No engine is attached, or the one that held this request is gone."""
+
+
+class _Lost(NamedTuple):
+    """What a request's queue is told when its engine is gone."""
+
+    in_step: bool
+    """The request took part in the step that the engine did not survive."""
 
 
 class EngineLink(Protocol):
@@ -49,7 +61,9 @@ class BatchListener(Protocol):
         """A new engine knows no jobs: submit every unfinished one."""
         ...
 
-    def on_engine_lost(self) -> None: ...
+    def on_engine_lost(self, suspects: Sequence[str]) -> None:
+        """``suspects``: the rows in the step that the engine did not survive; empty if it ended in peace."""
+        ...
 
 
 class StatsListener(Protocol):
@@ -63,12 +77,11 @@ class EngineClient:
         self._link: EngineLink | None = None
         self._info: EngineReady | None = None
         self._ready = asyncio.Event()
-        self._queues: dict[str, asyncio.Queue[RequestOutput | None]] = {}
+        self._queues: dict[str, asyncio.Queue[RequestOutput | _Lost]] = {}
         self._batch_listener: BatchListener | None = None
         self._stats_listeners: list[StatsListener] = []
+        self._error_listeners: list[Callable[[str], None]] = []
         self._offline_paused = False
-        self.last_heartbeat_s: float | None = None
-        """Event-loop time of the last message from the engine."""
 
     # ---- what HTTP handlers and the batch service use ----
 
@@ -98,26 +111,43 @@ class EngineClient:
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request; the last has ``finish_reason``. Leaving early aborts it in the engine.
 
+        A request that was waiting when its engine went away is given to the next one; only the caller's patience
+        is spent. One that has answered in part, or was in the engine's last step, is not.
+
         Raises:
-            EngineUnavailableError: no engine, or it went away before the request ended.
+            EngineUnavailableError: no engine, or it went away and the request could not be given to the next.
         """
         link = self._require_link()
-        queue: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
+        queue: asyncio.Queue[RequestOutput | _Lost] = asyncio.Queue()
         self._queues[request.request_id] = queue
-        finished = False
+        started = finished = False
+        replays = 0
         try:
             link.send(request)
             while not finished:
                 output = await queue.get()
-                if output is None:
+                if isinstance(output, _Lost):
                     finished = True
-                    raise EngineUnavailableError("the engine stopped while it worked on this request")
+                    if started or output.in_step or replays == MAX_REPLAYS:
+                        raise EngineUnavailableError("the engine stopped while it worked on this request")
+                    replays += 1
+                    (await self._next_link()).send(request)
+                    finished = False
+                    continue
+                started = True
                 finished = output.finish_reason is not None
                 yield output
         finally:
             self._queues.pop(request.request_id, None)
             if not finished:
                 self.abort([request.request_id])
+
+    async def _next_link(self) -> EngineLink:
+        try:
+            await asyncio.wait_for(self._ready.wait(), REPLAY_WAIT_S)
+        except TimeoutError:
+            raise EngineUnavailableError("no engine has come back in time") from None
+        return self._require_link()
 
     def abort(self, request_ids: list[str], reason: FinishReason = FinishReason.ABORT) -> None:
         if self._link is not None:
@@ -144,6 +174,10 @@ class EngineClient:
     def add_stats_listener(self, listener: StatsListener) -> None:
         self._stats_listeners.append(listener)
 
+    def add_error_listener(self, listener: Callable[[str], None]) -> None:
+        """``listener`` hears the code of every request that the engine fails."""
+        self._error_listeners.append(listener)
+
     # ---- what the supervisor uses ----
 
     def attach(self, link: EngineLink, info: EngineReady) -> None:
@@ -155,19 +189,22 @@ class EngineClient:
         if self._batch_listener is not None:
             self._batch_listener.on_engine_ready()
 
-    def detach(self) -> None:
-        """The engine is gone: ends every stream, tells the batch service."""
+    def detach(self, suspects: Sequence[str] = ()) -> None:
+        """The engine is gone: tells every stream and the batch service.
+
+        ``suspects`` are the ids of the requests in the step that it did not survive.
+        """
         if self._link is None:
             return
         self._link = None
         self._ready.clear()
-        for queue in self._queues.values():
-            queue.put_nowait(None)
+        in_step = frozenset(suspects)
+        for request_id, queue in self._queues.items():
+            queue.put_nowait(_Lost(request_id in in_step))
         if self._batch_listener is not None:
-            self._batch_listener.on_engine_lost()
+            self._batch_listener.on_engine_lost([request_id for request_id in suspects if ":" in request_id])
 
     def on_message(self, message: FromEngine) -> None:
-        self.last_heartbeat_s = asyncio.get_running_loop().time()
         if isinstance(message, StepOutputs):
             self._on_outputs(message)
         elif isinstance(message, EngineFatal):
@@ -176,6 +213,9 @@ class EngineClient:
     def _on_outputs(self, message: StepOutputs) -> None:
         batch_outputs: list[RequestOutput] = []
         for output in message.outputs:
+            if output.error is not None:
+                for on_error in self._error_listeners:
+                    on_error(output.error)
             queue = self._queues.get(output.request_id)
             if queue is not None:
                 queue.put_nowait(output)

@@ -98,8 +98,9 @@ class FakeEngine:
                     task_or_none.cancel()
                     self._emit(RequestOutput(request_id, [], finish_reason=message.reason))
 
-    def die(self) -> None:
-        self.client.detach()
+    def die(self, *, in_step: bool = True) -> None:
+        """The engine goes away, in a step with all its requests or between steps."""
+        self.client.detach(list(self._tasks) if in_step else ())
         for task in list(self._tasks.values()):
             task.cancel()
 

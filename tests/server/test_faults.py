@@ -50,6 +50,7 @@ async def test_disconnect_in_mid_stream_aborts_quietly(
     assert 'outcome="aborted",tier="default"' in (await server.http.get("/metrics")).text
 
 
+@pytest.mark.acceptance("A2", "requests in the step that the engine did not survive", count=2)
 async def test_death_before_the_first_token_is_503(server: Server) -> None:
     server.engine.die_after = 0
     for stream in (False, True):
@@ -61,6 +62,36 @@ async def test_death_before_the_first_token_is_503(server: Server) -> None:
         assert caught.value.code == "engine_unavailable"
 
 
+@pytest.mark.acceptance("A2", "requests that waited when the engine died", count=2)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_waiting_request_is_given_to_the_next_engine(server: Server, stream: bool) -> None:
+    server.engine.released.clear()
+    exchange = Exchange(server.app, CHAT, _body(stream=stream, max_tokens=3))
+    await _wait_for(lambda: len(server.engine.requests) == 1)
+    server.engine.die(in_step=False)
+    server.engine.released.set()
+    server.engine.attach()
+    await asyncio.wait_for(exchange.task, 5)
+    assert exchange.status == 200
+    first, second = server.engine.requests
+    assert first == second
+    assert server.context.client.num_in_flight == 0
+
+
+async def test_waiting_request_that_leaves_between_two_engines_reaches_no_other(server: Server) -> None:
+    server.engine.released.clear()
+    exchange = Exchange(server.app, CHAT, _body())
+    await _wait_for(lambda: len(server.engine.requests) == 1)
+    server.engine.die(in_step=False)
+    exchange.hang_up()
+    await asyncio.gather(exchange.task, return_exceptions=True)
+    server.engine.attach()
+    await settle()
+    assert len(server.engine.requests) == 1
+    assert server.context.client.num_in_flight == 0
+
+
+@pytest.mark.acceptance("A2", "streams cut by the engine's death", count=2)
 @pytest.mark.parametrize("n", [1, 2])
 async def test_death_in_mid_stream_is_an_error_event_then_done(server: Server, n: int) -> None:
     server.engine.die_after = 3

@@ -117,11 +117,6 @@ async def test_probes_answer_get_and_head(server: Server, path: str) -> None:
     assert head.content == b""
 
 
-async def test_health_sees_a_silent_engine(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.context.client, "last_heartbeat_s", -1e9)
-    assert (await server.http.get("/health")).status_code == 503
-
-
 async def test_models_list_and_retrieve(server: Server) -> None:
     server.context.model_aliases = ("alias",)
     listed = [model async for model in server.openai.models.list()]

@@ -43,18 +43,29 @@ class Job:
         self._input_path = input_path
         self._compiler = compiler
         self._ended = bytearray(len(self._lines))
+        self._suspects = {i for i, line in enumerate(self._lines) if line.attempts}
+        """Lines that were in an engine's last step: they run after the others, one at a time."""
+        self._part: set[int] = set()
+        """Lines that the engine has been given and that have not ended."""
         self._open: dict[int, Assembler] = {}
 
     # ---- what the engine is told ----
 
+    @property
+    def part_ended(self) -> bool:
+        """Whether nothing that the engine was given is left to end; there may be more to give."""
+        return not self._part
+
     def message(self, path: Path, deadline_s: float) -> AddBatch | None:
-        """The job as a new engine has to be told of it; None when no row is left to run."""
-        rows = [
-            row
-            for i, line in enumerate(self._lines)
-            if not self._ended[i]
-            for row in range(line.first_row, line.first_row + line.num_rows)
-        ]
+        """What a new engine, or one that is done with the last part, has to be told; None when nothing is left.
+
+        Lines that may have killed an engine come last, each in a part of its own: the next death is then held
+        against one line, not against all that ran beside it.
+        """
+        left = [i for i in range(len(self._lines)) if not self._ended[i]]
+        part = [i for i in left if i not in self._suspects] or left[:1]
+        self._part = set(part)
+        rows = [row for i in part for row in self._rows(self._lines[i])]
         if not rows:
             return None
         remaining = set(rows)
@@ -116,14 +127,15 @@ class Job:
             logger.exception("batch %s line %d: its response could not be assembled", self.batch_id, line.line_no)
             return refused(line.line_no, ApiError("Internal server error.", code="internal_error"))
 
-    def crash_lines(self, rows: Iterable[int]) -> list[int]:
-        """Numbers of the unfinished lines that these rows belong to."""
+    def suspect(self, rows: Iterable[int]) -> list[int]:
+        """Numbers of the unfinished lines that these rows belong to; they are suspects from now on."""
         found = set()
         for row in rows:
             index = bisect_right(self._first_rows, row) - 1
             if index >= 0 and not self._ended[index]:
-                found.add(self._lines[index].line_no)
-        return sorted(found)
+                found.add(index)
+        self._suspects |= found
+        return sorted(self._lines[i].line_no for i in found)
 
     def quarantine(self, line_no: int) -> LineResult:
         """Ends a line that was running each time an engine died."""
@@ -132,6 +144,7 @@ class Job:
 
     def _end(self, index: int) -> None:
         self._ended[index] = 1
+        self._part.discard(index)
         self._open.pop(index, None)
 
     def _assembler(self, line: PendingLine) -> Assembler:

@@ -140,10 +140,6 @@ class Machine:
         self._ending.add(batch_id)
         self._spawn(self._close_and_finalize(batch_id))
 
-    def note_crash(self, request_ids: Sequence[str]) -> None:
-        """Tells which batch rows were running when the engine died; call it before the engine is detached."""
-        self._runner.on_engine_crashed(request_ids)
-
     # ---- validating ----
 
     async def _validate(self, record: BatchRecord, stop: threading.Event) -> None:

@@ -31,12 +31,8 @@ class _Outputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Crashed:
-    request_ids: Sequence[str]
-
-
 class _EngineLost:
-    pass
+    suspects: Sequence[str]
 
 
 class _EngineReady:
@@ -54,7 +50,7 @@ class _Close:
     closed: "asyncio.Future[None]"
 
 
-_Event = _Outputs | _Crashed | _EngineLost | _EngineReady | _Add | _Close
+_Event = _Outputs | _EngineLost | _EngineReady | _Add | _Close
 
 
 @dataclass(slots=True)
@@ -111,12 +107,8 @@ class Runner:
         self._epoch += 1
         self._events.put_nowait(_EngineReady())
 
-    def on_engine_lost(self) -> None:
-        self._events.put_nowait(_EngineLost())
-
-    def on_engine_crashed(self, request_ids: Sequence[str]) -> None:
-        """Batch rows that were running when the engine died; call it before the engine is detached."""
-        self._events.put_nowait(_Crashed(request_ids))
+    def on_engine_lost(self, suspects: Sequence[str]) -> None:
+        self._events.put_nowait(_EngineLost(suspects))
 
     def add_job(self, job: Job) -> None:
         self._events.put_nowait(_Add(job))
@@ -150,11 +142,10 @@ class Runner:
         match event:
             case _Outputs():
                 await self._on_outputs(event.outputs)
-            case _Crashed():
-                await self._on_crashed(event.request_ids)
-            case _EngineLost():
+            case _EngineLost(suspects):
                 for running in self._jobs.values():
                     running.job.forget_open()
+                await self._suspect(suspects)
             case _EngineReady():
                 for running in self._jobs.values():
                     self._submit(running.job)
@@ -172,7 +163,7 @@ class Runner:
 
     def _submit(self, job: Job) -> None:
         # A job added while the news of an engine waits in the queue would be submitted to it twice.
-        known = job.submitted_epoch == self._epoch
+        known = job.submitted_epoch == self._epoch and not job.part_ended
         if known or job.batch_id in self._closed_ids or not self._engine.is_ready:
             return
         message = job.message(*self._describe(job))
@@ -197,8 +188,11 @@ class Runner:
             if stops:
                 self._engine.abort(stops, FinishReason.STOP)
             self._commit(running, results)
+            if running.job.part_ended:
+                self._submit(running.job)
 
-    async def _on_crashed(self, request_ids: Sequence[str]) -> None:
+    async def _suspect(self, request_ids: Sequence[str]) -> None:
+        """Counts an engine death against the lines of these rows; ends those that have seen too many."""
         rows: dict[str, list[int]] = {}
         for request_id in request_ids:
             batch_id, _, row = request_id.rpartition(":")
@@ -206,7 +200,7 @@ class Runner:
                 rows.setdefault(batch_id, []).append(int(row))
         for batch_id, of_job in rows.items():
             running = self._jobs[batch_id]
-            line_nos = running.job.crash_lines(of_job)
+            line_nos = running.job.suspect(of_job)
             counted = await self._store.write(batch_rows.count_attempts, batch_id, line_nos)
             poisoned = [line_no for line_no, deaths in counted if deaths >= MAX_ENGINE_DEATHS]
             self._commit(running, [running.job.quarantine(line_no) for line_no in poisoned])

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from neaptide.server.batches import batch_rows
@@ -151,11 +151,3 @@ class BatchService:
     async def expire_overdue(self) -> None:
         """What the periodic check does; for tests and for operators in a hurry."""
         await self._machine.expire_overdue()
-
-    def note_engine_crash(self, request_ids: Sequence[str]) -> None:
-        """Tells which batch rows (``"{batch_id}:{row}"``) were running when an engine died.
-
-        A line that was running at two deaths ends with ``engine_crash`` and is not given to a third engine. Call
-        it before ``EngineClient.detach``.
-        """
-        self._machine.note_crash(request_ids)

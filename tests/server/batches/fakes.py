@@ -102,10 +102,11 @@ class FakeEngine:
     def send(self, message: ToEngine) -> None:
         self.sent.append(message)
         if isinstance(message, AddBatch):
-            assert message.batch_id not in self.waiting, "submitted twice to one engine"
+            known = [row for rows in self.added(message.batch_id)[:-1] for row in rows]
+            assert not set(known) & set(message.rows), "submitted twice to one engine"
             assert len(message.rows) == len(message.params_index)
             assert max(message.params_index) < len(message.params_table)
-            self.waiting[message.batch_id] = list(message.rows)
+            self.waiting.setdefault(message.batch_id, []).extend(message.rows)
             self._files[message.batch_id] = TokenFile(message.path)
             if self.auto:
                 asyncio.get_running_loop().call_soon(self.answer, message.batch_id)
@@ -172,9 +173,9 @@ class Server:
     async def __aexit__(self, *exc: object) -> None:
         await self.service.stop()
 
-    def new_engine(self) -> FakeEngine:
-        """The engine dies and another takes its place."""
-        self.client.detach()
+    def new_engine(self, suspects: Sequence[str] = ()) -> FakeEngine:
+        """The engine dies in a step with these rows, and another takes its place."""
+        self.client.detach(suspects)
         self.engine = FakeEngine(self.client)
         self.client.attach(self.engine, READY)
         return self.engine
@@ -204,10 +205,10 @@ class Server:
     async def until_status(self, batch_id: str, *statuses: str) -> BatchRecord:
         return await self.until(batch_id, lambda record: record.status in statuses)
 
-    async def until_given(self, batch_id: str) -> None:
-        """The engine has the batch."""
+    async def until_given(self, batch_id: str, parts: int = 1) -> None:
+        """The engine has so many parts of the batch."""
         for _ in range(1_000):
-            if batch_id in self.engine.waiting:
+            if len(self.engine.added(batch_id)) >= parts:
                 return
             await asyncio.sleep(0.005)
         raise AssertionError("the engine never got the batch")

@@ -126,19 +126,38 @@ async def test_batches_wait_for_the_engine(tmp_path: Path) -> None:
         server.results(await server.until_status(batch.id, "completed"))
 
 
-async def test_a_line_that_runs_at_two_engine_deaths_is_quarantined(tmp_path: Path) -> None:
+@pytest.mark.acceptance("A3", "a line in the last step of two engines")
+async def test_a_line_in_the_last_step_of_two_engines_is_quarantined_alone(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(4))
+        await server.until_given(batch.id)
+        second = server.new_engine([f"{batch.id}:0", f"{batch.id}:1", "unknown:3"])
+        await server.until_given(batch.id)
+        second.answer(batch.id)  # those that nobody suspects; the suspects follow one by one
+        await server.until_given(batch.id, 2)
+        second.answer(batch.id)
+        await server.until_given(batch.id, 3)
+        assert second.added(batch.id) == [[2, 3], [0], [1]]
+        server.new_engine([f"{batch.id}:1"])
+        found, errors = server.results(await server.until_status(batch.id, "completed"))
+        assert list(found) == ["c0", "c2", "c3"]
+        assert errors["c1"]["response"]["body"]["error"]["code"] == "engine_crash"
+
+
+async def test_a_suspect_is_remembered_after_a_restart(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(3))
-        for _ in range(2):
-            await server.until_given(batch.id)
-            server.service.note_engine_crash([f"{batch.id}:1", "unknown:3"])
-            server.new_engine()
         await server.until_given(batch.id)
-        assert server.engine.added(batch.id) == [[0, 2]]
-        server.engine.answer(batch.id)
-        found, errors = server.results(await server.until_status(batch.id, "completed"))
-        assert list(found) == ["c0", "c2"]
-        assert errors["c1"]["response"]["body"]["error"]["code"] == "engine_crash"
+        server.new_engine([f"{batch.id}:1"])
+        await server.until_given(batch.id)
+    async with Server(tmp_path) as again:
+        await again.until_given(batch.id)
+        again.engine.answer(batch.id)
+        await again.until_given(batch.id, 2)
+        assert again.engine.added(batch.id) == [[0, 2], [1]]
+        again.engine.answer(batch.id)
+        found, _ = again.results(await again.until_status(batch.id, "completed"))
+        assert list(found) == ["c0", "c1", "c2"]
 
 
 async def test_a_restart_runs_only_what_is_left(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ class History(RuleBasedStateMachine):
             self.leave_engine()
             self.server.new_engine()
 
+        self.crashes += 1
         self.run(lose())
 
     @rule()
@@ -166,7 +167,7 @@ class History(RuleBasedStateMachine):
         try:
             self.run(finish())
             self.leave_engine()
-            # A durable result is never computed again; only a crash can lose one that was on its way.
+            # A durable result is never computed again; only a death can lose one that was on its way, or half a line.
             assert max(self.executions.values(), default=0) <= 1 + self.crashes
         finally:
             self.run(self.server.__aexit__())
