@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from neaptide.server.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedEncodingError
 
-MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 20 << 20
 MAX_DEPTH = 96
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 _INLINE_BYTES = 16 << 10
@@ -99,7 +99,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     """The JSON object that a request carries.
 
     Raises:
-        PayloadTooLargeError: more than 32 MiB, by ``Content-Length`` or by count.
+        PayloadTooLargeError: more than 20 MiB, by ``Content-Length`` or by count.
         InvalidRequestError: not JSON, or not an object.
     """
     _check_headers(request)

@@ -17,7 +17,7 @@ _INT31 = (1 << 31) - 1
 Int64 = Annotated[int, _INT64]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, le=_INT31)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 20)]
 Unsupported = Any
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from neaptide.server.chat_template import ChatTemplate, Message
@@ -56,7 +57,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A raw prompt: special-token text is parsed, as its author writes the template by hand."""
-        return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        return _run(self._fast, text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(
         self,
@@ -94,24 +95,27 @@ class Tokenizer:
         return self._encode_marked(text, marker)
 
     def _encode_marked(self, text: str, marker: "_Marker") -> list[int]:
-        encoding = self._fast.encode(text, add_special_tokens=False)
+        encoding = _run(self._fast, text)
         ids: list[int] = []
         start = 0
-        for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token_id in self._special_ids:
+        for index, token_id in enumerate(encoding.ids):
+            if token_id in self._special_ids and (span := encoding.token_to_chars(index)) is not None:
+                begin, end = span
                 ids += self._encode_literal(marker.reveal(text[start:begin]))
                 ids.append(token_id)
                 start = end
         return ids + self._encode_literal(marker.reveal(text[start:]))
 
     def _encode_literal(self, text: str) -> list[int]:
-        return self._literal.encode(text, add_special_tokens=False).ids if text else []
+        return _run(self._literal, text).ids if text else []
 
     # ---- decoding ----
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of whole token sequences."""
-        return self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        # As a batch for the same reason as in ``_run``.
+        (text,) = self._fast.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return text
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is structure rather than text."""
@@ -186,6 +190,12 @@ class _Marker:
     def _replace(self, match: re.Match[str]) -> str:
         self.hidden.append(match.group())
         return f"{self._nonce}x{len(self.hidden) - 1}x"
+
+
+def _run(fast: FastTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
+    """Encodes one text as a batch: unlike ``encode``, that lets other threads run, so the event loop goes on."""
+    (encoding,) = fast.encode_batch([text], add_special_tokens=add_special_tokens)
+    return encoding
 
 
 def _plain(text: str) -> FastTokenizer:
