@@ -7,9 +7,11 @@ ApiError                          any status; carries message, type, param and c
 ├── AuthenticationError           401  key missing or unknown
 ├── PermissionDeniedError         403  a known caller without the right
 ├── NotFoundError                 404  model, file, batch or route
+├── RequestTimeoutError           408  the request did not arrive in time
 ├── ConflictError                 409  wrong state for the request; retrying does not help
 ├── PayloadTooLargeError          413
 ├── UnsupportedEncodingError      415  compressed bodies
+├── HeadersTooLargeError          431
 ├── OverloadedError               429  flex work that is shed, or 503 for online work; retrying later helps
 ├── EngineFailedError             500  the engine gave up on this request
 └── UnavailableError              503  starting, restarting or shutting down
@@ -104,6 +106,14 @@ class NotFoundError(ApiError):
     type = "invalid_request_error"
 
 
+class RequestTimeoutError(ApiError):
+    """The request did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
 class ConflictError(ApiError):
     """The SDK would retry a plain 409; the header tells it not to."""
 
@@ -128,6 +138,14 @@ class UnsupportedEncodingError(ApiError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_content_encoding"
+
+
+class HeadersTooLargeError(ApiError):
+    """Too many request headers, or too long ones."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
 
 
 class OverloadedError(ApiError):

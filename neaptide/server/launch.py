@@ -39,6 +39,8 @@ DEFAULT_TPOT_CPU_MS = 100.0
 HEADROOM_RATIO = 0.1
 """Of the KV blocks, kept for online work until a forecast takes its place."""
 SIM_NUM_BLOCKS = 4096
+OTHER_DESCRIPTORS = 256
+"""Kept free of client connections: database, files, the engine's socket, connections on their way out."""
 
 
 # ---- both sides ------------------------------------------------------------------------------------------
@@ -161,8 +163,10 @@ def _http_server(
     from neaptide.server.batches.lines import ContextCompiler
     from neaptide.server.batches.machine import BatchSettings
     from neaptide.server.batches.service import BatchService
+    from neaptide.server.batches.worker import WorkerChecker
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.files import files_router
+    from neaptide.server.transport import TransportLimits, protocol_class
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -176,12 +180,20 @@ def _http_server(
         batch_settings = BatchSettings(data_dir=data_dir, completion_windows=settings.completion_windows)
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    service = BatchService(batch_settings, context.client, ContextCompiler(context))
+    compiler = ContextCompiler(context)
+    service = BatchService(batch_settings, context.client, compiler, WorkerChecker(compiler.recipe()))
     state = ServerState(context=context, keys=keys, metrics_compat=settings.metrics_compat, batches=service)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
+    limits = TransportLimits(
+        max_connections=_room_for(settings.max_connections),
+        header_s=settings.header_timeout_s,
+        body_idle_s=settings.body_timeout_s,
+        write_idle_s=settings.send_timeout_s,
+    )
     config = uvicorn.Config(
         app,
-        http="h11",  # it bounds the header block; the other parser does not
+        http=protocol_class(limits, app.state.metrics),
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",  # what stands behind the app is started and stopped here
@@ -189,6 +201,20 @@ def _http_server(
         timeout_graceful_shutdown=30,
     )
     return Server(config), service
+
+
+def _room_for(max_connections: int) -> int:
+    """Raises this process's limit of descriptors as far as needed; returns how many connections fit."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + OTHER_DESCRIPTORS
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < wanted:
+        logger.warning("the limit of open files allows %d connections", soft - OTHER_DESCRIPTORS)
+    return min(max_connections, soft - OTHER_DESCRIPTORS)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -209,7 +235,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     import time
 
     from neaptide.engine.runner.model_config import UnsupportedModelError, load_model_config, resolve_model
-    from neaptide.server.context import GenerationDefaults, ServingContext
+    from neaptide.server.context import Admission, GenerationDefaults, ServingContext
     from neaptide.server.engine_client import EngineClient
     from neaptide.server.tokenizer import Tokenizer
 
@@ -234,6 +260,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
         generation_defaults=defaults,
         ttft_slo_s=config.scheduler.ttft_slo_s,
         tpot_slo_s=config.scheduler.tpot_slo_s,
+        admission=Admission(settings.max_online_requests, settings.max_offline_requests),
     )
     return context, config
 
@@ -307,7 +334,8 @@ def _build_executor(config: EngineConfig, clock: Clock, vocab_size: int) -> "tup
 
 def engine_main(address: str, config_json: str, parent_pid: int) -> int:
     """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
-    from neaptide.engine.process import EngineSocket, die_with_parent, run_engine
+    from neaptide.engine.parent import die_with_parent
+    from neaptide.engine.process import EngineSocket, run_engine
 
     die_with_parent(parent_pid)
     config = msgspec.json.decode(config_json, type=EngineConfig)

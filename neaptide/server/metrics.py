@@ -5,6 +5,7 @@ Series about requests carry ``tier`` (priority, default, flex, batch). Series ab
 can invent.
 """
 
+import asyncio
 from functools import partial
 from typing import Protocol
 
@@ -203,6 +204,16 @@ class ServerMetrics:
             registry=registry,
         )
 
+        self.connections = Gauge("neaptide_connections", "Open client connections.", registry=registry)
+        self.connections_ended = Counter(
+            "neaptide_connections_ended_total",
+            "Connections ended by the server, by what their client failed to do.",
+            ["reason"],
+            registry=registry,
+        )
+        tasks = Gauge("neaptide_asyncio_tasks", "Tasks on the API process's event loop.", registry=registry)
+        tasks.set_function(_num_tasks)
+
     def on_http(self, method: str, route: str, status: int, seconds: float) -> None:
         """``route`` is a route's template, never the caller's path."""
         method = method if method in _METHODS else "OTHER"
@@ -215,3 +226,10 @@ class ServerMetrics:
             encode, content_type = choose_encoder("application/openmetrics-text")
             return encode(self.registry), content_type
         return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _num_tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # collected where no loop runs
+        return 0

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from neaptide.server.errors import HeadersTooLargeError, error_response
 from neaptide.server.metrics import ServerMetrics
 
+MAX_HEADERS = 100
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -37,13 +39,22 @@ class EdgeMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_stamped)
+            if len(scope["headers"]) > MAX_HEADERS:
+                error = HeadersTooLargeError("The request has too many headers.", headers={"Connection": "close"})
+                await error_response(error)(scope, receive, send_stamped)
+            else:
+                await self._app(scope, receive, send_stamped)
         finally:
             route = getattr(scope.get("route"), "path", None) or "unmatched"
             self._metrics.on_http(scope["method"], route, status, self._clock() - start_s)
 
 
+def new_request_id() -> str:
+    """An id for a reply to a client that sent none of its own."""
+    return f"req_{uuid.uuid4().hex}"
+
+
 def _request_id(from_client: str | None) -> str:
     if from_client is not None and _CLIENT_ID.fullmatch(from_client):
         return from_client
-    return f"req_{uuid.uuid4().hex}"
+    return new_request_id()

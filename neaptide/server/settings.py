@@ -53,6 +53,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Memory for KV blocks; by default 1 on a CPU, on a GPU 80% of what is free beside the weights."""
     num_threads: int = 0
     """Compute threads on a CPU; 0 takes all cores but one, which the API process needs."""
+    max_connections: int = 4096
+    """Open client connections; a further one gets 503 and is closed."""
+    max_online_requests: int = 4096
+    """Choices of online requests at work or waiting; a further request gets 503 with Retry-After."""
+    max_offline_requests: int = 4096
+    """The same for flex requests, which get 429; batch lines do not count."""
+    header_timeout_s: float = 10.0
+    """Time for a new connection to say something, and for request headers to be complete."""
+    body_timeout_s: float = 30.0
+    """Longest rest inside a request body; over the whole body 500 bytes/s are the least."""
+    send_timeout_s: float = 30.0
+    """Longest time that a client may take no byte of a reply."""
     log_level: str = "info"
     executor: str = "torch"
     """sim computes no model: tokens from a hash, for tests of everything around it."""
@@ -68,6 +80,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ("max_num_batched_tokens", 0, None),
             ("block_size", 0, None),
             ("kv_cache_gib", 0, None),
+            ("max_connections", 0, None),
+            ("max_online_requests", 0, None),
+            ("max_offline_requests", 0, None),
+            ("header_timeout_s", 0, None),
+            ("body_timeout_s", 0, None),
+            ("send_timeout_s", 0, None),
             ("offline_max_kv_ratio", 0, 1),
             ("port", -1, 65535),
         ):

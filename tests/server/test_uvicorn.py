@@ -1,17 +1,16 @@
 """The app behind a real HTTP server: what in-process transports hide."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 
 from neaptide.server.tokenizer import Tokenizer
 from tests.server.asgi import settle
 from tests.server.conftest import USER, Server, make_server
+from tests.server.live import serving
 
 CHAT = "/v1/chat/completions"
 
@@ -19,16 +18,9 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture
 async def live(tokenizer: Tokenizer) -> AsyncIterator[tuple[Server, httpx2.AsyncClient]]:
     built = make_server(tokenizer)
-    config = uvicorn.Config(built.app, log_level="critical", http="h11", loop="asyncio", lifespan="on")
-    runner = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        task = asyncio.ensure_future(runner.serve(sockets=[listener]))
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as http:
-            # The listener queues connections until the server takes them.
+    async with serving(built.app) as server:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=10) as http:
             yield built, http
-        runner.should_exit = True
-        await task
 
 
 async def _until_idle(server: Server) -> None:

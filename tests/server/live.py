@@ -1,0 +1,97 @@
+"""The app behind a real HTTP server in this process, and clients that speak bytes."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from neaptide.server.transport import TransportLimits, protocol_class
+
+
+class Live:
+    """A server that listens, and the raw connections to it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._clients: list[RawClient] = []
+
+    async def connect(self, receive_buffer_bytes: int | None = None) -> "RawClient":
+        """With a small receive buffer the server soon notices that nobody reads."""
+        peer = socket.socket()
+        if receive_buffer_bytes is not None:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        peer.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", self.port))
+        client = RawClient(*await asyncio.open_connection(sock=peer, limit=1024))
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, limits: TransportLimits | None = None, **options: Any) -> AsyncIterator[Live]:
+    """Serves the app as ``launch`` does. ``options`` are uvicorn's."""
+    protocol = protocol_class(limits or TransportLimits(), app.state.metrics)
+    config = uvicorn.Config(
+        app, log_level="critical", http=protocol, ws="none", loop="asyncio", lifespan="off", **options
+    )
+    runner = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        # The listener queues connections until the server takes them.
+        task = asyncio.ensure_future(runner.serve(sockets=[listener]))
+        live = Live(listener.getsockname()[1])
+        try:
+            yield live
+        finally:
+            live.close()
+            runner.should_exit = True
+            await task
+
+
+class RawClient:
+    """One TCP connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def reply(self) -> tuple[int, dict[str, str], bytes]:
+        """The next reply with a ``Content-Length``: status, headers, body."""
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += await self.reader.readexactly(1)
+        first, *lines = head.decode().strip().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        return int(first.split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
+
+    async def refusal(self) -> tuple[int, str]:
+        """Status and code of an error reply after which the server hangs up."""
+        status, headers, body = await self.reply()
+        error = json.loads(body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert headers["x-request-id"].startswith("req_")
+        assert headers["connection"] == "close"
+        assert await self.reader.read() == b""
+        return status, error["code"]
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+
+def request_bytes(method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
+    """A request; its ``Content-Length`` is the body's unless ``headers`` say otherwise."""
+    fields = {"host": "test", "content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    return "\r\n".join(lines).encode() + body

@@ -1,0 +1,313 @@
+"""Deadlines, sizes and the cap of connections, on sockets."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.transport import TransportLimits
+from tests.server.conftest import USER, Server, make_server
+from tests.server.live import Live, request_bytes, serving
+
+CHAT = "/v1/chat/completions"
+SHORT = TransportLimits(header_s=0.3, body_idle_s=0.3, write_idle_s=0.3, linger_s=0.3, farewell_s=0.2)
+
+
+def chat_bytes(**more: Any) -> bytes:
+    return request_bytes("POST", CHAT, json.dumps({"messages": USER, "max_tokens": 2, **more}).encode())
+
+
+@pytest.fixture
+async def short(server: Server) -> AsyncIterator[Live]:
+    """A server whose patience is a fraction of a second."""
+    async with serving(server.app, SHORT) as live:
+        yield live
+
+
+async def ended(server: Server, reason: str) -> float:
+    """How many connections the server has ended for this reason."""
+    for line in (await server.http.get("/metrics")).text.splitlines():
+        if line.startswith(f'neaptide_connections_ended_total{{reason="{reason}"}}'):
+            return float(line.split()[-1])
+    return 0.0
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(2000):
+        if await condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("never happened")
+
+
+# ---- slow requests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("A14", "silent sockets")
+async def test_who_says_nothing_gets_408_and_is_closed(server: Server, short: Live) -> None:
+    client = await short.connect()
+    start_s = time.monotonic()
+    assert await client.refusal() == (408, "request_timeout")
+    assert 0.25 < time.monotonic() - start_s < 2
+    assert await ended(server, "request") == 1
+
+
+@pytest.mark.acceptance("A14", "slow headers")
+@pytest.mark.parametrize("on_a_used_connection", [False, True])
+async def test_headers_that_trickle_get_408(server: Server, short: Live, on_a_used_connection: bool) -> None:
+    client = await short.connect()
+    if on_a_used_connection:
+        await client.send(request_bytes("GET", "/health"))
+        assert (await client.reply())[0] == 200
+    await client.send(b"GET /health HTTP/1.1\r\n")
+    refusal = asyncio.ensure_future(client.refusal())
+    while not refusal.done():
+        # Every byte comes in time; only the whole does not.
+        await client.send(b"x")
+        await asyncio.sleep(0.02)
+    assert await refusal == (408, "request_timeout")
+    assert await ended(server, "header") == 1
+
+
+@pytest.mark.acceptance("A14", "slow bodies")
+async def test_a_body_that_rests_gets_408(server: Server, short: Live) -> None:
+    client = await short.connect()
+    await client.send(chat_bytes()[:-5])
+    assert await client.refusal() == (408, "request_timeout")
+    assert server.engine.requests == []
+    assert await ended(server, "body") == 1
+
+
+@pytest.mark.acceptance("A14", "bodies below the minimum rate")
+async def test_a_body_that_trickles_gets_408(server: Server, short: Live) -> None:
+    client = await short.connect()
+    await client.send(request_bytes("POST", CHAT, b"", {"content-length": "100000"}))
+    refusal = asyncio.ensure_future(client.refusal())
+    while not refusal.done():
+        await client.send(b" ")
+        await asyncio.sleep(0.05)
+    assert await refusal == (408, "request_timeout")
+
+
+async def test_a_body_above_the_minimum_rate_may_take_its_time(server: Server) -> None:
+    limits = TransportLimits(body_idle_s=0.3, min_body_rate_bytes_per_s=100)
+    async with serving(server.app, limits) as live:
+        client = await live.connect()
+        request = chat_bytes()
+        head = request.index(b"\r\n\r\n") + 4
+        await client.send(request[:head])
+        for i in range(head, len(request), 10):
+            await client.send(request[i : i + 10])
+            await asyncio.sleep(0.06)
+        assert (await client.reply())[0] == 200
+
+
+async def test_a_connection_between_two_requests_is_left_alone(server: Server, short: Live) -> None:
+    client = await short.connect()
+    for _ in range(2):
+        await client.send(chat_bytes())
+        assert (await client.reply())[0] == 200
+        await asyncio.sleep(2 * SHORT.header_s)
+
+
+async def test_idle_connections_end_after_the_keep_alive_time(server: Server) -> None:
+    async with serving(server.app, timeout_keep_alive=0.2) as live:
+        client = await live.connect()
+        await client.send(request_bytes("GET", "/health"))
+        assert (await client.reply())[0] == 200
+        assert await client.reader.read() == b""
+
+
+async def test_an_answer_may_take_longer_than_any_deadline(server: Server, short: Live) -> None:
+    server.engine.released.clear()
+    client = await short.connect()
+    await client.send(chat_bytes())
+    await asyncio.sleep(2 * SHORT.header_s)
+    server.engine.released.set()
+    assert (await client.reply())[0] == 200
+
+
+async def test_requests_in_one_packet_are_answered_in_turn(short: Live) -> None:
+    client = await short.connect()
+    await client.send(chat_bytes() + request_bytes("GET", "/version") + chat_bytes() + b"GET /hea")
+    assert [(await client.reply())[0] for _ in range(3)] == [200, 200, 200]
+    assert await client.refusal() == (408, "request_timeout")
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 70_000, (431, "headers_too_large")),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: 1\r\n" * 101 + b"\r\n", (431, "headers_too_large")),
+        (b"\x16\x03\x01\x02\x00 a TLS hello", (400, "invalid_http")),
+        (b"GET /health\r\n\r\n", (400, "invalid_http")),
+        (b"GET / HTTP/1.1\r\n\r\n", (400, "invalid_http")),
+        (b"POST /v1/files HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", (400, "invalid_http")),
+        (b"POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n", (400, "invalid_http")),
+    ],
+)
+async def test_what_is_no_request_gets_the_envelope(short: Live, data: bytes, expected: tuple[int, str]) -> None:
+    client = await short.connect()
+    await client.send(data)
+    assert await client.refusal() == expected
+
+
+async def test_a_hundred_headers_are_fine(short: Live) -> None:
+    client = await short.connect()
+    await client.send(request_bytes("GET", "/health", headers={f"x-{i}": "1" for i in range(97)}))
+    assert (await client.reply())[0] == 200
+
+
+async def test_a_broken_chunk_ends_the_request(server: Server, short: Live) -> None:
+    client = await short.connect()
+    head = b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n" % CHAT.encode()
+    await client.send(head + b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\nxyz\r\n")
+    assert await client.refusal() == (400, "invalid_http")
+    assert server.engine.requests == []
+
+
+async def test_too_large_by_its_own_word_is_told_before_it_is_sent(server: Server, short: Live) -> None:
+    client = await short.connect()
+    await client.send(request_bytes("POST", CHAT, b"{", {"content-length": str(33 << 20)}))
+    status, _, body = await client.reply()
+    assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
+    await client.send(b"x" * 100_000)
+    assert await client.reader.read() == b""
+    assert await ended(server, "linger") == 1
+
+
+async def test_too_large_by_count_is_told(short: Live) -> None:
+    client = await short.connect()
+    await client.send(
+        request_bytes("POST", CHAT, headers={"transfer-encoding": "chunked"}).replace(b"content-length: 0\r\n", b"")
+    )
+    chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+
+    async def send_all() -> None:
+        for _ in range(33):
+            await client.send(chunk)
+
+    sending = asyncio.ensure_future(send_all())
+    status, _, body = await client.reply()
+    assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
+    await sending
+
+
+async def tiny_chunks_s(live: Live, num_chunks: int) -> float:
+    """Processor time of a chat request whose body comes in chunks of six bytes."""
+    body = json.dumps({"messages": USER, "max_tokens": 1}).encode()
+    body += b" " * (6 * num_chunks - len(body))
+    head = request_bytes("POST", CHAT, headers={"transfer-encoding": "chunked"}).replace(b"content-length: 0\r\n", b"")
+    chunks = b"".join(b"6\r\n" + body[i : i + 6] + b"\r\n" for i in range(0, len(body), 6))
+    client = await live.connect()
+    start_s = time.process_time()
+    await client.send(head + chunks + b"0\r\n\r\n")
+    assert (await client.reply())[0] == 200
+    client.close()
+    return time.process_time() - start_s
+
+
+@pytest.mark.parametrize("num_chunks", [25_000, pytest.param(250_000, marks=pytest.mark.full)])
+async def test_tiny_chunks_cost_linear_time_and_hold_nobody_up(server: Server, num_chunks: int) -> None:
+    async with serving(server.app) as live:
+        longest_s = 0.0
+
+        async def watch() -> None:
+            nonlocal longest_s
+            while True:
+                start_s = time.perf_counter()
+                await asyncio.sleep(0.001)
+                longest_s = max(longest_s, time.perf_counter() - start_s)
+
+        watcher = asyncio.ensure_future(watch())
+        once_s = min([await tiny_chunks_s(live, num_chunks) for _ in range(2)])
+        twice_s = min([await tiny_chunks_s(live, 2 * num_chunks) for _ in range(2)])
+        watcher.cancel()
+        assert twice_s / once_s <= 2.5
+        assert longest_s < once_s / 3
+
+
+# ---- slow readers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("A13", "a reader that stops")
+async def test_a_reader_that_stops_is_cut_and_its_request_aborted(server: Server, short: Live) -> None:
+    client = await short.connect(receive_buffer_bytes=4096)
+    await client.send(chat_bytes(stream=True, max_tokens=8000))
+
+    async def is_cut() -> bool:
+        return await ended(server, "slow_reader") == 1
+
+    await until(is_cut)
+    await until_idle(server)
+    text = (await server.http.get("/metrics")).text
+    assert f'neaptide_requests_total{{endpoint="{CHAT}",outcome="aborted",tier="default"}} 1.0' in text
+
+
+@pytest.mark.acceptance("A13", "a reader that stops after its reply is complete")
+async def test_a_complete_reply_that_nobody_takes_is_cut(server: Server, short: Live) -> None:
+    server.engine.tokens_per_output = 1000
+    client = await short.connect(receive_buffer_bytes=4096)
+    await client.send(chat_bytes(n=30, max_tokens=2000))
+
+    async def is_cut() -> bool:
+        return await ended(server, "slow_reader") == 1
+
+    await until(is_cut)
+
+
+async def test_a_slow_reader_that_goes_on_reading_gets_everything(server: Server, short: Live) -> None:
+    client = await short.connect(receive_buffer_bytes=4096)
+    await client.send(chat_bytes(stream=True, max_tokens=1500))
+    text = b""
+    while b"[DONE]" not in text:
+        text += await client.reader.read(1024)
+        await asyncio.sleep(0.001)
+    assert b'"finish_reason":"length"' in text
+
+
+async def until_idle(server: Server) -> None:
+    async def is_idle() -> bool:
+        return server.engine.num_running == 0 and server.context.client.num_in_flight == 0
+
+    await until(is_idle)
+
+
+# ---- the cap ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.acceptance("A15", "more connections than the cap")
+async def test_connections_above_the_cap_get_503_and_the_others_stay(tokenizer: Tokenizer) -> None:
+    server = make_server(tokenizer)
+    async with serving(server.app, TransportLimits(max_connections=3, farewell_s=0.2)) as live:
+        first = [await live.connect() for _ in range(3)]
+        for client in first:
+            await client.send(request_bytes("GET", "/health"))
+            assert (await client.reply())[0] == 200
+        for _ in range(12):
+            client = await live.connect()
+            await client.send(chat_bytes())
+            status, headers, body = await client.reply()
+            assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+            assert headers["retry-after"] == "1"
+            client.close()
+        await first[0].send(chat_bytes())
+        assert (await first[0].reply())[0] == 200
+        first[1].close()
+
+        async def is_admitted() -> bool:
+            client = await live.connect()
+            await client.send(request_bytes("GET", "/health"))
+            status = (await client.reply())[0]
+            client.close()
+            return status == 200
+
+        await until(is_admitted)
+        assert await ended(server, "refused") >= 12
