@@ -123,3 +123,15 @@ class StepResult:
     prepare_s: float = 0.0
     model_s: float = 0.0
     sample_s: float = 0.0
+    is_whole: bool = True
+    """False: the step had to be run in parts, so its time says nothing."""
+
+    def merge(self, part: "StepResult") -> None:
+        """Takes in the result of a part of the step."""
+        self.token_ids |= part.token_ids
+        self.logprobs |= part.logprobs
+        self.prompt_logprobs |= part.prompt_logprobs
+        self.errors |= part.errors
+        self.prepare_s += part.prepare_s
+        self.model_s += part.model_s
+        self.sample_s += part.sample_s

@@ -1,11 +1,13 @@
 """EngineCore: the loop. Messages in, one step, outputs out."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 
 from neaptide.engine.batch import ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.interfaces import CostModel, Executor, HeadroomPredictor
+from neaptide.engine.isolation import IsolatingExecutor
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.messages import (
     AbortRequest,
@@ -18,13 +20,17 @@ from neaptide.engine.messages import (
     ToEngine,
 )
 from neaptide.engine.offline.pool import row_request_id
-from neaptide.engine.params import FinishReason
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.engine.request import Request, RequestStatus
-from neaptide.engine.scheduler.packing import Scheduler
+from neaptide.engine.scheduler.packing import PlanningError, Scheduler
 from neaptide.engine.stats import StepTimer, step_stats
+
+logger = logging.getLogger(__name__)
 
 RequestLog = Callable[[str, str], None]
 """Called with (event, request_id); events are ``start`` (first step of a request) and ``end``."""
+Witness = Callable[[Sequence[str]], None]
+"""Called with the requests of a step before it runs, and with none after it."""
 
 
 class EngineCore:
@@ -32,7 +38,8 @@ class EngineCore:
 
     Args:
         eos_token_ids: the model's end-of-sequence tokens.
-        request_log: the witness of what was executed, and how often.
+        request_log: what was executed, and how often.
+        witness: what is being executed.
     """
 
     def __init__(
@@ -44,17 +51,19 @@ class EngineCore:
         clock: Clock,
         eos_token_ids: frozenset[int] = frozenset(),
         request_log: RequestLog | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.kv = KVCacheManager(executor.num_blocks, config.cache.block_size, config.cache.enable_prefix_cache)
         self.scheduler = Scheduler(config.scheduler, self.kv, cost_model, headroom)
         self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * config.cache.block_size)
         """Prompt and output tokens of one request at most."""
         self._max_num_seqs = config.scheduler.max_num_seqs
-        self._executor = executor
+        self._executor = IsolatingExecutor(executor)
         self._cost_model = cost_model
         self._clock = clock
         self._eos_token_ids = eos_token_ids
         self._log = request_log or (lambda event, request_id: None)
+        self._witness = witness or (lambda request_ids: None)
         self._outputs: list[RequestOutput] = []
         """Terminal outputs that no step made: refusals, aborts."""
 
@@ -135,39 +144,57 @@ class EngineCore:
     def step(self) -> StepOutputs:
         """Plans, runs and commits one step; returns everything there is to report, perhaps nothing."""
         timer = StepTimer(self._clock)
-        plan = self.scheduler.schedule(timer.start_s)
+        try:
+            plan = self.scheduler.schedule(timer.start_s)
+        except PlanningError as error:
+            self._fail(error.request)
+            return StepOutputs(self._take_outputs(), [])
         timer.scheduled()
         if plan is None:
             return StepOutputs(self._take_outputs(), [])
         for new in plan.new_requests:
             self._log("start", new.request_id)
-        result = self._executor.submit(plan).wait()
+        self._witness([part.request_id for part in plan.scheduled])
+        result = self._executor.run(plan)
+        self._witness([])
         timer.executed()
         self._commit(plan, result)
-        self._cost_model.observe(plan.shape, timer.execute_s)
-        step = self.scheduler.last
-        if step is not None and step.has_offline and plan.budget_s:
-            self.scheduler.controller.observe(timer.execute_s, plan.budget_s)
+        if result.is_whole:
+            self._learn(plan, timer.execute_s)
         outputs = self._take_outputs()
         timer.committed()
         return StepOutputs(outputs, [step_stats(plan, result, timer, self.scheduler)])
+
+    def _learn(self, plan: StepPlan, seconds: float) -> None:
+        self._cost_model.observe(plan.shape, seconds)
+        step = self.scheduler.last
+        if step is not None and step.has_offline and plan.budget_s:
+            self.scheduler.controller.observe(seconds, plan.budget_s)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         now_s = self._clock.now()
         queues = self.scheduler.queues
         for part in plan.scheduled:
             request = queues.running_online.get(part.request_id) or queues.running_offline[part.request_id]
-            error = result.errors.get(part.request_id)
-            if error is not None:
-                self._end(request, FinishReason.ERROR, error)
-                continue
-            self.kv.publish(request)
-            self._keep_prompt_logprobs(request, part, result)
-            if part.sample:
-                self._append_token(request, result, now_s)
-            elif request.params.max_tokens == 0 and request.num_uncomputed_tokens == 0:
-                request.first_token_s = now_s
-                self._end(request, FinishReason.LENGTH)
+            try:
+                self._commit_one(request, part, result, now_s)
+            except Exception:
+                self._fail(request)
+
+    def _commit_one(self, request: Request, part: ScheduledRequest, result: StepResult, now_s: float) -> None:
+        error = result.errors.get(part.request_id)
+        if error is not None:
+            if error == NUMERICAL_ERROR:
+                self.kv.distrust(request)
+            self._end(request, FinishReason.ERROR, error)
+            return
+        self.kv.publish(request)
+        self._keep_prompt_logprobs(request, part, result)
+        if part.sample:
+            self._append_token(request, result, now_s)
+        elif request.params.max_tokens == 0 and request.num_uncomputed_tokens == 0:
+            request.first_token_s = now_s
+            self._end(request, FinishReason.LENGTH)
 
     def _keep_prompt_logprobs(self, request: Request, part: ScheduledRequest, result: StepResult) -> None:
         entries = result.prompt_logprobs.get(part.request_id)
@@ -207,6 +234,13 @@ class EngineCore:
         self.scheduler.forget(request)
         self._outputs.append(output)
         self._log("end", request.request_id)
+
+    def _fail(self, request: Request) -> None:
+        """Ends a request that raised, from the except clause that caught it. Raises it again if that is too late."""
+        logger.exception("request %s is given up", request.request_id)
+        if request.status is RequestStatus.FINISHED:
+            raise
+        self._end(request, FinishReason.ERROR, INTERNAL_ERROR)
 
     def _report(self, request: Request) -> RequestOutput:
         output = RequestOutput(

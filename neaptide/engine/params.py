@@ -32,6 +32,14 @@ class FinishReason(IntEnum):
     ERROR = 3
 
 
+NUMERICAL_ERROR = "numerical_error"
+"""The model's logits for this request were not finite."""
+INVALID_TOKEN = "invalid_token"  # noqa: S105
+"""A token id outside the vocabulary got past the edge."""
+INTERNAL_ERROR = "internal_error"
+"""The engine raised while it worked on this request."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How to pick tokens and when to stop.
 

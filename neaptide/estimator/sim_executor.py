@@ -59,7 +59,7 @@ class SimExecutor:
 
     def submit(self, plan: StepPlan) -> SimHandle:
         for request_id in plan.finished_ids:
-            del self._prompt_crc[request_id]
+            self._prompt_crc.pop(request_id, None)
         for new in plan.new_requests:
             self._prompt_crc[new.request_id] = zlib.crc32(array("i", new.prompt_token_ids).tobytes())
         seconds = self._cost_model.predict(plan.shape).seconds

@@ -101,6 +101,17 @@ class BlockPool:
         if self._hash[block_id] is None and self.index.add(block_hash, block_id):
             self._hash[block_id] = block_hash
 
+    def unpublish(self, block_ids: Iterable[int]) -> None:
+        """Takes blocks out of the prefix index: what is in them is not to be trusted."""
+        for block in block_ids:
+            block_hash = self._hash[block]
+            if block_hash is not None:
+                self.index.remove(block_hash)
+                self._hash[block] = None
+                if block in self._cached:
+                    del self._cached[block]
+                    self._free.append(block)
+
     def check_integrity(self, tables: Iterable[tuple[RequestClass, Sequence[int]]]) -> None:
         """Raises AssertionError unless every count can be derived from the block tables of live requests."""
         refs = [0] * self.num_blocks

@@ -78,6 +78,10 @@ class KVCacheManager:
         request.num_computed_tokens = 0
         request.num_indexed_blocks = 0
 
+    def distrust(self, request: Request) -> None:
+        """Nobody finds this request's blocks in the prefix index any more; those who hold some keep them."""
+        self.pool.unpublish(request.block_ids)
+
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raises AssertionError if pool, index and the tables of ``requests`` (all that hold blocks) disagree."""
         live = list(requests)

@@ -138,7 +138,10 @@ class OfflinePool:
         return request
 
     def remove(self, request_id: str) -> Request | None:
-        """Takes one waiting flex or preempted request out, wherever it stands."""
+        """Takes one waiting flex or preempted request out, wherever it stands, or the batch row that ``peek`` made."""
+        if self._head is not None and self._head.request_id == request_id:
+            request, self._head = self._head, None
+            return request
         for queue in (self._returned, self._flex):
             for request in queue:
                 if request.request_id == request_id:

@@ -9,7 +9,7 @@ from torch import Tensor
 from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
-from neaptide.engine.params import SamplingParams
+from neaptide.engine.params import INVALID_TOKEN, NUMERICAL_ERROR, SamplingParams
 from neaptide.engine.runner.device import pick_device, pick_dtype
 from neaptide.engine.runner.input_batch import InputBatch, build_input_batch
 from neaptide.engine.runner.logprobs import Scored, score, to_host
@@ -72,7 +72,7 @@ class TorchHandle:
             _collect_tokens(pending, pending.sampled)
         for part in pending.prompt_scores:
             if not bool(part.finite):
-                result.errors[part.request_id] = "numerical_error"
+                result.errors[part.request_id] = NUMERICAL_ERROR
                 continue
             records = to_host(part.scored, [part.top] * part.scored.token_ids.shape[0])
             result.prompt_logprobs.setdefault(part.request_id, []).extend(records)
@@ -151,7 +151,7 @@ class TorchExecutor:
         start_s = self._clock.now()
         runner, result = self._runner, pending.result
         batch = build_input_batch(scheduled, runner.block_size, self.model_config.vocab_size, self.dtype, self.device)
-        result.errors.update(dict.fromkeys(batch.invalid, "invalid_token"))
+        result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
         for request in batch.requests:
             self._states[request.request_id].observe(request)
         prepared_s = self._clock.now()
@@ -228,7 +228,7 @@ def _collect_tokens(pending: _Pending, sampled: Sampled) -> None:
         if is_finite:
             result.token_ids[request_id] = token
         else:
-            result.errors[request_id] = "numerical_error"
+            result.errors[request_id] = NUMERICAL_ERROR
     if pending.scored is not None:
         records = to_host(pending.scored, pending.scored_tops)
         result.logprobs.update(zip(pending.scored_ids, records, strict=True))

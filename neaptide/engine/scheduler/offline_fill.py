@@ -28,14 +28,17 @@ class OfflineFill:
         contexts = [r.num_computed_tokens + 1 for r in decodes]
         count = step.budget.most_decodes(contexts, limit_s)
         for request in decodes[: count if count or step.scheduled else 1]:
+            step.at = request
             self._continue(step, request, 1)
         if count < len(decodes):
             return
         for request in prefills:
+            step.at = request
             chunk = self._chunk(step, request.num_uncomputed_tokens, request.num_computed_tokens, limit_s)
             if chunk == 0:
                 return
             self._continue(step, request, chunk)
+        step.at = None
         while self._admit_next(step, limit_s):
             pass
 
@@ -71,7 +74,7 @@ class OfflineFill:
 
     def _admit_next(self, step: StepBuilder, limit_s: float) -> bool:
         queues = step.queues
-        request = queues.pool.peek()
+        request = step.at = queues.pool.peek()
         if request is None or queues.num_running >= self._config.max_num_seqs:
             return False
         hit = queues.kv.match_prefix(request)

@@ -25,6 +25,14 @@ LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
 
 
+class PlanningError(Exception):
+    """Planning failed at one request; the others' state is as if the step had not been planned."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(f"planning failed at {request.request_id}")
+        self.request = request
+
+
 class Scheduler:
     """Plans steps. Owns the queues; knows nothing of tensors, sockets or wall clocks."""
 
@@ -68,18 +76,32 @@ class Scheduler:
             self._finished_ids.append(request.request_id)
 
     def schedule(self, now_s: float) -> StepPlan | None:
-        """The next step, or None when nobody can run. Progress advances here, not at commit."""
+        """The next step, or None when nobody can run. Progress advances here, not at commit.
+
+        Raises:
+            PlanningError: a request could not be planned for.
+        """
         self._step += 1
         self._headroom.observe(now_s, self.queues.kv.pool.num_online)
         budget = StepBudget(self._cost_model, self.config.max_num_batched_tokens)
         step = StepBuilder(self._step, now_s, self.queues, self._preemptor, budget)
+        try:
+            return self._schedule(step, now_s)
+        except Exception as error:
+            if step.at is None:
+                raise
+            raise PlanningError(step.at) from error
+
+    def _schedule(self, step: StepBuilder, now_s: float) -> StepPlan | None:
         bounds = self.slack.bounds(now_s, self.queues.running_online.values())
         self._pack_online_decodes(step)
         self._pack_online_prefills(step, bounds.itl_s)
+        step.at = None
         prefill_slack_s = self.slack.prefill_slack_s(now_s, self._unfinished_prompts(step))
         limit_s = min(bounds.itl_s, bounds.slack_s, bounds.idle_s, prefill_slack_s) * self.controller.factor
         if not self.offline_paused:
             self._fill.fill(step, limit_s)
+            step.at = None
         self.last = step
         if not step.scheduled:
             return None
@@ -87,6 +109,7 @@ class Scheduler:
 
     def _pack_online_decodes(self, step: StepBuilder) -> None:
         for request in sorted(self.queues.running_online.values(), key=deadline_order):
+            step.at = request
             is_decode = request.request_id in self.queues.running_online and request.num_uncomputed_tokens == 1
             if is_decode and step.budget.tokens_left > 0 and self._room_to_grow(step, request, 1):
                 step.add(request, 1)
@@ -108,6 +131,7 @@ class Scheduler:
         """
         floor = step.queues.kv.block_size
         for request in prompts:
+            step.at = request
             tokens_left = step.budget.tokens_left - reserved
             is_running = request.request_id in self.queues.running_online
             hit = PrefixHit([], 0) if is_running else self.queues.kv.match_prefix(request)
@@ -170,21 +194,24 @@ class Scheduler:
         seconds, margin_s = self._cost_model.predict(step.budget.shape)
         plan = StepPlan(step.index, [], step.budget.shape, predicted_s=seconds, margin_s=margin_s)
         plan.budget_s = limit_s if math.isfinite(limit_s) else 0.0
-        plan.finished_ids, self._finished_ids = self._finished_ids, []
         for request, num_tokens in step.scheduled:
+            step.at = request
             if not request.known_to_executor:
                 plan.new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.params))
-                request.known_to_executor = True
             start = request.num_computed_tokens
-            request.num_computed_tokens = start + num_tokens
             plan.scheduled.append(
                 ScheduledRequest(
                     request_id=request.request_id,
                     token_ids=request.token_ids[start : start + num_tokens],
                     num_computed_tokens=start,
                     block_ids=request.block_ids,
-                    sample=request.num_uncomputed_tokens == 0 and request.params.max_tokens > 0,
+                    sample=num_tokens == request.num_uncomputed_tokens and request.params.max_tokens > 0,
                     output_position=request.num_output_tokens,
                 )
             )
+        # Only now, when nothing can fail any more: progress that was noted must be computed.
+        plan.finished_ids, self._finished_ids = self._finished_ids, []
+        for request, num_tokens in step.scheduled:
+            request.known_to_executor = True
+            request.num_computed_tokens += num_tokens
         return plan

@@ -73,7 +73,9 @@ class Queues:
         """Takes a request out of wherever it stands, and its blocks back."""
         if request.status is RequestStatus.RUNNING:
             (self.running_online if request.is_online else self.running_offline).pop(request.request_id)
-            self.kv.release(request)
         elif request.is_online:
             self.waiting_online.remove(request)
+        else:
+            self.pool.remove(request.request_id)
+        self.kv.release(request)
         request.status = RequestStatus.FINISHED

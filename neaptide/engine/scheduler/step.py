@@ -16,6 +16,8 @@ class StepBuilder:
         self.queues = queues
         self.preemptor = preemptor
         self.budget = budget
+        self.at: Request | None = None
+        """The request being looked at: whom to blame if planning fails."""
         self.scheduled: list[tuple[Request, int]] = []
         self.cached_tokens = 0
         self.admitted_prompt_tokens = 0
