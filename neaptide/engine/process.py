@@ -1,11 +1,9 @@
 """The process around EngineCore: its socket, its loop, its end."""
 
-import ctypes
 import gc
 import json
 import logging
 import os
-import signal
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -108,18 +106,3 @@ def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink
         if outputs.outputs or outputs.stats or now_s - last_sent_s >= HEARTBEAT_S:
             sink.send(outputs)
             last_sent_s = now_s
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """SIGKILL for this process when its parent ends; stop signals are the parent's to act on.
-
-    Raises:
-        SystemExit: the parent is gone already.
-    """
-    pr_set_pdeathsig = 1
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        raise SystemExit("the server process is gone")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

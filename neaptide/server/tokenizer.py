@@ -36,6 +36,7 @@ class Tokenizer:
     """Reads ``tokenizer.json``, ``tokenizer_config.json`` and the chat template of a model directory."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         text = (directory / "tokenizer.json").read_text(encoding="utf-8")
         self._fast = _plain(text)
         self._literal = _plain(text)

@@ -88,7 +88,8 @@ class RunningServer:
 
     @property
     def engine(self) -> psutil.Process:
-        (engine,) = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = (child for child in children if "neaptide.server.launch" in child.cmdline())
         return engine
 
     def kill_both(self) -> None:

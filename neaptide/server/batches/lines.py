@@ -5,14 +5,18 @@ The rest of the batch plane knows only these protocols, so its tests need neithe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.context import ServingContext
+from neaptide.server.engine_client import EngineClient
 from neaptide.server.errors import ApiError
 from neaptide.server.prepare import prepare
 from neaptide.server.respond import ResponseAssembler
+from neaptide.server.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +90,26 @@ class ContextCompiler:
 
     def assembler(self, line: CompiledLine) -> Assembler:
         return ResponseAssembler(line.prepared)
+
+    def recipe(self) -> "partial[ContextCompiler]":
+        """What makes the same compiler in another process."""
+        context = self._context
+        known = {name: getattr(context, name) for name in _COPIED_FIELDS}
+        return partial(_make_compiler, str(context.tokenizer.directory), known)
+
+
+_COPIED_FIELDS = (
+    "model_id",
+    "created",
+    "max_model_len",
+    "vocab_size",
+    "eos_token_ids",
+    "model_aliases",
+    "generation_defaults",
+    "ttft_slo_s",
+    "tpot_slo_s",
+)
+
+
+def _make_compiler(directory: str, known: dict[str, Any]) -> ContextCompiler:
+    return ContextCompiler(ServingContext(tokenizer=Tokenizer(Path(directory)), client=EngineClient(), **known))

@@ -30,7 +30,7 @@ from neaptide.server.batches.models import BatchRecord, BatchStatus, LineState, 
 from neaptide.server.batches.plan import read_plan, remove_plan
 from neaptide.server.batches.runner import Runner
 from neaptide.server.batches.store import Store, StoreUnavailableError
-from neaptide.server.batches.validate import Limits, LineFault, Report, ValidationStoppedError, Validator
+from neaptide.server.batches.validate import Check, Checker, CheckerDiedError, Limits, LineFault, Report
 from neaptide.server.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RETRY_DELAY_S = 30.0
+CHECK_TRIES = 2
+"""Of one file, when the process that checks it dies: it may have been the file, or not."""
 SWEEP_PERIOD_S = 60.0
 IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
 
@@ -74,6 +76,7 @@ class Parts:
     files: FileStore
     engine: EngineClient
     compiler: LineCompiler
+    checker: Checker
     settings: BatchSettings
     clocks: Clocks
 
@@ -85,7 +88,8 @@ class Machine:
         self._p = parts
         self._jobs_dir = parts.settings.data_dir / "jobs"
         self._runner = Runner(parts.store, parts.engine, self._describe, self._on_lines_done)
-        self._validating: dict[str, threading.Event] = {}
+        self._validating: dict[str, asyncio.Event] = {}
+        """Set when the batch's validation is not wanted any more."""
         self._ending: set[str] = set()
         self._one_validation = asyncio.Semaphore(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,9 +116,12 @@ class Machine:
         """Keeps what has been computed and leaves the rest to the next start."""
         self._stopping.set()
         self._stop_waiting.set()
+        for validation in self._validating.values():
+            validation.set()
         await self._runner.stop()
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self._p.checker.close()
 
     def _clean_jobs_dir(self, live: set[str]) -> None:
         self._jobs_dir.mkdir(exist_ok=True, mode=0o700)
@@ -126,7 +133,7 @@ class Machine:
 
     def begin(self, record: BatchRecord) -> None:
         """Validates a batch whose row is durable."""
-        stop = threading.Event()
+        stop = asyncio.Event()
         self._validating[record.id] = stop
         self._spawn(self._validate(record, stop))
 
@@ -134,7 +141,7 @@ class Machine:
         """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
         validation = self._validating.get(batch_id)
         if validation is not None:
-            # The validation task sees it and finalizes; it alone knows when its thread has let go.
+            # The validation task sees it and finalizes; it alone knows when nothing more is written.
             validation.set()
             return
         self._ending.add(batch_id)
@@ -142,48 +149,57 @@ class Machine:
 
     # ---- validating ----
 
-    async def _validate(self, record: BatchRecord, stop: threading.Event) -> None:
+    async def _validate(self, record: BatchRecord, stop: asyncio.Event) -> None:
         begun = False
-        try:
-            report = await self._retry(record.id, lambda: self._check(record, stop))
-            if report.errors:
-                await self._retry(record.id, lambda: self._write_failed(record, report))
-            else:
-                begun = await self._retry(record.id, lambda: self._write_begun(record, report))
-        except ValidationStoppedError:
-            pass
+        report = await self._retry(record.id, lambda: self._check_unless(record, stop))
+        if report is not None and report.errors:
+            await self._retry(record.id, lambda: self._write_failed(record, report))
+        elif report is not None:
+            begun = await self._retry(record.id, lambda: self._write_begun(record, report))
         del self._validating[record.id]
         if stop.is_set():
             await self._finalize(record.id)
         elif begun:
             await self._resume(record.id)
 
-    async def _check(self, record: BatchRecord, stop: threading.Event) -> Report:
-        """Raises ValidationStoppedError."""
-        if stop.is_set():
-            raise ValidationStoppedError
-        await self._p.store.write(batch_rows.discard_lines, record.id)
+    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event) -> Report | None:
+        """The file's report, or None when ``stop`` came first."""
+        checking, stopped = asyncio.create_task(self._check(record)), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({checking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if checking.done():
+                return checking.result()
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
+            return None
+        finally:
+            stopped.cancel()
+
+    async def _check(self, record: BatchRecord) -> Report:
         # The file as it was when the batch was created, even if it expires meanwhile.
         file = await self._p.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
         if file is None or not self._p.files.path(file.id).exists():
             fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
             return Report(errors=[fault.entry(None)])
 
-        def keep(lines: Sequence[NewLine]) -> None:
-            self._p.store.write_blocking(batch_rows.insert_lines, record.id, lines)
+        async def keep(lines: Sequence[NewLine]) -> None:
+            await self._p.store.write(batch_rows.insert_lines, record.id, lines)
 
-        def should_stop() -> bool:
-            return stop.is_set() or self._stopping.is_set()
-
-        validator = Validator(record.endpoint, self._p.compiler, self._p.settings.limits, keep, should_stop)
+        path, stem = self._p.files.path(file.id), self._stem(record.id)
+        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits)
         async with self._one_validation:
-            try:
-                return await asyncio.to_thread(validator.run, self._p.files.path(file.id), self._stem(record.id))
-            except (OSError, StoreUnavailableError, ValidationStoppedError):
-                raise
-            except Exception:
-                logger.exception("batch %s: validation failed", record.id)
-                return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
+            for _ in range(CHECK_TRIES):
+                await self._p.store.write(batch_rows.discard_lines, record.id)
+                try:
+                    return await self._p.checker.check(check, keep)
+                except (OSError, StoreUnavailableError):
+                    raise
+                except CheckerDiedError as error:
+                    logger.error("batch %s: %s", record.id, error)
+                except Exception:
+                    logger.exception("batch %s: validation failed", record.id)
+                    break
+        return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
 
     async def _write_failed(self, record: BatchRecord, report: Report) -> bool:
         logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))

@@ -22,6 +22,7 @@ from neaptide.server.batches.models import (
     new_file_id,
 )
 from neaptide.server.batches.store import Store
+from neaptide.server.batches.validate import Checker
 from neaptide.server.engine_client import EngineClient
 from neaptide.server.errors import ConflictError, InvalidRequestError, NotFoundError
 
@@ -37,6 +38,7 @@ class BatchService:
         settings: BatchSettings,
         engine: EngineClient,
         compiler: LineCompiler,
+        checker: Checker,
         *,
         clocks: Clocks | None = None,
     ) -> None:
@@ -45,7 +47,7 @@ class BatchService:
         self.store = Store(settings.data_dir)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes)
         self._clocks = clocks
-        self._machine = Machine(Parts(self.store, self.files, engine, compiler, settings, clocks))
+        self._machine = Machine(Parts(self.store, self.files, engine, compiler, checker, settings, clocks))
 
     async def start(self) -> None:
         """Opens the data directory and takes up unfinished batches.

@@ -1,4 +1,4 @@
-"""Reads a whole input file and decides: a job, or a list of what is wrong with it. Blocking; for a thread.
+"""Reads a whole input file and decides: a job, or a list of what is wrong with it. Blocking; for a worker.
 
 All or nothing: one malformed line fails the batch before anything runs. A line that is well-formed but
 whose *body* the endpoint would refuse (a temperature of 9) is not malformed: it ends at once with the reply
@@ -7,10 +7,10 @@ that the endpoint would have given.
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.models import LineResult, LineState, NewLine
@@ -24,10 +24,6 @@ LINES_PER_GROUP = 256
 _BOM = b"\xef\xbb\xbf"
 _PROMPT_FIELD = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 ENDPOINTS = tuple(_PROMPT_FIELD)
-
-
-class ValidationStoppedError(Exception):
-    """The batch was cancelled or expired, or the server stops: the result is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +61,42 @@ class Report:
     model: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One file to be checked for one batch."""
+
+    endpoint: str
+    path: str
+    stem: str
+    """Where the job's plan is written."""
+    limits: Limits
+
+
+Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
+"""Stores a group of lines."""
+
+
+class CheckerDiedError(Exception):
+    """Whatever checked the file is gone; what it has stored of the lines is not all of them."""
+
+
+class Checker(Protocol):
+    """Where files are checked. One at a time, off the event loop."""
+
+    async def check(self, check: Check, keep: Keep) -> Report:
+        """The report comes when all are stored and the plan is durable.
+
+        Cancelling it stops the work and waits until nothing more is written.
+
+        Raises:
+            CheckerDiedError: it may work at the next try.
+            OSError: a file cannot be read or written.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
 def read_lines(path: Path) -> Iterator[RawLine]:
     """Lines that are not blank, split at ``\\n`` only, with their physical numbers."""
     with path.open("rb") as f:
@@ -97,10 +129,7 @@ def read_body(path: Path, byte_offset: int, num_bytes: int) -> dict[str, Any]:
 
 
 class Validator:
-    """One validation of one batch.
-
-    ``keep`` stores groups of lines; ``should_stop`` is asked between lines.
-    """
+    """One validation of one batch. ``keep`` stores groups of lines."""
 
     def __init__(
         self,
@@ -108,13 +137,11 @@ class Validator:
         compiler: LineCompiler,
         limits: Limits,
         keep: Callable[[Sequence[NewLine]], None],
-        should_stop: Callable[[], bool],
     ) -> None:
         self._endpoint = endpoint
         self._compiler = compiler
         self._limits = limits
         self._keep = keep
-        self._should_stop = should_stop
         self._custom_ids: set[str] = set()
         self._group: list[NewLine] = []
         self._report = Report()
@@ -123,7 +150,6 @@ class Validator:
         """Checks the file and writes the job's plan at ``stem``.
 
         Raises:
-            ValidationStoppedError: ``should_stop`` said so.
             OSError: a file cannot be read or written.
         """
         plan = PlanWriter(stem)
@@ -144,8 +170,6 @@ class Validator:
 
     def _check_lines(self, path: Path, plan: PlanWriter) -> None:
         for raw in read_lines(path):
-            if self._should_stop():
-                raise ValidationStoppedError
             self._report.num_lines += 1
             if self._report.num_lines > self._limits.max_lines:
                 fault = LineFault("too_many_tasks", f"A batch has at most {self._limits.max_lines} requests.")

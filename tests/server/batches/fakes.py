@@ -18,10 +18,11 @@ from neaptide.engine.messages import (
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason, SamplingParams
 from neaptide.server.batches.files import UploadForm
-from neaptide.server.batches.lines import Assembler, CompiledLine
+from neaptide.server.batches.lines import Assembler, CompiledLine, LineCompiler
 from neaptide.server.batches.machine import BatchSettings, Clocks
-from neaptide.server.batches.models import TERMINAL, BatchRecord, FileRecord
+from neaptide.server.batches.models import TERMINAL, BatchRecord, FileRecord, NewLine
 from neaptide.server.batches.service import BatchService
+from neaptide.server.batches.validate import Check, Checker, Keep, Report, Validator
 from neaptide.server.engine_client import EngineClient
 from neaptide.server.errors import ApiError, InvalidRequestError
 
@@ -86,6 +87,30 @@ class FakeCompiler:
 
     def assembler(self, line: CompiledLine) -> Assembler:
         return FakeAssembler(line)
+
+
+class ThreadChecker:
+    """Checks files in a thread of this process: no worker to be started for every test."""
+
+    def __init__(self, compiler: LineCompiler) -> None:
+        self._compiler = compiler
+
+    async def check(self, check: Check, keep: Keep) -> Report:
+        loop = asyncio.get_running_loop()
+
+        def keep_blocking(lines: Sequence[NewLine]) -> None:
+            asyncio.run_coroutine_threadsafe(keep(lines), loop).result()
+
+        validator = Validator(check.endpoint, self._compiler, check.limits, keep_blocking)
+        running = asyncio.create_task(asyncio.to_thread(validator.run, Path(check.path), Path(check.stem)))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+
+    async def close(self) -> None:
+        pass
 
 
 class FakeEngine:
@@ -154,14 +179,21 @@ class Server:
     """One life of a server on a data directory."""
 
     def __init__(
-        self, data_dir: Path, *, clock: FakeClock | None = None, fingerprint: str = "fake", engine: bool = True
+        self,
+        data_dir: Path,
+        *,
+        clock: FakeClock | None = None,
+        fingerprint: str = "fake",
+        engine: bool = True,
+        checker: Checker | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
         self.client = EngineClient()
         self.engine = FakeEngine(self.client)
         self.compiler = FakeCompiler(fingerprint)
         settings = BatchSettings(data_dir=data_dir, completion_windows=("24h", "1h"), tick_s=0.02)
-        self.service = BatchService(settings, self.client, self.compiler, clocks=self.clock.clocks())
+        checker = checker or ThreadChecker(self.compiler)
+        self.service = BatchService(settings, self.client, self.compiler, checker, clocks=self.clock.clocks())
         self._with_engine = engine
 
     async def __aenter__(self) -> "Server":

@@ -18,6 +18,7 @@ from neaptide.server.app import ServerState, create_app
 from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.batches.machine import BatchSettings
 from neaptide.server.batches.service import BatchService
+from neaptide.server.batches.worker import WorkerChecker
 from neaptide.server.engine_client import EngineClient
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
@@ -82,7 +83,9 @@ class App:
 async def running(tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[App]:
     client = EngineClient()
     context = make_context(tokenizer, client, max_model_len=256)
-    service = BatchService(BatchSettings(data_dir=tmp_path, tick_s=0.02), client, ContextCompiler(context))
+    compiler = ContextCompiler(context)
+    checker = WorkerChecker(compiler.recipe())
+    service = BatchService(BatchSettings(data_dir=tmp_path, tick_s=0.02), client, compiler, checker)
     routers = (files_router(service), batches_router(service))
     app = create_app(ServerState(context=context, batches=service), extra_routers=routers)
     engine = RowEngine(client)

@@ -13,7 +13,6 @@ from neaptide.server.batches.plan import read_plan
 from neaptide.server.batches.validate import (
     Limits,
     Report,
-    ValidationStoppedError,
     Validator,
     read_body,
     read_lines,
@@ -29,7 +28,7 @@ def validate(tmp_path: Path, content: bytes, limits: Limits | None = None) -> tu
     def keep(lines: Sequence[NewLine]) -> None:
         kept.extend(lines)
 
-    validator = Validator(CHAT, FakeCompiler(), limits or Limits(), keep, lambda: False)
+    validator = Validator(CHAT, FakeCompiler(), limits or Limits(), keep)
     return validator.run(path, tmp_path / "job"), kept
 
 
@@ -149,16 +148,6 @@ def test_an_overlong_line_is_not_held_in_memory(tmp_path: Path, monkeypatch: pyt
     assert [(e["code"], e["line"]) for e in report.errors] == [("invalid_request", 2), ("invalid_json_line", 4)]
     lengths = [len(raw.content) for raw in read_lines(tmp_path / "input.jsonl")]
     assert max(lengths) <= 402
-
-
-def test_a_stopped_validation_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "input.jsonl"
-    path.write_bytes(jsonl([line("a"), line("b")]))
-    answers = iter([False, True])
-    validator = Validator(CHAT, FakeCompiler(), Limits(), lambda lines: None, lambda: next(answers))
-    with pytest.raises(ValidationStoppedError):
-        validator.run(path, tmp_path / "job")
-    assert not list(tmp_path.glob("job*"))
 
 
 # ---- through the service --------------------------------------------------------------------------------
