@@ -29,6 +29,12 @@ class Principal:
     tier: Tier = Tier.DEFAULT
     """What ``service_tier`` auto means for this key."""
 
+    def salt_for(self, cache_salt: str | None) -> bytes:
+        """The salt of one request: the caller may divide what the key sees, never leave it."""
+        if cache_salt is None:
+            return self.salt
+        return hashlib.sha256(b"neaptide/caller-salt\0" + self.salt + b"\0" + cache_salt.encode()).digest()[:16]
+
 
 ANONYMOUS = Principal()
 

@@ -190,7 +190,7 @@ class Generation:
             arrival_s=self.timing.arrival_s,
             ttft_slo_s=prepared.ttft_slo_s,
             tpot_slo_s=prepared.tpot_slo_s,
-            salt=self._principal.salt,
+            salt=self._principal.salt_for(prepared.cache_salt),
         )
         # It is an async generator; its declared type says only that it can be iterated.
         return self._context.client.generate(request)

@@ -19,7 +19,7 @@ from neaptide.server.errors import (
     from_validation_error,
     model_not_found,
 )
-from neaptide.server.prompts import MAX_CHOICES, completion_prompts, encode_conversation
+from neaptide.server.prompts import MAX_CHOICES, completion_prompts, encode_conversation, offered_tools
 from neaptide.server.schemas import Body, ChatBody, CompletionBody, GenerationBody
 
 CHAT = "/v1/chat/completions"
@@ -35,6 +35,12 @@ _UNSUPPORTED = (
     "guided_regex",
     "guided_choice",
     "guided_grammar",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "logits_processors",
+    "use_beam_search",
+    "prompt_embeds",
     "bad_words",
     "allowed_token_ids",
     "prompt_logprobs",
@@ -75,6 +81,11 @@ class Prepared:
     continuous_usage: bool
     ttft_slo_s: float
     tpot_slo_s: float
+    cache_salt: str | None
+    """The caller's own division of the prefix cache, within what the key may see."""
+    tools: frozenset[str]
+    """Functions that the model may call; where it is empty, output is not searched for calls."""
+    parallel_tool_calls: bool
 
     @property
     def is_chat(self) -> bool:
@@ -116,7 +127,9 @@ def prepare(endpoint: str, body: object, context: ServingContext, default_tier: 
         prompt = encode_conversation(chat, body.get("tools"), context)
         logprobs = _chat_logprobs(chat)
         limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
-        return _finish(endpoint, chat, context, default_tier, _Asked([prompt], [""], limit, logprobs, False))
+        names = frozenset(tool.function.name for tool in offered_tools(chat))
+        wanted = _Asked([prompt], [""], limit, logprobs, tools=names, parallel_tool_calls=chat.parallel_tool_calls)
+        return _finish(endpoint, chat, context, default_tier, wanted)
     if endpoint == COMPLETIONS:
         completion = parse_body(CompletionBody, body)
         check_model(completion.model, context)
@@ -150,7 +163,9 @@ class _Asked:
     texts: list[str]
     max_tokens: int | None
     logprobs: int | None
-    echo: bool
+    echo: bool = False
+    tools: frozenset[str] = frozenset()
+    parallel_tool_calls: bool = True
 
 
 def _finish(
@@ -187,6 +202,9 @@ def _finish(
         continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
         ttft_slo_s=context.ttft_slo_s if body.ttft_slo_ms is None else body.ttft_slo_ms / 1000,
         tpot_slo_s=context.tpot_slo_s if body.tpot_slo_ms is None else body.tpot_slo_ms / 1000,
+        cache_salt=body.cache_salt,
+        tools=asked.tools,
+        parallel_tool_calls=asked.parallel_tool_calls,
     )
 
 
@@ -195,7 +213,8 @@ def _finish(
 
 def _check_common(body: GenerationBody, default_tier: Tier) -> None:
     for name in _UNSUPPORTED:
-        if getattr(body, name, None) is not None:
+        # False and an empty list ask for nothing; clients send their defaults.
+        if getattr(body, name, None) not in (None, False, []):
             raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
     if body.return_token_ids and body.stream:
         raise UnsupportedParameterError("Not with stream.", param="return_token_ids")
@@ -206,6 +225,8 @@ def _check_common(body: GenerationBody, default_tier: Tier) -> None:
         raise UnsupportedParameterError("Only text output is supported.", param="response_format")
     if body.stream and default_tier is Tier.BATCH:
         raise InvalidRequestError("A batch line cannot stream.", param="stream", code="streaming_unsupported")
+    if body.cache_salt is not None and default_tier is Tier.BATCH:
+        raise UnsupportedParameterError("The lines of a batch share one cache salt.", param="cache_salt")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("Only allowed when stream is true.", param="stream_options", code="invalid_value")
 

@@ -6,7 +6,7 @@ from typing import Any
 from neaptide.server.context import ServingContext
 from neaptide.server.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 from neaptide.server.jsonbody import parse_object
-from neaptide.server.schemas import ChatBody, ChatMessage, CompletionBody, Conversation, ToolChoiceObject
+from neaptide.server.schemas import ChatBody, ChatMessage, CompletionBody, Conversation, Tool, ToolChoiceObject
 
 MAX_CHOICES = 2048
 """Prompts times ``n`` in one request."""
@@ -24,13 +24,19 @@ def encode_conversation(
     max_chars = MAX_CHARS_PER_TOKEN * context.max_model_len
     return context.tokenizer.encode_chat(
         [_template_message(message, index) for index, message in enumerate(body.messages)],
-        tools=tools if body.tools and not (isinstance(body, ChatBody) and body.tool_choice == "none") else None,
+        tools=tools if offered_tools(body) else None,
         add_generation_prompt=_wants_generation_prompt(body),
         continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
         # The template's own text counts as well, and the exact test on tokens follows.
         max_chars=max_chars + (1 << 16),
     )
+
+
+def offered_tools(body: Conversation) -> Sequence[Tool]:
+    """The tools that the model gets to see."""
+    is_off = isinstance(body, ChatBody) and body.tool_choice == "none"
+    return () if is_off or body.tools is None else body.tools
 
 
 def _wants_generation_prompt(body: Conversation) -> bool:

@@ -10,6 +10,7 @@ from neaptide.server.detokenizer import IncrementalDecoder, StopScanner
 from neaptide.server.errors import ApiError, EngineFailedError, UnavailableError
 from neaptide.server.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from neaptide.server.prepare import Prepared
+from neaptide.server.tool_calls import MAX_CALLS, ToolCall, ToolCallParser
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class Delta:
     text: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     """New tokens with their log-probabilities, if the request asked for them."""
+    calls: list[ToolCall] = field(default_factory=list)
     num_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -51,6 +53,9 @@ class ChoiceAssembler:
         tokenizer = prepared.context.tokenizer
         self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=prepared.skip_special_tokens)
         self._scanner = StopScanner(prepared.stop, include_stop=prepared.include_stop)
+        self._calls: ToolCallParser | None = None
+        if prepared.tools:
+            self._calls = ToolCallParser(prepared.tools, max_calls=MAX_CALLS if prepared.parallel_tool_calls else 1)
         self._wants_logprobs = prepared.params.logprobs is not None
         self._parts: list[str] = []
         self._num_chars = 0
@@ -70,6 +75,11 @@ class ChoiceAssembler:
         """Everything shown so far."""
         return "".join(self._parts)
 
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The model's calls so far of tools that the caller offered."""
+        return self._calls.calls if self._calls is not None else []
+
     def feed(self, output: RequestOutput) -> Delta:
         """Takes one engine output. After the end it adds nothing, so late outputs do no harm."""
         delta = Delta(self.index)
@@ -82,6 +92,8 @@ class ChoiceAssembler:
         self._take_tokens(output, delta)
         if not self.finished and output.finish_reason is not None:
             self._end(output, delta)
+        if self._calls is not None:
+            self._take_calls(self._calls, delta)
         self._parts.append(delta.text)
         self.tokens += delta.tokens
         self.num_tokens += delta.num_tokens
@@ -128,6 +140,15 @@ class ChoiceAssembler:
             if self.stop_hit:
                 self.finish_reason, self.stop_reason = "stop", self._scanner.matched
                 return
+
+    def _take_calls(self, parser: ToolCallParser, delta: Delta) -> None:
+        known = len(parser.calls)
+        delta.text = parser.push(delta.text)
+        if self.finished:
+            delta.text += parser.finish()
+        delta.calls = parser.calls[known:]
+        if parser.calls and self.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
 
     def _end(self, output: RequestOutput, delta: Delta) -> None:
         if output.finish_reason is FinishReason.ERROR:
@@ -215,7 +236,11 @@ def _choice(prepared: Prepared, choice: ChoiceAssembler) -> dict[str, Any]:
     content: dict[str, Any] = {"text": choice.text}
     extra = {"token_ids": choice.token_ids} if prepared.return_token_ids else {}
     if prepared.is_chat:
-        content = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [call.as_message_part() for call in choice.calls]
+        content = {"message": message}
     return {
         "index": choice.index,
         **content,

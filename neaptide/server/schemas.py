@@ -72,6 +72,7 @@ class GenerationBody(Body):
     return_token_ids: bool = False
     include_stop_str_in_output: bool = False
     service_tier: ServiceTier = "auto"
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     ttft_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     tpot_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     response_format: ResponseFormat | None = None
@@ -80,6 +81,12 @@ class GenerationBody(Body):
     guided_regex: Unsupported = None
     guided_choice: Unsupported = None
     guided_grammar: Unsupported = None
+    regex: Unsupported = None
+    ebnf: Unsupported = None
+    json_schema: Unsupported = None
+    logits_processors: Unsupported = None
+    use_beam_search: Unsupported = None
+    prompt_embeds: Unsupported = None
     bad_words: Unsupported = None
     allowed_token_ids: Unsupported = None
     prompt_logprobs: Unsupported = None
@@ -147,7 +154,7 @@ class Conversation(Body):
     tools: list[Tool] | None = Field(default=None, min_length=1, max_length=128)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, str | int | float | bool] = Field(default_factory=dict, max_length=32)
+    chat_template_kwargs: dict[str, str | int | float | bool | None] = Field(default_factory=dict, max_length=32)
 
 
 class ChatBody(GenerationBody, Conversation):
@@ -158,6 +165,7 @@ class ChatBody(GenerationBody, Conversation):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceObject | None = None
+    parallel_tool_calls: bool = True
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: list[str] = Field(default_factory=list, max_length=8)

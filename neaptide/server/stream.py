@@ -3,6 +3,7 @@
 from typing import Any
 
 from neaptide.server.respond import Delta, ResponseAssembler, shape_logprobs
+from neaptide.server.tool_calls import ToolCall
 
 
 class ChunkShaper:
@@ -12,6 +13,7 @@ class ChunkShaper:
         self._assembler = assembler
         self._prepared = assembler.prepared
         self._greeted = [False] * self._prepared.num_choices
+        self._num_calls = [0] * self._prepared.num_choices
         self._head: dict[str, Any] = {
             "id": response_id,
             "object": "chat.completion.chunk" if self._prepared.is_chat else "text_completion",
@@ -37,9 +39,19 @@ class ChunkShaper:
         if delta.text or delta.tokens:
             logprobs = shape_logprobs(self._prepared, delta.tokens)
             chunks.append(self._chunk(delta.choice, {"delta": {"content": delta.text}, "logprobs": logprobs}))
+        for call in delta.calls:
+            chunks += self._call(delta.choice, call)
         if delta.finish_reason is not None:
             chunks.append(self._chunk(delta.choice, {"delta": {}, "logprobs": None}, delta))
         return chunks
+
+    def _call(self, choice: int, call: ToolCall) -> list[dict[str, Any]]:
+        """First which function, then its arguments: readers put the pieces together by index."""
+        index = self._num_calls[choice]
+        self._num_calls[choice] += 1
+        head = {**call.as_message_part(), "function": {"name": call.name, "arguments": ""}}
+        pieces = ({"index": index, **head}, {"index": index, "function": {"arguments": call.arguments}})
+        return [self._chunk(choice, {"delta": {"tool_calls": [piece]}, "logprobs": None}) for piece in pieces]
 
     def _completion(self, delta: Delta) -> list[dict[str, Any]]:
         if not (delta.text or delta.tokens or delta.finish_reason):

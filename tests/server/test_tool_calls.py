@@ -1,0 +1,179 @@
+"""Tool calls in the model's output: found, bounded, and shaped as the API has them."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from neaptide.server.tool_calls import CLOSE, MAX_CALL_CHARS, OPEN, ToolCallParser
+from tests.server.conftest import MODEL_ID, USER, Server
+
+NAMES = frozenset({"weather", "add"})
+TOOLS: list[Any] = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in sorted(NAMES)]
+WEATHER = OPEN + '\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n' + CLOSE
+ADD = OPEN + '{"name": "add", "arguments": {}}' + CLOSE
+
+
+def parse(*pieces: str, **options: Any) -> tuple[str, list[tuple[str, Any]]]:
+    parser = ToolCallParser(NAMES, **options)
+    text = "".join([*map(parser.push, pieces), parser.finish()])
+    return text, [(call.name, json.loads(call.arguments)) for call in parser.calls]
+
+
+def test_a_call_leaves_the_text() -> None:
+    assert parse(WEATHER) == ("", [("weather", {"city": "Köln", "days": 2})])
+
+
+def test_text_before_and_after_calls_is_kept_without_the_white_space_of_the_notation() -> None:
+    assert parse("\n" + WEATHER + "\n" + ADD + "\n") == ("", [("weather", {"city": "Köln", "days": 2}), ("add", {})])
+    assert parse("Let me see. " + ADD + "\nDone.") == ("Let me see. \nDone.", [("add", {})])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_pieces_of_any_size_give_the_same(size: int) -> None:
+    text = "  < a <tool " + WEATHER + " " + OPEN + "broken" + CLOSE + ADD + " </tool"
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    assert parse(*pieces) == parse(text)
+    assert [name for name, _ in parse(text)[1]] == ["weather", "add"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  \n",
+        "no call at all",
+        "a < b",
+        OPEN,
+        CLOSE,
+        OPEN + CLOSE,
+        OPEN + '{"name": "weather", "arguments": {}}',
+        OPEN + "weather()" + CLOSE,
+        OPEN + '["weather", {}]' + CLOSE,
+        OPEN + '{"arguments": {}}' + CLOSE,
+        OPEN + '{"name": "delete_everything", "arguments": {}}' + CLOSE,
+        OPEN + '{"name": ["weather"], "arguments": {}}' + CLOSE,
+        OPEN + '{"name": "weather", "arguments": "{}"}' + CLOSE,
+        OPEN + '{"name": "weather", "arguments": {"x": NaN}}' + CLOSE,
+        OPEN + '{"name": "weather", "arguments": {"x": "\\ud800"}}' + CLOSE,
+        OPEN + '{"name": "weather", "name": "add", "arguments": {}}' + CLOSE,
+        OPEN + '{"name": "weather", "arguments": {"x": ' + "[" * 5000 + "]" * 5000 + "}}" + CLOSE,
+        OPEN + '{"name": "weather", "arguments": {"x": "' + "y" * MAX_CALL_CHARS + '"}}' + CLOSE,
+        OPEN + "x" * (3 * MAX_CALL_CHARS),
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert parse(text) == (text, [])
+    assert parse(*text) == (text, [])
+
+
+def test_calls_beyond_the_limit_are_left_out() -> None:
+    assert parse(ADD * 3, max_calls=1) == ("", [("add", {})])
+
+
+@pytest.mark.parametrize("unit", [OPEN, OPEN + CLOSE, ADD, "<", " "])
+def test_time_grows_with_the_length_alone(unit: str) -> None:
+    def seconds(chars: int, piece: int) -> float:
+        text = (unit * chars)[:chars]
+        times = []
+        for _ in range(2):
+            parser, start_s = ToolCallParser(NAMES), time.process_time()
+            for begin in range(0, chars, piece):
+                parser.push(text[begin : begin + piece])
+            parser.finish()
+            times.append(time.process_time() - start_s)
+        return min(times)
+
+    for piece in (5, 1 << 20):
+        # Eight times the text in at most twice eight times the time: a quadratic parser would need 64 times.
+        assert seconds(1 << 17, piece) <= 16 * seconds(1 << 14, piece) + 0.02
+
+
+# ---- through the API -------------------------------------------------------------------------------------
+
+
+def _says(server: Server, text: str) -> None:
+    server.engine.script = server.context.tokenizer.encode(text)
+
+
+async def test_reply_carries_calls_instead_of_content(server: Server) -> None:
+    _says(server, WEATHER + "\n" + ADD)
+    reply = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, tools=TOOLS)
+    (choice,) = reply.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    first, second = choice.message.tool_calls or []
+    assert first.type == second.type == "function"
+    assert (first.function.name, json.loads(first.function.arguments)) == ("weather", {"city": "Köln", "days": 2})
+    assert second.function.arguments == "{}"
+    assert first.id.startswith("call_")
+    assert first.id != second.id
+
+
+async def test_stream_names_the_call_and_then_gives_its_arguments(server: Server) -> None:
+    _says(server, "Wait. " + WEATHER + ADD)
+    stream = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, tools=TOOLS, stream=True)
+    choices = [chunk.choices[0] async for chunk in stream]
+    assert "".join(choice.delta.content or "" for choice in choices) == "Wait. "
+    deltas = [part for choice in choices for part in choice.delta.tool_calls or []]
+    assert [part.index for part in deltas] == [0, 0, 1, 1]
+    heads, fragments = deltas[::2], deltas[1::2]
+    assert [
+        (part.type, part.function and part.function.name, part.function and part.function.arguments) for part in heads
+    ] == [("function", "weather", ""), ("function", "add", "")]
+    assert len({part.id for part in heads}) == 2
+    assert [part.function and json.loads(part.function.arguments or "") for part in fragments] == [
+        {"city": "Köln", "days": 2},
+        {},
+    ]
+    assert choices[-1].finish_reason == "tool_calls"
+    assert choices[-1].delta.content is None
+
+
+async def test_sdk_stream_helper_assembles_the_calls(server: Server) -> None:
+    _says(server, WEATHER)
+    async with server.openai.chat.completions.stream(model=MODEL_ID, messages=USER, tools=TOOLS) as stream:
+        final = await stream.get_final_completion()
+    (call,) = final.choices[0].message.tool_calls or []
+    assert json.loads(call.function.arguments) == {"city": "Köln", "days": 2}
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": TOOLS, "tool_choice": "none"}])
+async def test_without_an_offer_of_tools_nothing_is_parsed(server: Server, more: dict[str, Any]) -> None:
+    _says(server, ADD)
+    reply = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, **more)
+    assert reply.choices[0].message.content == ADD
+    assert reply.choices[0].message.tool_calls is None
+    assert reply.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_malformed_calls_stay_content(server: Server, stream: bool) -> None:
+    text = " " + OPEN + '{"name": "add", "arguments": {' + CLOSE
+    _says(server, text)
+    body = {"messages": USER, "tools": TOOLS, "stream": stream}
+    reply = await server.http.post("/v1/chat/completions", json=body)
+    if stream:
+        events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line.startswith("data: {")]
+        choices = [event["choices"][0] for event in events]
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == text
+        assert choices[-1]["finish_reason"] == "stop"
+    else:
+        assert reply.json()["choices"][0]["message"] == {"role": "assistant", "content": text, "refusal": None}
+
+
+async def test_one_call_at_a_time_when_that_is_asked(server: Server) -> None:
+    _says(server, WEATHER + ADD)
+    reply = await server.openai.chat.completions.create(
+        model=MODEL_ID, messages=USER, tools=TOOLS, parallel_tool_calls=False
+    )
+    assert [call.type for call in reply.choices[0].message.tool_calls or []] == ["function"]
+
+
+async def test_output_cut_by_max_tokens_says_so(server: Server) -> None:
+    _says(server, ADD + "and then")
+    limit = len(server.context.tokenizer.encode(ADD + "and"))
+    reply = await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, tools=TOOLS, max_tokens=limit)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.choices[0].message.content == "and"
+    assert len(reply.choices[0].message.tool_calls or []) == 1
