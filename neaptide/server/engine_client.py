@@ -24,6 +24,7 @@ from neaptide.engine.messages import (
     ToEngine,
 )
 from neaptide.engine.params import FinishReason
+from neaptide.server.backlog import OutputBacklog, SlowReaderError
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class EngineClient:
         self._link: EngineLink | None = None
         self._info: EngineReady | None = None
         self._ready = asyncio.Event()
-        self._queues: dict[str, asyncio.Queue[RequestOutput | _Lost]] = {}
+        self._queues: dict[str, OutputBacklog[_Lost]] = {}
         self._batch_listener: BatchListener | None = None
         self._stats_listeners: list[StatsListener] = []
         self._error_listeners: list[Callable[[str], None]] = []
@@ -116,9 +117,10 @@ class EngineClient:
 
         Raises:
             EngineUnavailableError: no engine, or it went away and the request could not be given to the next.
+            SlowReaderError: outputs were not taken fast enough; the request has been aborted.
         """
         link = self._require_link()
-        queue: asyncio.Queue[RequestOutput | _Lost] = asyncio.Queue()
+        queue: OutputBacklog[_Lost] = OutputBacklog()
         self._queues[request.request_id] = queue
         started = finished = False
         replays = 0
@@ -126,6 +128,8 @@ class EngineClient:
             link.send(request)
             while not finished:
                 output = await queue.get()
+                if queue.overflowed:
+                    raise SlowReaderError
                 if isinstance(output, _Lost):
                     finished = True
                     if started or output.in_step or replays == MAX_REPLAYS:
@@ -219,6 +223,8 @@ class EngineClient:
             queue = self._queues.get(output.request_id)
             if queue is not None:
                 queue.put_nowait(output)
+                if queue.overflowed and output.finish_reason is None:
+                    self.abort([output.request_id])
             elif ":" in output.request_id:
                 batch_outputs.append(output)
         if batch_outputs and self._batch_listener is not None:

@@ -15,9 +15,10 @@ from starlette.responses import Response
 from neaptide.engine.messages import AddRequest, RequestOutput
 from neaptide.engine.params import FinishReason, Tier, request_class
 from neaptide.server.auth import Principal, principal_of
+from neaptide.server.backlog import SlowReaderError
 from neaptide.server.context import ServingContext
 from neaptide.server.engine_client import EngineUnavailableError
-from neaptide.server.errors import ApiError, OverloadedError, UnavailableError, engine_unavailable
+from neaptide.server.errors import ApiError, OverloadedError, RequestTimeoutError, UnavailableError, engine_unavailable
 from neaptide.server.jsonbody import read_object
 from neaptide.server.metrics import ServerMetrics
 from neaptide.server.prepare import Prepared, prepare
@@ -44,7 +45,6 @@ async def answer(request: Request, endpoint: str) -> Response:
         tier = prepared.tier
         if not context.client.is_ready:
             raise engine_unavailable()
-        context.admission.check(request_class(tier), prepared.num_choices)
     except ApiError as error:
         metrics.on_refused(_refusal(request_id, endpoint, tier, context.model_id, error))
         raise
@@ -108,7 +108,12 @@ class Generation:
         """Runs the request, counted and measured. Closing the generator early aborts it in the engine."""
         tier = self._prepared.tier
         admission, choices = self._context.admission, self._prepared.num_choices
-        admission.enter(request_class(tier), choices)
+        try:
+            admission.enter(request_class(tier), choices)
+        except OverloadedError as error:
+            prepared = self._prepared
+            self._metrics.on_refused(_refusal(self._request_id, prepared.endpoint, tier, prepared.model, error))
+            raise
         in_flight = self._metrics.in_flight.labels(tier.value)
         in_flight.inc()
         outcome, code = "aborted", None
@@ -123,6 +128,9 @@ class Generation:
                     yield delta
                     if self.assembler.finished:
                         break
+        except SlowReaderError:
+            code = "reader_too_slow"
+            raise RequestTimeoutError("The reply was not read fast enough.", code=code) from None
         except ApiError as error:
             outcome, code = "server_error", error.code
             raise
@@ -157,15 +165,16 @@ class Generation:
 
     async def _many(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """All choices at once, in the order in which their outputs arrive."""
-        queue: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue()
+        # Outputs that are not taken wait, and are merged, where they come from.
+        queue: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue(self._prepared.num_choices)
 
         async def pump(index: int) -> None:
             try:
                 async with aclosing(self._generate(index)) as outputs:
                     async for output in outputs:
-                        queue.put_nowait((index, output))
+                        await queue.put((index, output))
             except Exception as error:
-                queue.put_nowait(error)
+                await queue.put(error)
 
         pumps = [asyncio.ensure_future(pump(index)) for index in range(self._prepared.num_choices)]
         try:

@@ -166,6 +166,24 @@ async def test_overload_is_503_online_and_429_flex(server: Server) -> None:
     assert 'neaptide_admission_rejected_total{reason="overloaded",tier="flex"} 1.0' in text
 
 
+@pytest.mark.acceptance("A15", "requests at once, five times the cap", count=100)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_a_sudden_crowd_exactly_the_cap_is_admitted(server: Server, stream: bool) -> None:
+    server.context.admission = Admission(max_online=20, max_offline=20)
+    server.engine.released.clear()
+    crowd = [asyncio.ensure_future(server.http.post(CHAT, json=_body(stream=stream, max_tokens=1))) for _ in range(100)]
+    await _wait_for(lambda: sum(reply.done() for reply in crowd) == 80)
+    refused = [reply.result() for reply in crowd if reply.done()]
+    assert {(reply.status_code, reply.headers["retry-after"]) for reply in refused} == {(503, "1")}
+    assert len(server.engine.requests) == 20
+    # The other class has its own room.
+    flex = asyncio.ensure_future(server.http.post(CHAT, json=_body(service_tier="flex", max_tokens=1)))
+    await _wait_for(lambda: len(server.engine.requests) == 21)
+    server.engine.released.set()
+    assert [reply.status_code for reply in await asyncio.gather(*crowd, flex)].count(200) == 21
+    assert (await server.http.get("/load")).json() == {"server_load": 0}
+
+
 async def test_silence_is_filled_with_comments(server: Server) -> None:
     server.context.keep_alive_s = 0.01
     server.engine.released.clear()

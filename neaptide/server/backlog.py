@@ -1,0 +1,60 @@
+"""What the engine has said of one request and nobody has taken yet, in bounded memory."""
+
+import asyncio
+from typing import Generic, TypeVar
+
+from neaptide.engine.messages import RequestOutput
+
+MAX_BACKLOG_VALUES = 4096
+"""Token ids and log-probabilities that wait for a reader; about 256 KiB."""
+
+_End = TypeVar("_End")
+
+
+class SlowReaderError(Exception):
+    """The reader was too far behind; what it has not read is lost."""
+
+
+class OutputBacklog(asyncio.Queue[RequestOutput | _End], Generic[_End]):
+    """Outputs of one request, and ends of another kind. Outputs that wait are merged into one.
+
+    So a slow reader gets fewer and larger pieces, and its backlog grows by its tokens only. Beyond
+    ``MAX_BACKLOG_VALUES`` it is ``overflowed`` and takes no more.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overflowed = False
+        self._waiting: RequestOutput | None = None
+        self._num_values = 0
+
+    def _put(self, item: RequestOutput | _End) -> None:
+        if not isinstance(item, RequestOutput):
+            self._waiting = None
+            super()._put(item)
+        elif self._waiting is None:
+            self._waiting, self._num_values = item, 0
+            super()._put(item)
+        elif not self.overflowed:
+            self._num_values += len(item.new_token_ids) + sum(len(scores.top_ids) for scores in item.logprobs or ())
+            self.overflowed = self._num_values > MAX_BACKLOG_VALUES
+            _merge(self._waiting, item)
+
+    def _get(self) -> RequestOutput | _End:
+        item = super()._get()
+        if item is self._waiting:
+            self._waiting = None
+        return item
+
+
+def _merge(waiting: RequestOutput, later: RequestOutput) -> None:
+    waiting.new_token_ids += later.new_token_ids
+    if waiting.logprobs is None:
+        waiting.logprobs = later.logprobs
+    else:
+        waiting.logprobs += later.logprobs or ()
+    waiting.prompt_logprobs = waiting.prompt_logprobs or later.prompt_logprobs
+    waiting.finish_reason = later.finish_reason
+    waiting.stop_token_id = later.stop_token_id
+    waiting.error = later.error
+    waiting.num_preemptions = later.num_preemptions
