@@ -75,7 +75,11 @@ class EngineCore:
 
     def handle(self, message: ToEngine) -> None:
         if isinstance(message, AddRequest):
-            self._add_request(message)
+            try:
+                self._add_request(message)
+            except Exception:
+                logger.exception("request %s could not be taken in", message.request_id)
+                self._emit_terminal(message.request_id, FinishReason.ERROR, INTERNAL_ERROR)
         elif isinstance(message, AbortRequest):
             for request_id in message.request_ids:
                 self._abort(request_id, message.reason)

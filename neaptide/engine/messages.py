@@ -161,6 +161,8 @@ class EngineReady(_Message):
     block_size: int
     num_blocks: int
     eos_token_ids: list[int]
+    longest_step_s: float = 0.0
+    """The longest step that its limits allow, as predicted; longer silence than a few of these is a hang."""
 
 
 class StepOutputs(_Message):

@@ -6,6 +6,7 @@ Imports are local to the side that needs them: the API process never loads torch
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -274,9 +275,11 @@ def build_engine(config: EngineConfig, clock: Clock) -> "tuple[EngineCore, Engin
     Raises:
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built; the message says why.
     """
+    from neaptide.engine.batch import BatchShape
     from neaptide.engine.core import EngineCore
     from neaptide.engine.kv.headroom import FixedHeadroom
     from neaptide.engine.process import RequestLogFile
+    from neaptide.engine.step_witness import StepWitness
     from neaptide.engine.runner.model_config import load_model_config
     from neaptide.estimator.calibrate import calibration_shapes, warm_up
     from neaptide.estimator.iteration_time import LinearCostModel
@@ -303,7 +306,10 @@ def build_engine(config: EngineConfig, clock: Clock) -> "tuple[EngineCore, Engin
         clock,
         frozenset(model.eos_token_ids),
         RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
+        StepWitness(config.witness_path) if config.witness_path else None,
     )
+    longest = BatchShape()
+    longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))
     ready = EngineReady(
         model_path=config.executor.model_path,
         device=device,
@@ -313,6 +319,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> "tuple[EngineCore, Engin
         block_size=config.cache.block_size,
         num_blocks=executor.num_blocks,
         eos_token_ids=list(model.eos_token_ids),
+        longest_step_s=cost_model.predict(longest).seconds,
     )
     return core, ready
 
@@ -338,6 +345,9 @@ def engine_main(address: str, config_json: str, parent_pid: int) -> int:
     from neaptide.engine.process import EngineSocket, run_engine
 
     die_with_parent(parent_pid)
+    # Where it stood, if it dies of a fault in native code, or when the server asks because it fell silent.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
     config = msgspec.json.decode(config_json, type=EngineConfig)
     configure_logging(config.log_level)
     clock = MonotonicClock()

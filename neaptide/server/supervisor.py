@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import stat
 import sys
 import tempfile
@@ -18,17 +19,25 @@ from neaptide.engine.config import EngineConfig
 from neaptide.engine.messages import (
     EngineFatal,
     EngineReady,
+    FromEngine,
     Shutdown,
+    StepOutputs,
     ToEngine,
     from_engine_decoder,
     to_engine_encoder,
 )
+from neaptide.engine.step_witness import read_witness
 from neaptide.server.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_TIMEOUT_S = 30.0
-"""An engine that says nothing for so long hangs: it sends a heartbeat after every step and twice a second when idle."""
+LEAST_SILENCE_S = 10.0
+"""An engine that says nothing for so long hangs, unless its steps take long: it speaks after every step, and twice a
+second when idle."""
+SILENCE_STEPS = 3.0
+"""So many times the longest step must pass in silence as well."""
+DUMP_S = 0.5
+"""For a silent engine to write down where it stands, before it is killed."""
 SHUTDOWN_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
@@ -43,25 +52,49 @@ class EngineStartError(Exception):
 class _Engine:
     """One life of the engine process, and the socket to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, path: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, path: Path, witness_path: Path
+    ) -> None:
         self.process = process
         self._socket = socket
         self._path = path
+        self._witness_path = witness_path
+        self._longest_step_s = 0.0
 
     def send(self, message: ToEngine) -> None:
         # The queue is unbounded, so this never waits: the coroutine's future is done when send returns.
         self._socket.send(to_engine_encoder.encode(message))
 
-    async def receive(self) -> EngineReady | EngineFatal | object:
-        return from_engine_decoder.decode(await self._socket.recv())
+    async def receive(self) -> FromEngine:
+        message = from_engine_decoder.decode(await self._socket.recv())
+        if isinstance(message, EngineReady):
+            self._longest_step_s = message.longest_step_s
+        elif isinstance(message, StepOutputs):
+            self._longest_step_s = max(self._longest_step_s, *(s.duration_s for s in message.stats), 0.0)
+        return message
 
-    async def close(self) -> None:
+    @property
+    def silence_s(self) -> float:
+        """Silence that means a hang."""
+        return max(LEAST_SILENCE_S, SILENCE_STEPS * self._longest_step_s)
+
+    async def dump_stacks(self) -> None:
+        """Lets a silent engine tell on stderr where it stands, if it still can."""
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            self.process.send_signal(signal.SIGUSR1)
+            await asyncio.wait_for(self.process.wait(), DUMP_S)
+
+    async def end(self) -> list[str]:
+        """Makes sure that the process is gone; returns the requests of the step that it did not survive."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
         await self.process.wait()
         self._socket.close(linger=0)
         self._path.unlink(missing_ok=True)
+        suspects = read_witness(self._witness_path)
+        self._witness_path.unlink(missing_ok=True)
+        return suspects
 
 
 class Supervisor:
@@ -143,14 +176,15 @@ class Supervisor:
                 self._first_ready.set_result(ready)
             await self._pump(engine)
         finally:
-            self._client.detach()
+            suspects = await engine.end()
+            self._client.detach([] if self._stopping else suspects)
             self._engine = None
-            await engine.close()
 
     async def _spawn(self) -> _Engine:
         self._starts += 1
         # A socket of its own for every life: an old engine's late words reach nobody.
         path = self.directory / f"engine-{self._starts}.sock"
+        witness_path = self.directory / f"engine-{self._starts}.step"
         socket = self._context.socket(zmq.PAIR)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
@@ -159,13 +193,13 @@ class Supervisor:
         command = [sys.executable, "-m", "neaptide.server.launch", f"ipc://{path}"]
         process = await asyncio.create_subprocess_exec(
             *command,
-            msgspec.json.encode(self._config).decode(),
+            msgspec.json.encode(msgspec.structs.replace(self._config, witness_path=str(witness_path))).decode(),
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             # Compute threads that spin at a barrier take the cores from the API process on a small machine.
             env={"OMP_WAIT_POLICY": "PASSIVE"} | os.environ,
         )
-        return _Engine(process, socket, path)
+        return _Engine(process, socket, path, witness_path)
 
     async def _wait_ready(self, engine: _Engine) -> EngineReady:
         received = asyncio.ensure_future(engine.receive())
@@ -193,15 +227,16 @@ class Supervisor:
             while True:
                 received = asyncio.ensure_future(engine.receive())
                 done, _ = await asyncio.wait(
-                    {received, ended}, timeout=HEARTBEAT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+                    {received, ended}, timeout=engine.silence_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if received not in done:
                     received.cancel()
                     await asyncio.gather(received, return_exceptions=True)
                     if ended not in done:
-                        logger.error("the engine said nothing for %.0f s; it is killed", HEARTBEAT_TIMEOUT_S)
+                        logger.error("the engine said nothing for %.0f s; it is killed", engine.silence_s)
+                        await engine.dump_stacks()
                     return
-                self._client.on_message(received.result())  # type: ignore[arg-type]
+                self._client.on_message(received.result())
         finally:
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)

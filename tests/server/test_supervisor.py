@@ -17,10 +17,10 @@ from neaptide.server.launch import embedded_model_path
 from neaptide.server.supervisor import EngineStartError, Supervisor
 
 
-def config(tmp_path: Path) -> EngineConfig:
+def config(tmp_path: Path, max_num_seqs: int = 256) -> EngineConfig:
     return EngineConfig(
         cache=CacheConfig(num_blocks=512),
-        scheduler=SchedulerConfig(max_model_len=1024),
+        scheduler=SchedulerConfig(max_model_len=1024, max_num_seqs=max_num_seqs),
         executor=ExecutorConfig(kind="sim", model_path=str(embedded_model_path()), sim_step_s=0.01),
         request_log_path=str(tmp_path / "log"),
     )
@@ -36,7 +36,7 @@ async def test_request_survives_to_its_end_and_the_socket_is_private(tmp_path: P
     try:
         ready = await supervisor.start()
         assert ready.num_blocks == 512
-        (socket,) = supervisor.directory.iterdir()
+        (socket,) = supervisor.directory.glob("*.sock")
         assert stat.S_IMODE(socket.stat().st_mode) == 0o600
         assert stat.S_IMODE(supervisor.directory.stat().st_mode) == 0o700
         outputs = [output async for output in client.generate(request("a", 5))]
@@ -66,6 +66,68 @@ async def test_killed_engine_ends_its_streams_and_another_takes_over(tmp_path: P
     finally:
         await supervisor.stop()
     assert not psutil.pid_exists(first)
+
+
+@pytest.mark.acceptance("A2", "a request in the step and one that waits when the engine is killed")
+async def test_only_the_requests_of_the_last_step_are_lost(tmp_path: Path) -> None:
+    client = EngineClient()
+    supervisor = Supervisor(client, config(tmp_path, max_num_seqs=1))
+    try:
+        await supervisor.start()
+        running = client.generate(request("running", 900))
+        await anext(running)
+        waiting = asyncio.ensure_future(_collect(client, request("waiting", 3)))
+        await asyncio.sleep(0)
+        assert supervisor.engine_pid is not None
+        os.kill(supervisor.engine_pid, signal.SIGKILL)
+        with pytest.raises(EngineUnavailableError):
+            async for _ in running:
+                pass
+        assert len(await asyncio.wait_for(waiting, 30)) == 3
+    finally:
+        await supervisor.stop()
+
+
+@pytest.mark.acceptance("A5", "an engine that is stopped for good")
+async def test_silent_engine_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.server.supervisor.LEAST_SILENCE_S", 1.5)
+    client = EngineClient()
+    supervisor = Supervisor(client, config(tmp_path))
+    try:
+        await supervisor.start()
+        first = supervisor.engine_pid
+        assert first is not None
+        stream = client.generate(request("a", 900))
+        await anext(stream)
+        os.kill(first, signal.SIGSTOP)
+        with pytest.raises(EngineUnavailableError):
+            async for _ in stream:
+                pass
+        await asyncio.wait_for(client.wait_ready(), 30)
+        assert supervisor.engine_pid != first
+        assert not psutil.pid_exists(first)
+        assert len(await _collect(client, request("b", 2))) == 2
+    finally:
+        await supervisor.stop()
+
+
+@pytest.mark.acceptance("A5", "stacks of an engine that is asked where it stands")
+async def test_engine_tells_where_it_stands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    supervisor = Supervisor(EngineClient(), config(tmp_path))
+    try:
+        await supervisor.start()
+        assert supervisor.engine_pid is not None
+        os.kill(supervisor.engine_pid, signal.SIGUSR1)
+        text = ""
+        while "in run_engine" not in text:
+            await asyncio.sleep(0.01)
+            text += capfd.readouterr().err
+    finally:
+        await supervisor.stop()
+
+
+async def _collect(client: EngineClient, message: AddRequest) -> list[int]:
+    return [token async for output in client.generate(message) for token in output.new_token_ids]
 
 
 async def test_engine_that_refuses_its_configuration_says_why(tmp_path: Path) -> None:
