@@ -279,8 +279,8 @@ def build_engine(config: EngineConfig, clock: Clock) -> "tuple[EngineCore, Engin
     from neaptide.engine.core import EngineCore
     from neaptide.engine.kv.headroom import FixedHeadroom
     from neaptide.engine.process import RequestLogFile
-    from neaptide.engine.step_witness import StepWitness
     from neaptide.engine.runner.model_config import load_model_config
+    from neaptide.engine.step_witness import StepWitness
     from neaptide.estimator.calibrate import calibration_shapes, warm_up
     from neaptide.estimator.iteration_time import LinearCostModel
 
