@@ -83,6 +83,8 @@ class ServingContext:
     wall_clock: Callable[[], float] = time.time
     keep_alive_s: float = 10.0
     """Longest silence on an event stream."""
+    flex_wait_s: float = 600.0
+    """A flex request that is not streamed has its first token within this time, or is answered 429."""
     admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))
     prepare_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
     """Threads that tokenize at once; a burst of long prompts must not take every core."""

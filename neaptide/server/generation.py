@@ -21,6 +21,7 @@ from neaptide.server.engine_client import EngineUnavailableError
 from neaptide.server.errors import ApiError, OverloadedError, RequestTimeoutError, UnavailableError, engine_unavailable
 from neaptide.server.jsonbody import read_object
 from neaptide.server.metrics import ServerMetrics
+from neaptide.server.patience import first_within, patience_s
 from neaptide.server.prepare import Prepared, prepare
 from neaptide.server.request_log import RequestRecord
 from neaptide.server.respond import Delta, ResponseAssembler, response_id
@@ -48,7 +49,16 @@ async def answer(request: Request, endpoint: str) -> Response:
     except ApiError as error:
         metrics.on_refused(_refusal(request_id, endpoint, tier, context.model_id, error))
         raise
-    generation = Generation(prepared, principal_of(request), metrics, request_id=request_id, arrival_s=arrival_s)
+    # A stream's reader is kept by comments; who waits for a whole reply hears nothing until it is there.
+    is_patient = prepared.stream or tier is not Tier.FLEX
+    generation = Generation(
+        prepared,
+        principal_of(request),
+        metrics,
+        request_id=request_id,
+        arrival_s=arrival_s,
+        first_token_within_s=None if is_patient else patience_s(request.headers, context.flex_wait_s),
+    )
     if prepared.stream:
         return EventStream(generation.events(), context.keep_alive_s)
     reply = await unless_disconnected(request.receive, generation.complete())
@@ -75,6 +85,7 @@ class Generation:
         *,
         request_id: str,
         arrival_s: float,
+        first_token_within_s: float | None = None,
     ) -> None:
         self.assembler = ResponseAssembler(prepared)
         self._prepared = prepared
@@ -82,6 +93,7 @@ class Generation:
         self._principal = principal
         self._metrics = metrics
         self._request_id = request_id
+        self._first_token_within_s = first_token_within_s
         # The engine's ids are always ours: a caller's id must not be able to name another's work.
         self._id = uuid.uuid4().hex
         self.timing = RequestTiming(arrival_s, [ChoiceTiming() for _ in range(prepared.num_choices)])
@@ -118,7 +130,7 @@ class Generation:
         in_flight.inc()
         outcome, code = "aborted", None
         try:
-            async with aclosing(self._outputs()) as outputs:
+            async with aclosing(first_within(self._outputs(), self._first_token_within_s)) as outputs:
                 async for index, output in outputs:
                     delta = self._take(index, output)
                     if self.assembler.error is not None:
@@ -132,7 +144,7 @@ class Generation:
             code = "reader_too_slow"
             raise RequestTimeoutError("The reply was not read fast enough.", code=code) from None
         except ApiError as error:
-            outcome, code = "server_error", error.code
+            outcome, code = "shed" if isinstance(error, OverloadedError) else "server_error", error.code
             raise
         except EngineUnavailableError:
             outcome, code = "server_error", "engine_unavailable"
