@@ -10,6 +10,7 @@ import neaptide
 from neaptide.server.auth import AuthMiddleware, KeyRing
 from neaptide.server.context import ServingContext
 from neaptide.server.errors import install_handlers
+from neaptide.server.hosts import HostFilter
 from neaptide.server.metrics import ServerMetrics
 from neaptide.server.metrics_vllm import VllmMetrics
 from neaptide.server.middleware import EdgeMiddleware
@@ -28,6 +29,8 @@ class ServerState:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     metrics_compat: str = "vllm"
     """``vllm`` also emits the series that stock vLLM dashboards read; ``none`` does not."""
+    hosts: HostFilter | None = None
+    """Which ``Host`` headers are answered; None is all."""
     batches: object | None = None
     """The batch service, for the routers that serve it."""
 
@@ -39,6 +42,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     """
     metrics = ServerMetrics(state.registry)
     state.context.client.add_stats_listener(metrics)
+    state.context.client.add_error_listener(metrics.on_engine_error)
     if state.metrics_compat == "vllm":
         compat = VllmMetrics(state.registry, state.context.model_id, state.context.client)
         metrics.add_sink(compat)
@@ -59,7 +63,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     install_openapi(app)
     # The last one added is the outermost: replies of the key check carry a request id as well.
     app.add_middleware(AuthMiddleware, keys=state.keys)
-    app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock)
+    app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock, hosts=state.hosts)
     for router in (chat.router, completions.router, models.router, tokenize.router, health.router, admin.router):
         app.include_router(router)
     for router in extra_routers:

@@ -32,6 +32,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.server.engine_client import EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -160,9 +161,16 @@ class OverloadedError(ApiError):
 
 
 class EngineFailedError(ApiError):
-    """The engine gave up on this request."""
+    """The engine gave up on this request.
+
+    ``reason`` is the engine's own: one of its codes reaches the caller, any other text does not.
+    """
 
     code = "engine_error"
+
+    def __init__(self, reason: str | None = None) -> None:
+        code = reason if reason in (NUMERICAL_ERROR, INTERNAL_ERROR) else None
+        super().__init__("The engine could not complete this request.", code=code)
 
 
 class UnavailableError(ApiError):
@@ -250,7 +258,7 @@ def error_response(error: ApiError) -> Response:
 
 
 async def _on_api_error(request: Request, exc: Exception) -> Response:
-    return error_response(exc if isinstance(exc, ApiError) else EngineFailedError("Internal server error."))
+    return error_response(exc if isinstance(exc, ApiError) else ApiError("Internal server error."))
 
 
 async def _on_engine_unavailable(request: Request, exc: Exception) -> Response:

@@ -120,7 +120,7 @@ async def _serve(
     except StoreError as error:
         raise LaunchError(str(error)) from error
     supervisor = Supervisor(context.client, config)
-    _stop_on_signals(server, context)
+    _stop_on_signals(server, context, service)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())
     try:
@@ -143,12 +143,14 @@ async def _serve(
     return 0
 
 
-def _stop_on_signals(server: "uvicorn.Server", context: "ServingContext") -> None:
-    """The first signal: new work is refused, streams that run may end. The second: they are cut."""
+def _stop_on_signals(server: "uvicorn.Server", context: "ServingContext", service: "BatchService") -> None:
+    """The first signal: new work is refused, batches leave the engine, streams that run may end. The second: they
+    are cut."""
 
     def stop() -> None:
         server.force_exit = server.should_exit
         server.should_exit = context.draining = True
+        service.suspend()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder, generate_latest
 
 from neaptide.engine.messages import StepStats
-from neaptide.engine.params import Tier
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
 from neaptide.server.prepare import Prepared
 from neaptide.server.request_log import RequestRecord, log_request
 from neaptide.server.timing import RequestTiming
@@ -26,6 +26,9 @@ ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
+
+
+ENGINE_ERRORS = (NUMERICAL_ERROR, INTERNAL_ERROR, "other")
 
 
 class MetricsSink(Protocol):
@@ -75,6 +78,11 @@ class ServerMetrics:
         self.rejected = Counter(
             "neaptide_admission_rejected_total", "Requests refused under load.", ["tier", "reason"], registry=registry
         )
+        self.engine_errors = Counter(
+            "neaptide_engine_errors_total", "Requests that the engine failed.", ["code"], registry=registry
+        )
+        for code in ENGINE_ERRORS:
+            self.engine_errors.labels(code)
         self._itl_of_tier = {tier: self.itl.labels(tier.value) for tier in Tier}
         for tier in Tier:
             self.in_flight.labels(tier.value)
@@ -84,6 +92,10 @@ class ServerMetrics:
         self._itl_of_tier[tier].observe(gap_s)
         for sink in self._sinks:
             sink.on_gap(tier, gap_s)
+
+    def on_engine_error(self, reason: str) -> None:
+        """The engine failed a request or a batch row."""
+        self.engine_errors.labels(reason if reason in ENGINE_ERRORS else "other").inc()
 
     def on_refused(self, record: RequestRecord) -> None:
         """A request ended before it became work for the engine."""

@@ -152,7 +152,7 @@ class ChoiceAssembler:
 
     def _end(self, output: RequestOutput, delta: Delta) -> None:
         if output.finish_reason is FinishReason.ERROR:
-            self.error = EngineFailedError("The engine could not complete this request.")
+            self.error = EngineFailedError(output.error)
             return
         if output.finish_reason is FinishReason.ABORT:
             self.error = UnavailableError("The engine gave up this request; try again.", code="request_aborted")

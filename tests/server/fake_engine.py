@@ -54,7 +54,9 @@ class FakeEngine:
         self.delay_s = 0.0
         self.cached_tokens = 0
         self.fail_after: int | None = None
-        """Ends with ERROR after so many tokens."""
+        """Ends with ERROR after so many tokens ..."""
+        self.fail_reason = "secret"
+        """... for this reason."""
         self.die_after: int | None = None
         """The whole engine goes away after so many tokens."""
         self.released = asyncio.Event()
@@ -128,7 +130,9 @@ class FakeEngine:
                 self.die()
                 return
             if self.fail_after is not None and sent >= self.fail_after:
-                self._emit(RequestOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error="secret"))
+                self._emit(
+                    RequestOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=self.fail_reason)
+                )
                 return
             new = tokens[sent : sent + self.tokens_per_output]
             sent += len(new)

@@ -135,6 +135,16 @@ async def test_engine_error_is_500_for_a_whole_reply(server: Server) -> None:
     assert "secret" not in caught.value.response.text
 
 
+@pytest.mark.acceptance("A6", "how a row with NaN logits is told and counted")
+@pytest.mark.parametrize("reason", ["numerical_error", "internal_error"])
+async def test_engine_error_is_told_by_its_code_and_counted(server: Server, reason: str) -> None:
+    server.engine.fail_after = 2
+    server.engine.fail_reason = reason
+    reply = await server.http.post(CHAT, json=_body())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, reason)
+    assert f'neaptide_engine_errors_total{{code="{reason}"}} 1.0' in (await server.http.get("/metrics")).text
+
+
 async def test_no_engine_is_503_with_retry_after(server: Server) -> None:
     server.engine.die()
     for path in (CHAT, "/health", "/ready", "/livez", "/readyz"):

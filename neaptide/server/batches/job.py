@@ -96,8 +96,8 @@ class Job:
             if index < 0 or self._ended[index] or row >= self._first_rows[index] + self._lines[index].num_rows:
                 continue
             if output.finish_reason is FinishReason.ABORT:
-                # Nobody asked for it: the engine is going down, and its successor will get the row again.
-                logger.info("batch %s: the engine gave up row %d", self.batch_id, row)
+                # The engine let go of the row, and somebody will give it out again: from its first token.
+                self._open.pop(index, None)
                 continue
             result = self._feed_line(index, row, output, stops)
             if result is not None:
@@ -111,7 +111,7 @@ class Job:
             if output.error is not None or output.finish_reason is FinishReason.ERROR:
                 stops += [f"{self.batch_id}:{r}" for r in self._rows(line) if r != row]
                 logger.warning("batch %s line %d: the engine failed: %s", self.batch_id, line.line_no, output.error)
-                return refused(line.line_no, EngineFailedError("The engine could not complete this request."))
+                return refused(line.line_no, EngineFailedError(output.error))
             assembler = self._open.get(index)
             if assembler is None:
                 assembler = self._open[index] = self._assembler(line)

@@ -147,6 +147,10 @@ class Machine:
         self._ending.add(batch_id)
         self._spawn(self._close_and_finalize(batch_id))
 
+    def suspend(self) -> None:
+        """Lets the engine go on without batch work; what it was doing runs again after the next start."""
+        self._runner.suspend()
+
     # ---- validating ----
 
     async def _validate(self, record: BatchRecord, stop: asyncio.Event) -> None:

@@ -83,6 +83,7 @@ class Runner:
         self._closing: set[asyncio.Task[None]] = set()
         self._closed_ids: set[str] = set()
         self._stopping = False
+        self._suspended = False
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._consume(), name="batch-runner")
@@ -97,6 +98,17 @@ class Runner:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+    def suspend(self) -> None:
+        """Takes every job from the engine until ``resume``; results that are on their way still count."""
+        self._suspended = True
+        for batch_id in self._jobs:
+            self._engine.cancel_batch(batch_id)
+
+    def resume(self) -> None:
+        """Gives the jobs to the engine again."""
+        self._suspended = False
+        self.on_engine_ready()
 
     # ---- events ----
 
@@ -164,7 +176,7 @@ class Runner:
     def _submit(self, job: Job) -> None:
         # A job added while the news of an engine waits in the queue would be submitted to it twice.
         known = job.submitted_epoch == self._epoch and not job.part_ended
-        if known or job.batch_id in self._closed_ids or not self._engine.is_ready:
+        if known or self._suspended or job.batch_id in self._closed_ids or not self._engine.is_ready:
             return
         message = job.message(*self._describe(job))
         if message is None:

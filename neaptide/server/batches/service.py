@@ -68,6 +68,10 @@ class BatchService:
         await self._machine.stop()
         await asyncio.to_thread(self.store.close)
 
+    def suspend(self) -> None:
+        """Stops giving batch work to the engine, for a server that is about to end."""
+        self._machine.suspend()
+
     # ---- batches ----
 
     async def create_batch(

@@ -126,6 +126,23 @@ async def test_batches_wait_for_the_engine(tmp_path: Path) -> None:
         server.results(await server.until_status(batch.id, "completed"))
 
 
+async def test_a_suspended_batch_goes_on_where_it_was_and_no_half_answer_is_kept(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("c0"), line("c1", stop="\u2603")]))
+        await server.until_given(batch.id)
+        engine = server.engine
+        engine.answer(batch.id, 1)
+        engine.say([output(batch.id, 1, [0])])
+        server.service._machine._runner.suspend()
+        assert engine.waiting == {}
+        server.service._machine._runner.resume()
+        await server.until_given(batch.id, 2)
+        assert engine.added(batch.id) == [[0, 1], [1]]
+        engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert found["c1"]["response"]["body"]["choices"][0]["text"] == "text of c1"[::-1]
+
+
 @pytest.mark.acceptance("A3", "a line in the last step of two engines")
 async def test_a_line_in_the_last_step_of_two_engines_is_quarantined_alone(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
