@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from neaptide.server.chat_template import ChatTemplate, Message
 from neaptide.server.errors import InvalidRequestError, UnsupportedParameterError
+from neaptide.server.piece_cache import PieceCache
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", *_SPECIAL_NAMES})
@@ -43,6 +44,9 @@ class Tokenizer:
         self._literal.encode_special_tokens = True
         spec = json.loads(text)
         added = spec.get("added_tokens", [])
+        self._pieces = PieceCache.create(self._fast, spec, special=True)
+        self._literal_pieces = PieceCache.create(self._literal, spec, special=False)
+        self._adds_tokens = spec.get("post_processor") is not None
         self._special_ids = frozenset(t["id"] for t in added if t["special"])
         specials = sorted((t["content"] for t in added if t["special"]), key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, specials))) if specials else None
@@ -58,6 +62,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A raw prompt: special-token text is parsed, as its author writes the template by hand."""
+        if self._pieces and not (add_special_tokens and self._adds_tokens):
+            ids = self._pieces.encode(text)
+            if ids is not None:
+                return ids
         return _run(self._fast, text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(
@@ -108,7 +116,8 @@ class Tokenizer:
         return ids + self._encode_literal(marker.reveal(text[start:]))
 
     def _encode_literal(self, text: str) -> list[int]:
-        return _run(self._literal, text).ids if text else []
+        ids = self._literal_pieces.encode(text) if self._literal_pieces else None
+        return _run(self._literal, text).ids if ids is None else ids
 
     # ---- decoding ----
 
