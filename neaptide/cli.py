@@ -39,6 +39,7 @@ def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     add("--ttft-slo-ms", type=float, metavar="N", help="default target for the first token (1000)")
     add("--tpot-slo-ms", type=float, metavar="N", help="default target per further token (50 on cuda, 100 on cpu)")
     add("--api-key", action="append", metavar="KEY[:TIER]", help="accept this key; repeat for several")
+    add("--allowed-hosts", type=_comma_separated, metavar="NAME,...", help="names in the Host header beside loopback")
     add("--completion-windows", type=_comma_separated, metavar="24h,...", help="accepted completion windows (24h)")
     add("--offline-max-kv-ratio", type=float, metavar="X", help="share of the KV cache that batch work may hold (0.9)")
     add("--metrics-compat", choices=("vllm", "none"), help="also export vLLM's metric names (vllm)")

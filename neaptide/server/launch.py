@@ -167,6 +167,7 @@ def _http_server(
     from neaptide.server.batches.machine import BatchSettings
     from neaptide.server.batches.service import BatchService
     from neaptide.server.batches.worker import WorkerChecker
+    from neaptide.server.hosts import HostFilter
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.files import files_router
     from neaptide.server.transport import TransportLimits, protocol_class
@@ -185,7 +186,10 @@ def _http_server(
         raise LaunchError(str(error)) from error
     compiler = ContextCompiler(context)
     service = BatchService(batch_settings, context.client, compiler, WorkerChecker(compiler.recipe()))
-    state = ServerState(context=context, keys=keys, metrics_compat=settings.metrics_compat, batches=service)
+    hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)
+    state = ServerState(
+        context=context, keys=keys, hosts=hosts, metrics_compat=settings.metrics_compat, batches=service
+    )
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     limits = TransportLimits(
         max_connections=_room_for(settings.max_connections),

@@ -1,4 +1,4 @@
-"""What surrounds every exchange: a request id on the reply, and its time and status in the metrics."""
+"""What surrounds every exchange: the ``Host`` that it names, a request id on the reply, its time and status."""
 
 import re
 import uuid
@@ -7,7 +7,8 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from neaptide.server.errors import HeadersTooLargeError, error_response
+from neaptide.server.errors import HeadersTooLargeError, InvalidRequestError, error_response
+from neaptide.server.hosts import HostFilter
 from neaptide.server.metrics import ServerMetrics
 
 MAX_HEADERS = 100
@@ -17,16 +18,20 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class EdgeMiddleware:
     """Outermost of ours; pure ASGI, so that disconnects reach the routes."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: ServerMetrics, clock: Callable[[], float], hosts: HostFilter | None = None
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._clock = clock
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope).get("x-request-id"))
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
         start_s = self._clock()
         status = 500
@@ -35,13 +40,18 @@ class EdgeMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                stamped = MutableHeaders(scope=message)
+                stamped["x-request-id"] = request_id
+                stamped["openai-processing-ms"] = str(round((self._clock() - start_s) * 1000))
             await send(message)
 
         try:
             if len(scope["headers"]) > MAX_HEADERS:
                 error = HeadersTooLargeError("The request has too many headers.", headers={"Connection": "close"})
                 await error_response(error)(scope, receive, send_stamped)
+            elif self._hosts is not None and not self._hosts.admits(headers.get("host")):
+                refusal = InvalidRequestError("The Host header is none of this server's names.", code="unknown_host")
+                await error_response(refusal)(scope, receive, send_stamped)
             else:
                 await self._app(scope, receive, send_stamped)
         finally:

@@ -38,6 +38,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Default target for the mean time per further token; unless set 50 with device cuda, else 100."""
     api_key: tuple[str, ...] = ()
     """Accepted keys, each KEY or KEY:tier. None: no authentication."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in the Host header that are answered, beside loopback names. None: any, but on loopback without keys only
+    loopback names. * is any."""
     completion_windows: tuple[str, ...] = ("24h",)
     """Values of a batch's completion_window that are accepted."""
     offline_max_kv_ratio: float = 0.9

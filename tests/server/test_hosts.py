@@ -1,0 +1,70 @@
+"""Pages of other sites cannot talk to a server on loopback under a name of their own."""
+
+import httpx2
+import pytest
+
+from neaptide.server.app import ServerState, create_app
+from neaptide.server.hosts import HostFilter
+from neaptide.server.tokenizer import Tokenizer
+from tests.server.conftest import make_context
+
+
+@pytest.mark.parametrize(
+    ("host", "admitted"),
+    [
+        (None, True),
+        ("localhost", True),
+        ("LOCALHOST:8000", True),
+        ("localhost.", True),
+        ("app.localhost:1", True),
+        ("127.0.0.1:8000", True),
+        ("127.1.2.3", True),
+        ("[::1]:8000", True),
+        ("[::1]", True),
+        ("mine.example", True),
+        ("evil.example", False),
+        ("evil.example:8000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("[::2]:80", False),
+        ("", False),
+        ("[", False),
+        ("localhost/@evil", False),
+        ("evil.example, localhost", False),
+    ],
+)
+@pytest.mark.acceptance("A27", "Host headers of other sites")
+def test_names_that_are_ours(host: str | None, admitted: bool) -> None:
+    assert HostFilter(["Mine.example"]).admits(host) is admitted
+
+
+@pytest.mark.parametrize(
+    ("names", "bound_to", "keys_required", "filtered"),
+    [
+        ((), "127.0.0.1", False, True),
+        ((), "::1", False, True),
+        ((), "localhost", False, True),
+        ((), "127.0.0.1", True, False),
+        ((), "0.0.0.0", False, False),
+        (("a.example",), "0.0.0.0", True, True),
+        (("*",), "127.0.0.1", False, False),
+    ],
+)
+def test_when_names_are_checked(names: tuple[str, ...], bound_to: str, keys_required: bool, filtered: bool) -> None:
+    found = HostFilter.of_settings(names, bound_to=bound_to, keys_required=keys_required)
+    assert (found is not None) is filtered
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/nothing"])
+@pytest.mark.acceptance("A27", "Host headers of other sites")
+async def test_another_name_is_refused_in_the_envelope(tokenizer: Tokenizer, path: str) -> None:
+    app = create_app(ServerState(context=make_context(tokenizer), hosts=HostFilter()))
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as http:
+        refused = await http.get(path, headers={"host": "evil.example"})
+        answered = await http.get(path)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "unknown_host"
+    assert refused.headers["x-request-id"]
+    assert answered.status_code != 400
