@@ -9,7 +9,9 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
+from neaptide.server.metrics import ServerMetrics
 from neaptide.server.transport import TransportLimits, protocol_class
 
 
@@ -39,7 +41,8 @@ class Live:
 @asynccontextmanager
 async def serving(app: FastAPI, limits: TransportLimits | None = None, **options: Any) -> AsyncIterator[Live]:
     """Serves the app as ``launch`` does. ``options`` are uvicorn's."""
-    protocol = protocol_class(limits or TransportLimits(), app.state.metrics)
+    metrics = getattr(app.state, "metrics", None) or ServerMetrics(CollectorRegistry())
+    protocol = protocol_class(limits or TransportLimits(), metrics)
     config = uvicorn.Config(
         app, log_level="critical", http=protocol, ws="none", loop="asyncio", lifespan="off", **options
     )
@@ -61,11 +64,11 @@ class RawClient:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
-        self._writer = writer
+        self.writer = writer
 
     async def send(self, data: bytes) -> None:
-        self._writer.write(data)
-        await self._writer.drain()
+        self.writer.write(data)
+        await self.writer.drain()
 
     async def reply(self) -> tuple[int, dict[str, str], bytes]:
         """The next reply with a ``Content-Length``: status, headers, body."""
@@ -87,7 +90,7 @@ class RawClient:
         return status, error["code"]
 
     def close(self) -> None:
-        self._writer.transport.abort()
+        self.writer.transport.abort()
 
 
 def request_bytes(method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:

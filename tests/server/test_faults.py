@@ -19,6 +19,7 @@ def _body(**more: Any) -> dict[str, Any]:
     return {"model": MODEL_ID, "messages": USER, "max_tokens": 1000, **more}
 
 
+@pytest.mark.acceptance("A12", "clients that leave before the first token")
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_disconnect_before_the_first_token_aborts(server: Server, stream: bool, n: int) -> None:
@@ -34,6 +35,7 @@ async def test_disconnect_before_the_first_token_aborts(server: Server, stream: 
     assert server.context.client.num_in_flight == 0
 
 
+@pytest.mark.acceptance("A12", "clients that leave in mid-stream")
 @pytest.mark.parametrize("n", [1, 2])
 async def test_disconnect_in_mid_stream_aborts_quietly(
     server: Server, n: int, caplog: pytest.LogCaptureFixture

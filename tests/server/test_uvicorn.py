@@ -47,6 +47,7 @@ async def test_tokens_arrive_one_by_one(live: tuple[Server, httpx2.AsyncClient])
     assert reads > 5
 
 
+@pytest.mark.acceptance("A12", "clients that hang up on the socket")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_hanging_up_aborts(live: tuple[Server, httpx2.AsyncClient], stream: bool) -> None:
     server, http = live

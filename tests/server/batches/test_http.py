@@ -269,6 +269,7 @@ FORM_BODY = (
 )
 
 
+@pytest.mark.acceptance("A18", "forms cut anywhere", count=len(range(0, len(FORM_BODY) - 4, 7)))
 async def test_a_form_cut_anywhere_leaves_nothing(tmp_path: Path) -> None:
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         for length in range(0, len(FORM_BODY) - 4, 7):
