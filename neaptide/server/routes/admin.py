@@ -9,8 +9,9 @@ from neaptide.server.context import ServingContext
 from neaptide.server.errors import PermissionDeniedError
 from neaptide.server.jsonbody import read_object
 from neaptide.server.metrics import ServerMetrics
-from neaptide.server.openapi import request_body
+from neaptide.server.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.prepare import parse_body
+from neaptide.server.replies import OfflineSwitch
 from neaptide.server.schemas import OfflineSwitchBody
 
 router = APIRouter()
@@ -23,7 +24,12 @@ def _is_loopback(request: Request) -> bool:
         return False
 
 
-@router.post("/admin/offline", openapi_extra=request_body(OfflineSwitchBody))
+@router.post(
+    "/admin/offline",
+    openapi_extra=request_body(OfflineSwitchBody),
+    responses=replies(OfflineSwitch, *JSON_BODY_ERRORS, 403),
+    response_model=None,
+)
 async def switch_offline(request: Request) -> dict[str, str]:
     """Pauses offline work or lets it go on. Needs a key, or without keys a caller on this machine."""
     keys: KeyRing = request.app.state.keys

@@ -6,42 +6,37 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import JSONResponse
 
 from neaptide.server.auth import principal_of
+from neaptide.server.batches.create import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
 from neaptide.server.batches.faults import storage_faults
 from neaptide.server.batches.objects import batch_object, list_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.validate import ENDPOINTS
 from neaptide.server.jsonbody import read_object
-from neaptide.server.routes.files import idempotency_key
+from neaptide.server.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies
+from neaptide.server.replies import Batch, BatchList
+from neaptide.server.routes.files import idempotency_key, lifetime_schema
 
 
 def _create_schema(windows: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": {
-                        "type": "object",
-                        "required": ["input_file_id", "endpoint", "completion_window"],
-                        "properties": {
-                            "input_file_id": {"type": "string"},
-                            "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
-                            "completion_window": {"type": "string", "enum": list(windows)},
-                            "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
-                            "output_expires_after": {
-                                "type": "object",
-                                "required": ["anchor", "seconds"],
-                                "properties": {
-                                    "anchor": {"type": "string", "enum": ["created_at"]},
-                                    "seconds": {"type": "integer", "minimum": 3600, "maximum": 2592000},
-                                },
-                            },
-                        },
-                    }
-                }
-            },
-        }
+    properties = {
+        "input_file_id": {"type": "string"},
+        "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
+        "completion_window": {"type": "string", "enum": list(windows)},
+        "metadata": {
+            "type": "object",
+            "maxProperties": MAX_METADATA_PAIRS,
+            "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
+            "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
+        },
+        "output_expires_after": {
+            "type": "object",
+            "required": ["anchor", "seconds"],
+            "properties": {"anchor": {"type": "string", "enum": ["created_at"]}, "seconds": lifetime_schema()},
+        },
     }
+    required = ["input_file_id", "endpoint", "completion_window"]
+    schema = {"type": "object", "required": required, "properties": properties}
+    return body_schema("application/json", schema) | {"parameters": [IDEMPOTENCY_KEY]}
 
 
 BatchId = Annotated[str, Path()]
@@ -51,7 +46,11 @@ def batches_router(service: BatchService) -> APIRouter:
     """Routes of the batches API on one service."""
     router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
-    @router.post("", openapi_extra=_create_schema(service.settings.completion_windows))
+    @router.post(
+        "",
+        openapi_extra=_create_schema(service.settings.completion_windows),
+        responses=replies(Batch, *JSON_BODY_ERRORS, *(409, 503, 507)),
+    )
     async def create_batch(request: Request) -> Response:
         principal, key = principal_of(request), idempotency_key(request)
         body = await read_object(request)
@@ -59,7 +58,7 @@ def batches_router(service: BatchService) -> APIRouter:
             record = await service.create_batch(principal.tenant, body, salt=principal.salt, idempotency_key=key)
         return JSONResponse(batch_object(record))
 
-    @router.get("")
+    @router.get("", responses=replies(BatchList, 400, 503))
     async def list_batches(
         request: Request,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -69,12 +68,12 @@ def batches_router(service: BatchService) -> APIRouter:
             records, has_more = await service.list_batches(principal_of(request).tenant, limit, after)
         return JSONResponse(list_object([batch_object(record) for record in records], has_more))
 
-    @router.get("/{batch_id}")
+    @router.get("/{batch_id}", responses=replies(Batch, 404, 503))
     async def get_batch(request: Request, batch_id: BatchId) -> Response:
         with storage_faults():
             return JSONResponse(batch_object(await service.get_batch(batch_id, principal_of(request).tenant)))
 
-    @router.post("/{batch_id}/cancel")
+    @router.post("/{batch_id}/cancel", responses=replies(Batch, 404, 409, 503, 507))
     async def cancel_batch(request: Request, batch_id: BatchId) -> Response:
         with storage_faults():
             return JSONResponse(batch_object(await service.cancel_batch(batch_id, principal_of(request).tenant)))

@@ -3,14 +3,20 @@
 from fastapi import APIRouter, Request, Response
 
 from neaptide.server.generation import answer
-from neaptide.server.openapi import request_body
+from neaptide.server.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.prepare import CHAT
+from neaptide.server.replies import ChatCompletion, ChatCompletionChunk
 from neaptide.server.schemas import ChatBody
 
 router = APIRouter()
 
 
-@router.post(CHAT, openapi_extra=request_body(ChatBody), response_model=None)
+@router.post(
+    CHAT,
+    openapi_extra=request_body(ChatBody),
+    responses=replies(ChatCompletion, *JSON_BODY_ERRORS, *(404, 429, 503), events=ChatCompletionChunk),
+    response_model=None,
+)
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation."""
     return await answer(request, CHAT)

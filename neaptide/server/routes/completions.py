@@ -3,14 +3,20 @@
 from fastapi import APIRouter, Request, Response
 
 from neaptide.server.generation import answer
-from neaptide.server.openapi import request_body
+from neaptide.server.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.prepare import COMPLETIONS
+from neaptide.server.replies import Completion, CompletionChunk
 from neaptide.server.schemas import CompletionBody
 
 router = APIRouter()
 
 
-@router.post(COMPLETIONS, openapi_extra=request_body(CompletionBody), response_model=None)
+@router.post(
+    COMPLETIONS,
+    openapi_extra=request_body(CompletionBody),
+    responses=replies(Completion, *JSON_BODY_ERRORS, *(404, 429, 503), events=CompletionChunk),
+    response_model=None,
+)
 async def completions(request: Request) -> Response:
     """Continues texts or token ids."""
     return await answer(request, COMPLETIONS)

@@ -1,5 +1,7 @@
 """``/v1/files``: parse, call, shape."""
 
+import asyncio
+import re
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -7,33 +9,35 @@ from starlette.responses import FileResponse, JSONResponse
 
 from neaptide.server.auth import principal_of
 from neaptide.server.batches.faults import storage_faults
+from neaptide.server.batches.files import MAX_EXPIRY_S, MIN_EXPIRY_S, PURPOSES, no_such_file
 from neaptide.server.batches.multipart import read_upload
 from neaptide.server.batches.objects import file_object, list_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.errors import InvalidRequestError
+from neaptide.server.openapi import IDEMPOTENCY_KEY, body_schema, replies
+from neaptide.server.replies import File, FileDeleted, FileList
 
 MAX_IDEMPOTENCY_KEY_CHARS = 255
+_ONE_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{0,18})")
 
-_UPLOAD_SCHEMA: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch", "user_data"]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
-                    },
-                }
-            }
-        },
+
+def lifetime_schema() -> dict[str, Any]:
+    """Schema of a file's life in seconds."""
+    return {"type": "integer", "minimum": MIN_EXPIRY_S, "maximum": MAX_EXPIRY_S}
+
+
+def _upload_schema() -> dict[str, Any]:
+    properties = {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": list(PURPOSES)},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": lifetime_schema(),
     }
-}
+    schema = {"type": "object", "required": ["file", "purpose"], "properties": properties}
+    return body_schema("multipart/form-data", schema) | {"parameters": [IDEMPOTENCY_KEY]}
 
+
+_CONTENT_REPLIES = replies(None, 404, 503, raw={"application/octet-stream": "The bytes of the file."})
 FileId = Annotated[str, Path()]
 
 
@@ -45,12 +49,20 @@ def idempotency_key(request: Request) -> str | None:
     return key
 
 
+def _keep_one_range(request: Request, num_bytes: int) -> None:
+    """Forgets a ``Range`` that is not one part of the file: many cost much, and odd ones get no error envelope."""
+    headers = request.scope["headers"]
+    found = _ONE_RANGE.fullmatch(request.headers.get("range", ""))
+    if found is None or int(found[1]) >= num_bytes or (found[2] and int(found[2]) < int(found[1])):
+        request.scope["headers"] = [(name, value) for name, value in headers if name != b"range"]
+
+
 def files_router(service: BatchService) -> APIRouter:
     """Routes of the files API on one service."""
     router = APIRouter(prefix="/v1/files", tags=["files"])
     files = service.files
 
-    @router.post("", openapi_extra=_UPLOAD_SCHEMA)
+    @router.post("", openapi_extra=_upload_schema(), responses=replies(File, 400, 409, 413, 503, 507))
     async def upload_file(request: Request) -> Response:
         owner, key = principal_of(request).tenant, idempotency_key(request)
         with storage_faults():
@@ -59,7 +71,7 @@ def files_router(service: BatchService) -> APIRouter:
                 record = await files.commit(upload, form, owner, key)
         return JSONResponse(file_object(record))
 
-    @router.get("")
+    @router.get("", responses=replies(FileList, 400, 503))
     async def list_files(
         request: Request,
         purpose: Annotated[str | None, Query(max_length=64)] = None,
@@ -74,18 +86,28 @@ def files_router(service: BatchService) -> APIRouter:
             )
         return JSONResponse(list_object([file_object(record) for record in records], has_more))
 
-    @router.get("/{file_id}")
+    @router.get("/{file_id}", responses=replies(File, 404, 503))
     async def get_file(request: Request, file_id: FileId) -> Response:
         with storage_faults():
             return JSONResponse(file_object(await files.get(file_id, principal_of(request).tenant)))
 
-    @router.get("/{file_id}/content")
+    @router.get(
+        "/{file_id}/content",
+        responses=_CONTENT_REPLIES | {206: _CONTENT_REPLIES[200]},
+        response_class=Response,
+    )
     async def get_content(request: Request, file_id: FileId) -> Response:
         with storage_faults():
             record = await files.get(file_id, principal_of(request).tenant)
-        return FileResponse(files.path(record.id), media_type="application/octet-stream", filename=record.filename)
+            path = files.path(record.id)
+            try:
+                found = await asyncio.to_thread(path.stat)
+            except FileNotFoundError:  # deleted meanwhile
+                raise no_such_file() from None
+        _keep_one_range(request, record.num_bytes)
+        return FileResponse(path, media_type="application/octet-stream", filename=record.filename, stat_result=found)
 
-    @router.delete("/{file_id}")
+    @router.delete("/{file_id}", responses=replies(FileDeleted, 404, 409, 503, 507))
     async def delete_file(request: Request, file_id: FileId) -> Response:
         with storage_faults():
             await files.delete(file_id, principal_of(request).tenant)

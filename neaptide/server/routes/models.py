@@ -6,6 +6,8 @@ from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
 from neaptide.server.errors import model_not_found
+from neaptide.server.openapi import replies
+from neaptide.server.replies import Model, ModelList
 
 router = APIRouter()
 
@@ -22,7 +24,7 @@ def _describe(model_id: str, context: ServingContext) -> dict[str, Any]:
     }
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=replies(ModelList), response_model=None)
 async def list_models(request: Request) -> dict[str, Any]:
     """The model that is served, and its aliases."""
     context: ServingContext = request.app.state.context
@@ -30,7 +32,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_describe(name, context) for name in names]}
 
 
-@router.get("/v1/models/{model_id:path}")
+@router.get("/v1/models/{model_id:path}", responses=replies(Model, 404), response_model=None)
 async def retrieve_model(request: Request, model_id: str) -> dict[str, Any]:
     """One model; ids may contain slashes."""
     context: ServingContext = request.app.state.context

@@ -3,20 +3,22 @@
 from typing import Any
 
 import anyio.to_thread
-from fastapi import APIRouter, Request
+import msgspec
+from fastapi import APIRouter, Request, Response
 
 from neaptide.server.context import ServingContext
 from neaptide.server.errors import ContextLengthError, InvalidRequestError
 from neaptide.server.jsonbody import read_object
-from neaptide.server.openapi import request_body
+from neaptide.server.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.prepare import check_model, parse_body
 from neaptide.server.prompts import MAX_CHARS_PER_TOKEN, encode_conversation
+from neaptide.server.replies import Detokenized, Tokenized, TokenizerInfo
 from neaptide.server.schemas import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 
 router = APIRouter()
 
 
-def _tokenize(body: dict[str, Any], context: ServingContext) -> dict[str, Any]:
+def _tokenize(body: dict[str, Any], context: ServingContext) -> Response:
     parsed: TokenizeTextBody | TokenizeChatBody
     if body.get("messages") is not None:
         parsed = parse_body(TokenizeChatBody, body)
@@ -30,34 +32,51 @@ def _tokenize(body: dict[str, Any], context: ServingContext) -> dict[str, Any]:
             raise ContextLengthError("The text is too long.", param="prompt")
         ids = context.tokenizer.encode(parsed.prompt, add_special_tokens=parsed.add_special_tokens)
     strings = [context.tokenizer.token_string(i) for i in ids] if parsed.return_token_strs else None
-    return {"count": len(ids), "max_model_len": context.max_model_len, "tokens": ids, "token_strs": strings}
+    return _json({"count": len(ids), "max_model_len": context.max_model_len, "tokens": ids, "token_strs": strings})
 
 
-def _detokenize(body: dict[str, Any], context: ServingContext) -> dict[str, Any]:
+def _detokenize(body: dict[str, Any], context: ServingContext) -> Response:
     parsed = parse_body(DetokenizeBody, body)
     check_model(parsed.model, context)
+    if len(parsed.tokens) > MAX_CHARS_PER_TOKEN * context.max_model_len:
+        raise ContextLengthError("Too many tokens.", param="tokens")
     if any(token_id >= context.vocab_size for token_id in parsed.tokens):
         raise InvalidRequestError("A token id is outside the vocabulary.", param="tokens", code="invalid_value")
-    return {"prompt": context.tokenizer.decode(parsed.tokens)}
+    return _json({"prompt": context.tokenizer.decode(parsed.tokens)})
 
 
-@router.post("/tokenize", openapi_extra=request_body(TokenizeTextBody, TokenizeChatBody))
-async def tokenize(request: Request) -> dict[str, Any]:
+def _json(reply: dict[str, Any]) -> Response:
+    """Encoded here, in the thread: a list of a million ids takes a while."""
+    return Response(msgspec.json.encode(reply), media_type="application/json")
+
+
+@router.post(
+    "/tokenize",
+    openapi_extra=request_body(TokenizeTextBody, TokenizeChatBody),
+    responses=replies(Tokenized, *JSON_BODY_ERRORS, 404),
+    response_model=None,
+)
+async def tokenize(request: Request) -> Response:
     """Token ids of a text or of a conversation."""
     context: ServingContext = request.app.state.context
     body = await read_object(request)
     return await anyio.to_thread.run_sync(_tokenize, body, context, limiter=context.prepare_limiter)
 
 
-@router.post("/detokenize", openapi_extra=request_body(DetokenizeBody))
-async def detokenize(request: Request) -> dict[str, Any]:
+@router.post(
+    "/detokenize",
+    openapi_extra=request_body(DetokenizeBody),
+    responses=replies(Detokenized, *JSON_BODY_ERRORS, 404),
+    response_model=None,
+)
+async def detokenize(request: Request) -> Response:
     """Text of token ids."""
     context: ServingContext = request.app.state.context
     body = await read_object(request)
     return await anyio.to_thread.run_sync(_detokenize, body, context, limiter=context.prepare_limiter)
 
 
-@router.get("/tokenizer_info")
+@router.get("/tokenizer_info", responses=replies(TokenizerInfo), response_model=None)
 async def tokenizer_info(request: Request) -> dict[str, Any]:
     """The tokenizer's configuration."""
     context: ServingContext = request.app.state.context
