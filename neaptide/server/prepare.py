@@ -213,8 +213,9 @@ def _finish(
 
 def _check_common(body: GenerationBody, default_tier: Tier) -> None:
     for name in _UNSUPPORTED:
-        # False and an empty list ask for nothing; clients send their defaults.
-        if getattr(body, name, None) not in (None, False, []):
+        value = getattr(body, name, None)
+        # Clients send defaults that ask for nothing; 0 asks for something.
+        if value is not None and value is not False and value != []:
             raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
     if body.return_token_ids and body.stream:
         raise UnsupportedParameterError("Not with stream.", param="return_token_ids")
@@ -263,6 +264,14 @@ def _token_limit(prompt_tokens: int, asked: int | None, n: int, context: Serving
     if n * limit > allowance:
         raise InvalidRequestError(f"n times max_tokens is above {allowance}.", param="n", code="invalid_value")
     return limit
+
+
+def asked_tier(body: Mapping[str, Any], default_tier: Tier) -> Tier:
+    """The tier that a body not yet checked asks for; what is no tier counts as the default."""
+    try:
+        return _tier(str(body.get("service_tier")), default_tier)[0]
+    except KeyError:
+        return default_tier
 
 
 def _tier(value: str, default_tier: Tier) -> tuple[Tier, str]:
