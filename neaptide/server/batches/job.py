@@ -17,6 +17,8 @@ from neaptide.server.errors import ApiError, EngineFailedError
 logger = logging.getLogger(__name__)
 
 MAX_ENGINE_DEATHS = 2
+PART_ROWS = 2000
+"""Rows that the engine is given at a time, and again when fewer than half as many lines are left."""
 
 
 class Job:
@@ -37,6 +39,7 @@ class Job:
         self.submitted_epoch = -1
         """The engine (counted) that knows this job."""
         self._plan = plan
+        self._stream_rows = frozenset(plan.stream_rows)
         self._lines = [line for line in lines if line.num_rows]
         self._first_rows = [line.first_row for line in self._lines]
         self._index_of_line = {line.line_no: i for i, line in enumerate(self._lines)}
@@ -45,6 +48,8 @@ class Job:
         self._ended = bytearray(len(self._lines))
         self._suspects = {i for i, line in enumerate(self._lines) if line.attempts}
         """Lines that were in an engine's last step: they run after the others, one at a time."""
+        self._next = 0
+        """Lines before this one have been given to the engine, or have to wait as suspects."""
         self._part: set[int] = set()
         """Lines that the engine has been given and that have not ended."""
         self._open: dict[int, Assembler] = {}
@@ -52,33 +57,49 @@ class Job:
     # ---- what the engine is told ----
 
     @property
-    def part_ended(self) -> bool:
-        """Whether nothing that the engine was given is left to end; there may be more to give."""
-        return not self._part
+    def wants_part(self) -> bool:
+        """Whether the engine runs low on this job: it should be given more, if there is more."""
+        return not self._part or (self._next < len(self._lines) and len(self._part) < PART_ROWS // 2)
 
-    def message(self, path: Path, deadline_s: float) -> AddBatch | None:
-        """What a new engine, or one that is done with the last part, has to be told; None when nothing is left.
+    def message(self, path: Path, deadline_s: float, *, anew: bool) -> AddBatch | None:
+        """The next part for the engine; None when nothing is left to give. ``anew``: it has none of the others.
 
-        Lines that may have killed an engine come last, each in a part of its own: the next death is then held
-        against one line, not against all that ran beside it.
+        In parts, so that neither this process nor the engine stalls over a large batch. Lines that may have killed
+        an engine come last, each in a part of its own: the next death is then held against one line, not against
+        all that ran beside it.
         """
-        left = [i for i in range(len(self._lines)) if not self._ended[i]]
-        part = [i for i in left if i not in self._suspects] or left[:1]
-        self._part = set(part)
+        if anew:
+            self._next, self._part = 0, set()
+        part = self._take_part()
         rows = [row for i in part for row in self._rows(self._lines[i])]
         if not rows:
             return None
-        remaining = set(rows)
+        self._part.update(part)
+        used = {self._plan.params_index[row] for row in rows}
+        place = {index: i for i, index in enumerate(sorted(used))}
         return AddBatch(
             batch_id=self.batch_id,
             path=str(path),
             rows=rows,
-            params_table=self._plan.params_table,
-            params_index=[self._plan.params_index[row] for row in rows],
-            stream_rows=[row for row in self._plan.stream_rows if row in remaining],
+            params_table=[self._plan.params_table[index] for index in place],
+            params_index=[place[self._plan.params_index[row]] for row in rows],
+            stream_rows=[row for row in rows if row in self._stream_rows],
             deadline_s=deadline_s,
             salt=self.salt,
         )
+
+    def _take_part(self) -> list[int]:
+        part: list[int] = []
+        num_rows = 0
+        while self._next < len(self._lines) and num_rows < PART_ROWS:
+            index = self._next
+            self._next += 1
+            if not self._ended[index] and index not in self._suspects:
+                part.append(index)
+                num_rows += self._lines[index].num_rows
+        if not part and not self._part:
+            part = [i for i in sorted(self._suspects) if not self._ended[i]][:1]
+        return part
 
     def forget_open(self) -> None:
         """The engine is gone: lines that have not ended will be run again from their first token."""

@@ -175,10 +175,11 @@ class Runner:
 
     def _submit(self, job: Job) -> None:
         # A job added while the news of an engine waits in the queue would be submitted to it twice.
-        known = job.submitted_epoch == self._epoch and not job.part_ended
+        anew = job.submitted_epoch != self._epoch
+        known = not anew and not job.wants_part
         if known or self._suspended or job.batch_id in self._closed_ids or not self._engine.is_ready:
             return
-        message = job.message(*self._describe(job))
+        message = job.message(*self._describe(job), anew=anew)
         if message is None:
             return
         try:
@@ -200,7 +201,7 @@ class Runner:
             if stops:
                 self._engine.abort(stops, FinishReason.STOP)
             self._commit(running, results)
-            if running.job.part_ended:
+            if running.job.wants_part:
                 self._submit(running.job)
 
     async def _suspect(self, request_ids: Sequence[str]) -> None:
