@@ -44,11 +44,15 @@ class Admission:
         self._limits = {RequestClass.ONLINE: max_online, RequestClass.OFFLINE: max_offline}
         self._counts = {RequestClass.ONLINE: 0, RequestClass.OFFLINE: 0}
 
-    def enter(self, request_class: RequestClass, choices: int) -> None:
-        """Counts choices in; ``leave`` must follow. Raises OverloadedError when the class has no room."""
+    def check(self, request_class: RequestClass, choices: int = 1) -> None:
+        """Raises OverloadedError when the class has no room."""
         if self._counts[request_class] + choices > self._limits[request_class]:
             online = request_class is RequestClass.ONLINE
             raise OverloadedError(online=online, retry_after_s=1 if online else 10)
+
+    def enter(self, request_class: RequestClass, choices: int) -> None:
+        """Counts choices in; ``leave`` must follow. Raises OverloadedError when the class has no room."""
+        self.check(request_class, choices)
         self._counts[request_class] += choices
 
     def leave(self, request_class: RequestClass, choices: int) -> None:

@@ -22,7 +22,7 @@ from neaptide.server.errors import ApiError, OverloadedError, RequestTimeoutErro
 from neaptide.server.jsonbody import read_object
 from neaptide.server.metrics import ServerMetrics
 from neaptide.server.patience import first_within, patience_s
-from neaptide.server.prepare import Prepared, prepare
+from neaptide.server.prepare import Prepared, asked_tier, prepare
 from neaptide.server.request_log import RequestRecord
 from neaptide.server.respond import Delta, ResponseAssembler, response_id
 from neaptide.server.sse import EventStream, event, unless_disconnected
@@ -35,13 +35,16 @@ async def answer(request: Request, endpoint: str) -> Response:
     context: ServingContext = request.app.state.context
     metrics: ServerMetrics = request.app.state.metrics
     request_id = str(request.scope.get("state", {}).get("request_id", ""))
-    tier = principal_of(request).tier
+    default_tier = tier = principal_of(request).tier
     try:
         body = await read_object(request)
         arrival_s = context.clock()
         if context.draining:
             raise UnavailableError("The server is shutting down.", code="server_shutdown")
-        work = partial(prepare, endpoint, body, context, tier)
+        tier = asked_tier(body, default_tier)
+        # Who will be refused is told before any work is done; a place is taken later, by ``Generation``.
+        context.admission.check(request_class(tier))
+        work = partial(prepare, endpoint, body, context, default_tier)
         prepared = await anyio.to_thread.run_sync(work, limiter=context.prepare_limiter)
         tier = prepared.tier
         if not context.client.is_ready:

@@ -3,6 +3,7 @@
 Pure computation on the caller's thread: no clock but the wall clock's stamp, no engine, no waiting.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
