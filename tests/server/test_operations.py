@@ -85,6 +85,17 @@ async def test_keys_choose_tier_and_cache_salt(tokenizer: Tokenizer) -> None:
     assert first.salt == fourth.salt != second.salt == third.salt
 
 
+async def test_a_cache_salt_divides_what_a_key_sees_and_joins_no_keys(tokenizer: Tokenizer) -> None:
+    server = make_server(tokenizer, KEYS)
+    for key, salt in (("alpha", "s"), ("alpha", "s"), ("alpha", "t"), ("beta", "s"), ("alpha", None)):
+        body = {"messages": USER, "max_tokens": 1, "cache_salt": salt}
+        assert (await server.http.post(CHAT, json=body, headers=_bearer(key))).status_code == 200
+    first, again, other, foreign, plain = (request.salt for request in server.engine.requests)
+    assert first == again
+    assert len({first, other, foreign, plain}) == 4
+    assert {len(first), len(other), len(foreign)} == {16}
+
+
 async def test_without_keys_all_share_one_group(server: Server) -> None:
     await server.http.post(CHAT, json={"messages": USER, "max_tokens": 1})
     assert server.engine.requests[0].salt == b""

@@ -10,8 +10,22 @@ from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason, Tier
 from neaptide.server.context import GenerationDefaults
 from neaptide.server.errors import ApiError, EngineFailedError
-from neaptide.server.prepare import CHAT, COMPLETIONS, prepare
+from neaptide.server.prepare import CHAT, COMPLETIONS, parse_body, prepare
 from neaptide.server.respond import ResponseAssembler
+from neaptide.server.schemas import (
+    Body,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    ContentPart,
+    DetokenizeBody,
+    FunctionDefinition,
+    StreamOptions,
+    TokenizeChatBody,
+    TokenizeTextBody,
+    Tool,
+    ToolCall,
+)
 from neaptide.server.tokenizer import Tokenizer
 from tests.server.conftest import USER, make_context
 
@@ -140,3 +154,44 @@ def test_tools_reach_the_template_as_they_were_sent(tokenizer: Tokenizer, monkey
     assert first == {"role": "system", "content": "sys"}
     assert second["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert third == {"role": "tool", "content": "a\nb", "tool_call_id": "c1"}
+
+
+VALID: dict[type[Body], dict[str, Any]] = {
+    ChatBody: {"messages": USER},
+    CompletionBody: {"prompt": "x"},
+    TokenizeChatBody: {"messages": USER},
+    TokenizeTextBody: {"prompt": "x"},
+    DetokenizeBody: {"tokens": [7]},
+    StreamOptions: {},
+    ChatMessage: {"role": "user"},
+    ContentPart: {"type": "text", "text": "x"},
+    Tool: {"type": "function", "function": {"name": "f"}},
+    FunctionDefinition: {"name": "f"},
+    ToolCall: {"function": {"name": "f"}},
+}
+
+
+@pytest.mark.parametrize("model", VALID)
+def test_null_means_omitted_for_every_optional_field(model: type[Body]) -> None:
+    nulls = dict.fromkeys(set(model.model_fields) - set(VALID[model]))
+    assert parse_body(model, nulls | VALID[model]) == parse_body(model, VALID[model])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache_salt": ""},
+        {"cache_salt": "x" * 257},
+        {"cache_salt": 5},
+    ],
+)
+def test_cache_salts_are_short_texts(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        prepare(CHAT, {**BODY, **fields}, make_context(tokenizer))
+    assert (caught.value.status, caught.value.param) == (400, "cache_salt")
+
+
+def test_a_batch_line_has_no_cache_salt_of_its_own(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ApiError) as caught:
+        prepare(CHAT, {**BODY, "cache_salt": "a"}, make_context(tokenizer), Tier.BATCH)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "cache_salt")
