@@ -24,7 +24,7 @@ from neaptide.server.batches.models import (
 from neaptide.server.batches.store import Store
 from neaptide.server.batches.validate import Checker
 from neaptide.server.engine_client import EngineClient
-from neaptide.server.errors import ConflictError, InvalidRequestError, NotFoundError
+from neaptide.server.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
 
 
 class BatchService:
@@ -47,6 +47,7 @@ class BatchService:
         self.store = Store(settings.data_dir)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes)
         self._clocks = clocks
+        self._is_suspended = False
         self._machine = Machine(Parts(self.store, self.files, engine, compiler, checker, settings, clocks))
 
     async def start(self) -> None:
@@ -69,7 +70,8 @@ class BatchService:
         await asyncio.to_thread(self.store.close)
 
     def suspend(self) -> None:
-        """Stops giving batch work to the engine, for a server that is about to end."""
+        """Stops giving batch work to the engine and takes no new batch, for a server that is about to end."""
+        self._is_suspended = True
         self._machine.suspend()
 
     # ---- batches ----
@@ -82,7 +84,10 @@ class BatchService:
         Raises:
             InvalidRequestError: the body is not acceptable, or the file is not a batch file.
             ConflictError: the idempotency key was used for another body.
+            UnavailableError: the server is about to end.
         """
+        if self._is_suspended:
+            raise UnavailableError("The server is shutting down.", code="server_shutdown")
         asked = parse_create(body, self.settings.completion_windows)
         now = int(self._clocks.wall())
         new = NewBatch(

@@ -151,6 +151,17 @@ async def test_a_file_of_another_purpose_is_refused_at_create(tmp_path: Path) ->
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input_file_id")
 
 
+async def test_a_server_about_to_end_takes_no_new_batch(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        file = await server.upload(numbered(1))
+        server.service.suspend()
+        body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+        reply = await client.post("/v1/batches", json=body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "server_shutdown")
+        assert reply.headers["retry-after"]
+        assert (await client.get("/v1/batches")).json()["data"] == []
+
+
 async def test_one_batch_per_idempotency_key(tmp_path: Path) -> None:
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         headers = {"Idempotency-Key": "abc"}
