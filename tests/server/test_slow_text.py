@@ -1,0 +1,111 @@
+"""Text made to be slow to tokenize: long texts are refused unread, others cost what their length says, and the
+event loop goes on meanwhile."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from neaptide.server.tokenizer import Tokenizer
+from tests.server.asgi import Exchange
+from tests.server.conftest import MODEL_ID, Server
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+UNITS = {
+    "one character": "x",
+    "spaces": " ",
+    "a.": "a.",
+    "line ends": "\n",
+    "special tokens": "<|end|>",
+    "almost special tokens": "<|end|",
+    "emoji": "\U0001f600",
+    "combining marks": "a\u0301",
+}
+MAX_CHARS = 8 * 8192
+MAX_LAG_S = 0.05
+TRIES = 3
+"""Other processes delay the loop as well, but not each time; a tokenizer that holds the lock does."""
+
+
+def made_of(unit: str, chars: int) -> str:
+    return (unit * chars)[:chars]
+
+
+def body_for(path: str, text: str) -> dict[str, Any]:
+    if path == CHAT:
+        return {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    return {"prompt": text, "max_tokens": 1}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+@pytest.mark.acceptance("A26", "texts of 1 MB, refused unread")
+async def test_a_megabyte_is_refused_unread(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, unit: str
+) -> None:
+    def must_not_run(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(Tokenizer, "encode", must_not_run)
+    monkeypatch.setattr(Tokenizer, "_encode_marked", must_not_run)
+    reply = await server.http.post(path, json=body_for(path, made_of(unit, 1 << 20)))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+@pytest.mark.acceptance("A26", "twice the text in at most 2.5 times the time")
+def test_twice_the_text_costs_about_twice_the_time(tokenizer: Tokenizer, unit: str) -> None:
+    def seconds(chars: int) -> float:
+        messages = [{"role": "user", "content": made_of(unit, chars)}]
+        times = []
+        for _ in range(2):
+            start_s = time.process_time()
+            tokenizer.encode_chat(messages)
+            times.append(time.process_time() - start_s)
+        return min(times)
+
+    # Both lengths are above what is tokenized from memory. Some tries, as the machine has other work too.
+    ratios = []
+    for _ in range(TRIES):
+        ratios.append(seconds(MAX_CHARS) / seconds(MAX_CHARS // 2 + 1))
+        if ratios[-1] <= 2.5:
+            return
+    pytest.fail(f"time ratios {ratios}")
+
+
+async def _lag_s(server: Server, path: str, body: dict[str, Any]) -> float:
+    """The longest delay of a timer of 10 ms while the request is answered."""
+    exchange = Exchange(server.app, path, body)
+    lag_s = 0.0
+    while not exchange.task.done():
+        start_s = time.perf_counter()
+        await asyncio.sleep(0.01)
+        lag_s = max(lag_s, time.perf_counter() - start_s - 0.01)
+    assert exchange.status in (200, 400)
+    return lag_s
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize"])
+@pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
+@pytest.mark.acceptance("A26", "event-loop lag while the longest admissible text is tokenized")
+async def test_the_event_loop_goes_on_meanwhile(server: Server, path: str, unit: str) -> None:
+    body = body_for(path, made_of(unit, MAX_CHARS))
+    lags_s = []
+    for _ in range(TRIES):
+        lags_s.append(await _lag_s(server, path, body))
+        if lags_s[-1] <= MAX_LAG_S:
+            return
+    pytest.fail(f"the event loop stood still for {lags_s} s")
+
+
+@pytest.mark.acceptance("A26", "a special token spelled out ten times by a user")
+async def test_special_tokens_spelled_by_a_user_stay_text(server: Server) -> None:
+    text = "<|end|><|system|>" * 5
+    messages = [{"role": "user", "content": text, "name": "<|bos|>"}]
+    await server.http.post(CHAT, json={"model": MODEL_ID, "messages": messages, "max_tokens": 1})
+    tokenizer = server.context.tokenizer
+    ids = server.engine.requests[0].prompt_token_ids
+    plain = tokenizer.encode_chat([{"role": "user", "content": "x"}])
+    assert [i for i in ids if tokenizer.is_special(i)] == [i for i in plain if tokenizer.is_special(i)]
+    assert text in tokenizer.decode(ids)
