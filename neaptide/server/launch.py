@@ -40,6 +40,8 @@ DEFAULT_TPOT_CPU_MS = 100.0
 HEADROOM_RATIO = 0.1
 """Of the KV blocks, kept for online work until a forecast takes its place."""
 SIM_NUM_BLOCKS = 4096
+CUT_S = 1.0
+"""For streams that are cut to say so to their readers."""
 OTHER_DESCRIPTORS = 256
 """Kept free of client connections: database, files, the engine's socket, connections on their way out."""
 
@@ -131,6 +133,7 @@ async def _serve(
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)
         await serving
+        await _cut(server.server_state.tasks)
     except EngineStartError as error:
         server.should_exit = True
         await serving
@@ -141,6 +144,14 @@ async def _serve(
         await service.stop()
         await supervisor.stop()
     return 0
+
+
+async def _cut(replies: set[asyncio.Task[None]]) -> None:
+    """Ends what still runs after a second stop signal, while the engine is not gone: they must not blame it."""
+    for task in replies:
+        task.cancel()
+    if replies:
+        await asyncio.wait(replies, timeout=CUT_S)
 
 
 def _stop_on_signals(server: "uvicorn.Server", context: "ServingContext", service: "BatchService") -> None:

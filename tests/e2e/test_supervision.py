@@ -1,0 +1,179 @@
+"""Processes that die, hang or are told to end, seen from outside."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from neaptide.server.launch import embedded_model_path
+from neaptide.server.tokenizer import Tokenizer
+from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batch, wait_terminal
+
+MODEL = "neaptide-tiny"
+SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "10"}
+POISON = "\N{SNOWMAN}"
+
+
+def body(text: str, max_tokens: int) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_completion_tokens": max_tokens}
+
+
+def events(server: RunningServer, max_tokens: int) -> Iterator[dict[str, Any] | str]:
+    """Events of a streamed chat as they come."""
+    request = body("hello", max_tokens) | {"stream": True}
+    with httpx.stream("POST", f"{server.base_url}/chat/completions", json=request, timeout=60.0) as reply:
+        assert reply.status_code == 200
+        for line in reply.iter_lines():
+            if line.startswith("data: "):
+                yield line[6:] if line == "data: [DONE]" else json.loads(line[6:])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with RunningServer(tmp_path_factory.mktemp("server"), env=SIM) as running:
+        yield running
+
+
+@pytest.mark.acceptance("A2", "streams open when the engine is killed", count=8)
+def test_streams_of_a_killed_engine_end_with_an_error_at_once(server: RunningServer) -> None:
+    streams = [events(server, 4000) for _ in range(8)]
+    for stream in streams:
+        next(stream)
+    start_s = time.monotonic()
+    server.engine.kill()
+    for stream in streams:
+        *_, error, done = stream
+        assert isinstance(error, dict)
+        assert error["error"]["code"] == "engine_unavailable"
+        assert done == "[DONE]"
+    assert time.monotonic() - start_s < 2.0
+    server.wait_ready()
+    assert server.http.post("/v1/chat/completions", json=body("hello", 3)).status_code == 200
+
+
+@pytest.mark.acceptance("A2", "new requests while no engine runs")
+def test_requests_without_an_engine_are_503_and_the_sdk_comes_back(server: RunningServer) -> None:
+    server.engine.kill()
+    server.wait_for(lambda: server.http.get("/ready").status_code == 503)
+    reply = server.http.post("/v1/chat/completions", json=body("hello", 3))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert reply.headers["retry-after"]
+    client = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=10)
+    messages: Any = [{"role": "user", "content": "hello"}]
+    assert client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=3).choices
+
+
+@pytest.mark.acceptance("A3", "a line that ends the engine process with SIGSEGV, among 19 that do not")
+def test_poisoned_line_is_quarantined_and_the_others_complete(tmp_path: Path) -> None:
+    token = next(t for t in Tokenizer(embedded_model_path()).encode(POISON) if t not in range(6))
+    env = SIM | {"POISON_TOKEN": str(token), "PYTHONPATH": str(Path(__file__).parent / "poison")}
+    with RunningServer(tmp_path / "server", env=env) as server:
+        texts = [POISON if i == 7 else f"line {i}" for i in range(20)]
+        batch_id = submit_batch(server, [body(text, 20) for text in texts])
+        batch = wait_terminal(server, batch_id)
+        assert batch["request_counts"] == {"total": 20, "completed": 19, "failed": 1}
+        failed = {
+            r["custom_id"]: r["response"] for r in result_lines(server, batch) if "error" in r["response"]["body"]
+        }
+        assert {k: v["body"]["error"]["code"] for k, v in failed.items()} == {"c7": "engine_crash"}
+        assert server.log.count("the engine ended; it is started again") == 2
+        assert "Segmentation fault" in server.log
+        assert server.http.post("/v1/chat/completions", json=body("hello", 3)).status_code == 200
+
+
+@pytest.mark.acceptance("A16", "SIGTERM to both processes in the middle of streams and a batch")
+def test_stop_signal_lets_streams_end_and_keeps_the_batch(tmp_path: Path) -> None:
+    with RunningServer(tmp_path / "server", env=SIM) as server:
+        batch_id = submit_batch(server, [body(f"line {i}", 400) for i in range(50)])
+        server.wait_for(lambda: get_batch(server, batch_id)["status"] == "in_progress")
+        stream = events(server, 200)
+        next(stream)
+        engine = server.engine
+        for process in (engine, psutil.Process(server.process.pid)):
+            process.send_signal(signal.SIGTERM)
+        *_, last, done = stream
+        assert isinstance(last, dict)
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert done == "[DONE]"
+        assert server.process.wait(20) == 0
+        assert not engine.is_running()
+        server.start()
+        batch = wait_terminal(server, batch_id)
+        assert batch["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
+        assert [line["custom_id"] for line in result_lines(server, batch)] == [f"c{i}" for i in range(50)]
+
+
+@pytest.mark.acceptance("A16", "SIGTERM twice while a stream runs")
+def test_second_stop_signal_cuts_the_streams(tmp_path: Path) -> None:
+    with RunningServer(tmp_path / "server", env=SIM) as server:
+        stream = events(server, 7000)
+        next(stream)
+        engine = server.engine
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(lambda: not _accepts_work(server))
+        server.process.send_signal(signal.SIGTERM)
+        *_, error, done = stream
+        assert isinstance(error, dict)
+        assert error["error"]["code"] == "server_shutdown"
+        assert done == "[DONE]"
+        assert server.process.wait(20) == 0
+        assert not engine.is_running()
+
+
+def _accepts_work(server: RunningServer) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{server.port}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.acceptance("A17", "SIGKILL of the API process, then 1,000 requests on the same port", count=1000)
+def test_killed_api_process_takes_its_engine_along_and_the_port_serves_again(tmp_path: Path) -> None:
+    with RunningServer(tmp_path / "server", env=SIM | {"NEAPTIDE_SIM_STEP_MS": "1"}) as server:
+        engine = server.engine
+        server.process.kill()
+        _, alive = psutil.wait_procs([engine], timeout=5)
+        assert not alive
+        server.process.wait()
+        server.start()
+        statuses: list[int] = []
+
+        def client() -> None:
+            with httpx.Client(base_url=server.base_url, timeout=60.0) as http:
+                for _ in range(125):
+                    statuses.append(http.post("/chat/completions", json=body("hello", 1)).status_code)
+
+        threads = [threading.Thread(target=client) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert statuses == [200] * 1000
+
+
+@pytest.mark.acceptance("A5", "SIGSTOP of the engine for good, with a client that streams")
+@pytest.mark.full
+def test_stopped_engine_is_replaced_within_ten_seconds(tmp_path: Path) -> None:
+    with RunningServer(tmp_path / "server", env=SIM) as server:
+        stream = events(server, 7000)
+        next(stream)
+        old = server.engine
+        old.suspend()
+        start_s = time.monotonic()
+        *_, error, _ = stream
+        assert isinstance(error, dict)
+        assert error["error"]["code"] == "engine_unavailable"
+        assert time.monotonic() - start_s < 12.0
+        server.wait_ready()
+        assert server.engine.pid != old.pid
+        assert not psutil.pid_exists(old.pid)
+        assert os.getpgid(server.engine.pid) == os.getpgid(server.process.pid)
