@@ -5,13 +5,14 @@ The rest of the batch plane knows only these protocols, so its tests need neithe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import SamplingParams, Tier
-from neaptide.server.context import ServingContext
+from neaptide.server.context import GenerationDefaults, ServingContext
 from neaptide.server.engine_client import EngineClient
 from neaptide.server.errors import ApiError
 from neaptide.server.prepare import prepare
@@ -91,25 +92,28 @@ class ContextCompiler:
     def assembler(self, line: CompiledLine) -> Assembler:
         return ResponseAssembler(line.prepared)
 
-    def recipe(self) -> "partial[ContextCompiler]":
+    def recipe(self) -> "Recipe":
         """What makes the same compiler in another process."""
-        context = self._context
-        known = {name: getattr(context, name) for name in _COPIED_FIELDS}
-        return partial(_make_compiler, str(context.tokenizer.directory), known)
+        known = {name: getattr(self._context, name) for name in Recipe.__struct_fields__ if name != "tokenizer_dir"}
+        return Recipe(tokenizer_dir=str(self._context.tokenizer.directory), **known)
 
 
-_COPIED_FIELDS = (
-    "model_id",
-    "created",
-    "max_model_len",
-    "vocab_size",
-    "eos_token_ids",
-    "model_aliases",
-    "generation_defaults",
-    "ttft_slo_s",
-    "tpot_slo_s",
-)
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """What a ``ContextCompiler`` depends on, as data; fields as in ``ServingContext``."""
 
+    tokenizer_dir: str
+    model_id: str
+    created: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    model_aliases: tuple[str, ...]
+    generation_defaults: GenerationDefaults
+    ttft_slo_s: float
+    tpot_slo_s: float
 
-def _make_compiler(directory: str, known: dict[str, Any]) -> ContextCompiler:
-    return ContextCompiler(ServingContext(tokenizer=Tokenizer(Path(directory)), client=EngineClient(), **known))
+    def compiler(self) -> ContextCompiler:
+        """A compiler that only compiles: no engine is behind it."""
+        known = {name: getattr(self, name) for name in self.__struct_fields__ if name != "tokenizer_dir"}
+        tokenizer = Tokenizer(Path(self.tokenizer_dir))
+        return ContextCompiler(ServingContext(tokenizer=tokenizer, client=EngineClient(), **known))

@@ -1,26 +1,25 @@
 """A process of its own for checking batch files: the event loop does not feel it, and it may die of a file.
 
 ``python -m neaptide.server.batches.worker PARENT_PID`` reads what to do from its standard input and tells what it
-found on its standard output: frames of a length (4 bytes, big-endian) and msgpack. The first frame is the pickled
+found on its standard output: frames of a length (4 bytes, big-endian) and msgpack. The first frame is the
 recipe of the line compiler. It runs at low priority, with bounded memory, and dies with its parent.
 """
 
 import asyncio
 import contextlib
 import os
-import pickle
 import resource
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from neaptide.engine.parent import die_with_parent
-from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.models import NewLine
 from neaptide.server.batches.plan import remove_plan
 from neaptide.server.batches.validate import Check, CheckerDiedError, Keep, Report, Validator
@@ -51,6 +50,7 @@ class _Bug(msgspec.Struct, tag=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_recipe_decoder = msgspec.msgpack.Decoder(Recipe)
 _check_decoder = msgspec.msgpack.Decoder(Check)
 _decoder: msgspec.msgpack.Decoder[_Lines | _Done | _DiskFault | _Bug] = msgspec.msgpack.Decoder(
     _Lines | _Done | _DiskFault | _Bug
@@ -67,10 +67,10 @@ class ValidationError(Exception):
 class WorkerChecker:
     """Implements ``Checker`` with one worker process, started when there is a file to check. Event loop only.
 
-    ``recipe`` makes the line compiler inside the worker; it is pickled.
+    ``recipe`` makes the line compiler inside the worker.
     """
 
-    def __init__(self, recipe: Callable[[], LineCompiler], idle_s: float = IDLE_S) -> None:
+    def __init__(self, recipe: Recipe, idle_s: float = IDLE_S) -> None:
         self._recipe = recipe
         self._idle_s = idle_s
         self._process: asyncio.subprocess.Process | None = None
@@ -121,7 +121,7 @@ class WorkerChecker:
                 # One core is enough, and the others are not its own.
                 env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
             )
-            _send(self._process, pickle.dumps(self._recipe))
+            _send(self._process, _encoder.encode(self._recipe))
         return self._process
 
     @staticmethod
@@ -160,7 +160,7 @@ def main(parent_pid: int) -> None:
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is not part of the conversation
-    compiler = pickle.loads(_receive(source))()  # noqa: S301 (from the server that started us)
+    compiler = _recipe_decoder.decode(_receive(source)).compiler()
     _bound_memory()
     while frame := _receive(source):
         _check(_check_decoder.decode(frame), compiler, sink)
