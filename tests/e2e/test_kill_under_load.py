@@ -1,0 +1,127 @@
+"""SIGKILL of the engine, the API process or both at seeded moments, under load, on the real engine."""
+
+import hashlib
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batch, wait_terminal
+from tests.server.batches.invariants import Facts, durable_rows, violations
+
+LINES = 120
+MAX_RESUME_S = 10.0
+
+
+def body(index: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"What is {index % 900} + {index % 7}?"}]
+    return {"model": "neaptide-tiny", "messages": messages, "temperature": 0, "max_completion_tokens": 40}
+
+
+@contextmanager
+def chatting(server: RunningServer) -> Iterator[Counter[str]]:
+    """Two clients that chat without a pause; counts replies and tells 5xx other than 503 apart."""
+    stop = threading.Event()
+    outcomes: Counter[str] = Counter()
+
+    def chat() -> None:
+        with httpx.Client(base_url=server.base_url, timeout=60.0) as http:
+            while not stop.is_set():
+                try:
+                    status = http.post("/chat/completions", json=body(3)).status_code
+                except httpx.TransportError:
+                    stop.wait(0.05)
+                    continue
+                outcomes[str(status)] += 1
+                if status == 503:
+                    stop.wait(0.05)
+
+    threads = [threading.Thread(target=chat) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield outcomes
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def kill(server: RunningServer, target: str) -> float:
+    """Kills, brings the API process back if it is gone, and returns the seconds from ready to the next result."""
+    engine, api = server.engine, server.process
+    if target in ("engine", "both"):
+        engine.kill()
+    if target in ("api", "both"):
+        api.kill()
+        api.wait()
+        server.start()
+    else:
+        server.wait_for(lambda: server.http.get("/ready").status_code == 503)
+        server.wait_ready()
+    return time.monotonic()
+
+
+def observe(server: RunningServer, batch_id: str, facts: Facts) -> int:
+    shown = get_batch(server, batch_id)
+    facts.seen.setdefault(batch_id, []).append(shown)
+    return int(shown["request_counts"]["completed"])
+
+
+def survive(server: RunningServer, seed: int, facts: Facts) -> None:
+    """One batch and one kill in the middle of it."""
+    rng = random.Random(seed)
+    bodies = [body(1000 * seed + i) for i in range(LINES)]
+    batch_id = submit_batch(server, bodies)
+    facts.batches[batch_id] = LINES
+    least = rng.randrange(5, LINES // 2)
+    server.wait_for(lambda: observe(server, batch_id, facts) >= least)
+    target = rng.choice(["engine", "api", "both"])
+    ready_s = kill(server, target)
+    finished = durable_rows(server.data_dir)
+    executed = len(server.request_log())
+    done = observe(server, batch_id, facts)
+    server.wait_for(lambda: done == LINES or observe(server, batch_id, facts) > done, MAX_RESUME_S)
+    assert time.monotonic() - ready_s < MAX_RESUME_S
+    batch = wait_terminal(server, batch_id)
+    facts.seen[batch_id].append(batch)
+    assert batch["status"] == "completed"
+    failed = [line for line in result_lines(server, batch) if line["response"]["status_code"] != 200]
+    assert not failed, f"seed {seed}, {target}: {failed}"
+    started = [event["id"] for event in server.request_log()[executed:] if event["event"] == "start"]
+    assert not set(started) & finished, "a durable result was computed again"
+
+
+def run_kills(tmp_path: Path, seeds: range) -> None:
+    facts = Facts()
+    data_dir = tmp_path / "server"
+    with RunningServer(data_dir, env={"NEAPTIDE_NUM_THREADS": "1"}) as server:
+        with chatting(server) as outcomes:
+            for seed in seeds:
+                survive(server, seed, facts)
+        for file in server.http.get("/v1/files", params={"limit": 1000}).json()["data"]:
+            content = server.http.get(f"/v1/files/{file['id']}/content").content
+            facts.files[file["id"]] = hashlib.sha256(content).hexdigest()
+        started = [event["id"] for event in server.request_log() if event["event"] == "start"]
+        facts.executions = Counter(name for name in started if ":" in name)
+    assert violations(data_dir, facts, crashes=1) == []
+    assert outcomes["200"] > 0
+    assert set(outcomes) <= {"200", "503"}
+
+
+@pytest.mark.acceptance("A1", "SIGKILL of engine, API or both under load, real engine")
+def test_a_batch_survives_a_kill(tmp_path: Path) -> None:
+    run_kills(tmp_path, range(1))
+
+
+@pytest.mark.full
+@pytest.mark.acceptance("A1", "SIGKILL of engine, API or both under load, real engine", count=20)
+def test_batches_survive_twenty_seeded_kills(tmp_path: Path) -> None:
+    run_kills(tmp_path, range(20))
