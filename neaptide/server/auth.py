@@ -4,6 +4,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -104,9 +105,7 @@ class AuthMiddleware:
 
 def principal_of(request: Request) -> Principal:
     """Who sent this request; anonymous where the app runs without the middleware."""
-    principal = request.scope.get("state", {}).get("principal", ANONYMOUS)
-    assert isinstance(principal, Principal)
-    return principal
+    return cast(Principal, request.scope.get("state", {}).get("principal", ANONYMOUS))
 
 
 def _split_tier(entry: str) -> tuple[str, Tier]:

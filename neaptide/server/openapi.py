@@ -31,7 +31,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     DetokenizeBody,
     OfflineSwitchBody,
 )
-JSON_BODY_ERRORS = (400, 413, 415)
+JSON_BODY_ERRORS = (400, 408, 413, 415)
 """What any route that reads a JSON body may answer."""
 
 _ERRORS = {
@@ -39,14 +39,18 @@ _ERRORS = {
     401: "The API key is missing or unknown.",
     403: "The caller has no right to do this.",
     404: "There is no such model, file or batch.",
+    408: "The body came too slowly.",
     409: "The state of the object does not allow this.",
     413: "The body is too large.",
     415: "The body is compressed.",
     429: "Best-effort work is shed under load; try again after `Retry-After`.",
+    431: "The headers are too many or too large.",
     500: "A failure of the server.",
     503: "Starting, restarting, stopping or overloaded; try again after `Retry-After`.",
     507: "The server has no space left for files.",
 }
+_ANYWHERE = (400, 431, 500)
+"""What any route may answer: a strange ``Host``, too many headers, a failure of ours."""
 _REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
@@ -82,7 +86,7 @@ def replies(
     events: type[BaseModel] | None = None,
     raw: Mapping[str, str] | None = None,
 ) -> dict[int | str, dict[str, Any]]:
-    """``responses`` of a route: the body of its 200 and the errors that it may answer beside 401 and 500.
+    """``responses`` of a route: the body of its 200 and the errors that it may answer beside those of every route.
 
     Args:
         events: what the events of a streamed 200 carry.
@@ -138,7 +142,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
             is_open = path in OPEN_PATHS
             operation["security"] = [{"key": []}] if keys.required and not is_open else []
             operation.setdefault("parameters", []).append(_REQUEST_ID)
-            _complete_responses(operation["responses"], (500,) if is_open else (401, 500))
+            _complete_responses(operation["responses"], _ANYWHERE if is_open else (*_ANYWHERE, 401))
     return document
 
 

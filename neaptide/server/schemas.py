@@ -7,7 +7,7 @@ Fields that would change the output but are not offered are declared ``Unsupport
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES_PER_PROMPT = 128
@@ -18,7 +18,7 @@ Int64 = Annotated[int, _INT64]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, le=_INT31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 20)]
-Unsupported = Any
+Unsupported = Annotated[Any, WithJsonSchema({"type": "null", "description": "Not offered; refused."})]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 

@@ -62,7 +62,7 @@ def files_router(service: BatchService) -> APIRouter:
     router = APIRouter(prefix="/v1/files", tags=["files"])
     files = service.files
 
-    @router.post("", openapi_extra=_upload_schema(), responses=replies(File, 400, 409, 413, 503, 507))
+    @router.post("", openapi_extra=_upload_schema(), responses=replies(File, 400, 408, 409, 413, 503, 507))
     async def upload_file(request: Request) -> Response:
         owner, key = principal_of(request).tenant, idempotency_key(request)
         with storage_faults():
@@ -99,13 +99,10 @@ def files_router(service: BatchService) -> APIRouter:
     async def get_content(request: Request, file_id: FileId) -> Response:
         with storage_faults():
             record = await files.get(file_id, principal_of(request).tenant)
-            path = files.path(record.id)
-            try:
-                found = await asyncio.to_thread(path.stat)
-            except FileNotFoundError:  # deleted meanwhile
-                raise no_such_file() from None
+            found = await files.verify(record)
         _keep_one_range(request, record.num_bytes)
-        return FileResponse(path, media_type="application/octet-stream", filename=record.filename, stat_result=found)
+        path, media_type = files.path(record.id), "application/octet-stream"
+        return FileResponse(path, media_type=media_type, filename=record.filename, stat_result=found)
 
     @router.delete("/{file_id}", responses=replies(FileDeleted, 404, 409, 503, 507))
     async def delete_file(request: Request, file_id: FileId) -> Response:

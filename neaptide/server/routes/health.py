@@ -1,18 +1,37 @@
 """Probes, the version, and the metrics. All open, all answer HEAD."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from fastapi import APIRouter, Request, Response
+from starlette.responses import JSONResponse
 
 import neaptide
 from neaptide.engine.params import RequestClass
 from neaptide.server.context import ServingContext
 from neaptide.server.errors import UnavailableError, engine_unavailable
 from neaptide.server.metrics import ServerMetrics
+from neaptide.server.openapi import replies
+from neaptide.server.replies import Load, Version
 
 router = APIRouter()
 
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-@router.api_route("/livez", methods=["GET", "HEAD"], include_in_schema=False)
-@router.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
+
+def _probe(*paths: str, responses: dict[int | str, dict[str, Any]]) -> Callable[[Handler], Handler]:
+    """A handler for GET and HEAD on these paths; the document shows GET alone."""
+
+    def register(handler: Handler) -> Handler:
+        for path in paths:
+            router.head(path, include_in_schema=False)(handler)
+            router.get(path, responses=responses, response_class=Response, response_model=None)(handler)
+        return handler
+
+    return register
+
+
+@_probe("/health", "/livez", responses=replies(None, 503))
 async def health(request: Request) -> Response:
     """200 while the engine lives: the supervisor detaches one that is dead or silent. Costs no generation."""
     context: ServingContext = request.app.state.context
@@ -21,8 +40,7 @@ async def health(request: Request) -> Response:
     return Response()
 
 
-@router.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
-@router.api_route("/ready", methods=["GET", "HEAD"], include_in_schema=False)
+@_probe("/ready", "/readyz", responses=replies(None, 503))
 async def ready(request: Request) -> Response:
     """200 while new work is welcome: weights loaded, warmed up, not shutting down."""
     context: ServingContext = request.app.state.context
@@ -33,20 +51,22 @@ async def ready(request: Request) -> Response:
     return Response()
 
 
-@router.api_route("/version", methods=["GET", "HEAD"], include_in_schema=False)
-async def version() -> dict[str, str]:
+@_probe("/version", responses=replies(Version))
+async def version() -> Response:
     """The server's version."""
-    return {"version": neaptide.__version__}
+    return JSONResponse({"version": neaptide.__version__})
 
 
-@router.get("/load")
+@router.get("/load", responses=replies(Load), response_model=None)
 async def load(request: Request) -> dict[str, int]:
     """Online requests at work."""
     context: ServingContext = request.app.state.context
     return {"server_load": context.admission.count(RequestClass.ONLINE)}
 
 
-@router.api_route("/metrics", methods=["GET", "HEAD"], include_in_schema=False)
+@_probe(
+    "/metrics", responses=replies(None, raw=dict.fromkeys(("text/plain", "application/openmetrics-text"), "Series."))
+)
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     server_metrics: ServerMetrics = request.app.state.metrics
