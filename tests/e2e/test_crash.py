@@ -1,13 +1,10 @@
 """Processes that are killed, and what is left of the work."""
 
-import json
-import signal
 import sqlite3
 import threading
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batch, wait_terminal
@@ -75,39 +72,3 @@ def test_killed_midway_every_line_is_there_once_and_finished_ones_did_not_run_ag
 def test_killed_midway_many_times(tmp_path: Path, repeat: int) -> None:
     with RunningServer(tmp_path, env=SIM) as server:
         kill_midway_and_check(server, lines=400 + 37 * repeat, max_tokens=6)
-
-
-def test_engine_killed_mid_stream_gives_an_error_event_and_a_new_engine_finishes_the_batch(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, env=SIM | {"NEAPTIDE_SIM_STEP_MS": "20"}) as server:
-        batch_id = submit_batch(server, [body(i, 20) for i in range(300)])
-        request = body(1, 400) | {"stream": True, "ignore_eos": True}
-        events = []
-        with server.http.stream("POST", "/v1/chat/completions", json=request) as response:
-            for line in response.iter_lines():
-                if not line.startswith("data: "):
-                    continue
-                events.append(line[6:])
-                if len(events) == 3:
-                    server.engine.send_signal(signal.SIGKILL)
-        assert json.loads(events[-2])["error"]["code"] == "engine_unavailable"
-        assert events[-1] == "[DONE]"
-        server.wait_ready()
-        assert wait_terminal(server, batch_id)["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
-
-
-def test_killed_server_takes_its_engine_with_it(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, env=SIM) as server:
-        engine = server.engine
-        server.process.kill()
-        server.process.wait()
-        _, alive = psutil.wait_procs([engine], timeout=5)
-        assert not alive
-
-
-def test_stopped_server_leaves_no_process_and_exits_cleanly(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, env=SIM) as server:
-        engine = server.engine
-        server.process.terminate()
-        assert server.process.wait(20) == 0
-        _, alive = psutil.wait_procs([engine], timeout=5)
-        assert not alive

@@ -161,6 +161,37 @@ def test_after_preemption_and_beside_other_work(checkpoint: tuple[Path, LlamaFor
         assert_greedy(model, prompt, run.tokens[f"a{i}"])
 
 
+@pytest.mark.acceptance("A7", "ten times the KV cache admitted, a preemption forced at every second step", count=40)
+def test_over_admission_with_forced_preemption_fails_nobody(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, model = checkpoint
+    run = Run(directory, num_blocks=32, max_num_batched_tokens=64)
+    asked = prompts(40, seed=9, low=15, high=26)
+    for i, prompt in enumerate(asked):
+        run.add(f"r{i}", prompt, Tier.DEFAULT if i % 4 == 0 else Tier.FLEX)
+    assert sum(len(prompt) + 12 for prompt in asked) >= 9 * 32 * BLOCK_SIZE
+    queues, preemptor = run.core.scheduler.queues, run.core.scheduler._preemptor
+    steps = 0
+    while run.core.has_work:
+        run.step()
+        steps += 1
+        if steps % 2 == 0 and len(queues.running_offline) > 1:
+            preemptor.preempt(next(iter(queues.running_offline.values())))
+            run.core.check_integrity()
+    assert sum(end.num_preemptions for end in run.ends.values()) > 40
+    for i, prompt in enumerate(asked):
+        assert run.ends[f"r{i}"].error is None
+        assert_greedy(model, prompt, run.tokens[f"r{i}"])
+
+
+@pytest.mark.acceptance("A7", "a request that can never fit")
+def test_request_that_can_never_fit_is_refused_at_once(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    run = Run(checkpoint[0], num_blocks=8)
+    prompt = prompts(1, seed=10, low=30, high=31)[0]
+    run.core.handle(AddRequest("big", prompt, SamplingParams(max_tokens=3), Tier.DEFAULT, 0.0, 1.0, 1.0))
+    (output,) = run.core.step().outputs
+    assert output.error is not None
+
+
 @pytest.mark.parametrize("max_tokens_per_step", [5, 64])
 def test_prompt_logprobs(checkpoint: tuple[Path, LlamaForCausalLM], max_tokens_per_step: int) -> None:
     directory, model = checkpoint
