@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,12 @@ class FuzzedApp:
 
     def send(self, request: httpx2.Request) -> httpx2.Response:
         return self.run(self._http.send(request))
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline_s, "waited in vain"
+            time.sleep(0.005)
 
     def greedy_text(self) -> str:
         reply = self.request("POST", "/v1/chat/completions", json=CANARY)
