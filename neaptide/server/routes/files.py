@@ -1,6 +1,5 @@
 """``/v1/files``: parse, call, shape."""
 
-import asyncio
 import re
 from typing import Annotated, Any, Literal
 
@@ -9,7 +8,7 @@ from starlette.responses import FileResponse, JSONResponse
 
 from neaptide.server.auth import principal_of
 from neaptide.server.batches.faults import storage_faults
-from neaptide.server.batches.files import MAX_EXPIRY_S, MIN_EXPIRY_S, PURPOSES, no_such_file
+from neaptide.server.batches.files import MAX_EXPIRY_S, MIN_EXPIRY_S, PURPOSES
 from neaptide.server.batches.multipart import read_upload
 from neaptide.server.batches.objects import file_object, list_object
 from neaptide.server.batches.service import BatchService
