@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.cli import build_parser
 from neaptide.server.metrics import ServerMetrics
+from neaptide.server.schemas import ChatBody, CompletionBody
 from neaptide.server.settings import Settings
 
 REPOSITORY = Path(__file__).parents[1]
@@ -34,6 +35,11 @@ def test_every_metric_is_documented() -> None:
     families = {family.name for family in registry.collect()}
     missing = {name for name in families if name not in expanded and f"{name}_total" not in expanded}
     assert not missing
+
+
+@pytest.mark.parametrize("name", sorted({**ChatBody.model_fields, **CompletionBody.model_fields}))
+def test_every_request_field_is_documented(name: str) -> None:
+    assert f"`{name}`" in text("docs/api.md")
 
 
 def test_readme_is_short_and_its_commands_exist() -> None:

@@ -120,7 +120,7 @@ def completion_prompts(body: CompletionBody, context: ServingContext) -> tuple[l
         if isinstance(item, str):
             if len(item) > MAX_CHARS_PER_TOKEN * context.max_model_len:
                 raise ContextLengthError("The prompt is longer than the model's context.", param="prompt")
-            ids.append(tokenizer.encode(item))
+            ids.append(tokenizer.encode(item, add_special_tokens=body.add_special_tokens))
             texts.append(item if body.echo else "")
         else:
             ids.append(item)

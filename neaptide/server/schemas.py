@@ -166,6 +166,8 @@ class ChatBody(GenerationBody, Conversation):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tool_choice: Literal["none", "auto", "required"] | ToolChoiceObject | None = None
     parallel_tool_calls: bool = True
+    chat_template: Unsupported = None
+    documents: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: list[str] = Field(default_factory=list, max_length=8)
@@ -180,6 +182,7 @@ class CompletionBody(GenerationBody):
     max_tokens: int = Field(default=16, ge=0, le=_INT31)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool = False
+    add_special_tokens: bool = True
     best_of: int | None = Field(default=None, ge=0, le=20)
     suffix: str | None = None
 

@@ -73,6 +73,8 @@ REFUSED: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
     ("prompt_logprobs", BOTH, {"prompt_logprobs": 0}, "prompt_logprobs"),
     ("beam search", BOTH, {"use_beam_search": True}, "use_beam_search"),
     ("a regex of another server's name", BOTH, {"regex": "a+"}, "regex"),
+    ("a chat template of the caller", (CHAT,), {"chat_template": "{{ messages }}"}, "chat_template"),
+    ("documents", (CHAT,), {"documents": [{"text": "x"}]}, "documents"),
     ("json_object", BOTH, {"response_format": {"type": "json_object"}}, "response_format"),
     ("300 tools", (CHAT,), {"tools": [{"type": "function", "function": {"name": "f"}}] * 300}, "tools"),
     ("prompt above the context", (COMPLETIONS,), {"prompt": [6] * 8192}, "prompt"),

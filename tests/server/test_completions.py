@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from neaptide.server.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_ID, Server
 
@@ -105,3 +107,18 @@ async def test_token_ids_come_back_when_asked_for(server: Server) -> None:
         model=MODEL_ID, prompt="hi", max_tokens=5, extra_body={"return_token_ids": True}
     )
     assert reply.choices[0].model_dump()["token_ids"] == [10, 11, 12]
+
+
+async def test_prompts_may_do_without_the_tokens_that_a_tokenizer_adds(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def encode(self: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        asked.append(add_special_tokens)
+        return [7]
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    for more in ({}, {"add_special_tokens": False}):
+        await server.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, **more})
+    assert asked == [True, False]
