@@ -202,6 +202,7 @@ def _http_server(
         context=context, keys=keys, hosts=hosts, metrics_compat=settings.metrics_compat, batches=service
     )
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
+    app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     limits = TransportLimits(
         max_connections=_room_for(settings.max_connections),
         header_s=settings.header_timeout_s,

@@ -167,6 +167,7 @@ class ServerMetrics:
                 self._step_counters.append((f"{name}_{phase}_tokens", tokens.labels(name, phase)))
         self._define_step_gauges(registry)
         self.paused = Gauge("neaptide_besteffort_paused", "1 while offline work is paused.", registry=registry)
+        self.storage_failing = Gauge("neaptide_storage_failing", "1 while the disk refuses data.", registry=registry)
 
     def _define_step_gauges(self, registry: CollectorRegistry) -> None:
         self._last: StepStats | None = None

@@ -21,7 +21,7 @@ from neaptide.server.batches import file_rows
 from neaptide.server.batches.file_rows import FileInUseError, IdempotencyConflictError
 from neaptide.server.batches.models import FileRecord, IdempotencyKey, new_file_id
 from neaptide.server.batches.store import Store
-from neaptide.server.errors import ConflictError, InvalidRequestError, NotFoundError, PayloadTooLargeError
+from neaptide.server.errors import ApiError, ConflictError, InvalidRequestError, NotFoundError, PayloadTooLargeError
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,12 @@ class UploadForm:
     filename: str
     purpose: str
     expires_after_s: int | None = None
+
+
+class FileDamagedError(ApiError):
+    """500: what lies on the disk is not what was stored; nothing of it is served."""
+
+    code = "file_damaged"
 
 
 class Upload:
@@ -123,10 +129,13 @@ class FileStore:
         self._now = now
         self.max_file_bytes = max_file_bytes
         self.directory = store.data_dir / "files"
+        self._verified: dict[str, int] = {}
+        """Files whose bytes have been compared with their hash: id -> time of their last change, ns."""
 
     def clean(self) -> None:
         """Removes bytes without a row: torn uploads, half-written output, deleted files. Blocking; at start only."""
         self.directory.mkdir(exist_ok=True, mode=0o700)
+        sync_directory(self.directory.parent)
         known = self._store.read_blocking(file_rows.all_file_ids)
         for path in self.directory.iterdir():
             if path.name not in known:
@@ -169,8 +178,8 @@ class FileStore:
             body = f"{form.purpose}\0{form.filename}\0{form.expires_after_s}\0{digest}"
             key = IdempotencyKey(owner, "files", idempotency_key, hashlib.sha256(body.encode()).hexdigest())
         path = self.path(record.id)
-        await asyncio.to_thread(upload.rename, path)
         try:
+            await asyncio.to_thread(upload.rename, path)
             kept = await self._store.write(file_rows.insert_file, record, key)
         except Exception as error:
             # Not for a cancelled request, whose row may stand; ``clean`` decides about that one.
@@ -216,12 +225,45 @@ class FileStore:
             raise ConflictError("The file is in use by a batch that has not ended.", code="file_in_use") from None
         if not deleted:
             raise no_such_file()
-        await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+        await asyncio.to_thread(self._remove, file_id)
 
     async def sweep(self) -> None:
         """Deletes expired files."""
         for file_id in await self._store.write(file_rows.delete_expired, int(self._now())):
-            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+            await asyncio.to_thread(self._remove, file_id)
+
+    def _remove(self, file_id: str) -> None:
+        """Removes the bytes of a file whose row is gone. What the disk refuses is removed at the next start."""
+        self._verified.pop(file_id, None)
+        try:
+            self.path(file_id).unlink(missing_ok=True)
+        except OSError as error:
+            logger.error("cannot remove %s: %s", file_id, error.strerror)
+
+    async def verify(self, record: FileRecord) -> os.stat_result:
+        """Compares the bytes with their hash, once for each version on disk.
+
+        Raises:
+            NotFoundError: the file has been deleted.
+            FileDamagedError: the bytes are not those that were stored.
+            OSError: it cannot be read.
+        """
+        return await asyncio.to_thread(self._verify, record)
+
+    def _verify(self, record: FileRecord) -> os.stat_result:
+        try:
+            with self.path(record.id).open("rb") as f:
+                found = os.fstat(f.fileno())
+                if self._verified.get(record.id) == found.st_mtime_ns:
+                    return found
+                digest = hashlib.file_digest(f, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise no_such_file() from None
+        if digest != record.sha256:
+            logger.error("%s is damaged: its bytes are not those that were stored", record.id)
+            raise FileDamagedError("The file is damaged on the server's disk.", param="id")
+        self._verified[record.id] = found.st_mtime_ns
+        return found
 
 
 def no_such_file() -> NotFoundError:

@@ -65,14 +65,19 @@ class _Sink:
             return None
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.close()
+        self._file.close()
         self._temp.rename(self.path)
         sync_directory(self.path.parent)
         return self._hash.hexdigest()
 
-    def close(self) -> None:
-        if self._file is not None:
+    def discard(self) -> None:
+        """Drops a file that has not been published: after a failed write or sync the next try begins with a new one."""
+        if self._file is None:
+            return
+        try:
             self._file.close()
+        finally:
+            self._temp.unlink(missing_ok=True)
 
 
 def output_line(batch_id: str, line: EndedLine) -> bytes:
@@ -100,8 +105,8 @@ def write_files(
     with ExitStack() as stack:
         output = _Sink(directory / record.planned_output_file_id)
         error = _Sink(directory / record.planned_error_file_id)
-        stack.callback(output.close)
-        stack.callback(error.close)
+        stack.callback(output.discard)
+        stack.callback(error.discard)
         for line in _pages(store, record.id):
             if should_stop():
                 raise FinalizeStoppedError

@@ -122,6 +122,8 @@ class Job:
                 continue
             result = self._feed_line(index, row, output, stops)
             if result is not None:
+                if result.state is LineState.FAILED:
+                    stops += [f"{self.batch_id}:{r}" for r in self._rows(self._lines[index]) if r != row]
                 self._end(index)
                 results.append(result)
         return results, stops
@@ -130,7 +132,6 @@ class Job:
         line = self._lines[index]
         try:
             if output.error is not None or output.finish_reason is FinishReason.ERROR:
-                stops += [f"{self.batch_id}:{r}" for r in self._rows(line) if r != row]
                 logger.warning("batch %s line %d: the engine failed: %s", self.batch_id, line.line_no, output.error)
                 return refused(line.line_no, EngineFailedError(output.error))
             assembler = self._open.get(index)

@@ -10,36 +10,40 @@ the rows alone say what is left to do.
 """
 
 import asyncio
+import errno
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches import batch_rows, file_rows, finalize
 from neaptide.server.batches.create import window_seconds
-from neaptide.server.batches.files import DAY_S, FileStore
+from neaptide.server.batches.files import DAY_S, FileDamagedError, FileStore, no_such_file
 from neaptide.server.batches.job import Job
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.models import BatchRecord, BatchStatus, LineState, NewLine, PendingLine
-from neaptide.server.batches.plan import read_plan, remove_plan
+from neaptide.server.batches.plan import check_seal, read_plan, remove_plan, seal_plan
+from neaptide.server.batches.retry import PatientDisk, ServerStoppingError
 from neaptide.server.batches.runner import Runner
 from neaptide.server.batches.store import Store, StoreUnavailableError
 from neaptide.server.batches.validate import Check, Checker, CheckerDiedError, Limits, LineFault, Report
 from neaptide.server.engine_client import EngineClient
+from neaptide.server.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-MAX_RETRY_DELAY_S = 30.0
 CHECK_TRIES = 2
 """Of one file, when the process that checks it dies: it may have been the file, or not."""
+MAX_IO_ERRORS = 8
+"""I/O errors (not: a full disk) on a file or a job's plan, within about two minutes, before its batch fails. Later a
+batch has results, and is not given up."""
 SWEEP_PERIOD_S = 60.0
 IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
 
@@ -91,10 +95,11 @@ class Machine:
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
         self._ending: set[str] = set()
+        self._io_errors: Counter[str] = Counter()
         self._one_validation = asyncio.Semaphore(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
-        self._stop_waiting = asyncio.Event()
+        self._disk = PatientDisk()
 
     # ---- start and stop ----
 
@@ -115,7 +120,7 @@ class Machine:
     async def stop(self) -> None:
         """Keeps what has been computed and leaves the rest to the next start."""
         self._stopping.set()
-        self._stop_waiting.set()
+        self._disk.stop()
         for validation in self._validating.values():
             validation.set()
         await self._runner.stop()
@@ -128,6 +133,11 @@ class Machine:
         for path in self._jobs_dir.iterdir():
             if path.stem not in live:
                 path.unlink()
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether a step of some batch is being repeated because the disk refused it."""
+        return self._disk.is_refusing
 
     # ---- from outside ----
 
@@ -155,12 +165,13 @@ class Machine:
 
     async def _validate(self, record: BatchRecord, stop: asyncio.Event) -> None:
         begun = False
-        report = await self._retry(record.id, lambda: self._check_unless(record, stop))
+        report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop))
         if report is not None and report.errors:
-            await self._retry(record.id, lambda: self._write_failed(record, report))
+            await self._disk.retry(record.id, lambda: self._write_failed(record, report))
         elif report is not None:
-            begun = await self._retry(record.id, lambda: self._write_begun(record, report))
+            begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report))
         del self._validating[record.id]
+        self._io_errors.pop(record.id, None)
         if stop.is_set():
             await self._finalize(record.id)
         elif begun:
@@ -180,11 +191,28 @@ class Machine:
             stopped.cancel()
 
     async def _check(self, record: BatchRecord) -> Report:
+        try:
+            return await self._check_file(record)
+        except OSError as error:
+            self._io_errors[record.id] += error.errno == errno.EIO
+            if self._io_errors[record.id] < MAX_IO_ERRORS:
+                raise
+            logger.error("batch %s is given up: %s", record.id, error)
+            fault = LineFault("storage_error", "The server's disk failed repeatedly on this batch.")
+            return Report(errors=[fault.entry(None)])
+
+    async def _check_file(self, record: BatchRecord) -> Report:
         # The file as it was when the batch was created, even if it expires meanwhile.
         file = await self._p.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
-        if file is None or not self._p.files.path(file.id).exists():
+        try:
+            if file is None:
+                raise no_such_file()
+            await self._p.files.verify(file)
+        except NotFoundError:
             fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
             return Report(errors=[fault.entry(None)])
+        except FileDamagedError as error:
+            return Report(errors=[LineFault(error.code or "", error.message, "file_id").entry(None)])
 
         async def keep(lines: Sequence[NewLine]) -> None:
             await self._p.store.write(batch_rows.insert_lines, record.id, lines)
@@ -210,6 +238,7 @@ class Machine:
         return await self._p.store.write(batch_rows.fail_batch, record.id, report.errors, self._now(record))
 
     async def _write_begun(self, record: BatchRecord, report: Report) -> bool:
+        await asyncio.to_thread(seal_plan, self._stem(record.id))
         fingerprint, now = self._p.compiler.fingerprint, self._now(record)
         return await self._p.store.write(batch_rows.begin_batch, record.id, report.model, fingerprint, now)
 
@@ -217,7 +246,7 @@ class Machine:
 
     async def _resume(self, batch_id: str) -> None:
         """Hands an in_progress batch's unfinished lines to the runner."""
-        job = await self._retry(batch_id, lambda: self._load(batch_id))
+        job = await self._disk.retry(batch_id, lambda: self._load(batch_id))
         if job is None:
             self._on_lines_done(batch_id)
             return
@@ -244,6 +273,7 @@ class Machine:
 
     def _read_job(self, record: BatchRecord, lines: list[PendingLine]) -> Job:
         stem = self._stem(record.id)
+        check_seal(stem)
         plan = read_plan(stem)
         if len(TokenFile(stem)) != len(plan.params_index):
             raise ValueError("token file and plan do not belong together")
@@ -264,7 +294,7 @@ class Machine:
             return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._now(record))
 
         # Not taken: a cancel or the window's end came first, and whoever decided that finalizes.
-        if await self._retry(batch_id, begin):
+        if await self._disk.retry(batch_id, begin):
             await self._finalize(batch_id)
 
     async def _close_and_finalize(self, batch_id: str) -> None:
@@ -274,7 +304,7 @@ class Machine:
 
     async def _finalize(self, batch_id: str) -> None:
         try:
-            await self._retry(batch_id, lambda: self._finalize_once(batch_id))
+            await self._disk.retry(batch_id, lambda: self._finalize_once(batch_id))
         except finalize.FinalizeStoppedError:
             return
         await asyncio.to_thread(remove_plan, self._stem(batch_id))
@@ -319,7 +349,7 @@ class Machine:
             except (OSError, StoreUnavailableError) as error:
                 logger.error("housekeeping has to wait: %s", error)
             ticks += 1
-            await self._sleep(self._p.settings.tick_s)
+            await self._disk.sleep(self._p.settings.tick_s)
 
     async def expire_overdue(self) -> None:
         """Ends batches whose completion window is over."""
@@ -348,33 +378,6 @@ class Machine:
         task = asyncio.create_task(_logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _sleep(self, delay_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._stop_waiting.wait(), delay_s)
-        except TimeoutError:
-            return
-
-    async def _retry(self, batch_id: str, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeats a step that the disk did not allow: space and disks come back, and no batch is given up.
-
-        Raises:
-            ServerStoppingError: the server stops before the step was done.
-        """
-        delay_s = 1.0
-        while True:
-            try:
-                return await step()
-            except (OSError, StoreUnavailableError) as error:
-                if self._stopping.is_set():
-                    raise ServerStoppingError from error
-                logger.error("batch %s has to wait: %s", batch_id, error)
-            await self._sleep(delay_s)
-            delay_s = min(2 * delay_s, MAX_RETRY_DELAY_S)
-
-
-class ServerStoppingError(Exception):
-    """Work is left to the next start."""
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:

@@ -4,6 +4,7 @@ Written once at validation, durable before the job starts, mapped or read again 
 when the batch has ended.
 """
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -83,6 +84,36 @@ def read_plan(stem: Path) -> JobPlan:
     return _decoder.decode(_plan_path(stem).read_bytes())
 
 
+_SUFFIXES = (".tokens", ".offsets", ".plan")
+
+
+def _digest(stem: Path) -> str:
+    found = hashlib.sha256()
+    for suffix in _SUFFIXES:
+        with stem.with_name(f"{stem.name}{suffix}").open("rb") as f:
+            found.update(hashlib.file_digest(f, "sha256").digest())
+    return found.hexdigest()
+
+
+def seal_plan(stem: Path) -> None:
+    """Notes the hash of a finished plan, durably: after a restart a damaged prompt must not be answered."""
+    with _seal_path(stem).open("w") as f:
+        f.write(_digest(stem))
+        f.flush()
+        os.fsync(f.fileno())
+    sync_directory(stem.parent)
+
+
+def check_seal(stem: Path) -> None:
+    """Raises ValueError when the plan is not the one that was sealed, FileNotFoundError when a part is missing."""
+    if _seal_path(stem).read_text(errors="replace") != _digest(stem):
+        raise ValueError("the token file or the plan is damaged")
+
+
+def _seal_path(stem: Path) -> Path:
+    return stem.with_name(f"{stem.name}.sha256")
+
+
 def remove_plan(stem: Path) -> None:
-    for suffix in (".tokens", ".offsets", ".plan"):
+    for suffix in (*_SUFFIXES, ".sha256"):
         stem.with_name(f"{stem.name}{suffix}").unlink(missing_ok=True)

@@ -23,6 +23,8 @@ from neaptide.server.engine_client import EngineClient, EngineUnavailableError
 logger = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 1.0
+MAX_UNDURABLE_RESULTS = 1024
+"""Results in memory that the disk has not taken. With more, nothing is computed until it takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Runner:
         self._closed_ids: set[str] = set()
         self._stopping = False
         self._suspended = False
+        self._num_undurable = 0
+        self._disk_behind = False
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._consume(), name="batch-runner")
@@ -102,6 +106,9 @@ class Runner:
     def suspend(self) -> None:
         """Takes every job from the engine until ``resume``; results that are on their way still count."""
         self._suspended = True
+        self._take_back()
+
+    def _take_back(self) -> None:
         for batch_id in self._jobs:
             self._engine.cancel_batch(batch_id)
 
@@ -177,7 +184,9 @@ class Runner:
         # A job added while the news of an engine waits in the queue would be submitted to it twice.
         anew = job.submitted_epoch != self._epoch
         known = not anew and not job.wants_part
-        if known or self._suspended or job.batch_id in self._closed_ids or not self._engine.is_ready:
+        if known or job.batch_id in self._closed_ids:
+            return
+        if self._suspended or self._disk_behind or not self._engine.is_ready:
             return
         message = job.message(*self._describe(job), anew=anew)
         if message is None:
@@ -223,29 +232,45 @@ class Runner:
     def _commit(self, running: _Running, results: list[LineResult]) -> None:
         if not results:
             return
-        task = asyncio.create_task(self._commit_durably(running.job, results))
+        self._num_undurable += len(results)
+        if self._num_undurable >= MAX_UNDURABLE_RESULTS and not self._disk_behind:
+            logger.error("batches pause: %d results wait for the disk", self._num_undurable)
+            self._disk_behind = True
+            self._take_back()
+        task = asyncio.create_task(self._commit_and_count(running.job, results))
         running.commits.add(task)
         task.add_done_callback(running.commits.discard)
 
-    async def _commit_durably(self, job: Job, results: list[LineResult]) -> None:
-        while True:
-            try:
-                operation = partial(batch_rows.end_lines, batch_id=job.batch_id, results=results)
-                await self._store.write_grouped(operation, len(results))
-                break
-            except StoreUnavailableError as error:
-                # The results are worth keeping: memory holds them until the disk takes them.
-                logger.error("batch %s: %d results wait: %s", job.batch_id, len(results), error)
-                if self._stopping:
-                    return
-                await asyncio.sleep(RETRY_DELAY_S)
-            except Exception:
-                logger.exception("batch %s: results were refused; they will be computed again", job.batch_id)
-                return
+    async def _commit_and_count(self, job: Job, results: list[LineResult]) -> None:
+        durable = await self._commit_durably(job.batch_id, results)
+        self._num_undurable -= len(results)
+        if self._disk_behind and self._num_undurable < MAX_UNDURABLE_RESULTS // 2:
+            logger.info("the disk takes results again; batches go on")
+            self._disk_behind = False
+            self.on_engine_ready()
+        if not durable:
+            return
         job.num_undurable -= len(results)
         if job.num_undurable == 0 and job.batch_id in self._jobs:
             del self._jobs[job.batch_id]
             self._on_done(job.batch_id)
+
+    async def _commit_durably(self, batch_id: str, results: list[LineResult]) -> bool:
+        """Whether the results are durable; False when the server stops first or the database refuses them."""
+        while True:
+            try:
+                operation = partial(batch_rows.end_lines, batch_id=batch_id, results=results)
+                await self._store.write_grouped(operation, len(results))
+                return True
+            except StoreUnavailableError as error:
+                # The results are worth keeping: memory holds them until the disk takes them.
+                logger.error("batch %s: %d results wait: %s", batch_id, len(results), error)
+                if self._stopping:
+                    return False
+                await asyncio.sleep(RETRY_DELAY_S)
+            except Exception:
+                logger.exception("batch %s: results were refused; they will be computed again", batch_id)
+                return False
 
 
 async def _settle(commits: "set[asyncio.Task[None]]", closed: "asyncio.Future[None]") -> None:

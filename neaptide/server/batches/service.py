@@ -21,7 +21,7 @@ from neaptide.server.batches.models import (
     new_batch_id,
     new_file_id,
 )
-from neaptide.server.batches.store import Store
+from neaptide.server.batches.store import Store, StoreError
 from neaptide.server.batches.validate import Checker
 from neaptide.server.engine_client import EngineClient
 from neaptide.server.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
@@ -60,6 +60,9 @@ class BatchService:
         try:
             await asyncio.to_thread(self.files.clean)
             await self._machine.start()
+        except OSError as error:
+            self.store.close()
+            raise StoreError(f"cannot use the data directory {self.store.data_dir}: {error.strerror}") from error
         except BaseException:
             self.store.close()
             raise
@@ -73,6 +76,11 @@ class BatchService:
         """Stops giving batch work to the engine and takes no new batch, for a server that is about to end."""
         self._is_suspended = True
         self._machine.suspend()
+
+    @property
+    def storage_failing(self) -> bool:
+        """Whether the disk refuses files or results: full, broken, or the database locked. Batches wait for it."""
+        return self.store.failing or self._machine.waits_for_disk
 
     # ---- batches ----
 

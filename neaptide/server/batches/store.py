@@ -5,10 +5,12 @@ import fcntl
 import logging
 import os
 import sqlite3
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -26,6 +28,8 @@ T = TypeVar("T")
 DATABASE_NAME = "neaptide.db"
 NUM_READERS = 4
 BUSY_TIMEOUT_S = 30.0
+CHECK_TIME_S = 3.0
+"""At start, for looking for damage; about 1 GB of database is looked through in it."""
 
 
 class StoreError(Exception):
@@ -37,7 +41,7 @@ class DataDirLockedError(StoreError):
 
 
 class StoreUnavailableError(Exception):
-    """A write did not happen (disk full, I/O error); the same write may succeed later."""
+    """A read or write did not happen (disk full, I/O error, locked); the same one may succeed later."""
 
 
 class Store:
@@ -53,6 +57,8 @@ class Store:
         self._writer: Writer | None = None
         self._write_engine: sa.Engine | None = None
         self._read_engine: sa.Engine | None = None
+        self.failing = False
+        """The last write did not happen: the disk is full, broken, or the database locked."""
 
     def open(self) -> None:
         """Locks the directory, migrates the database and starts the writer. Blocking.
@@ -108,27 +114,21 @@ class Store:
             StoreUnavailableError: nothing was written.
             Exception: whatever the operation itself raised; it is undone.
         """
-        future = self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs))
-        try:
-            return await asyncio.wrap_future(future)
-        except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
-            raise _unavailable(error) from error
+        submitted = self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs))
+        with self._watched():
+            return await asyncio.wrap_future(submitted)
 
     async def write_grouped(self, operation: Callable[[sa.Connection], T], rows: int) -> T:
         """Like ``write``, but waits up to 50 ms for other writes to share its commit."""
-        try:
+        with self._watched():
             return await asyncio.wrap_future(self._open_writer().submit(operation, rows, urgent=False))
-        except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
-            raise _unavailable(error) from error
 
     def write_blocking(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """``write`` for worker threads."""
-        try:
+        with self._watched():
             return self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs)).result()
-        except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
-            raise _unavailable(error) from error
 
     async def read(self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a query on a read-only connection in a worker thread; sees every finished write."""
@@ -140,17 +140,26 @@ class Store:
         """``read`` for worker threads."""
         if self._read_engine is None:
             raise StoreUnavailableError("the store is closed")
-        with self._read_engine.connect() as conn:
-            return operation(conn, *args, **kwargs)
+        try:
+            with self._read_engine.connect() as conn:
+                return operation(conn, *args, **kwargs)
+        except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
+            raise StoreUnavailableError(f"the database cannot be read: {getattr(error, 'orig', error)}") from error
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
+            self.failing = True
+            reason = getattr(error, "orig", error)
+            raise StoreUnavailableError(f"the database did not take the write: {reason}") from error
+        self.failing = False
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
             raise StoreUnavailableError("the store is closed")
         return self._writer
-
-
-def _unavailable(error: Exception) -> StoreUnavailableError:
-    return StoreUnavailableError(f"the database did not take the write: {getattr(error, 'orig', error)}")
 
 
 def _lock(path: Path) -> int:
@@ -208,8 +217,20 @@ def _read_engine(path: Path) -> sa.Engine:
 
 def _check(conn: sa.Connection) -> None:
     """Refuses a damaged database at start rather than serve wrong results from it later."""
-    found = conn.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-    conn.rollback()
+    deadline_s = time.monotonic() + CHECK_TIME_S
+    dbapi_connection: Any = conn.connection.driver_connection
+    # Any true value interrupts the query.
+    dbapi_connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 10_000)
+    try:
+        found = conn.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+    except sa.exc.OperationalError:
+        if time.monotonic() < deadline_s:
+            raise
+        logger.warning("the database is too large to be checked whole in %.0f s", CHECK_TIME_S)
+        found = "ok"
+    finally:
+        dbapi_connection.set_progress_handler(None, 0)
+        conn.rollback()
     if found != "ok":
         raise StoreError(f"the database {conn.engine.url.database} is damaged: {str(found).splitlines()[-1]}")
 
