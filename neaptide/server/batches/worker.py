@@ -12,7 +12,7 @@ import resource
 import struct
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -67,11 +67,12 @@ class ValidationError(Exception):
 class WorkerChecker:
     """Implements ``Checker`` with one worker process, started when there is a file to check. Event loop only.
 
-    ``recipe`` makes the line compiler inside the worker.
+    ``recipe`` makes the line compiler inside the worker; ``module`` is the program that calls ``main``.
     """
 
-    def __init__(self, recipe: Recipe, idle_s: float = IDLE_S) -> None:
+    def __init__(self, recipe: Recipe, idle_s: float = IDLE_S, module: str = __name__) -> None:
         self._recipe = recipe
+        self._module = module
         self._idle_s = idle_s
         self._process: asyncio.subprocess.Process | None = None
         self._retirement: asyncio.TimerHandle | None = None
@@ -114,7 +115,7 @@ class WorkerChecker:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                __name__,
+                self._module,
                 str(os.getpid()),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -154,13 +155,13 @@ def _send(process: asyncio.subprocess.Process, frame: bytes) -> None:
 # ---- the worker's side -----------------------------------------------------------------------------------
 
 
-def main(parent_pid: int) -> None:
+def main(parent_pid: int, make_compiler: Callable[[Recipe], LineCompiler] = Recipe.compiler) -> None:
     """Checks one file after another until its input ends."""
     die_with_parent(parent_pid)
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is not part of the conversation
-    compiler = _recipe_decoder.decode(_receive(source)).compiler()
+    compiler = make_compiler(_recipe_decoder.decode(_receive(source)))
     _bound_memory()
     while frame := _receive(source):
         _check(_check_decoder.decode(frame), compiler, sink)
