@@ -297,7 +297,8 @@ async def _on_client_disconnect(request: Request, exc: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, exc: Exception) -> Response:
-    logger.error("unhandled error on %s %s", request.method, request.scope.get("path"), exc_info=exc)
+    # The route's template: what the caller sent has no place in the log.
+    logger.error("unhandled error on %s", getattr(request.scope.get("route"), "path", "no route"), exc_info=exc)
     response = error_response(ApiError("Internal server error.", code="internal_error"))
     # This reply is made outside the middleware that stamps the id on all others.
     response.headers["x-request-id"] = str(request.scope.get("state", {}).get("request_id", ""))
