@@ -212,13 +212,13 @@ class EngineCore:
             request.first_token_s = now_s
         params = request.params
         is_end = (token_id in self._eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
+        if (logprobs := result.logprobs.get(request.request_id)) is not None:
+            request.unreported_logprobs.append(logprobs)
         if is_end and request.num_output_tokens >= params.min_tokens:
             self._end(request, FinishReason.STOP, stop_token_id=token_id)
             return
         request.token_ids.append(token_id)
         request.unreported_token_ids.append(token_id)
-        if (logprobs := result.logprobs.get(request.request_id)) is not None:
-            request.unreported_logprobs.append(logprobs)
         if request.num_output_tokens >= params.max_tokens:
             self._end(request, FinishReason.LENGTH)
         elif request.report_every_step:

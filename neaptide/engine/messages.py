@@ -99,6 +99,7 @@ class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     request_id: str
     new_token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    """For each new token, and at the end one more for ``stop_token_id``."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Sent once, with the first output; entry i belongs to prompt token i + 1."""
     finish_reason: FinishReason | None = None
