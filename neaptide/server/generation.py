@@ -2,10 +2,9 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -28,6 +27,9 @@ from neaptide.server.respond import Delta, ResponseAssembler, response_id
 from neaptide.server.sse import EventStream, event, unless_disconnected
 from neaptide.server.stream import ChunkShaper
 from neaptide.server.timing import ChoiceTiming, RequestTiming
+
+INLINE_LOGPROBS = 64
+"""Scored tokens that are shaped on the event loop."""
 
 
 async def answer(request: Request, endpoint: str) -> Response:
@@ -65,7 +67,7 @@ async def answer(request: Request, endpoint: str) -> Response:
     if prepared.stream:
         return EventStream(generation.events(), context.keep_alive_s)
     reply = await unless_disconnected(request.receive, generation.complete())
-    return Response(msgspec.json.encode(reply), media_type="application/json")
+    return Response(reply, media_type="application/json")
 
 
 def _refusal(request_id: str, endpoint: str, tier: Tier, model: str, error: ApiError) -> RequestRecord:
@@ -101,23 +103,33 @@ class Generation:
         self._id = uuid.uuid4().hex
         self.timing = RequestTiming(arrival_s, [ChoiceTiming() for _ in range(prepared.num_choices)])
 
-    async def complete(self) -> dict[str, Any]:
-        """The full body. Raises ApiError or EngineUnavailableError."""
+    async def complete(self) -> bytes:
+        """The full body, encoded. Raises ApiError or EngineUnavailableError."""
         async with aclosing(self._deltas()) as deltas:
             async for _ in deltas:
                 pass
-        return self.assembler.body(self._id, self.timing.as_metrics())
+        tokens = sum(len(choice.tokens) for choice in self.assembler.choices)
+        return await self._aside(tokens, self._encode_body)
+
+    def _encode_body(self) -> bytes:
+        return msgspec.json.encode(self.assembler.body(self._id, self.timing.as_metrics()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Encoded events of a streamed reply, without the closing ``[DONE]``."""
         shaper = ChunkShaper(self.assembler, response_id(self._prepared, self._id))
         async with aclosing(self._deltas()) as deltas:
             async for delta in deltas:
-                chunks = shaper.shape(delta)
-                if chunks:
-                    yield b"".join(map(event, chunks))
+                data = await self._aside(len(delta.tokens), partial(_encode_chunks, shaper, delta))
+                if data:
+                    yield data
         if self._prepared.include_usage:
             yield event(shaper.usage(self.timing.as_metrics()))
+
+    async def _aside(self, tokens: int, encode: Callable[[], bytes]) -> bytes:
+        """Long tables of log-probabilities are made in a thread: others' tokens go on meanwhile."""
+        if tokens <= INLINE_LOGPROBS:
+            return encode()
+        return await anyio.to_thread.run_sync(encode, limiter=self._context.prepare_limiter)
 
     async def _deltas(self) -> AsyncGenerator[Delta, None]:
         """Runs the request, counted and measured. Closing the generator early aborts it in the engine."""
@@ -243,6 +255,10 @@ class Generation:
             preemptions=sum(choice.num_preemptions for choice in choices),
             error_code=code,
         )
+
+
+def _encode_chunks(shaper: ChunkShaper, delta: Delta) -> bytes:
+    return b"".join(map(event, shaper.shape(delta)))
 
 
 def _ms(seconds: float | None) -> float | None:

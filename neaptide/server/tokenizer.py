@@ -54,6 +54,7 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in decoders
         self._byte_of_char = _byte_of_char()
         self._token_bytes: dict[int, bytes] = {}
+        self._token_texts: dict[int, str] = {}
         self._config = _read_config(directory)
         self.template = self._load_template(directory)
         self.vocab_size = self._fast.get_vocab_size(with_added_tokens=True)
@@ -144,11 +145,10 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """For log-probability tables: text, or ``bytes:\\x..`` where the bytes are no text of their own."""
-        raw = self.token_bytes(token_id)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = _text_of(self.token_bytes(token_id))
+        return text
 
     def _bytes_of(self, token: str) -> bytes:
         if self._byte_level:
@@ -200,6 +200,13 @@ class _Marker:
     def _replace(self, match: re.Match[str]) -> str:
         self.hidden.append(match.group())
         return f"{self._nonce}x{len(self.hidden) - 1}x"
+
+
+def _text_of(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
 
 
 def _run(fast: FastTokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:

@@ -2,11 +2,13 @@
 event loop goes on meanwhile."""
 
 import asyncio
+import threading
 import time
 from typing import Any
 
 import pytest
 
+from neaptide.server import logprobs
 from neaptide.server.tokenizer import Tokenizer
 from tests.server.asgi import Exchange
 from tests.server.conftest import MODEL_ID, Server
@@ -109,3 +111,22 @@ async def test_special_tokens_spelled_by_a_user_stay_text(server: Server) -> Non
     plain = tokenizer.encode_chat([{"role": "user", "content": "x"}])
     assert [i for i in ids if tokenizer.is_special(i)] == [i for i in plain if tokenizer.is_special(i)]
     assert text in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_long_tables_of_logprobs_are_not_made_on_the_event_loop(
+    server: Server, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    made_in: list[int] = []
+    original = logprobs.completion_logprobs
+
+    def noted(*args: Any) -> Any:
+        made_in.append(threading.get_ident())
+        return original(*args)
+
+    monkeypatch.setattr("neaptide.server.respond.completion_logprobs", noted)
+    body = {"prompt": [7] * 2000, "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
+    reply = await server.http.post(COMPLETIONS, json=body)
+    assert reply.status_code == 200
+    assert threading.get_ident() not in made_in
+    assert made_in
