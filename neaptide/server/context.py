@@ -76,6 +76,8 @@ class ServingContext:
     max_model_len: int
     vocab_size: int
     """Rows of the embedding table: the range of token ids that a caller may send."""
+    fingerprint: str = ""
+    """Differs where another model, tokenizer or template may answer differently; see ``fingerprint.py``."""
     eos_token_ids: tuple[int, ...] = ()
     model_aliases: tuple[str, ...] = ()
     """Further names that requests may use for the same model."""

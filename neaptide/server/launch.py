@@ -21,6 +21,7 @@ import msgspec
 from neaptide.engine.clock import Clock, MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal, EngineReady
+from neaptide.server.logs import configure_logging
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 REQUEST_LOG = "engine-requests.jsonl"
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
@@ -51,11 +51,6 @@ OTHER_DESCRIPTORS = 256
 
 def embedded_model_path() -> Path:
     return Path(__file__).parents[1] / "data" / EMBEDDED_MODEL
-
-
-def configure_logging(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 # ---- API process -----------------------------------------------------------------------------------------
@@ -91,6 +86,7 @@ def engine_config(settings: Settings, model_path: Path, max_model_len: int, data
         ),
         request_log_path=str(data_dir / REQUEST_LOG),
         log_level=settings.log_level,
+        log_format=settings.log_format,
     )
 
 
@@ -100,7 +96,7 @@ def serve(settings: Settings) -> int:
     Raises:
         LaunchError: the model, the port, the data directory or the engine cannot be used.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     data_dir = Path(settings.data_dir).expanduser().absolute()
     context, config = _model_context(settings, data_dir)
     listener = _listen(settings.host, settings.port)
@@ -256,6 +252,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     from neaptide.engine.runner.model_config import UnsupportedModelError, load_model_config, resolve_model
     from neaptide.server.context import Admission, GenerationDefaults, ServingContext
     from neaptide.server.engine_client import EngineClient
+    from neaptide.server.fingerprint import model_fingerprint
     from neaptide.server.tokenizer import Tokenizer
 
     try:
@@ -264,6 +261,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
         model = load_model_config(model_path)
         tokenizer = Tokenizer(model_path)
         defaults = GenerationDefaults.load(model_path)
+        fingerprint = model_fingerprint(model_path)
     except (UnsupportedModelError, OSError, ValueError) as error:
         raise LaunchError(str(error)) from error
     max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
@@ -275,6 +273,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
         created=int(time.time()),
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
+        fingerprint=fingerprint,
         eos_token_ids=model.eos_token_ids,
         generation_defaults=defaults,
         ttft_slo_s=config.scheduler.ttft_slo_s,
@@ -367,7 +366,7 @@ def engine_main(address: str, config_json: str, parent_pid: int) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     config = msgspec.json.decode(config_json, type=EngineConfig)
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
     clock = MonotonicClock()
     link = EngineSocket(address)
     try:

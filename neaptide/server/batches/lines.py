@@ -78,7 +78,7 @@ class ContextCompiler:
 
     @property
     def fingerprint(self) -> str:
-        return f"{self._context.model_id} vocabulary {self._context.vocab_size}"
+        return f"{self._context.model_id} {self._context.fingerprint}"
 
     def serves(self, model: str) -> bool:
         return self._context.serves(model)

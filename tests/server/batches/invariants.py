@@ -42,6 +42,8 @@ class Facts:
 
     files: dict[str, str] = field(default_factory=dict)
     """File id -> SHA-256 of what was uploaded or seen."""
+    deleting: set[str] = field(default_factory=set)
+    """Files whose deletion was asked for and perhaps not answered: they may be there or not."""
     deleted: set[str] = field(default_factory=set)
     batches: dict[str, int] = field(default_factory=dict)
     """Batch id -> lines of its input file."""
@@ -118,9 +120,9 @@ class _Judge:
             row = self._files.get(file_id)
             if file_id in facts.deleted:
                 self._expect(row is None, f"B1: {file_id} was deleted and is back")
-            elif row is None:
+            elif row is None and file_id not in facts.deleting:
                 self.found.append(f"B1: {file_id} was acknowledged and is gone")
-            else:
+            elif row is not None:
                 self._expect(row["sha256"] == digest, f"B5: {file_id} is not what was uploaded")
         for batch_id in facts.batches:
             self._expect(batch_id in self._batches, f"B1: {batch_id} was acknowledged and is gone")

@@ -47,7 +47,7 @@ def killed_at(root: Path, scene: str, syscall: str, number: int) -> bool:
     where = f"{scene}, {syscall} number {number}"
     assert not set(facts.executions - before) & durable, f"{where}: durable results were computed again"
     assert violations(data_dir, facts, crashes=1) == [], where
-    assert resume_s < MAX_RESUME_S
+    assert resume_s < MAX_RESUME_S, where
     return status == -9
 
 

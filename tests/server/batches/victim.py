@@ -109,6 +109,7 @@ class Client:
                     digest = hashlib.sha256(self._service.files.path(found).read_bytes()).hexdigest()
                     self._tell("file", [found, digest])
             await self.watch(other_id)
+            self._tell("deleting", other_file_id)
             await self._service.files.delete(other_file_id, "")
             self._tell("deleted", other_file_id)
             await slow_upload.write(b"\n" * (1 << 20))
@@ -202,6 +203,8 @@ def note(facts: Facts, kind: str, value: object) -> None:
             facts.seen.setdefault(shown["id"], []).append(shown)
         case "cancelled", str(batch_id):
             facts.cancelled.add(batch_id)
+        case "deleting", str(file_id):
+            facts.deleting.add(file_id)
         case "deleted", str(file_id):
             facts.deleted.add(file_id)
         case "executed", list(rows):
