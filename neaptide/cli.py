@@ -52,6 +52,7 @@ def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     add("--max-online-requests", type=int, metavar="N", help="online requests at work or waiting (4096)")
     add("--max-offline-requests", type=int, metavar="N", help="flex requests at work or waiting (4096)")
     add("--log-level", choices=("debug", "info", "warning", "error"))
+    add("--log-format", choices=("json", "text"))
     add("--config", metavar="FILE.toml", help="read settings from a file; flags and environment win over it")
     serve.set_defaults(func=_serve)
 

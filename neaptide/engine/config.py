@@ -50,6 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
     log_level: str = "info"
+    log_format: str = "json"
     request_log_path: str | None = None
     """Append-only JSON lines, one when a request is first scheduled and one when it ends; ``None`` writes none."""
     witness_path: str | None = None

@@ -28,8 +28,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     error_code: str | None = None
 
+    def __str__(self) -> str:
+        """One JSON object; control characters are escaped by the encoder."""
+        return msgspec.json.encode(self).decode()
+
 
 def log_request(record: RequestRecord) -> None:
-    """Writes the record as one JSON object; control characters are escaped by the encoder."""
-    if logger.isEnabledFor(logging.INFO):
-        logger.info("%s", msgspec.json.encode(record).decode())
+    """Writes the record: as fields of the line where the log is JSON, else as the message."""
+    logger.info("%s", record, extra={"request": record})

@@ -69,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     send_timeout_s: float = 30.0
     """Longest time that a client may take no byte of a reply."""
     log_level: str = "info"
+    log_format: str = "json"
+    """json or text; one line for each request either way."""
     executor: str = "torch"
     """sim computes no model: tokens from a hash, for tests of everything around it."""
     sim_step_ms: float = 5.0
@@ -101,6 +103,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ("policy", ("neaptide",)),
             ("metrics_compat", ("vllm", "none")),
             ("executor", ("torch", "sim")),
+            ("log_level", ("debug", "info", "warning", "error")),
+            ("log_format", ("json", "text")),
         ):
             if getattr(self, name) not in allowed:
                 raise SettingsError(f"{name} = {getattr(self, name)!r} is not supported; use {' or '.join(allowed)}")

@@ -1,0 +1,60 @@
+"""The two forms of the log on stderr: a JSON object or a text for each record, one line unless there is a traceback.
+
+What a caller sent never reaches the log on purpose. Should it do so in an error's text, it still cannot forge a line
+or steer a terminal: control characters are escaped in both forms.
+"""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+FORMATS = ("json", "text")
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# C0, DEL, C1 and the two separators that some readers take for line ends.
+_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+_CONTROLS_IN_TRACEBACK = {code: text for code, text in _CONTROLS.items() if code != ord("\n")}
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger and message; a request's record instead of the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "pid": record.process,
+        }
+        request = getattr(record, "request", None)
+        line |= {"message": record.getMessage()} if request is None else msgspec.to_builtins(request)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        # Only ASCII comes out of this, and of that only DEL is a control character.
+        return json.dumps(line).replace("\x7f", "\\u007f")
+
+
+class TextFormatter(logging.Formatter):
+    """For people; a traceback follows on lines of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).translate(_CONTROLS)
+
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei).translate(_CONTROLS_IN_TRACEBACK)
+
+
+def configure_logging(level: str, form: str) -> None:
+    """Sends everything that this process logs, the web server's words and warnings too, to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.captureWarnings(True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)

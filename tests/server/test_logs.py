@@ -1,0 +1,66 @@
+"""The form of the log: a line for each record, whatever is in it."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from neaptide.server.logs import JsonFormatter, TextFormatter
+from neaptide.server.request_log import RequestRecord
+
+NASTY = "a\r\nINFO forged\x1b[31m\x00\x7f\x85\u2028b"
+FORMATTERS = (JsonFormatter(), TextFormatter())
+
+
+def record(message: str, exc: Exception | None = None) -> logging.LogRecord:
+    found = logging.LogRecord("n", logging.INFO, "f.py", 1, "%s", (message,), (type(exc), exc, None) if exc else None)
+    found.created, found.msecs = 1_700_000_000.25, 250.0
+    return found
+
+
+def test_a_json_line_says_when_how_grave_and_who() -> None:
+    line = json.loads(JsonFormatter().format(record("hello")))
+    assert (line["time"], line["level"], line["logger"]) == ("2023-11-14T22:13:20.250Z", "info", "n")
+    assert line["message"] == "hello"
+    assert isinstance(line["pid"], int)
+
+
+def test_a_requests_fields_stand_in_the_json_line() -> None:
+    found = record("")
+    found.request = RequestRecord(request_id="r", endpoint="/e", tier="flex", model="m", outcome="ok", queue_ms=1.5)
+    line = json.loads(JsonFormatter().format(found))
+    assert "message" not in line
+    assert {"request_id": "r", "tier": "flex", "outcome": "ok", "queue_ms": 1.5}.items() <= line.items()
+
+
+@pytest.mark.acceptance("A28", "control characters in log messages and tracebacks, both forms of the log", count=4)
+@pytest.mark.parametrize("formatter", FORMATTERS)
+def test_control_characters_are_escaped(formatter: logging.Formatter) -> None:
+    line = formatter.format(record(NASTY))
+    assert line.isprintable()
+    assert "\\u001b" in line
+    with_traceback = formatter.format(record("x", ValueError(NASTY)))
+    assert with_traceback.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_everything_in_a_process_has_the_same_form(form: str) -> None:
+    program = (
+        "import logging, warnings\n"
+        "from neaptide.server.logs import configure_logging\n"
+        f"configure_logging('info', '{form}')\n"
+        "logging.getLogger('uvicorn.error').info('from the web server')\n"
+        "logging.getLogger('neaptide.engine.process').warning('from the engine')\n"
+        "logging.getLogger('alembic.x').info('migrations are chatty')\n"
+        "warnings.warn('look')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    if form == "json":
+        assert [json.loads(line)["level"] for line in lines] == ["info", "warning", "warning"]
+    else:
+        assert "INFO uvicorn.error: from the web server" in lines[0]
+        assert "WARNING neaptide.engine.process: from the engine" in lines[1]
+    assert len(lines) == 3
