@@ -132,6 +132,7 @@ def _check_envelope(reply: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("fields", "code", "param"), BAD_CHAT)
+@pytest.mark.acceptance("A24", "fields of a chat that are refused")
 async def test_bad_chat_field(server: Server, fields: dict[str, Any], code: str, param: str | None) -> None:
     reply = await server.http.post(CHAT, json={"model": MODEL_ID, "messages": USER, **fields})
     assert reply.status_code == 400
@@ -141,6 +142,7 @@ async def test_bad_chat_field(server: Server, fields: dict[str, Any], code: str,
 
 
 @pytest.mark.parametrize(("fields", "code", "param"), BAD_COMPLETIONS)
+@pytest.mark.acceptance("A24", "fields of a completion that are refused")
 async def test_bad_completions_field(server: Server, fields: dict[str, Any], code: str, param: str | None) -> None:
     reply = await server.http.post(COMPLETIONS, json={"model": MODEL_ID, "prompt": "x", **fields})
     assert reply.status_code == 400
@@ -245,6 +247,7 @@ BAD_JSON: list[tuple[str, bytes, str | None]] = [
 
 
 @pytest.mark.parametrize(("raw", "param"), [pytest.param(raw, param, id=name) for name, raw, param in BAD_JSON])
+@pytest.mark.acceptance("A23", "JSON that is refused online")
 async def test_json_that_is_refused(server: Server, raw: bytes, param: str | None) -> None:
     raw = raw.replace(b"%s", _PROMPT.encode())
     reply = await server.http.post(COMPLETIONS, content=raw, headers={"content-type": "application/json"})

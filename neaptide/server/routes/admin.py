@@ -1,12 +1,11 @@
 """``POST /admin/offline``: the operator's switch for offline work."""
 
-from ipaddress import ip_address
-
 from fastapi import APIRouter, Request
 
 from neaptide.server.auth import KeyRing
 from neaptide.server.context import ServingContext
 from neaptide.server.errors import PermissionDeniedError
+from neaptide.server.hosts import is_loopback
 from neaptide.server.jsonbody import read_object
 from neaptide.server.metrics import ServerMetrics
 from neaptide.server.openapi import JSON_BODY_ERRORS, replies, request_body
@@ -17,11 +16,8 @@ from neaptide.server.schemas import OfflineSwitchBody
 router = APIRouter()
 
 
-def _is_loopback(request: Request) -> bool:
-    try:
-        return request.client is not None and ip_address(request.client.host).is_loopback
-    except ValueError:
-        return False
+def _is_local(request: Request) -> bool:
+    return request.client is not None and is_loopback(request.client.host)
 
 
 @router.post(
@@ -33,7 +29,7 @@ def _is_loopback(request: Request) -> bool:
 async def switch_offline(request: Request) -> dict[str, str]:
     """Pauses offline work or lets it go on. Needs a key, or without keys a caller on this machine."""
     keys: KeyRing = request.app.state.keys
-    if not keys.required and not _is_loopback(request):
+    if not keys.required and not _is_local(request):
         raise PermissionDeniedError("Only callers on the server's own machine may do this.")
     body = parse_body(OfflineSwitchBody, await read_object(request))
     context: ServingContext = request.app.state.context
