@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-full acceptance lint bench serve install clean
+.PHONY: demo test test-full test-clients clients acceptance lint bench serve install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
@@ -16,7 +16,18 @@ test: lint $(VENV)/.installed-test
 	$(PYTEST)
 
 test-full: lint $(VENV)/.installed-test
-	$(PYTEST) -m "full or not full"
+	$(PYTEST) -m "not clients"
+
+# Other people's clients against the real server, each in an environment of its own.
+test-clients: clients $(VENV)/.installed-test
+	$(PYTEST) -m clients
+
+clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/clients/*.txt))
+
+.clients/%/.installed: tests/clients/%.txt
+	$(PYTHON) -m venv .clients/$*
+	.clients/$*/bin/python -m pip install --quiet --requirement $<
+	touch $@
 
 acceptance: $(VENV)/.installed-test
 	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out docs/acceptance.md
@@ -53,4 +64,4 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .clients .demo .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

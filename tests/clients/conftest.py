@@ -1,0 +1,13 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.server import RunningServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The embedded model behind the real server, in float32 so that its numbers compare with a reference."""
+    data_dir = tmp_path_factory.mktemp("clients")
+    with RunningServer(data_dir, "--max-model-len", "2048", env={"NEAPTIDE_DTYPE": "float32"}) as server:
+        yield server

@@ -1,0 +1,57 @@
+"""Other people's clients, each in an environment of its own, so that this one and its lock stay as they are."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parents[1] / ".clients"))
+"""Filled by ``make clients``."""
+_OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+"""Clients that would look for files on the net; they need none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEnvironment:
+    """The virtual environment that ``tests/clients/NAME.txt`` describes."""
+
+    name: str
+
+    @property
+    def _bin(self) -> Path:
+        return ENVIRONMENTS / self.name / "bin"
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """For ``pytestmark``: these tests are an optional group, skipped where the environment is missing."""
+        missing = not (self._bin / "python").exists()
+        return [pytest.mark.clients, pytest.mark.skipif(missing, reason=f"no {self._bin.parent}: run `make clients`")]
+
+    def run(
+        self, program: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """Runs a program of the environment. Fails the test if its status is not 0."""
+        done = subprocess.run(
+            [self._bin / program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            env=os.environ | _OFFLINE | (env or {}),
+            cwd=cwd,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done
+
+    def drive(self, scenario: str, base_url: str) -> dict[str, Any]:
+        """What ``scripts/drive_NAME.py`` saw: its last line, as JSON."""
+        script = HERE / "scripts" / f"drive_{self.name}.py"
+        done = self.run("python", str(script), scenario, base_url)
+        seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return seen

@@ -1,0 +1,67 @@
+"""Runs in the environment of ``langchain-openai``: one scenario a run; what it saw is printed as JSON."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import openai
+from langchain_openai import ChatOpenAI, OpenAI
+
+QUESTION = "What is 21 + 34?"
+PROMPT = f"<|bos|><|user|>{QUESTION}<|end|><|assistant|>"
+OPTIONS: dict[str, Any] = {
+    "model": "neaptide-tiny",
+    "base_url": sys.argv[2],
+    "api_key": "none",
+    "temperature": 0,
+    "max_tokens": 64,
+    "max_retries": 0,
+}
+
+
+def invoke() -> dict[str, Any]:
+    reply = ChatOpenAI(**OPTIONS).invoke(QUESTION)
+    finish_reason = reply.response_metadata["finish_reason"]
+    return {"text": reply.content, "usage": reply.usage_metadata, "finish_reason": finish_reason}
+
+
+def stream() -> dict[str, Any]:
+    chunks = list(ChatOpenAI(**OPTIONS, stream_usage=True).stream(QUESTION))
+    usages = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata is not None]
+    return {"texts": [chunk.content for chunk in chunks], "usages": usages}
+
+
+def structured_output() -> dict[str, Any]:
+    schema = {"title": "Sum", "type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    try:
+        ChatOpenAI(**OPTIONS).with_structured_output(schema, method="json_schema").invoke(QUESTION)
+    except openai.BadRequestError as refused:
+        return {"status": refused.status_code, "code": refused.code, "param": refused.param}
+    return {}
+
+
+def flex() -> dict[str, Any]:
+    reply = ChatOpenAI(**OPTIONS, service_tier="flex").invoke(QUESTION)
+    return {"text": reply.content, "service_tier": reply.response_metadata["service_tier"]}
+
+
+def completion() -> dict[str, Any]:
+    return {"text": OpenAI(**OPTIONS).invoke(PROMPT)}
+
+
+def completion_stream() -> dict[str, Any]:
+    return {"text": "".join(OpenAI(**OPTIONS).stream(PROMPT))}
+
+
+SCENARIOS: list[Callable[[], dict[str, Any]]] = [
+    invoke,
+    stream,
+    structured_output,
+    flex,
+    completion,
+    completion_stream,
+]
+
+if __name__ == "__main__":
+    print(json.dumps({scenario.__name__: scenario for scenario in SCENARIOS}[sys.argv[1]]()))

@@ -1,0 +1,40 @@
+"""``langchain-openai``: chat models and plain completions."""
+
+import pytest
+
+from tests.clients.environment import ClientEnvironment
+from tests.e2e.server import RunningServer
+
+LANGCHAIN = ClientEnvironment("langchain")
+ANSWER = "1+4=5, 2+3=5 so 55"
+pytestmark = LANGCHAIN.marks
+
+
+def test_invoke_answers_with_usage(server: RunningServer) -> None:
+    seen = LANGCHAIN.drive("invoke", server.base_url)
+    assert seen["text"] == ANSWER
+    assert seen["finish_reason"] == "stop"
+    assert seen["usage"]["total_tokens"] == seen["usage"]["input_tokens"] + seen["usage"]["output_tokens"] > 0
+
+
+def test_stream_arrives_in_pieces_and_ends_with_usage(server: RunningServer) -> None:
+    seen = LANGCHAIN.drive("stream", server.base_url)
+    pieces = [text for text in seen["texts"] if text]
+    assert "".join(pieces) == ANSWER
+    assert len(pieces) > 2
+    (usage,) = seen["usages"]
+    assert usage["output_tokens"] >= len(pieces)
+
+
+def test_structured_output_is_refused_as_documented(server: RunningServer) -> None:
+    seen = LANGCHAIN.drive("structured_output", server.base_url)
+    assert seen == {"status": 400, "code": "unsupported_parameter", "param": "response_format"}
+
+
+def test_flex_is_told_back(server: RunningServer) -> None:
+    assert LANGCHAIN.drive("flex", server.base_url) == {"text": ANSWER, "service_tier": "flex"}
+
+
+@pytest.mark.parametrize("scenario", ["completion", "completion_stream"])
+def test_plain_completions(server: RunningServer, scenario: str) -> None:
+    assert LANGCHAIN.drive(scenario, server.base_url) == {"text": ANSWER}
