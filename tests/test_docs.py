@@ -7,6 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from neaptide.cli import build_parser
+from neaptide.server.batches.metrics import BatchMetrics
+from neaptide.server.batches.store import Store
 from neaptide.server.metrics import ServerMetrics
 from neaptide.server.schemas import ChatBody, CompletionBody
 from neaptide.server.settings import Settings
@@ -29,6 +31,7 @@ def test_every_setting_is_documented_with_its_default(name: str) -> None:
 def test_every_metric_is_documented() -> None:
     registry = CollectorRegistry()
     ServerMetrics(registry)
+    BatchMetrics(registry, Store(Path()), lambda: 0.0)
     documented = text("docs/metrics.md")
     expanded = set(re.findall(r"neaptide_\w+", documented))
     expanded |= {f"neaptide_request_{name}_seconds" for name in ("ttft", "tpot", "itl", "e2e", "queue")}

@@ -145,6 +145,8 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     cached_tokens: int
     """Prompt tokens that this step's admissions found in the prefix cache."""
     admitted_prompt_tokens: int
+    online_cached_tokens: int
+    online_admitted_prompt_tokens: int
     preempted_online: int
     preempted_offline: int
     recomputed_tokens: int

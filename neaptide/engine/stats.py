@@ -69,6 +69,8 @@ def step_stats(plan: StepPlan, result: StepResult, timer: StepTimer, scheduler: 
         blocks_offline=pool.num_offline,
         cached_tokens=step.cached_tokens,
         admitted_prompt_tokens=step.admitted_prompt_tokens,
+        online_cached_tokens=step.online_cached_tokens,
+        online_admitted_prompt_tokens=step.online_admitted_prompt_tokens,
         preempted_online=preempted.online,
         preempted_offline=preempted.offline,
         recomputed_tokens=preempted.recomputed_tokens,

@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 import neaptide
 from neaptide.server.auth import AuthMiddleware, KeyRing
+from neaptide.server.batches.metrics import BatchMetrics
+from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
 from neaptide.server.errors import install_handlers
 from neaptide.server.hosts import HostFilter
@@ -31,7 +33,7 @@ class ServerState:
     """``vllm`` also emits the series that stock vLLM dashboards read; ``none`` does not."""
     hosts: HostFilter | None = None
     """Which ``Host`` headers are answered; None is all."""
-    batches: object | None = None
+    batches: BatchService | None = None
     """The batch service, for the routers that serve it."""
 
 
@@ -47,6 +49,8 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         compat = VllmMetrics(state.registry, state.context.model_id, state.context.client)
         metrics.add_sink(compat)
         state.context.client.add_stats_listener(compat)
+    if state.batches is not None:
+        metrics.add_source(BatchMetrics(state.registry, state.batches.store, state.context.wall_clock))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=state.registry)
 

@@ -39,15 +39,31 @@ class MetricsSink(Protocol):
     def on_gap(self, tier: Tier, gap_s: float) -> None: ...
 
 
+class MetricsSource(Protocol):
+    """Series that are read from elsewhere."""
+
+    async def refresh(self) -> None: ...
+
+
 class ServerMetrics:
     """Requests as HTTP handlers see them, and (as a ``StatsListener``) steps as the engine reports them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self._sinks: list[MetricsSink] = []
+        self._sources: list[MetricsSource] = []
         self._define_requests(registry)
         self._define_steps(registry)
         self._define_http(registry)
+
+    def add_source(self, source: MetricsSource) -> None:
+        """Series that have to be brought up to date before a scrape."""
+        self._sources.append(source)
+
+    async def refresh(self) -> None:
+        """To be awaited before ``render``."""
+        for source in self._sources:
+            await source.refresh()
 
     def add_sink(self, sink: MetricsSink) -> None:
         """Passes request events on to further series."""

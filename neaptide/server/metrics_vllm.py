@@ -97,9 +97,9 @@ class VllmMetrics:
         self._last = stats
         if stats.preempted_online:
             self._preemptions.inc(stats.preempted_online)
-        if stats.admitted_prompt_tokens:
-            self._queries.inc(stats.admitted_prompt_tokens)
-            self._hits.inc(stats.cached_tokens)
+        if stats.online_admitted_prompt_tokens:
+            self._queries.inc(stats.online_admitted_prompt_tokens)
+            self._hits.inc(stats.online_cached_tokens)
 
     def _kv_usage(self) -> float:
         last = self._last

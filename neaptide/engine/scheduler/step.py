@@ -21,6 +21,8 @@ class StepBuilder:
         self.scheduled: list[tuple[Request, int]] = []
         self.cached_tokens = 0
         self.admitted_prompt_tokens = 0
+        self.online_cached_tokens = 0
+        self.online_admitted_prompt_tokens = 0
 
     @property
     def has_offline(self) -> bool:
@@ -42,4 +44,7 @@ class StepBuilder:
             request.scheduled_s = self.now_s
             self.cached_tokens += hit.num_tokens
             self.admitted_prompt_tokens += request.num_prompt_tokens
+            if request.is_online:
+                self.online_cached_tokens += hit.num_tokens
+                self.online_admitted_prompt_tokens += request.num_prompt_tokens
         self.add(request, num_tokens)

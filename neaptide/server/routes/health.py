@@ -70,6 +70,7 @@ async def load(request: Request) -> dict[str, int]:
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     server_metrics: ServerMetrics = request.app.state.metrics
+    await server_metrics.refresh()
     content, media_type = server_metrics.render(request.headers.get("accept", ""))
     # The media type carries its charset; Starlette would add a second one.
     return Response(content, headers={"content-type": media_type})

@@ -1,0 +1,133 @@
+"""Series of the batch plane, read from the database when someone scrapes.
+
+The rows outlive the process, so these counters do not start at zero with it. The query runs in a reader's thread,
+at most every ``REFRESH_S``; a scrape between two of them, or while the database does not answer, shows the last one.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from neaptide.server.batches.models import LIVE, TERMINAL, BatchStatus
+from neaptide.server.batches.store import Store, StoreUnavailableError
+from neaptide.server.batches.tables import batches, files
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 5.0
+READ_TIMEOUT_S = 2.0
+JOB_BUCKETS_S = (10, 60, 300, 900, 3_600, 4 * 3_600, 12 * 3_600, 86_400)
+_ENDED_AT = sa.func.coalesce(batches.c.completed_at, batches.c.failed_at, batches.c.expired_at, batches.c.cancelled_at)
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """From creation to the end, over the batches that ended in one way."""
+
+    within: tuple[int, ...] = (0,) * len(JOB_BUCKETS_S)
+    """For each bucket how many batches took at most so long."""
+    count: int = 0
+    total_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Totals over all batches and files. Times are unix seconds."""
+
+    num_batches: dict[BatchStatus, int] = field(default_factory=dict)
+    job_times: dict[BatchStatus, JobTimes] = field(default_factory=dict)
+    completed_requests: int = 0
+    failed_requests: int = 0
+    pending_requests: int = 0
+    first_created_at: int | None = None
+    """Of live batches."""
+    first_expires_at: int | None = None
+    files_bytes: int = 0
+
+
+def read_overview(conn: sa.Connection) -> Overview:
+    """Three scans: of the batches, of the live ones, of the files; none of the lines."""
+    t = batches.c
+    took_s = _ENDED_AT - t.created_at
+    within = [sa.func.sum(sa.case((took_s <= bucket, 1), else_=0)) for bucket in JOB_BUCKETS_S]
+    sums = [sa.func.sum(column) for column in (t.num_completed, t.num_failed, sa.func.coalesce(took_s, 0))]
+    by_status = {
+        BatchStatus(row[0]): [int(value) for value in row[1:]]
+        for row in conn.execute(sa.select(t.status, sa.func.count(), *sums, *within).group_by(t.status))
+    }
+    pending = sa.func.coalesce(sa.func.sum(t.num_total - t.num_completed - t.num_failed), 0)
+    live = sa.select(pending, sa.func.min(t.created_at), sa.func.min(t.expires_at)).where(t.status.in_(LIVE))
+    pending_requests, first_created_at, first_expires_at = conn.execute(live).one()
+    return Overview(
+        num_batches={status: values[0] for status, values in by_status.items()},
+        job_times={
+            status: JobTimes(tuple(values[4:]), values[0], values[3])
+            for status, values in by_status.items()
+            if status in TERMINAL
+        },
+        completed_requests=sum(values[1] for values in by_status.values()),
+        failed_requests=sum(values[2] for values in by_status.values()),
+        pending_requests=pending_requests,
+        first_created_at=first_created_at,
+        first_expires_at=first_expires_at,
+        files_bytes=conn.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.num_bytes), 0))).scalar_one(),
+    )
+
+
+class BatchMetrics(Collector):
+    """``refresh`` before a scrape; ``wall`` gives unix seconds."""
+
+    def __init__(self, registry: CollectorRegistry, store: Store, wall: Callable[[], float]) -> None:
+        self._store = store
+        self._wall = wall
+        self._overview = Overview()
+        self._read_s: float | None = None
+        registry.register(self)
+
+    async def refresh(self) -> None:
+        """Reads the database unless it was read a moment ago. Never raises for its faults."""
+        now_s = asyncio.get_running_loop().time()
+        if self._read_s is not None and now_s - self._read_s < REFRESH_S:
+            return
+        self._read_s = now_s
+        try:
+            self._overview = await asyncio.wait_for(self._store.read(read_overview), READ_TIMEOUT_S)
+        except (OSError, TimeoutError, StoreUnavailableError, sa.exc.SQLAlchemyError) as error:
+            logger.warning("the series of batches are those of before: %s", type(error).__name__)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the exposition."""
+        found = self._overview
+        statuses = GaugeMetricFamily("neaptide_batches", "Batches by status.", labels=["status"])
+        for status in BatchStatus:
+            statuses.add_metric([status], found.num_batches.get(status, 0))
+        yield statuses
+        yield GaugeMetricFamily(
+            "neaptide_batch_requests_pending", "Lines of live batches without a result.", found.pending_requests
+        )
+        requests = CounterMetricFamily("neaptide_batch_requests", "Lines that have ended.", labels=["outcome"])
+        requests.add_metric(["completed"], found.completed_requests)
+        requests.add_metric(["failed"], found.failed_requests)
+        yield requests
+        yield self._job_times()
+        slack = GaugeMetricFamily("neaptide_batch_deadline_slack_seconds", "Until the first live batch expires.")
+        if found.first_expires_at is not None:
+            slack.add_metric([], found.first_expires_at - self._wall())
+        yield slack
+        age_s = 0.0 if found.first_created_at is None else max(0.0, self._wall() - found.first_created_at)
+        yield GaugeMetricFamily("neaptide_batch_oldest_age_seconds", "Age of the oldest live batch.", age_s)
+        yield GaugeMetricFamily("neaptide_files_bytes", "Bytes of all files.", found.files_bytes)
+
+    def _job_times(self) -> Metric:
+        family = HistogramMetricFamily("neaptide_batch_job_seconds", "Creation to end.", labels=["status"])
+        for status in TERMINAL:
+            times = self._overview.job_times.get(status, JobTimes())
+            buckets = [(str(float(le)), float(count)) for le, count in zip(JOB_BUCKETS_S, times.within, strict=True)]
+            family.add_metric([status], [*buckets, ("+Inf", float(times.count))], times.total_s)
+        return family
