@@ -42,6 +42,8 @@ HEADROOM_RATIO = 0.1
 SIM_NUM_BLOCKS = 4096
 CUT_S = 1.0
 """For streams that are cut to say so to their readers."""
+THREAD_SWITCH_S = 0.0005
+"""How long a thread that shapes batch results may keep the event loop, and so the streams, from running."""
 OTHER_DESCRIPTORS = 256
 """Kept free of client connections: database, files, the engine's socket, connections on their way out."""
 
@@ -97,6 +99,7 @@ def serve(settings: Settings) -> int:
         LaunchError: the model, the port, the data directory or the engine cannot be used.
     """
     configure_logging(settings.log_level, settings.log_format)
+    sys.setswitchinterval(THREAD_SWITCH_S)
     data_dir = Path(settings.data_dir).expanduser().absolute()
     context, config = _model_context(settings, data_dir)
     listener = _listen(settings.host, settings.port)
