@@ -14,6 +14,7 @@ import asyncio
 import http
 import json
 import socket
+import struct
 import sys
 from dataclasses import dataclass
 from typing import cast
@@ -170,6 +171,9 @@ class BoundedH11Protocol(H11Protocol):
             self._write_due_s = now_s + self.limits.write_idle_s
             return
         self._write_due_s = None
+        # Without this the kernel would go on offering what it has to a peer that takes nothing.
+        peer = cast("socket.socket", self.transport.get_extra_info("socket"))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._cut("slow_reader")
 
     def _on_read_due(self) -> None:

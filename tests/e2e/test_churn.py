@@ -26,8 +26,8 @@ def request_bytes(rng: random.Random, *, stream: bool) -> bytes:
     messages = [{"role": "user", "content": f"What is {rng.randrange(1000)} + {rng.randrange(1000)}?"}]
     fields = {"messages": messages, "max_tokens": 1000, "ignore_eos": True, "stream": stream, "n": rng.choice((1, 2))}
     body = json.dumps(fields).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
 async def in_the_headers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rng: random.Random) -> None:
@@ -131,4 +131,7 @@ def test_clients_that_leave_leave_nothing(tmp_path: Path, cycles: int, request: 
         server.wait_for(lambda: Footprint.of(server) == baseline, 20)
         growth = [after - b for after, b in zip(resident_bytes(server), before, strict=True)]
         assert max(growth) < MAX_GROWTH_BYTES, growth
-        assert " ERROR " not in server.log
+        samples = Samples(server.http.get("/metrics").text)
+        assert samples.sum("neaptide_requests_total", outcome="aborted") >= (WARM_UP_CYCLES + cycles) / len(KINDS)
+        assert samples.sum("neaptide_requests_total", outcome="server_error") == 0
+        assert '"level": "error"' not in server.log

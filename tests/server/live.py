@@ -95,6 +95,7 @@ class RawClient:
 
 def request_bytes(method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
     """A request; its ``Content-Length`` is the body's unless ``headers`` say otherwise."""
-    fields = {"host": "test", "content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    fields = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
+    fields |= headers or {}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
     return "\r\n".join(lines).encode() + body

@@ -144,13 +144,13 @@ async def test_requests_in_one_packet_are_answered_in_turn(short: Live) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * 70_000, (431, "headers_too_large")),
-        (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: 1\r\n" * 101 + b"\r\n", (431, "headers_too_large")),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 70_000, (431, "headers_too_large")),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"x: 1\r\n" * 101 + b"\r\n", (431, "headers_too_large")),
         (b"\x16\x03\x01\x02\x00 a TLS hello", (400, "invalid_http")),
         (b"GET /health\r\n\r\n", (400, "invalid_http")),
         (b"GET / HTTP/1.1\r\n\r\n", (400, "invalid_http")),
-        (b"POST /v1/files HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", (400, "invalid_http")),
-        (b"POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n", (400, "invalid_http")),
+        (b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip\r\n\r\n", (400, "invalid_http")),
+        (b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n", (400, "invalid_http")),
     ],
 )
 async def test_what_is_no_request_gets_the_envelope(short: Live, data: bytes, expected: tuple[int, str]) -> None:
@@ -167,7 +167,7 @@ async def test_a_hundred_headers_are_fine(short: Live) -> None:
 
 async def test_a_broken_chunk_ends_the_request(server: Server, short: Live) -> None:
     client = await short.connect()
-    head = b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n" % CHAT.encode()
+    head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" % CHAT.encode()
     await client.send(head + b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\nxyz\r\n")
     assert await client.refusal() == (400, "invalid_http")
     assert server.engine.requests == []
@@ -214,7 +214,7 @@ async def tiny_chunks_s(live: Live, num_chunks: int) -> float:
     return time.process_time() - start_s
 
 
-@pytest.mark.parametrize("num_chunks", [25_000, pytest.param(250_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_chunks", [12_500, pytest.param(125_000, marks=pytest.mark.full)])
 async def test_tiny_chunks_cost_linear_time_and_hold_nobody_up(server: Server, num_chunks: int) -> None:
     async with serving(server.app) as live:
         longest_s = 0.0
@@ -228,10 +228,10 @@ async def test_tiny_chunks_cost_linear_time_and_hold_nobody_up(server: Server, n
 
         watcher = asyncio.ensure_future(watch())
         once_s = min([await tiny_chunks_s(live, num_chunks) for _ in range(2)])
-        twice_s = min([await tiny_chunks_s(live, 2 * num_chunks) for _ in range(2)])
+        four_times_s = min([await tiny_chunks_s(live, 4 * num_chunks) for _ in range(2)])
         watcher.cancel()
-        assert twice_s / once_s <= 2.5
-        assert longest_s < once_s / 3
+        assert four_times_s / once_s <= 6.5
+        assert longest_s < four_times_s / 3
 
 
 # ---- slow readers ----------------------------------------------------------------------------------------
@@ -273,9 +273,29 @@ async def test_a_slow_reader_that_goes_on_reading_gets_everything(server: Server
     assert b'"finish_reason":"length"' in text
 
 
-async def until_idle(server: Server) -> None:
+@pytest.mark.acceptance("A13", "bytes that wait for a reader")
+async def test_what_waits_for_a_reader_is_bounded_and_nothing_is_lost(server: Server) -> None:
+    async with serving(server.app) as live:
+        client = await live.connect(receive_buffer_bytes=4096)
+        await client.send(chat_bytes(stream=True, max_tokens=4000))
+        await until_idle(server, num_in_flight=1)
+        text = b""
+        while b"[DONE]" not in text:
+            text += await client.reader.read(65_536)
+        # One event per token would have been a megabyte.
+        assert len(text) < 256 << 10
+        assert b'"finish_reason":"length"' in text
+
+
+async def until_idle(server: Server, num_in_flight: int = 0) -> None:
+    """The engine has done all; so many requests wait for their readers."""
+
     async def is_idle() -> bool:
-        return server.engine.num_running == 0 and server.context.client.num_in_flight == 0
+        num_requests = len(server.engine.requests)
+        return num_requests > 0 and (server.engine.num_running, server.context.client.num_in_flight) == (
+            0,
+            num_in_flight,
+        )
 
     await until(is_idle)
 
