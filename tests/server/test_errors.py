@@ -255,6 +255,31 @@ async def test_json_that_is_refused(server: Server, raw: bytes, param: str | Non
     assert _check_envelope(reply)["param"] == param
 
 
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b"1,", b'"a",', b'"\\"",', b'{"a":1},', b'"\\\\",'])
+@pytest.mark.acceptance("A23", "bodies of 10 MB in very many values, refused unparsed")
+async def test_bodies_of_very_many_values_are_refused_unparsed(
+    server: Server, monkeypatch: pytest.MonkeyPatch, unit: bytes
+) -> None:
+    def must_not_run(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("parsed")
+
+    raw = b'{"prompt": "x", "metadata": [' + unit * (10_000_000 // len(unit)) + b"1]}"
+    with monkeypatch.context() as patch:
+        patch.setattr("neaptide.server.jsonbody.json.loads", must_not_run)
+        reply = await server.http.post(COMPLETIONS, content=raw, headers={"content-type": "application/json"})
+    assert (reply.status_code, _check_envelope(reply)["code"]) == (400, "invalid_json")
+
+
+async def test_a_text_may_have_any_number_of_marks(server: Server) -> None:
+    body = {"prompt": '[{"a\\": 1}, \\"],' * 40_000}
+    assert (await server.http.post(COMPLETIONS, json=body)).json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_prompts_of_many_token_ids_are_parsed(server: Server) -> None:
+    reply = await server.http.post(COMPLETIONS, json={"prompt": [[7] * 2000] * 200, "max_tokens": 1})
+    assert reply.status_code == 200
+
+
 async def test_json_that_is_fine(server: Server) -> None:
     for raw in (
         b'{"prompt": "a\\u0000b", "max_tokens": 1}',
