@@ -35,7 +35,7 @@ from neaptide.server.batches.runner import Runner
 from neaptide.server.batches.store import Store, StoreUnavailableError
 from neaptide.server.batches.validate import Check, Checker, CheckerDiedError, Limits, LineFault, Report
 from neaptide.server.engine_client import EngineClient
-from neaptide.server.errors import NotFoundError
+from neaptide.server.errors import ApiError, NotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -202,12 +202,8 @@ class Machine:
             return Report(errors=[fault.entry(None)])
 
     async def _check_file(self, record: BatchRecord) -> Report:
-        # The file as it was when the batch was created, even if it expires meanwhile.
-        file = await self._p.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
         try:
-            if file is None:
-                raise no_such_file()
-            await self._p.files.verify(file)
+            path = await self._verify_input(record)
         except NotFoundError:
             fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
             return Report(errors=[fault.entry(None)])
@@ -217,7 +213,7 @@ class Machine:
         async def keep(lines: Sequence[NewLine]) -> None:
             await self._p.store.write(batch_rows.insert_lines, record.id, lines)
 
-        path, stem = self._p.files.path(file.id), self._stem(record.id)
+        stem = self._stem(record.id)
         check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits)
         async with self._one_validation:
             for _ in range(CHECK_TRIES):
@@ -232,6 +228,15 @@ class Machine:
                     logger.exception("batch %s: validation failed", record.id)
                     break
         return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
+
+    async def _verify_input(self, record: BatchRecord) -> Path:
+        """Raises NotFoundError and FileDamagedError, neither of which a live batch can cause itself."""
+        # The file as it was when the batch was created, even if it expires meanwhile.
+        file = await self._p.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
+        if file is None:
+            raise no_such_file()
+        await self._p.files.verify(file)
+        return self._p.files.path(file.id)
 
     async def _write_failed(self, record: BatchRecord, report: Report) -> bool:
         logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
@@ -265,9 +270,10 @@ class Machine:
             await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.MISMATCH_ERROR)
             return None
         try:
+            await self._verify_input(record)
             return await asyncio.to_thread(self._read_job, record, lines)
-        except (FileNotFoundError, ValueError, msgspec.DecodeError) as error:
-            logger.error("batch %s: its token file is lost: %s", batch_id, error)
+        except (FileNotFoundError, ValueError, msgspec.DecodeError, ApiError) as error:
+            logger.error("batch %s: its input or token file is lost: %s", batch_id, error)
             await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.FAILED_ERROR)
             return None
 

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from neaptide.server.batches import retry, runner
 from neaptide.server.batches.files import UploadForm
 from neaptide.server.batches.models import BatchRecord
 from neaptide.server.batches.objects import batch_object
@@ -117,7 +118,7 @@ class Client:
             self._tell("file", [file.id, file.sha256])
 
 
-def live(data_dir: Path, scene: str, go: socket.socket, told: socket.socket) -> None:
+def live(data_dir: Path, scene: str, patience_s: float, go: socket.socket, told: socket.socket) -> None:
     """The victim's life, from the moment when the tracer is there. ``scene`` names a method of ``Client``."""
 
     def tell(kind: str, value: object) -> None:
@@ -129,11 +130,12 @@ def live(data_dir: Path, scene: str, go: socket.socket, told: socket.socket) -> 
         server = Server(data_dir)
         server.engine = TellingEngine(server.client, tell, leaves=NUM_CANCELLED_LINES)
         try:
-            async with server:
+            async with server, asyncio.timeout(patience_s):
                 await getattr(Client(server, tell), scene)()
-        except (ApiError, OSError, StoreError, StoreUnavailableError) as error:
+        except (ApiError, OSError, StoreError, StoreUnavailableError, TimeoutError) as error:
             tell("refused", type(error).__name__)
 
+    runner.RETRY_DELAY_S = retry.FIRST_DELAY_S = 0.01
     go.recv(2)
     asyncio.run(main())
 
@@ -149,13 +151,15 @@ class Victim:
         self.refusals: list[str] = []
 
     def run(
-        self, scene: str, syscalls: Sequence[str], inject: str | None = None, timeout_s: float = 60.0
+        self, scene: str, syscalls: Sequence[str], inject: str | None = None, patience_s: float = 30.0
     ) -> int | None:
-        """Lives until the end or the kill; returns the exit code, -9 for killed."""
+        """Lives until the end, the kill or the end of the client's patience; returns the exit code, -9 for killed."""
+        timeout_s = patience_s + 30.0
         with ExitStack() as stack:
             go, go_end = (stack.enter_context(end) for end in socket.socketpair())
             told, told_end = (stack.enter_context(end) for end in socket.socketpair())
-            process = self._context.Process(target=live, args=(self._data_dir, scene, go_end, told_end), daemon=True)
+            args = (self._data_dir, scene, patience_s, go_end, told_end)
+            process = self._context.Process(target=live, args=args, daemon=True)
             process.start()
             tracer = self._attach(process, syscalls, inject)
             go.sendall(b"go")

@@ -1,0 +1,206 @@
+"""A disk that is full or broken: nothing is called done that is not, and what was called done is there afterwards.
+
+Strace makes single system calls of the service fail; what it cannot reach is made to fail by hand.
+"""
+
+import asyncio
+import errno
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from neaptide.server.batches.files import Upload
+from neaptide.server.batches.store import DATABASE_NAME, StoreUnavailableError
+from tests.server.batches.fakes import Server, jsonl, line, numbered
+from tests.server.batches.invariants import Facts, durable_rows, violations
+from tests.server.batches.test_http import app_of, http_client
+from tests.server.batches.test_kill_sweep import needs_strace, points_of, prepare
+from tests.server.batches.victim import Victim, recover
+
+WRITES = ("write", "pwrite64", "rename", "fsync", "fdatasync")
+SEED = 9
+
+
+def survives(root: Path, syscall: str, fault: str, patience_s: float) -> list[str]:
+    """One life in which calls fail, one in which they do not, and the judgement; what the client was refused."""
+    data_dir, facts = prepare(root, "work"), Facts()
+    victim = Victim(data_dir, facts, root / "trace")
+    assert victim.run("work", [syscall], f"{syscall}:{fault}", patience_s) == 0
+    durable, before = durable_rows(data_dir), Counter(facts.executions)
+    asyncio.run(recover(data_dir, facts))
+    assert not set(facts.executions - before) & durable
+    # A row may run again after a commit that failed, so B7 allows one more for the fault.
+    assert violations(data_dir, facts, crashes=1) == [], f"{syscall} {fault}"
+    return victim.refusals
+
+
+@needs_strace
+@pytest.mark.acceptance("A9", "EIO at a system call of database or files, seeded", count=8)
+def test_io_errors_are_never_success(tmp_path: Path) -> None:
+    points = [point for point in points_of(tmp_path / "work", "work") if point[1] in WRITES]
+    for _, syscall, number in random.Random(SEED).sample(points, 8):
+        survives(tmp_path / f"{syscall}-{number}", syscall, f"error=EIO:when={number}", 10.0)
+
+
+@needs_strace
+@pytest.mark.full
+@pytest.mark.parametrize("syscall", WRITES)
+@pytest.mark.acceptance("A9", "EIO at every system call of database or files, by name of the call")
+def test_an_io_error_at_every_call(tmp_path: Path, syscall: str) -> None:
+    for _, name, number in points_of(tmp_path / "work", "work"):
+        if name == syscall:
+            survives(tmp_path / str(number), syscall, f"error=EIO:when={number}", 10.0)
+
+
+@needs_strace
+@pytest.mark.acceptance("A8", "disk full from a write on, then free again", count=3)
+@pytest.mark.parametrize(("syscall", "number"), [("pwrite64", 60), ("pwrite64", 150), ("write", 12)])
+def test_a_full_disk_pauses_and_loses_nothing(tmp_path: Path, syscall: str, number: int) -> None:
+    assert survives(tmp_path, syscall, f"error=ENOSPC:when={number}+", 2.0)
+
+
+@pytest.mark.acceptance("A8", "results that the disk does not take: batches pause and go on")
+async def test_batches_pause_until_the_disk_takes_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.server.batches.runner.RETRY_DELAY_S", 0.01)
+    monkeypatch.setattr("neaptide.server.batches.runner.MAX_UNDURABLE_RESULTS", 4)
+    async with Server(tmp_path) as server:
+        disk = FullDisk(server, monkeypatch)
+        batch = await server.create(numbered(12))
+        other = await server.create(numbered(2))
+        await server.until_given(batch.id)
+        await server.until_given(other.id)
+        disk.full = True
+        for _ in range(4):
+            server.engine.answer(batch.id, 1)
+        await until(lambda: not server.engine.waiting)
+        assert server.service.storage_failing
+        assert len(server.engine.executed) == 4
+        disk.full = False
+        for batch_id in (batch.id, other.id):
+            await until(lambda given=batch_id: given in server.engine.waiting)  # type: ignore[misc]
+            server.engine.answer(batch_id)
+            server.results(await server.until_status(batch_id, "completed"))
+        assert not server.service.storage_failing
+        assert max(Counter(server.engine.executed).values()) == 1
+
+
+class FullDisk:
+    """Refuses results while it is full."""
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        store = server.service.store
+        write = store.write_grouped
+
+        async def write_grouped(operation: object, rows: int) -> object:
+            store.failing = self.full
+            if self.full:
+                raise StoreUnavailableError("database or disk is full")
+            return await write(operation, rows)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "write_grouped", write_grouped)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("waited in vain")
+
+
+@pytest.mark.acceptance("A8", "upload to a full disk")
+@pytest.mark.acceptance("A9", "upload to a broken disk")
+@pytest.mark.parametrize(
+    ("number", "status", "code"),
+    [(errno.ENOSPC, 507, "insufficient_storage"), (errno.EIO, 503, "storage_unavailable")],
+)
+async def test_an_upload_that_the_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: str
+) -> None:
+    def refuse(self: Upload, target: Path) -> None:
+        raise OSError(number, "injected")
+
+    monkeypatch.setattr(Upload, "rename", refuse)
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        reply = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"x")})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+        assert (await client.get("/v1/files")).json()["data"] == []
+        assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.acceptance("A9", "a directory whose sync fails after the rename of an upload")
+async def test_a_failed_sync_after_the_rename_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Server(tmp_path) as server:
+
+        def broken(path: Path) -> None:
+            raise OSError(errno.EIO, "injected")
+
+        monkeypatch.setattr("neaptide.server.batches.files.sync_directory", broken)
+        with pytest.raises(OSError, match="injected"):
+            await server.upload(numbered(1))
+        assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.acceptance("A9", "a batch whose file cannot be read, again and again")
+async def test_a_batch_that_only_gives_io_errors_fails_with_a_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neaptide.server.batches.retry.FIRST_DELAY_S", 0.001)
+    async with Server(tmp_path) as server:
+
+        async def broken(record: object) -> None:
+            raise OSError(errno.EIO, "injected")
+
+        monkeypatch.setattr(server.service.files, "verify", broken)
+        batch = await server.create(numbered(1))
+        record = await server.until_status(batch.id, "failed")
+        assert record.errors is not None
+        assert record.errors[0]["code"] == "storage_error"
+        assert server.engine.sent == []
+
+
+@pytest.mark.acceptance("A9", "finalizing that fails and is tried again on a new file")
+async def test_a_result_file_that_fails_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.server.batches.retry.FIRST_DELAY_S", 0.001)
+    failures = iter([True, True])
+    seen: list[int] = []
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("a")]))
+        await server.until_given(batch.id)
+
+        def sometimes(path: Path) -> None:
+            seen.append(len(list(path.glob("*.tmp"))))
+            if next(failures, False):
+                raise OSError(errno.EIO, "injected")
+
+        monkeypatch.setattr("neaptide.server.batches.finalize.sync_directory", sometimes)
+        server.engine.answer(batch.id)
+        server.results(await server.until_status(batch.id, "completed"))
+        assert seen == [0, 0, 0]
+
+
+@pytest.mark.acceptance("A11", "database locked by another process")
+async def test_a_locked_database_is_waited_for_then_503_and_reads_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neaptide.server.batches.store.BUSY_TIMEOUT_S", 0.2)
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        batch = await server.create(numbered(1))
+        await server.until_given(batch.id)
+        holder = sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)
+        holder.execute("begin immediate")
+        reply = await client.post(f"/v1/batches/{batch.id}/cancel")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert "retry-after" in reply.headers
+        assert server.service.storage_failing
+        assert (await client.get(f"/v1/batches/{batch.id}")).json()["status"] == "in_progress"
+        holder.execute("rollback")
+        holder.close()
+        assert (await client.post(f"/v1/batches/{batch.id}/cancel")).status_code == 200
+        await server.until_status(batch.id, "cancelled")
+        assert not server.service.storage_failing
