@@ -203,7 +203,7 @@ def _http_server(
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     limits = TransportLimits(
-        max_connections=_room_for(settings.max_connections),
+        max_connections=room_for(settings.max_connections),
         header_s=settings.header_timeout_s,
         body_idle_s=settings.body_timeout_s,
         write_idle_s=settings.send_timeout_s,
@@ -221,7 +221,7 @@ def _http_server(
     return Server(config), service
 
 
-def _room_for(max_connections: int) -> int:
+def room_for(max_connections: int) -> int:
     """Raises this process's limit of descriptors as far as needed; returns how many connections fit."""
     import resource
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from neaptide.server.launch import room_for
 from neaptide.server.tokenizer import Tokenizer
 from neaptide.server.transport import TransportLimits
 from tests.server.conftest import USER, Server, make_server
@@ -331,3 +333,22 @@ async def test_connections_above_the_cap_get_503_and_the_others_stay(tokenizer: 
 
         await until(is_admitted)
         assert await ended(server, "refused") >= 12
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised_to", "room"),
+    [
+        (1024, 65_536, 4352, 4096),
+        (1024, resource.RLIM_INFINITY, 4352, 4096),
+        (1024, 2048, 2048, 1792),
+        (65_536, 65_536, None, 4096),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised_to: int | None, room: int
+) -> None:
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: found.append(limits))
+    assert room_for(4096) == room
+    assert found == ([] if raised_to is None else [(raised_to, hard)])
