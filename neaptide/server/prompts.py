@@ -21,16 +21,37 @@ def encode_conversation(
     """Token ids of a conversation; ``tools`` are the definitions as the caller wrote them."""
     if isinstance(body, ChatBody):
         _check_chat(body)
-    max_chars = MAX_CHARS_PER_TOKEN * context.max_model_len
+    # The template's own text counts as well, and the exact test on tokens follows.
+    max_chars = MAX_CHARS_PER_TOKEN * context.max_model_len + (1 << 16)
+    messages = [_template_message(message, index) for index, message in enumerate(body.messages)]
+    shown_tools = tools if offered_tools(body) else None
+    if _is_longer(max_chars, messages, shown_tools, body.chat_template_kwargs):
+        raise ContextLengthError("The conversation is longer than the model's context.", param="messages")
     return context.tokenizer.encode_chat(
-        [_template_message(message, index) for index, message in enumerate(body.messages)],
-        tools=tools if offered_tools(body) else None,
+        messages,
+        tools=shown_tools,
         add_generation_prompt=_wants_generation_prompt(body),
         continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
-        # The template's own text counts as well, and the exact test on tokens follows.
-        max_chars=max_chars + (1 << 16),
+        max_chars=max_chars,
     )
+
+
+def _is_longer(limit_chars: int, *values: object) -> bool:
+    """Whether there is more text in the values than that; each value counts as a character, too."""
+    stack: list[object] = list(values)
+    total = 0
+    while stack and total <= limit_chars:
+        node = stack.pop()
+        total += 1
+        if isinstance(node, str):
+            total += len(node)
+        elif isinstance(node, Mapping):
+            stack += node.keys()
+            stack += node.values()
+        elif isinstance(node, list | tuple):
+            stack += node
+    return total > limit_chars
 
 
 def offered_tools(body: Conversation) -> Sequence[Tool]:

@@ -55,6 +55,21 @@ async def test_a_megabyte_is_refused_unread(
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [{"a": "x" * (1 << 20)}, {"x" * (1 << 20): 1}, {"a": [[1] * 1000] * 300}],
+    ids=["long value", "long key", "many values"],
+)
+async def test_tools_of_a_megabyte_are_refused_unread(
+    server: Server, monkeypatch: pytest.MonkeyPatch, parameters: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode_chat", None)
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+    reply = await server.http.post(CHAT, json=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 @pytest.mark.acceptance("A26", "twice the text in at most 2.5 times the time")
 def test_twice_the_text_costs_about_twice_the_time(tokenizer: Tokenizer, unit: str) -> None:
