@@ -212,13 +212,11 @@ def _path_in_body(loc: tuple[int | str, ...], body: object, error_type: str) -> 
     """The part of ``loc`` that names places in the body; the rest are names of union branches."""
     path: list[str] = []
     current = body
-    for part in loc:
+    for place, part in enumerate(loc):
         if isinstance(current, dict) and isinstance(part, str):
             if part in current:
                 current = current[part]
-            elif error_type == "missing":
-                current = None
-            else:
+            elif error_type != "missing" or place < len(loc) - 1:
                 continue
             path.append(_printable(part))
         elif isinstance(current, list) and isinstance(part, int) and part < len(current):

@@ -86,6 +86,8 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str | None]] = [
         "unsupported_parameter",
         "tool_choice",
     ),
+    ({"tools": [TOOL], "tool_choice": {}}, "missing_required_parameter", "tool_choice.type"),
+    ({"tools": [TOOL], "parallel_tool_calls": 1}, "invalid_type", "parallel_tool_calls"),
     ({"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
     ({"modalities": ["text", "audio"]}, "unsupported_parameter", "modalities"),
     ({"chat_template_kwargs": {"a": {"b": 1}}}, "invalid_type", "chat_template_kwargs.a"),
