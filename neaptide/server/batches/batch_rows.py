@@ -129,9 +129,11 @@ def insert_lines(conn: sa.Connection, batch_id: str, lines: Sequence[NewLine]) -
             "status_code": None,
             "request_id": None,
             "result": None,
+            "checksum": None,
         }
         if result is not None:
             row |= {key: result[key] for key in ("state", "status_code", "request_id")} | {"result": result["body"]}
+            row["checksum"] = line.result and line.result.checksum
         rows.append(row)
     if rows:
         conn.execute(batch_lines.insert(), rows)
@@ -215,6 +217,7 @@ _END_LINE = (
                 "status_code",
                 "request_id",
                 "result",
+                "checksum",
                 "input_tokens",
                 "cached_tokens",
                 "output_tokens",
@@ -232,6 +235,7 @@ def _end_values(batch_id: str, result: LineResult) -> dict[str, Any]:
         "status_code": result.status_code,
         "request_id": result.request_id,
         "result": result.body,
+        "checksum": result.checksum,
         **asdict(result.usage),
     }
 
@@ -316,9 +320,21 @@ def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str
 def ended_lines(conn: sa.Connection, batch_id: str, after_line: int, limit: int) -> list[EndedLine]:
     """Lines in file order, a page at a time."""
     t = batch_lines.c
-    query = sa.select(t.line_no, t.custom_id, t.state, t.status_code, t.request_id, t.result, t.error)
+    query = sa.select(t.line_no, t.custom_id, t.state, t.status_code, t.request_id, t.result, t.error, t.checksum)
     query = query.where(t.batch_id == batch_id, t.line_no > after_line).order_by(t.line_no).limit(limit)
     return [EndedLine(row[0], row[1], LineState(row[2]), *row[3:]) for row in conn.execute(query)]
+
+
+def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[int], error: str) -> None:
+    """Takes results back that are not what was stored; their lines fail."""
+    t = batch_lines.c
+    for line_no in line_nos:
+        where = (t.batch_id == batch_id, t.line_no == line_no)
+        state = conn.execute(sa.select(t.state).where(*where)).scalar_one()
+        values = {"state": LineState.FAILED, "status_code": None, "request_id": None, "result": None, "checksum": None}
+        conn.execute(batch_lines.update().where(*where).values(**values, error=error))
+        if state == LineState.COMPLETED:
+            _add_counts(conn, batch_id, {"num_completed": -1, "num_failed": 1})
 
 
 def finish_batch(

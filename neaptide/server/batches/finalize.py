@@ -38,6 +38,17 @@ MISMATCH_ERROR = dump_json(
 )
 
 
+DAMAGED_ERROR = dump_json({"code": "result_damaged", "message": "The result was damaged on the server's disk."})
+
+
+class DamagedLinesError(Exception):
+    """Results are not what was stored."""
+
+    def __init__(self, line_nos: list[int]) -> None:
+        super().__init__(f"{len(line_nos)} results are damaged")
+        self.line_nos = line_nos
+
+
 class FinalizeStoppedError(Exception):
     """The server stops; the next start finalizes."""
 
@@ -100,6 +111,7 @@ def write_files(
 
     Raises:
         FinalizeStoppedError: ``should_stop`` said so.
+        DamagedLinesError: there are results that must not be shown.
         OSError: a file cannot be written.
     """
     with ExitStack() as stack:
@@ -107,11 +119,16 @@ def write_files(
         error = _Sink(directory / record.planned_error_file_id)
         stack.callback(output.discard)
         stack.callback(error.discard)
+        damaged: list[int] = []
         for line in _pages(store, record.id):
             if should_stop():
                 raise FinalizeStoppedError
+            if line.is_damaged:
+                damaged.append(line.line_no)
             sink = output if line.state is LineState.COMPLETED else error
             sink.write(output_line(record.id, line))
+        if damaged:
+            raise DamagedLinesError(damaged)
         return _publish(output, record, "output", now), _publish(error, record, "error", now)
 
 

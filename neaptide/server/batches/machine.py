@@ -28,7 +28,7 @@ from neaptide.server.batches.create import window_seconds
 from neaptide.server.batches.files import DAY_S, FileDamagedError, FileStore, no_such_file
 from neaptide.server.batches.job import Job
 from neaptide.server.batches.lines import LineCompiler
-from neaptide.server.batches.models import BatchRecord, BatchStatus, LineState, NewLine, PendingLine
+from neaptide.server.batches.models import BatchRecord, BatchStatus, FileRecord, LineState, NewLine, PendingLine
 from neaptide.server.batches.plan import check_seal, read_plan, remove_plan, seal_plan
 from neaptide.server.batches.retry import PatientDisk, ServerStoppingError
 from neaptide.server.batches.runner import Runner
@@ -330,16 +330,19 @@ class Machine:
                 await store.write(batch_rows.close_lines, batch_id, LineState.EXPIRED, finalize.EXPIRED_ERROR)
             elif record.outcome is BatchStatus.CANCELLED:
                 await store.write(batch_rows.close_lines, batch_id, LineState.CANCELLED, finalize.CANCELLED_ERROR)
-            output, error = await asyncio.to_thread(
-                finalize.write_files,
-                store,
-                record,
-                self._p.files.directory,
-                self._stopping.is_set,
-                self._now(record),
-            )
+            try:
+                output, error = await self._write_files(record)
+            except finalize.DamagedLinesError as damage:
+                logger.error("batch %s: %s", batch_id, damage)
+                await store.write(batch_rows.fail_damaged_lines, batch_id, damage.line_nos, finalize.DAMAGED_ERROR)
+                output, error = await self._write_files(record)
         await store.write(batch_rows.finish_batch, batch_id, output, error, self._now(record))
         logger.info("batch %s: %s", batch_id, record.outcome)
+
+    async def _write_files(self, record: BatchRecord) -> tuple[FileRecord | None, FileRecord | None]:
+        directory, should_stop = self._p.files.directory, self._stopping.is_set
+        now = self._now(record)
+        return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now)
 
     async def _tick(self) -> None:
         """Looks for overdue batches, and now and then for expired files."""

@@ -1,6 +1,7 @@
 """Values of the files and batches plane: what the tables hold, typed."""
 
 import secrets
+import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -125,6 +126,15 @@ class LineResult:
     body: str
     usage: Usage = Usage()
 
+    @property
+    def checksum(self) -> int:
+        return result_checksum(self.state, self.status_code, self.request_id, self.body)
+
+
+def result_checksum(state: LineState, status_code: int | None, request_id: str | None, result: str) -> int:
+    """CRC-32 of what a line's result consists of."""
+    return zlib.crc32(f"{state}\0{status_code}\0{request_id}\0{result}".encode())
+
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
@@ -162,6 +172,15 @@ class EndedLine:
     request_id: str | None
     result: str | None
     error: str | None
+    checksum: int | None
+    """None without a result, and for results of before there were checksums."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the result is not what was stored."""
+        if self.checksum is None or self.result is None:
+            return False
+        return self.checksum != result_checksum(self.state, self.status_code, self.request_id, self.result)
 
 
 @dataclass(frozen=True, slots=True)

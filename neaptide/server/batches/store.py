@@ -78,7 +78,7 @@ class Store:
                 _check(conn)
                 _migrate(conn)
             self._read_engine = _read_engine(self._path)
-        except (sa.exc.DatabaseError, sqlite3.DatabaseError) as error:
+        except (sa.exc.DatabaseError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self.close()
             raise StoreError(f"the database {self._path} cannot be opened: {getattr(error, 'orig', error)}") from error
         except BaseException:

@@ -93,6 +93,8 @@ batch_lines = sa.Table(
     # JSON texts, copied byte for byte into the output file: hence Text, which no database reformats.
     sa.Column("result", sa.Text),
     sa.Column("error", sa.Text),
+    # Of state, status code, request id and result: the database itself does not notice a changed byte in a text.
+    sa.Column("checksum", sa.BigInteger),
     sa.Column("input_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("cached_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.Integer, nullable=False, server_default="0"),

@@ -154,6 +154,22 @@ def test_a_changed_file_is_not_served_and_not_run(tmp_path: Path) -> None:
     asyncio.run(life())
 
 
+@pytest.mark.acceptance("A10", "a result row that has changed")
+async def test_a_changed_result_fails_its_line_and_is_not_served(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(3))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 2)
+        await server.until(batch.id, lambda record: record.num_completed == 2)
+        change = "update batch_lines set result = replace(result, 'txet', 'text') where line_no = 2"
+        await server.service.store.write(lambda conn: conn.exec_driver_sql(change).close())
+        server.engine.answer(batch.id)
+        found, errors = server.results(await server.until_status(batch.id, "completed"))
+        assert list(found) == ["c0", "c2"]
+        assert errors["c1"]["error"]["code"] == "result_damaged"
+        assert errors["c1"]["response"] is None
+
+
 @pytest.mark.acceptance("A10", "a database too large to be checked whole at start")
 def test_the_check_at_start_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)

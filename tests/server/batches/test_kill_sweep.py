@@ -76,6 +76,7 @@ def test_killed_at_seeded_system_calls(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("syscall", SYSCALLS)
 @pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.acceptance("A1", "SIGKILL at every call of one name in one of two lives, some 420 kills in all")
 def test_killed_at_every_system_call(tmp_path: Path, scene: str, syscall: str) -> None:
     number = 1
     while killed_at(tmp_path / str(number), scene, syscall, number):
