@@ -1,5 +1,6 @@
 """The documents say what is there."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -60,3 +61,25 @@ def test_links_in_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+@pytest.mark.parametrize("name", ["docs/promises.md", "docs/security.md"])
+def test_every_test_that_a_document_names_exists(name: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text(name))
+    assert len(named) >= 15
+    missing = {f"{path}::{function}" for path, function in named if function not in functions_of(path)}
+    assert not missing
+
+
+@pytest.mark.parametrize("name", ["docs/promises.md", "docs/security.md"])
+def test_every_line_of_a_table_of_promises_names_its_test(name: str) -> None:
+    for table in re.split(r"\n{2,}", text(name)):
+        if table.startswith(("| a client may rely on |", "| what | how |")):
+            for row in table.splitlines()[2:]:
+                assert re.search(r"`tests/[\w/]+\.py::\w+` \|$", row), row
+
+
+def functions_of(path: str) -> set[str]:
+    file = REPOSITORY / path
+    tree = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else ast.Module([], [])
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
