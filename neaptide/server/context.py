@@ -1,5 +1,6 @@
 """What every route needs to know: the model that is served, its tokenizer, the engine, the clocks."""
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from anyio import CapacityLimiter
 
+from neaptide import __version__
 from neaptide.engine.params import RequestClass
 from neaptide.server.engine_client import EngineClient
 from neaptide.server.errors import OverloadedError
@@ -96,6 +98,13 @@ class ServingContext:
     """Threads that tokenize at once; a burst of long prompts must not take every core."""
     draining: bool = False
     """Set at shutdown: new work is refused, streams that run may end."""
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """What a reply says of the system that made it: another value, and a seed may give other tokens."""
+        if not self.fingerprint:
+            return None
+        return "fp_" + hashlib.sha256(f"{__version__} {self.fingerprint}".encode()).hexdigest()[:12]
 
     def serves(self, model: str) -> bool:
         """Whether a request's ``model`` means ours; empty does."""

@@ -113,7 +113,7 @@ class Generated(Reply):
     created: int
     model: str
     service_tier: TierName
-    system_fingerprint: None
+    system_fingerprint: str | None
 
 
 class WholeAnswer(Generated):

@@ -229,7 +229,7 @@ def build_body(prepared: Prepared, choices: Sequence[ChoiceAssembler], meta: Res
         "choices": [_choice(prepared, choice) for choice in choices],
         "usage": usage(prepared, choices),
         "service_tier": prepared.service_tier,
-        "system_fingerprint": None,
+        "system_fingerprint": prepared.context.system_fingerprint,
     }
     if meta.metrics is not None:
         body["metrics"] = meta.metrics

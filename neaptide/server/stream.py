@@ -20,7 +20,7 @@ class ChunkShaper:
             "created": self._prepared.created,
             "model": self._prepared.model,
             "service_tier": self._prepared.service_tier,
-            "system_fingerprint": None,
+            "system_fingerprint": self._prepared.context.system_fingerprint,
         }
 
     def shape(self, delta: Delta) -> list[dict[str, Any]]:

@@ -136,6 +136,13 @@ def test_long_answers_end_at_the_limit_with_length(client: openai.OpenAI) -> Non
     assert reply.usage.completion_tokens == 5
 
 
+def test_whole_and_streamed_replies_name_the_same_system(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=1)
+    chunks = list(client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=1, stream=True))
+    assert (whole.system_fingerprint or "").startswith("fp_")
+    assert {chunk.system_fingerprint for chunk in chunks} == {whole.system_fingerprint}
+
+
 def test_stream_helper_of_the_sdk(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
     with client.chat.completions.stream(model=MODEL, messages=QUESTION, temperature=0) as stream:
