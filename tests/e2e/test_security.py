@@ -122,3 +122,10 @@ def test_the_log_is_json_and_keeps_secrets(server: RunningServer) -> None:
     for path in server.data_dir.rglob("*"):
         assert "canary" not in path.name
         assert path.stat().st_mode & 0o077 == 0 or path.name == "server.log" or path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_both_processes_log_json(embedded: RunningServer) -> None:
+    lines = [json.loads(line) for line in embedded.log.splitlines()]
+    engine = {line["pid"] for line in lines if "warmed up" in line.get("message", "")}
+    assert engine == {embedded.engine.pid}
+    assert embedded.process.pid in {line["pid"] for line in lines}
