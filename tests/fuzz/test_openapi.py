@@ -102,7 +102,7 @@ def fuzz_operation(
     return statuses
 
 
-@pytest.mark.acceptance("A23", "generated requests, as documented and not, with a canary after each", count=60)
+@pytest.mark.acceptance("A23", "generated requests, as documented and not, with a canary after each", count=30)
 @pytest.mark.parametrize("mode", GenerationMode)
 def test_generated_requests(fuzzed: FuzzedApp, mode: GenerationMode) -> None:
     assert fuzz(fuzzed, mode, 30).total() >= 30

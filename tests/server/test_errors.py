@@ -185,6 +185,7 @@ async def test_unknown_model_is_404_and_absent_or_empty_is_ours(server: Server) 
         assert reply.json()["model"] == MODEL_ID
 
 
+@pytest.mark.acceptance("A28", "bodies whose text must not come back", count=8)
 async def test_input_is_never_echoed(server: Server) -> None:
     canary = "canary-7f3a"
     bodies: list[dict[str, Any]] = [

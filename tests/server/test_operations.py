@@ -47,6 +47,7 @@ def _bearer(key: str) -> dict[str, str]:
         ("Bearer ga:mma", 200, None),
     ],
 )
+@pytest.mark.acceptance("A27", "keys that are missing, wrong or oddly written")
 async def test_key_matrix(tokenizer: Tokenizer, header: str | None, status: int, code: str | None) -> None:
     server = make_server(tokenizer, KEYS)
     reply = await server.http.get("/v1/models", headers={} if header is None else {"Authorization": header})
@@ -57,6 +58,7 @@ async def test_key_matrix(tokenizer: Tokenizer, header: str | None, status: int,
         assert reply.headers["x-request-id"]
 
 
+@pytest.mark.acceptance("A27", "every route x method without a known key", count=80)
 async def test_every_route_but_the_open_ones_needs_a_key(tokenizer: Tokenizer) -> None:
     server = make_server(tokenizer, KEYS)
     schema = (await server.http.get("/openapi.json", headers=_bearer("alpha"))).json()
@@ -149,6 +151,7 @@ async def test_good_request_ids_are_echoed(server: Server, sent: str) -> None:
 
 
 @pytest.mark.parametrize("sent", ["", "x" * 65, "a b", "a\tb", "../x", b"\xc3\xa9", None])
+@pytest.mark.acceptance("A28", "request ids that are not echoed")
 async def test_other_request_ids_are_replaced(server: Server, sent: str | bytes | None) -> None:
     headers: Any = {} if sent is None else {"x-request-id": sent}
     reply = await server.http.get("/health", headers=headers)
@@ -163,6 +166,7 @@ async def test_sdk_shows_the_request_id(server: Server) -> None:
     assert "mine" not in server.engine.requests[0].request_id
 
 
+@pytest.mark.acceptance("A28", "prompts in log lines", count=2)
 async def test_one_log_line_per_request_without_text(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     canary = "canary text"
