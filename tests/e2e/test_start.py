@@ -28,6 +28,7 @@ def test_policy_that_does_not_exist() -> None:
     assert "policy" in failed_start("--policy", "best")
 
 
+@pytest.mark.acceptance("A11", "port in use at start")
 def test_port_in_use(tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -39,6 +40,7 @@ def test_kv_cache_smaller_than_one_request(tmp_path: Path) -> None:
     assert "KV cache" in failed_start("--kv-cache-gib", "0.001", "--port", "0", "--data-dir", str(tmp_path))
 
 
+@pytest.mark.acceptance("A11", "second server on one data directory")
 def test_second_server_on_one_data_directory(tmp_path: Path) -> None:
     with RunningServer(tmp_path, env={"NEAPTIDE_EXECUTOR": "sim"}):
         assert "uses the data directory" in failed_start("--port", "0", "--data-dir", str(tmp_path))

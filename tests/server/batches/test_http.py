@@ -162,6 +162,7 @@ async def test_a_server_about_to_end_takes_no_new_batch(tmp_path: Path) -> None:
         assert (await client.get("/v1/batches")).json()["data"] == []
 
 
+@pytest.mark.acceptance("A19", "creates of one key at once", count=4)
 async def test_one_batch_per_idempotency_key(tmp_path: Path) -> None:
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         headers = {"Idempotency-Key": "abc"}
@@ -183,6 +184,23 @@ async def test_list_parameters_that_are_refused(tmp_path: Path, query: str) -> N
         reply = await client.get(f"/v1/batches?{query}")
         assert reply.status_code == 400
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=10001", "order=up", "after=file-unknown", "purpose=" + "p" * 65])
+async def test_file_list_parameters_that_are_refused(tmp_path: Path, query: str) -> None:
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        reply = await client.get(f"/v1/files?{query}")
+        assert reply.status_code == 400
+        assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_files_are_listed_by_purpose_with_the_ends_of_the_page(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        ids = [(await server.upload(b"x", purpose=purpose)).id for purpose in ("batch", "user_data", "batch")]
+        page = (await client.get("/v1/files?purpose=batch&order=asc&limit=1")).json()
+        assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[0], ids[0], True)
+        page = (await client.get(f"/v1/files?purpose=batch&order=asc&after={ids[0]}")).json()
+        assert ([file["id"] for file in page["data"]], page["has_more"]) == ([ids[2]], False)
 
 
 async def test_unknown_ids_are_404(tmp_path: Path) -> None:

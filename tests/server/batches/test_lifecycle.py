@@ -11,7 +11,7 @@ from neaptide.server.batches.models import NewLine
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.store import StoreUnavailableError
 from neaptide.server.errors import ConflictError, NotFoundError
-from tests.server.batches.fakes import FakeClock, Server, jsonl, line, numbered, output
+from tests.server.batches.fakes import FakeAssembler, FakeClock, Server, jsonl, line, numbered, output
 
 
 async def test_a_batch_runs_to_its_end_in_input_order(tmp_path: Path) -> None:
@@ -99,6 +99,40 @@ async def test_an_engine_error_fails_its_line_only(tmp_path: Path) -> None:
         assert list(found) == ["b"]
         assert {errors[key]["response"]["status_code"] for key in errors} == {500}
         assert "secret" not in str(errors)
+
+
+async def test_the_other_choices_of_a_failed_line_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: FakeAssembler, choice_index: int, output: object) -> None:
+        raise RuntimeError("a bug in the assembler")
+
+    monkeypatch.setattr(FakeAssembler, "feed", broken)
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("a", n=3)]))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 1)
+        await server.until_status(batch.id, "completed")
+        assert server.engine.aborted() == [f"{batch.id}:1", f"{batch.id}:2"]
+
+
+async def test_result_files_live_as_long_as_was_asked(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with Server(tmp_path, clock=clock) as server:
+        expiry = {"anchor": "created_at", "seconds": 7200}
+        batch = await server.create(jsonl([line("a"), line("hot", temperature=9)]), output_expires_after=expiry)
+        default = await server.create(numbered(1))
+        for batch_id in (batch.id, default.id):
+            await server.until_given(batch_id)
+        clock.now_s += 500
+        lives = []
+        for batch_id in (batch.id, default.id):
+            server.engine.answer(batch_id)
+            record = await server.until_status(batch_id, "completed")
+            for file_id in filter(None, (record.output_file_id, record.error_file_id)):
+                file = await server.service.files.get(file_id, "")
+                assert file.created_at == int(clock.now_s)
+                assert file.expires_at is not None
+                lives.append(file.expires_at - file.created_at)
+        assert lives == [7200, 7200, 30 * 86_400]
 
 
 async def test_a_lost_engine_costs_only_what_it_had_not_finished(tmp_path: Path) -> None:
@@ -205,6 +239,7 @@ async def test_a_restart_validates_again_what_had_not_started(tmp_path: Path, mo
         again.results(await again.until_status(batch.id, "completed"))
 
 
+@pytest.mark.acceptance("A22", "restart with another model in the middle of a batch")
 async def test_another_model_does_not_answer_after_a_restart(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(3))
@@ -236,6 +271,7 @@ async def test_counts_never_run_ahead_and_never_go_back(tmp_path: Path) -> None:
 # ---- cancel ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.acceptance("A20", "cancel while running, twice")
 async def test_cancel_keeps_what_is_done(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(5))
@@ -254,6 +290,7 @@ async def test_cancel_keeps_what_is_done(tmp_path: Path) -> None:
         assert again == record
 
 
+@pytest.mark.acceptance("A20", "cancel while validating")
 async def test_cancel_while_validating(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(2000))
@@ -264,6 +301,7 @@ async def test_cancel_while_validating(tmp_path: Path) -> None:
     assert not list((tmp_path / "jobs").iterdir())
 
 
+@pytest.mark.acceptance("A20", "cancel after the end")
 async def test_cancel_of_an_ended_batch_is_a_conflict(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         server.engine.auto = True
@@ -277,6 +315,7 @@ async def test_cancel_of_an_ended_batch_is_a_conflict(tmp_path: Path) -> None:
             await server.service.cancel_batch(batch.id, "somebody else")
 
 
+@pytest.mark.acceptance("A20", "cancel after every few turns of the event loop", count=24)
 async def test_cancel_races_every_moment_of_a_short_batch(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         server.engine.auto = True
@@ -294,6 +333,7 @@ async def test_cancel_races_every_moment_of_a_short_batch(tmp_path: Path) -> Non
             server.results(await server.until_status(batch_id, status))
 
 
+@pytest.mark.acceptance("A20", "restart between a cancel and its end")
 async def test_cancelling_is_finished_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(4))
@@ -311,6 +351,7 @@ async def test_cancelling_is_finished_after_a_restart(tmp_path: Path, monkeypatc
 # ---- expiry ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.acceptance("A21", "two hours back, over the window, 25 hours back")
 async def test_expiry_keeps_what_is_done_and_stays_when_the_clock_steps_back(tmp_path: Path) -> None:
     clock = FakeClock()
     async with Server(tmp_path, clock=clock) as server:
@@ -334,6 +375,7 @@ async def test_expiry_keeps_what_is_done_and_stays_when_the_clock_steps_back(tmp
             await server.service.cancel_batch(batch.id, "")
 
 
+@pytest.mark.acceptance("A21", "25 hours forward while the server is down")
 async def test_overdue_batches_expire_at_start(tmp_path: Path) -> None:
     clock = FakeClock()
     async with Server(tmp_path, clock=clock) as server:
@@ -344,6 +386,7 @@ async def test_overdue_batches_expire_at_start(tmp_path: Path) -> None:
         server.results(await again.until_status(batch.id, "expired"))
 
 
+@pytest.mark.acceptance("A21", "deadlines on the monotonic clock")
 async def test_the_engine_is_told_the_deadline_on_its_own_clock(tmp_path: Path) -> None:
     clock = FakeClock()
     async with Server(tmp_path, clock=clock) as server:

@@ -179,6 +179,8 @@ class History(RuleBasedStateMachine):
 CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
+@pytest.mark.acceptance("A20", "random histories of creates, cancels, clocks, restarts and crashes", count=6)
+@pytest.mark.acceptance("A21", "random histories of creates, cancels, clocks, restarts and crashes", count=6)
 def test_random_histories() -> None:
     run_state_machine_as_test(
         History, settings=settings(max_examples=6, stateful_step_count=14, deadline=None, suppress_health_check=CHECKS)
@@ -186,6 +188,8 @@ def test_random_histories() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.acceptance("A20", "random histories of creates, cancels, clocks, restarts and crashes", count=60)
+@pytest.mark.acceptance("A21", "random histories of creates, cancels, clocks, restarts and crashes", count=60)
 def test_many_random_histories() -> None:
     run_state_machine_as_test(
         History,

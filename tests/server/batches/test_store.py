@@ -84,6 +84,7 @@ async def test_readers_cannot_write(store: Store) -> None:
         await store.read(add_file, 1)
 
 
+@pytest.mark.acceptance("A8", "database full in the middle of a group of writes")
 async def test_a_full_disk_fails_the_whole_group_and_writing_goes_on_after(store: Store) -> None:
     def limit(conn: sa.Connection, pages: int) -> None:
         conn.exec_driver_sql(f"PRAGMA max_page_count = {pages}").close()
@@ -136,6 +137,7 @@ def test_durability_settings(store: Store) -> None:
     assert store.write_blocking(pragmas) == ["wal", 2, 1]
 
 
+@pytest.mark.acceptance("A11", "second server on one data directory")
 def test_a_second_server_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(DataDirLockedError, match=r"another neaptide server \(process \d+\)"):
         Store(tmp_path).open()
@@ -149,6 +151,7 @@ def test_a_closed_store_can_be_opened_again(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.acceptance("A10", "a database that is none")
 @pytest.mark.parametrize("damage", [b"this is no database" * 1000, b"SQLite format 3\0" + b"\xff" * 8000])
 def test_a_damaged_database_is_one_clear_error(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / DATABASE_NAME).write_bytes(damage)
