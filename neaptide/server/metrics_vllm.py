@@ -71,7 +71,7 @@ class VllmMetrics:
         self._prompt.inc(record.prompt_tokens)
         self._generation.inc(record.completion_tokens)
         for reason in record.finish_reasons:
-            ended = {"stop": "stop", "length": "length"}.get(reason)
+            ended = {"stop": "stop", "tool_calls": "stop", "length": "length"}.get(reason)
             ended = ended or ("abort" if record.outcome == "aborted" else "error")
             self._success.labels(*self._values, ended).inc()
         if record.outcome != "ok":

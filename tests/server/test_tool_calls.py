@@ -177,3 +177,11 @@ async def test_output_cut_by_max_tokens_says_so(server: Server) -> None:
     assert reply.choices[0].finish_reason == "length"
     assert reply.choices[0].message.content == "and"
     assert len(reply.choices[0].message.tool_calls or []) == 1
+
+
+async def test_dashboards_see_a_call_as_an_output_that_stopped(server: Server) -> None:
+    _says(server, ADD)
+    await server.openai.chat.completions.create(model=MODEL_ID, messages=USER, tools=TOOLS)
+    metrics = (await server.http.get("/metrics")).text
+    (line,) = [line for line in metrics.splitlines() if line.startswith("vllm:request_success_total{")]
+    assert 'finished_reason="stop"' in line
