@@ -34,7 +34,7 @@ from neaptide.server.middleware import new_request_id
 
 MAX_READ_BYTES = 16 << 10
 """Handled at once: a body of tiny chunks costs 10 us per chunk, and nobody else is served meanwhile."""
-MAX_UNSENT_BYTES = 64 << 10
+MAX_UNSENT_BYTES = 16 << 10
 """In the kernel, per connection. Beside it waits one message: the next ``send`` waits until that is gone."""
 
 
