@@ -31,7 +31,7 @@ from neaptide.loadgen.recorder import Record, percentile
 CHAT = "/v1/chat/completions"
 RATE_RPS = 10.0
 STEP_MS = 25
-RAMP_S = 10.0
+RAMP_S = 30.0
 SETTLE_S = 2.0
 LONG_PROMPT = "\x01" * 4500
 """Every character is six bytes in a JSON event: two echoes of it do not fit into what may wait for a reader, and cost

@@ -70,7 +70,7 @@ class BoundedH11Protocol(H11Protocol):
         self._unsent_bytes = 0
         super().connection_made(transport)
         self.metrics.connections.inc()
-        _bound_buffers(transport)
+        _prepare_socket(transport)
         if len(self.connections) > self.limits.max_connections:
             self._leave(OverloadedError(online=True, retry_after_s=1), "refused")
         else:
@@ -236,12 +236,16 @@ def protocol_class(transport_limits: TransportLimits, server_metrics: ServerMetr
     return Protocol
 
 
-def _bound_buffers(transport: asyncio.Transport) -> None:
+def _prepare_socket(transport: asyncio.Transport) -> None:
     transport.set_write_buffer_limits(high=0)
     if hasattr(transport, "max_size"):
         transport.max_size = MAX_READ_BYTES
     peer = cast("socket.socket", transport.get_extra_info("socket"))
-    if peer.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+    if peer.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    # asyncio does this only for sockets whose protocol was named; else a body waits 40 ms behind its headers.
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         # Only bounds what waits here; what is on its way may be more, so distance costs no throughput.
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 

@@ -140,6 +140,18 @@ async def test_requests_in_one_packet_are_answered_in_turn(short: Live) -> None:
     assert await client.refusal() == (408, "request_timeout")
 
 
+async def test_a_reply_does_not_wait_for_the_acknowledgement_of_its_headers(short: Live) -> None:
+    client = await short.connect()
+    seconds = []
+    for _ in range(12):
+        start_s = time.perf_counter()
+        await client.send(request_bytes("GET", "/version"))
+        assert (await client.reply())[0] == 200
+        seconds.append(time.perf_counter() - start_s)
+    # A kernel that acknowledges late does so after 40 ms, but not on the first packets.
+    assert min(seconds[6:]) < 0.03
+
+
 # ---- sizes -----------------------------------------------------------------------------------------------
 
 
