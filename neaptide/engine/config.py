@@ -53,5 +53,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "json"
     request_log_path: str | None = None
     """Append-only JSON lines, one when a request is first scheduled and one when it ends; ``None`` writes none."""
-    witness_path: str | None = None
-    """Where the engine notes the step that it is running; set by the supervisor for each life."""
+    witness_fd: int | None = None
+    """Inherited memory in which the engine notes the step that it is running; set by the supervisor for each life."""

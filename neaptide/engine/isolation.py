@@ -9,7 +9,7 @@ from neaptide.engine.params import INTERNAL_ERROR
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILED_STEPS = 3
+MAX_FAILED_STEPS = 8
 """After so many steps in a row in which nothing succeeded the executor is at fault, not the requests."""
 
 

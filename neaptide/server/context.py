@@ -96,6 +96,8 @@ class ServingContext:
     admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))
     prepare_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
     """Threads that tokenize at once; a burst of long prompts must not take every core."""
+    shape_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
+    """Threads that shape long replies at once; streams must not wait for those that tokenize."""
     draining: bool = False
     """Set at shutdown: new work is refused, streams that run may end."""
 

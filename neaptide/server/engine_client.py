@@ -35,7 +35,14 @@ REPLAY_WAIT_S = 60.0
 
 
 class EngineUnavailableError(Exception):
-    """No engine is attached, or the one that held this request is gone."""
+    """No engine is attached, or the one that held this request is gone.
+
+    ``may_have_caused_it``: the engine died in this request's first step, so sending it again may kill the next one.
+    """
+
+    def __init__(self, message: str, *, may_have_caused_it: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_caused_it = may_have_caused_it
 
 
 class _Lost(NamedTuple):
@@ -62,8 +69,11 @@ class BatchListener(Protocol):
         """A new engine knows no jobs: submit every unfinished one."""
         ...
 
-    def on_engine_lost(self, suspects: Sequence[str]) -> None:
-        """``suspects``: the rows in the step that the engine did not survive; empty if it ended in peace."""
+    def on_engine_lost(self, suspects: Sequence[str], *, is_counted: bool) -> None:
+        """``suspects``: the rows in the step that the engine did not survive; empty if it ended in peace.
+
+        Not ``is_counted``: a request of the same step that had said nothing yet is the likelier cause.
+        """
         ...
 
 
@@ -79,6 +89,8 @@ class EngineClient:
         self._info: EngineReady | None = None
         self._ready = asyncio.Event()
         self._queues: dict[str, OutputBacklog[_Lost]] = {}
+        self._silent: set[str] = set()
+        """Requests that have had no output yet."""
         self._batch_listener: BatchListener | None = None
         self._stats_listeners: list[StatsListener] = []
         self._error_listeners: list[Callable[[str], None]] = []
@@ -122,6 +134,7 @@ class EngineClient:
         link = self._require_link()
         queue: OutputBacklog[_Lost] = OutputBacklog()
         self._queues[request.request_id] = queue
+        self._silent.add(request.request_id)
         started = finished = False
         replays = 0
         try:
@@ -133,16 +146,21 @@ class EngineClient:
                 if isinstance(output, _Lost):
                     finished = True
                     if started or output.in_step or replays == MAX_REPLAYS:
-                        raise EngineUnavailableError("the engine stopped while it worked on this request")
+                        raise EngineUnavailableError(
+                            "the engine stopped while it worked on this request",
+                            may_have_caused_it=output.in_step and not started,
+                        )
                     replays += 1
                     (await self._next_link()).send(request)
                     finished = False
                     continue
                 started = True
+                self._silent.discard(request.request_id)
                 finished = output.finish_reason is not None
                 yield output
         finally:
             self._queues.pop(request.request_id, None)
+            self._silent.discard(request.request_id)
             if not finished:
                 self.abort([request.request_id])
 
@@ -206,7 +224,8 @@ class EngineClient:
         for request_id, queue in self._queues.items():
             queue.put_nowait(_Lost(request_id in in_step))
         if self._batch_listener is not None:
-            self._batch_listener.on_engine_lost([request_id for request_id in suspects if ":" in request_id])
+            rows = [request_id for request_id in suspects if ":" in request_id]
+            self._batch_listener.on_engine_lost(rows, is_counted=not in_step & self._silent)
 
     def on_message(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):

@@ -170,7 +170,9 @@ class EngineFailedError(ApiError):
 
     def __init__(self, reason: str | None = None) -> None:
         code = reason if reason in (NUMERICAL_ERROR, INTERNAL_ERROR) else None
-        super().__init__("The engine could not complete this request.", code=code)
+        # It would fail again, and might take others with it.
+        headers = {"x-should-retry": "false"}
+        super().__init__("The engine could not complete this request.", code=code, headers=headers)
 
 
 class UnavailableError(ApiError):
@@ -191,6 +193,14 @@ def model_not_found() -> NotFoundError:
 def engine_unavailable() -> UnavailableError:
     """The error while no engine is attached."""
     return UnavailableError("The engine is starting or restarting; try again in a few seconds.")
+
+
+def engine_lost(error: EngineUnavailableError) -> UnavailableError:
+    """The error for a request whose engine is gone. The SDK is kept from killing the next one with it."""
+    reply = engine_unavailable()
+    if error.may_have_caused_it:
+        reply.headers["x-should-retry"] = "false"
+    return reply
 
 
 # ---- validation errors -----------------------------------------------------------------------------------
@@ -260,7 +270,7 @@ async def _on_api_error(request: Request, exc: Exception) -> Response:
 
 
 async def _on_engine_unavailable(request: Request, exc: Exception) -> Response:
-    return error_response(engine_unavailable())
+    return error_response(engine_lost(exc) if isinstance(exc, EngineUnavailableError) else engine_unavailable())
 
 
 async def _on_http_exception(request: Request, exc: Exception) -> Response:

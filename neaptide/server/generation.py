@@ -129,7 +129,7 @@ class Generation:
         """Long tables of log-probabilities are made in a thread: others' tokens go on meanwhile."""
         if tokens <= INLINE_LOGPROBS:
             return encode()
-        return await anyio.to_thread.run_sync(encode, limiter=self._context.prepare_limiter)
+        return await anyio.to_thread.run_sync(encode, limiter=self._context.shape_limiter)
 
     async def _deltas(self) -> AsyncGenerator[Delta, None]:
         """Runs the request, counted and measured. Closing the generator early aborts it in the engine."""

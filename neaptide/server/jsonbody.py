@@ -16,7 +16,7 @@ from neaptide.server.errors import InvalidRequestError, PayloadTooLargeError, Un
 
 MAX_BODY_BYTES = 20 << 20
 MAX_DEPTH = 96
-MAX_STRUCTURE = 1 << 19
+MAX_STRUCTURE = 1 << 20
 _WEIGHTS = {b",": 1, b":": 8, b"[": 16, b"{": 16}
 """About how long the parser takes for what each of these begins. It lets no other thread run meanwhile."""
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1

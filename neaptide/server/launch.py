@@ -180,7 +180,7 @@ def _http_server(
     from neaptide.server.hosts import HostFilter
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.files import files_router
-    from neaptide.server.transport import TransportLimits, protocol_class
+    from neaptide.server.transport import MAX_HEADER_BYTES, TransportLimits, protocol_class
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -210,6 +210,7 @@ def _http_server(
     )
     config = uvicorn.Config(
         app,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         http=protocol_class(limits, app.state.metrics),
         ws="none",
         log_config=None,
@@ -326,7 +327,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> "tuple[EngineCore, Engin
         clock,
         frozenset(model.eos_token_ids),
         RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
-        StepWitness(config.witness_path) if config.witness_path else None,
+        StepWitness(config.witness_fd) if config.witness_fd is not None else None,
     )
     longest = BatchShape()
     longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))

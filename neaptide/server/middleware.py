@@ -1,5 +1,6 @@
 """What surrounds every exchange: the ``Host`` that it names, a request id on the reply, its time and status."""
 
+import asyncio
 import re
 import uuid
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from neaptide.server.errors import HeadersTooLargeError, InvalidRequestError, error_response
+from neaptide.server.errors import HeadersTooLargeError, InvalidRequestError, UnavailableError, error_response
 from neaptide.server.hosts import HostFilter
 from neaptide.server.metrics import ServerMetrics
 
@@ -34,12 +35,12 @@ class EdgeMiddleware:
         request_id = _request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
         start_s = self._clock()
-        status = 500
+        status, started = 500, False
 
         async def send_stamped(message: Message) -> None:
-            nonlocal status
+            nonlocal status, started
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, started = message["status"], True
                 stamped = MutableHeaders(scope=message)
                 stamped["x-request-id"] = request_id
                 stamped["openai-processing-ms"] = str(round((self._clock() - start_s) * 1000))
@@ -54,6 +55,11 @@ class EdgeMiddleware:
                 await error_response(refusal)(scope, receive, send_stamped)
             else:
                 await self._app(scope, receive, send_stamped)
+        except asyncio.CancelledError:
+            if not started:
+                cut = UnavailableError("The server is shutting down.", code="server_shutdown")
+                await error_response(cut)(scope, receive, send_stamped)
+            raise
         finally:
             route = getattr(scope.get("route"), "path", None) or "unmatched"
             self._metrics.on_http(scope["method"], route, status, self._clock() - start_s)

@@ -26,7 +26,7 @@ from neaptide.engine.messages import (
     from_engine_decoder,
     to_engine_encoder,
 )
-from neaptide.engine.step_witness import read_witness
+from neaptide.engine.step_witness import create_witness, read_witness
 from neaptide.server.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,9 @@ SILENCE_STEPS = 3.0
 """So many times the longest step must pass in silence as well."""
 DUMP_S = 0.5
 """For a silent engine to write down where it stands, before it is killed."""
+LAST_CHANCE_S = 2.0
+"""After a silence: whoever was stopped together with this process, or stopped this one, gets to speak first."""
+KILL_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
@@ -53,12 +56,12 @@ class _Engine:
     """One life of the engine process, and the socket to it."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, path: Path, witness_path: Path
+        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, path: Path, witness_fd: int
     ) -> None:
         self.process = process
         self._socket = socket
         self._path = path
-        self._witness_path = witness_path
+        self._witness_fd = witness_fd
         self._longest_step_s = 0.0
 
     def send(self, message: ToEngine) -> None:
@@ -85,15 +88,18 @@ class _Engine:
             await asyncio.wait_for(self.process.wait(), DUMP_S)
 
     async def end(self) -> list[str]:
-        """Makes sure that the process is gone; returns the requests of the step that it did not survive."""
+        """Kills the process if it still runs; returns the requests of the step that it did not survive."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
-        await self.process.wait()
+        try:
+            await asyncio.wait_for(self.process.wait(), KILL_TIMEOUT_S)
+        except TimeoutError:
+            logger.error("the engine process %d cannot be killed; it is left behind", self.process.pid)
         self._socket.close(linger=0)
         self._path.unlink(missing_ok=True)
-        suspects = read_witness(self._witness_path)
-        self._witness_path.unlink(missing_ok=True)
+        suspects = read_witness(self._witness_fd)
+        os.close(self._witness_fd)
         return suspects
 
 
@@ -176,30 +182,37 @@ class Supervisor:
                 self._first_ready.set_result(ready)
             await self._pump(engine)
         finally:
-            suspects = await engine.end()
-            self._client.detach([] if self._stopping else suspects)
-            self._engine = None
+            suspects: list[str] = []
+            try:
+                suspects = await engine.end()
+            finally:
+                self._client.detach([] if self._stopping else suspects)
+                self._engine = None
 
     async def _spawn(self) -> _Engine:
         self._starts += 1
         # A socket of its own for every life: an old engine's late words reach nobody.
         path = self.directory / f"engine-{self._starts}.sock"
-        witness_path = self.directory / f"engine-{self._starts}.step"
         socket = self._context.socket(zmq.PAIR)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.bind(f"ipc://{path}")
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-        command = [sys.executable, "-m", "neaptide.server.launch", f"ipc://{path}"]
+        witness_fd = create_witness()
         process = await asyncio.create_subprocess_exec(
-            *command,
-            msgspec.json.encode(msgspec.structs.replace(self._config, witness_path=str(witness_path))).decode(),
+            sys.executable,
+            "-P",  # what lies in the working directory is not ours to import
+            "-m",
+            "neaptide.server.launch",
+            f"ipc://{path}",
+            msgspec.json.encode(msgspec.structs.replace(self._config, witness_fd=witness_fd)).decode(),
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=[witness_fd],
             # Compute threads that spin at a barrier take the cores from the API process on a small machine.
             env={"OMP_WAIT_POLICY": "PASSIVE"} | os.environ,
         )
-        return _Engine(process, socket, path, witness_path)
+        return _Engine(process, socket, path, witness_fd)
 
     async def _wait_ready(self, engine: _Engine) -> EngineReady:
         received = asyncio.ensure_future(engine.receive())
@@ -226,9 +239,12 @@ class Supervisor:
         try:
             while True:
                 received = asyncio.ensure_future(engine.receive())
-                done, _ = await asyncio.wait(
-                    {received, ended}, timeout=engine.silence_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                for patience_s in (engine.silence_s, LAST_CHANCE_S):
+                    done, _ = await asyncio.wait(
+                        {received, ended}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if done:
+                        break
                 if received not in done:
                     received.cancel()
                     await asyncio.gather(received, return_exceptions=True)

@@ -124,7 +124,7 @@ def _parse(body: str, names: Set[str]) -> ToolCall | None:
     except InvalidRequestError:
         return None
     name, arguments = call.get("name"), call.get("arguments", {})
-    if set(call) > {"name", "arguments"} or not isinstance(name, str) or name not in names:
+    if not set(call) <= {"name", "arguments"} or not isinstance(name, str) or name not in names:
         return None
     if not isinstance(arguments, dict):
         return None

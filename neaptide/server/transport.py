@@ -32,6 +32,7 @@ from neaptide.server.errors import (
 from neaptide.server.metrics import ServerMetrics
 from neaptide.server.middleware import new_request_id
 
+MAX_HEADER_BYTES = 64 << 10
 MAX_READ_BYTES = 16 << 10
 """Handled at once: a body of tiny chunks costs 10 us per chunk, and nobody else is served meanwhile."""
 MAX_UNSENT_BYTES = 16 << 10
@@ -90,19 +91,19 @@ class BoundedH11Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._waiting_for == "farewell":
             return
-        state_before = self.conn.their_state
+        state_before, cycle_before = self.conn.their_state, self.cycle
         super().data_received(data)
         if self._waiting_for == "farewell":
             return
         if self.conn.their_state is h11.SEND_BODY:
-            self._on_body(len(data), has_begun=state_before is not h11.SEND_BODY)
+            self._on_body(len(data), has_begun=state_before is not h11.SEND_BODY or self.cycle is not cycle_before)
         elif self.conn.their_state is not h11.IDLE:
             self._read_due_s = None
         elif self._waiting_for != "header":
             self._expect("header", self.limits.header_s)
 
     def _on_body(self, num_bytes: int, *, has_begun: bool) -> None:
-        if self._waiting_for == "linger":
+        if self._waiting_for == "linger" and not has_begun:
             return
         now_s = self.loop.time()
         if has_begun:
@@ -114,6 +115,8 @@ class BoundedH11Protocol(H11Protocol):
     def on_response_complete(self) -> None:
         cycle = self.cycle
         super().on_response_complete()  # may begin with the next request, if it has been sent already
+        if self._waiting_for == "farewell":
+            return
         self._waiting_for, self._read_due_s = "", None
         if self.transport.is_closing():
             return
@@ -161,7 +164,7 @@ class BoundedH11Protocol(H11Protocol):
             self._on_write_due(now_s)
         elif self._read_due_s is not None and self._read_due_s <= now_s:
             self._on_read_due()
-        if not self.transport.is_closing() and (self._read_due_s is not None or self._write_due_s is not None):
+        if self._read_due_s is not None or self._write_due_s is not None:
             self._arm()
 
     def _on_write_due(self, now_s: float) -> None:
@@ -220,6 +223,7 @@ class BoundedH11Protocol(H11Protocol):
     def _cut(self, reason: str) -> None:
         if reason != "farewell":
             self._count(reason)
+        self._read_due_s = self._write_due_s = None
         self.transport.abort()
 
     def _count(self, reason: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from neaptide.engine.batch import StepPlan
+from neaptide.engine.isolation import MAX_FAILED_STEPS
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
 from neaptide.engine.runner import torch_executor
@@ -162,10 +163,10 @@ def test_an_executor_that_fails_for_everybody_ends_the_engine() -> None:
 def test_an_executor_that_fails_for_one_request_after_another_ends_the_engine() -> None:
     harness = Harness()
     harness.core._executor._executor = BrokenExecutor()
-    for name in ("a", "b"):
-        harness.core.handle(online(name, [7, 8, 9]))
+    for index in range(MAX_FAILED_STEPS - 1):
+        harness.core.handle(online(f"r{index}", [7, 8, 9]))
         harness.step()
-        assert harness.reason(name) is FinishReason.ERROR
-    harness.core.handle(online("c", [7, 8, 9]))
+        assert harness.reason(f"r{index}") is FinishReason.ERROR
+    harness.core.handle(online("last", [7, 8, 9]))
     with pytest.raises(RuntimeError, match="the device is gone"):
         harness.step()

@@ -1,31 +1,35 @@
 """What a dead engine was running."""
 
-from pathlib import Path
+import os
+from collections.abc import Iterator
 
-from neaptide.engine.step_witness import StepWitness, read_witness
+import pytest
+
+from neaptide.engine.step_witness import StepWitness, create_witness, read_witness
 from tests.engine.harness import Harness, online
 
 
-def test_requests_of_the_running_step_are_read_back(tmp_path: Path) -> None:
-    witness = StepWitness(str(tmp_path / "w"))
-    assert read_witness(tmp_path / "w") == []
+@pytest.fixture
+def fd() -> Iterator[int]:
+    fd = create_witness()
+    yield fd
+    os.close(fd)
+
+
+def test_requests_of_the_running_step_are_read_back(fd: int) -> None:
+    witness = StepWitness(fd)
+    assert read_witness(fd) == []
     witness(["chat-0", "batch_1:7"])
-    assert read_witness(tmp_path / "w") == ["chat-0", "batch_1:7"]
+    assert read_witness(fd) == ["chat-0", "batch_1:7"]
     witness(["b"])
-    assert read_witness(tmp_path / "w") == ["b"]
+    assert read_witness(fd) == ["b"]
 
 
-def test_nothing_runs_between_steps(tmp_path: Path) -> None:
-    witness = StepWitness(str(tmp_path / "w"))
+def test_nothing_runs_between_steps(fd: int) -> None:
+    witness = StepWitness(fd)
     witness(["a"])
     witness([])
-    assert read_witness(tmp_path / "w") == []
-
-
-def test_no_engine_has_been_there(tmp_path: Path) -> None:
-    assert read_witness(tmp_path / "none") == []
-    (tmp_path / "torn").write_bytes(b"\x01")
-    assert read_witness(tmp_path / "torn") == []
+    assert read_witness(fd) == []
 
 
 def test_the_engine_notes_every_step_and_its_end() -> None:

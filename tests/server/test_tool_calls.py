@@ -54,6 +54,8 @@ def test_pieces_of_any_size_give_the_same(size: int) -> None:
         OPEN + '{"arguments": {}}' + CLOSE,
         OPEN + '{"name": "delete_everything", "arguments": {}}' + CLOSE,
         OPEN + '{"name": ["weather"], "arguments": {}}' + CLOSE,
+        OPEN + '{"name": "weather", "parameters": {"city": "Rome"}}' + CLOSE,
+        OPEN + '{"name": "weather", "arguments": {}, "id": 1}' + CLOSE,
         OPEN + '{"name": "weather", "arguments": "{}"}' + CLOSE,
         OPEN + '{"name": "weather", "arguments": {"x": NaN}}' + CLOSE,
         OPEN + '{"name": "weather", "arguments": {"x": "\\ud800"}}' + CLOSE,

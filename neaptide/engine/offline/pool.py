@@ -112,7 +112,11 @@ class OfflinePool:
             message.deadline_s,
             message.salt,
         )
-        self._jobs.setdefault(message.batch_id, deque()).append(part)
+        if message.batch_id not in self._jobs:
+            self._jobs[message.batch_id] = deque()
+        self._jobs[message.batch_id].append(part)
+        # A batch whose last lines come late must not stand behind all that came meanwhile.
+        self._jobs = dict(sorted(self._jobs.items(), key=lambda job: job[1][0].deadline_s))
         refused: list[int] = rows[~fits].tolist()
         return refused
 

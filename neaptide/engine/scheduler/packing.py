@@ -113,6 +113,7 @@ class Scheduler:
             is_decode = request.request_id in self.queues.running_online and request.num_uncomputed_tokens == 1
             if is_decode and step.budget.tokens_left > 0 and self._room_to_grow(step, request, 1):
                 step.add(request, 1)
+        step.at = None
 
     def _pack_online_prefills(self, step: StepBuilder, limit_s: float) -> None:
         """Prompts that can still make their deadline, then the relegated ones with at least a tenth of the tokens.

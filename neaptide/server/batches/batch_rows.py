@@ -246,15 +246,11 @@ def _add_counts(conn: sa.Connection, batch_id: str, gained: dict[str, int]) -> N
         conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
 
 
-def count_attempts(conn: sa.Connection, batch_id: str, line_nos: Sequence[int]) -> list[tuple[int, int]]:
-    """Notes an engine death on pending lines; returns (line, deaths so far) of each."""
+def count_attempts(conn: sa.Connection, batch_id: str, line_nos: Sequence[int]) -> None:
+    """Notes an engine death on pending lines."""
     t = batch_lines.c
-    counted = []
-    for line_no in line_nos:
-        where = (t.batch_id == batch_id, t.line_no == line_no, t.state == LineState.PENDING)
-        if conn.execute(batch_lines.update().where(*where).values(attempts=t.attempts + 1)).rowcount == 1:
-            counted.append((line_no, int(conn.execute(sa.select(t.attempts).where(*where)).scalar_one())))
-    return counted
+    where = (t.batch_id == batch_id, t.line_no.in_(line_nos), t.state == LineState.PENDING)
+    conn.execute(batch_lines.update().where(*where).values(attempts=t.attempts + 1))
 
 
 # ---- ending ---------------------------------------------------------------------------------------------

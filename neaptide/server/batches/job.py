@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ENGINE_DEATHS = 2
 PART_ROWS = 2000
-"""Rows that the engine is given at a time, and again when fewer than half as many lines are left."""
+"""Rows that the engine is given in one message."""
 
 
 class Job:
@@ -42,12 +42,12 @@ class Job:
         self._stream_rows = frozenset(plan.stream_rows)
         self._lines = [line for line in lines if line.num_rows]
         self._first_rows = [line.first_row for line in self._lines]
-        self._index_of_line = {line.line_no: i for i, line in enumerate(self._lines)}
         self._input_path = input_path
         self._compiler = compiler
         self._ended = bytearray(len(self._lines))
-        self._suspects = {i for i, line in enumerate(self._lines) if line.attempts}
-        """Lines that were in an engine's last step: they run after the others, one at a time."""
+        self._deaths = {i: line.attempts for i, line in enumerate(self._lines) if line.attempts}
+        """Lines that were in an engine's last step, and how often that counted: they run after the others, one at a
+        time."""
         self._next = 0
         """Lines before this one have been given to the engine, or have to wait as suspects."""
         self._part: set[int] = set()
@@ -58,15 +58,14 @@ class Job:
 
     @property
     def wants_part(self) -> bool:
-        """Whether the engine runs low on this job: it should be given more, if there is more."""
-        return not self._part or (self._next < len(self._lines) and len(self._part) < PART_ROWS // 2)
+        """Whether there may be more to give: lines not given yet, or the next suspect."""
+        return self._next < len(self._lines) or not self._part
 
     def message(self, path: Path, deadline_s: float, *, anew: bool) -> AddBatch | None:
         """The next part for the engine; None when nothing is left to give. ``anew``: it has none of the others.
 
-        In parts, so that neither this process nor the engine stalls over a large batch. Lines that may have killed
-        an engine come last, each in a part of its own: the next death is then held against one line, not against
-        all that ran beside it.
+        Lines that may have killed an engine come last, each in a part of its own: the next death is then held
+        against one line, not against all that ran beside it.
         """
         if anew:
             self._next, self._part = 0, set()
@@ -94,11 +93,11 @@ class Job:
         while self._next < len(self._lines) and num_rows < PART_ROWS:
             index = self._next
             self._next += 1
-            if not self._ended[index] and index not in self._suspects:
+            if not self._ended[index] and index not in self._deaths:
                 part.append(index)
                 num_rows += self._lines[index].num_rows
         if not part and not self._part:
-            part = [i for i in sorted(self._suspects) if not self._ended[i]][:1]
+            part = [i for i in sorted(self._deaths) if not self._ended[i]][:1]
         return part
 
     def forget_open(self) -> None:
@@ -149,20 +148,22 @@ class Job:
             logger.exception("batch %s line %d: its response could not be assembled", self.batch_id, line.line_no)
             return refused(line.line_no, ApiError("Internal server error.", code="internal_error"))
 
-    def suspect(self, rows: Iterable[int]) -> list[int]:
-        """Numbers of the unfinished lines that these rows belong to; they are suspects from now on."""
-        found = set()
-        for row in rows:
-            index = bisect_right(self._first_rows, row) - 1
-            if index >= 0 and not self._ended[index]:
-                found.add(index)
-        self._suspects |= found
-        return sorted(self._lines[i].line_no for i in found)
+    def suspect(self, rows: Iterable[int], is_counted: bool) -> tuple[list[int], list[LineResult]]:
+        """Notes that an engine died in a step with these rows.
 
-    def quarantine(self, line_no: int) -> LineResult:
-        """Ends a line that was running each time an engine died."""
-        self._end(self._index_of_line[line_no])
-        return refused(line_no, ApiError("The engine failed repeatedly on this request.", code="engine_crash"))
+        Returns the numbers of the unfinished lines they belong to, which are suspects from now on, and the ends of
+        those that have seen too many deaths.
+        """
+        found = {bisect_right(self._first_rows, row) - 1 for row in rows} - {-1}
+        suspects = sorted(i for i in found if not self._ended[i])
+        poisoned = []
+        for i in suspects:
+            self._deaths[i] = self._deaths.get(i, 0) + is_counted
+            if self._deaths[i] >= MAX_ENGINE_DEATHS:
+                error = ApiError("The engine failed repeatedly on this request.", code="engine_crash")
+                poisoned.append(refused(self._lines[i].line_no, error))
+                self._end(i)
+        return [self._lines[i].line_no for i in suspects], poisoned
 
     def _end(self, index: int) -> None:
         self._ended[index] = 1

@@ -167,9 +167,9 @@ class Machine:
         begun = False
         report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop))
         if report is not None and report.errors:
-            await self._disk.retry(record.id, lambda: self._write_failed(record, report))
+            await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop))
         elif report is not None:
-            begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report))
+            begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop))
         del self._validating[record.id]
         self._io_errors.pop(record.id, None)
         if stop.is_set():
@@ -238,11 +238,17 @@ class Machine:
         await self._p.files.verify(file)
         return self._p.files.path(file.id)
 
-    async def _write_failed(self, record: BatchRecord, report: Report) -> bool:
+    # Both ask for ``stop`` first: a disk that refuses must not keep a cancelled batch, and its plan's space.
+
+    async def _write_failed(self, record: BatchRecord, report: Report, stop: asyncio.Event) -> bool:
+        if stop.is_set():
+            return False
         logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
         return await self._p.store.write(batch_rows.fail_batch, record.id, report.errors, self._now(record))
 
-    async def _write_begun(self, record: BatchRecord, report: Report) -> bool:
+    async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event) -> bool:
+        if stop.is_set():
+            return False
         await asyncio.to_thread(seal_plan, self._stem(record.id))
         fingerprint, now = self._p.compiler.fingerprint, self._now(record)
         return await self._p.store.write(batch_rows.begin_batch, record.id, report.model, fingerprint, now)

@@ -7,18 +7,19 @@ which they came; a line whose result is on its way is not run again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.server.batches import batch_rows
-from neaptide.server.batches.job import MAX_ENGINE_DEATHS, Job
+from neaptide.server.batches.job import Job
 from neaptide.server.batches.models import LineResult
 from neaptide.server.batches.store import Store, StoreUnavailableError
-from neaptide.server.engine_client import EngineClient, EngineUnavailableError
+from neaptide.server.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class _Outputs:
 @dataclass(frozen=True, slots=True)
 class _EngineLost:
     suspects: Sequence[str]
+    is_counted: bool
 
 
 class _EngineReady:
@@ -82,7 +84,7 @@ class Runner:
         self._jobs: dict[str, _Running] = {}
         self._epoch = 0
         self._task: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed_ids: set[str] = set()
         self._stopping = False
         self._suspended = False
@@ -102,6 +104,7 @@ class Runner:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def suspend(self) -> None:
         """Takes every job from the engine until ``resume``; results that are on their way still count."""
@@ -126,8 +129,8 @@ class Runner:
         self._epoch += 1
         self._events.put_nowait(_EngineReady())
 
-    def on_engine_lost(self, suspects: Sequence[str]) -> None:
-        self._events.put_nowait(_EngineLost(suspects))
+    def on_engine_lost(self, suspects: Sequence[str], *, is_counted: bool) -> None:
+        self._events.put_nowait(_EngineLost(suspects, is_counted))
 
     def add_job(self, job: Job) -> None:
         self._events.put_nowait(_Add(job))
@@ -161,42 +164,45 @@ class Runner:
         match event:
             case _Outputs():
                 await self._on_outputs(event.outputs)
-            case _EngineLost(suspects):
+            case _EngineLost(suspects, is_counted):
                 for running in self._jobs.values():
                     running.job.forget_open()
-                await self._suspect(suspects)
+                await self._suspect(suspects, is_counted)
             case _EngineReady():
-                for running in self._jobs.values():
-                    self._submit(running.job)
+                for running in list(self._jobs.values()):
+                    await self._submit(running.job)
             case _Add(job):
                 self._jobs[job.batch_id] = _Running(job)
-                self._submit(job)
+                await self._submit(job)
             case _Close(batch_id, closed):
                 closed_job = self._jobs.pop(batch_id, None)
                 if closed_job is not None:
                     self._engine.cancel_batch(batch_id)
                 # In a task: a disk that does not take one job's results must not hold up the others.
-                task = asyncio.create_task(_settle(set(closed_job.commits) if closed_job else set(), closed))
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                self._spawn(_settle(set(closed_job.commits) if closed_job else set(), closed))
 
-    def _submit(self, job: Job) -> None:
-        # A job added while the news of an engine waits in the queue would be submitted to it twice.
-        anew = job.submitted_epoch != self._epoch
-        known = not anew and not job.wants_part
-        if known or job.batch_id in self._closed_ids:
-            return
-        if self._suspended or self._disk_behind or not self._engine.is_ready:
-            return
-        message = job.message(*self._describe(job), anew=anew)
-        if message is None:
-            return
-        try:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit(self, job: Job) -> None:
+        """Gives the engine what it has not got of the job, in parts, so that neither side stalls over a large one."""
+        while self._may_submit(job):
+            anew = job.submitted_epoch != self._epoch
+            message = job.message(*self._describe(job), anew=anew)
+            if message is None:
+                return
             self._engine.submit_batch(message)
-        except EngineUnavailableError:
-            return
-        job.submitted_epoch = self._epoch
-        logger.info("batch %s: %d rows given to the engine", job.batch_id, len(message.rows))
+            job.submitted_epoch = self._epoch
+            logger.info("batch %s: %d rows given to the engine", job.batch_id, len(message.rows))
+            await asyncio.sleep(0)
+
+    def _may_submit(self, job: Job) -> bool:
+        # A job added while the news of an engine waits in the queue would be submitted to it twice.
+        wanted = job.submitted_epoch != self._epoch or job.wants_part
+        held_back = job.batch_id in self._closed_ids or self._suspended or self._disk_behind
+        return wanted and not held_back and self._engine.is_ready
 
     async def _on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         by_job: dict[str, list[RequestOutput]] = {}
@@ -205,15 +211,16 @@ class Runner:
             if batch_id in self._jobs:
                 by_job.setdefault(batch_id, []).append(output)
         for batch_id, of_job in by_job.items():
-            running = self._jobs[batch_id]
+            running = self._jobs.get(batch_id)
+            if running is None:
+                continue  # its last result has become durable meanwhile
             results, stops = await asyncio.to_thread(running.job.feed, of_job)
             if stops:
                 self._engine.abort(stops, FinishReason.STOP)
             self._commit(running, results)
-            if running.job.wants_part:
-                self._submit(running.job)
+            await self._submit(running.job)
 
-    async def _suspect(self, request_ids: Sequence[str]) -> None:
+    async def _suspect(self, request_ids: Sequence[str], is_counted: bool) -> None:
         """Counts an engine death against the lines of these rows; ends those that have seen too many."""
         rows: dict[str, list[int]] = {}
         for request_id in request_ids:
@@ -222,10 +229,17 @@ class Runner:
                 rows.setdefault(batch_id, []).append(int(row))
         for batch_id, of_job in rows.items():
             running = self._jobs[batch_id]
-            line_nos = running.job.suspect(of_job)
-            counted = await self._store.write(batch_rows.count_attempts, batch_id, line_nos)
-            poisoned = [line_no for line_no, deaths in counted if deaths >= MAX_ENGINE_DEATHS]
-            self._commit(running, [running.job.quarantine(line_no) for line_no in poisoned])
+            line_nos, poisoned = running.job.suspect(of_job, is_counted)
+            self._commit(running, poisoned)
+            if is_counted:
+                self._spawn(self._note_attempts(batch_id, line_nos))
+
+    async def _note_attempts(self, batch_id: str, line_nos: list[int]) -> None:
+        """For the next start; while this one lasts, the jobs know."""
+        try:
+            await self._store.write(batch_rows.count_attempts, batch_id, line_nos)
+        except StoreUnavailableError as error:
+            logger.error("batch %s: an engine death could not be noted: %s", batch_id, error)
 
     # ---- durability ----
 

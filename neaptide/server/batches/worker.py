@@ -29,6 +29,8 @@ MEMORY_BYTES = 2 << 30
 """Of the worker; a file that needs more fails its batch. A line of 32 MiB of JSON may become 1 GiB of objects."""
 IDLE_S = 60.0
 """How long a worker waits for the next file; starting one takes a second."""
+MAX_SILENCE_S = 1800.0
+"""It speaks after every group of lines; a file of refused ones is silent to its end, on a busy machine for long."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -114,6 +116,7 @@ class WorkerChecker:
         if self.pid is None or self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # what lies in the working directory is not ours to import
                 "-m",
                 self._module,
                 str(os.getpid()),
@@ -131,11 +134,14 @@ class WorkerChecker:
         assert process.stdout is not None
         while True:
             try:
-                (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-                frame = _decoder.decode(await process.stdout.readexactly(length))
+                async with asyncio.timeout(MAX_SILENCE_S):
+                    (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
+                    frame = _decoder.decode(await process.stdout.readexactly(length))
             except asyncio.IncompleteReadError:
                 status = await process.wait()
                 raise CheckerDiedError(f"the process that checked the file ended with status {status}") from None
+            except TimeoutError:
+                raise CheckerDiedError("the process that checked the file fell silent") from None
             match frame:
                 case _Lines(lines):
                     await keep(lines)

@@ -13,19 +13,13 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neaptide.server.batches.job.PART_ROWS", 4)
 
 
-async def test_the_next_part_comes_when_more_than_half_of_the_last_has_ended(tmp_path: Path) -> None:
+async def test_all_parts_come_one_after_another(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(10))
-        await server.until_given(batch.id)
-        server.engine.answer(batch.id, 2)
-        await server.until(batch.id, lambda record: record.num_completed == 2)
-        assert server.engine.added(batch.id) == [[0, 1, 2, 3]]
-        server.engine.answer(batch.id, 1)
-        await server.until_given(batch.id, parts=2)
-        server.engine.auto = True
+        await server.until_given(batch.id, parts=3)
+        assert server.engine.added(batch.id) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         server.engine.answer(batch.id)
         record = await server.until_terminal(batch.id)
-        assert server.engine.added(batch.id) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
         assert server.engine.executed == [f"{batch.id}:{row}" for row in range(10)]
         assert len(server.results(record)[0]) == 10
 
@@ -33,20 +27,17 @@ async def test_the_next_part_comes_when_more_than_half_of_the_last_has_ended(tmp
 async def test_a_new_engine_begins_with_the_first_line_that_has_not_ended(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(10))
-        await server.until_given(batch.id)
+        await server.until_given(batch.id, parts=3)
         server.engine.answer(batch.id, 3)
-        await server.until_given(batch.id, parts=2)
         engine = server.new_engine()
-        await server.until_given(batch.id)
-        assert engine.added(batch.id) == [[3, 4, 5, 6]]
+        await server.until_given(batch.id, parts=2)
+        assert engine.added(batch.id) == [[3, 4, 5, 6], [7, 8, 9]]
 
 
 async def test_a_part_carries_the_parameters_of_its_own_rows(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         lines = [line(f"c{i}", max_tokens=i + 1, **({"stop": "!"} if i % 3 == 0 else {})) for i in range(6)]
         batch = await server.create(jsonl(lines))
-        await server.until_given(batch.id)
-        server.engine.answer(batch.id)
         await server.until_given(batch.id, parts=2)
         first, second = (message for message in server.engine.sent if isinstance(message, AddBatch))
         assert [first.params_table[i].max_tokens for i in first.params_index] == [1, 2, 3, 4]
