@@ -43,6 +43,16 @@ def test_a_part_may_come_when_the_ones_before_have_been_handed_out(tmp_path: Pat
     assert drain(pool) == ["a:1"]
 
 
+def test_a_batch_whose_further_part_comes_late_stands_before_batches_with_later_deadlines(tmp_path: Path) -> None:
+    pool = OfflinePool()
+    early, late = batch(tmp_path, "early", [[1], [2]]), batch(tmp_path, "late", [[8], [9]])
+    pool.add_batch(part(early, [0], deadline_s=100.0), 0.0, MAX_NUM_TOKENS)
+    pool.add_batch(part(late, [0, 1], deadline_s=200.0), 0.0, MAX_NUM_TOKENS)
+    assert [pool.pop().request_id, pool.pop().request_id] == ["early:0", "late:0"]
+    pool.add_batch(part(early, [1], deadline_s=100.0), 0.0, MAX_NUM_TOKENS)
+    assert drain(pool) == ["early:1", "late:1"]
+
+
 def test_each_part_has_its_own_token_file_and_parameters(tmp_path: Path) -> None:
     pool = OfflinePool()
     first = batch(tmp_path, "a", [[1, 2]], max_tokens=3)

@@ -360,3 +360,18 @@ def test_controller_shrinks_on_overruns_and_recovers() -> None:
     for _ in range(60):
         controller.observe(0.5, 1.0)
     assert low < controller.factor <= 1.0
+
+
+def test_an_error_over_waiting_prompts_is_not_blamed_on_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    harness.core.handle(online("stream", [7] * 4))
+    harness.step()
+    harness.core.handle(online("waiting", [8] * 4))
+
+    def fail(*args: object) -> bool:
+        raise RuntimeError("a bug in the slack policy")
+
+    monkeypatch.setattr(type(harness.core.scheduler.slack), "is_feasible", fail)
+    with pytest.raises(RuntimeError, match="a bug in the slack policy"):
+        harness.step()
+    assert harness.ends == {}

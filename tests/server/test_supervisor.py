@@ -153,3 +153,57 @@ async def test_failure_to_start_a_process_is_told_instead_of_hanging(
             await asyncio.wait_for(supervisor.start(), 10)
     finally:
         await supervisor.stop()
+
+
+async def test_process_that_cannot_be_killed_keeps_no_stream_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("LEAST_SILENCE_S", 1.0), ("LAST_CHANCE_S", 0.1), ("DUMP_S", 0.1), ("KILL_TIMEOUT_S", 0.1)):
+        monkeypatch.setattr(f"neaptide.server.supervisor.{name}", seconds)
+    client = EngineClient()
+    supervisor = Supervisor(client, config(tmp_path))
+    try:
+        await supervisor.start()
+        assert supervisor._engine is not None
+        process = supervisor._engine.process
+        stream = client.generate(request("a", 900))
+        await anext(stream)
+        monkeypatch.setattr(process, "kill", lambda: None)
+        monkeypatch.setattr(process, "send_signal", lambda number: None)
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(EngineUnavailableError):
+            async for _ in stream:
+                pass
+        assert process.returncode is None
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+    finally:
+        await supervisor.stop()
+
+
+async def test_engine_that_speaks_in_its_last_chance_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No silence is short enough: every word of the engine comes in its last chance.
+    for name, value in (("LEAST_SILENCE_S", 0.0), ("SILENCE_STEPS", 0.0), ("LAST_CHANCE_S", 60.0)):
+        monkeypatch.setattr(f"neaptide.server.supervisor.{name}", value)
+    client = EngineClient()
+    supervisor = Supervisor(client, config(tmp_path))
+    try:
+        await supervisor.start()
+        first = supervisor.engine_pid
+        assert len(await _collect(client, request("a", 5))) == 5
+        assert supervisor.engine_pid == first
+    finally:
+        await supervisor.stop()
+
+
+async def test_engine_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text("raise RuntimeError('not the numpy that was installed')")
+    monkeypatch.chdir(tmp_path)
+    supervisor = Supervisor(EngineClient(), config(tmp_path))
+    try:
+        assert (await supervisor.start()).num_blocks == 512
+    finally:
+        await supervisor.stop()

@@ -204,3 +204,19 @@ async def test_a_locked_database_is_waited_for_then_503_and_reads_go_on(
         assert (await client.post(f"/v1/batches/{batch.id}/cancel")).status_code == 200
         await server.until_status(batch.id, "cancelled")
         assert not server.service.storage_failing
+
+
+async def test_a_batch_whose_plan_the_disk_refuses_to_seal_can_be_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(stem: Path) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr("neaptide.server.batches.machine.seal_plan", refuse)
+    monkeypatch.setattr("neaptide.server.batches.retry.FIRST_DELAY_S", 0.01)
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(3))
+        await until(lambda: server.service.storage_failing)
+        await server.service.cancel_batch(batch.id, "")
+        server.results(await server.until_status(batch.id, "cancelled"))
+        await until(lambda: not list((tmp_path / "jobs").iterdir()))

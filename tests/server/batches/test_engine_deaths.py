@@ -1,0 +1,155 @@
+"""Engines that die, with and without batch lines in their last step, and batches that are taken from them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.messages import AddRequest, RequestOutput
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.server.batches import batch_rows
+from neaptide.server.batches.store import StoreUnavailableError
+from neaptide.server.engine_client import EngineUnavailableError
+from tests.server.batches.fakes import Server, jsonl, line, numbered, output
+
+
+async def test_a_lost_engine_costs_only_what_it_had_not_finished(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(6))
+        await server.until_given(batch.id)
+        first = server.engine
+        first.answer(batch.id, 2)
+        second = server.new_engine()
+        await server.until_given(batch.id)
+        assert second.added(batch.id) == [[2, 3, 4, 5]]
+        second.answer(batch.id)
+        server.results(await server.until_status(batch.id, "completed"))
+        assert sorted(first.executed + second.executed) == sorted(f"{batch.id}:{row}" for row in range(6))
+
+
+async def test_batches_wait_for_the_engine(tmp_path: Path) -> None:
+    async with Server(tmp_path, engine=False) as server:
+        batch = await server.create(numbered(2))
+        await server.until_status(batch.id, "in_progress")
+        server.engine.auto = True
+        server.new_engine().auto = True
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        server.results(await server.until_status(batch.id, "completed"))
+
+
+async def test_a_suspended_batch_goes_on_where_it_was_and_no_half_answer_is_kept(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("c0"), line("c1", stop="\u2603")]))
+        await server.until_given(batch.id)
+        engine = server.engine
+        engine.answer(batch.id, 1)
+        engine.say([output(batch.id, 1, [0])])
+        server.service._machine._runner.suspend()
+        assert engine.waiting == {}
+        server.service._machine._runner.resume()
+        await server.until_given(batch.id, 2)
+        assert engine.added(batch.id) == [[0, 1], [1]]
+        engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert found["c1"]["response"]["body"]["choices"][0]["text"] == "text of c1"[::-1]
+
+
+@pytest.mark.acceptance("A3", "a line in the last step of two engines")
+async def test_a_line_in_the_last_step_of_two_engines_is_quarantined_alone(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(4))
+        await server.until_given(batch.id)
+        second = server.new_engine([f"{batch.id}:0", f"{batch.id}:1", "unknown:3"])
+        await server.until_given(batch.id)
+        second.answer(batch.id)  # those that nobody suspects; the suspects follow one by one
+        await server.until_given(batch.id, 2)
+        second.answer(batch.id)
+        await server.until_given(batch.id, 3)
+        assert second.added(batch.id) == [[2, 3], [0], [1]]
+        server.new_engine([f"{batch.id}:1"])
+        found, errors = server.results(await server.until_status(batch.id, "completed"))
+        assert list(found) == ["c0", "c2", "c3"]
+        assert errors["c1"]["response"]["body"]["error"]["code"] == "engine_crash"
+
+
+async def test_a_suspect_is_remembered_after_a_restart(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(3))
+        await server.until_given(batch.id)
+        server.new_engine([f"{batch.id}:1"])
+        await server.until_given(batch.id)
+    async with Server(tmp_path) as again:
+        await again.until_given(batch.id)
+        again.engine.answer(batch.id)
+        await again.until_given(batch.id, 2)
+        assert again.engine.added(batch.id) == [[0, 2], [1]]
+        again.engine.answer(batch.id)
+        found, _ = again.results(await again.until_status(batch.id, "completed"))
+        assert list(found) == ["c0", "c1", "c2"]
+
+
+async def test_a_death_counts_while_the_disk_refuses_to_note_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Server(tmp_path) as server:
+        write = server.service.store.write
+
+        async def write_but_no_attempts(operation: object, *args: object) -> object:
+            if operation is batch_rows.count_attempts:
+                raise StoreUnavailableError("database or disk is full")
+            return await write(operation, *args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(server.service.store, "write", write_but_no_attempts)
+        batch = await server.create(numbered(1))
+        await server.until_given(batch.id)
+        server.new_engine([f"{batch.id}:0"])
+        await server.until_given(batch.id)
+        server.new_engine([f"{batch.id}:0"])
+        _, errors = server.results(await server.until_status(batch.id, "completed"))
+        assert errors["c0"]["response"]["body"]["error"]["code"] == "engine_crash"
+
+
+# ---- beside online requests -----------------------------------------------------------------------------
+
+
+async def die_beside_online(server: Server, batch_id: str, *, answered: bool) -> None:
+    """The engine dies in a step of the batch's first row and of an online request, which has answered or not."""
+    params = SamplingParams(max_tokens=9)
+    stream = server.client.generate(AddRequest("chat-0", [7], params, Tier.DEFAULT, 0.0, 1.0, 1.0))
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    assert server.client.num_in_flight == 1
+    if answered:
+        server.engine.say([RequestOutput("chat-0", [7])])
+        await first
+        first = asyncio.ensure_future(anext(stream))
+    server.new_engine(["chat-0", f"{batch_id}:0"])
+    with pytest.raises(EngineUnavailableError) as lost:
+        await first
+    assert lost.value.may_have_caused_it is not answered
+
+
+async def test_deaths_in_the_first_step_of_an_online_request_do_not_count(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(2))
+        for _ in range(3):
+            await server.until_given(batch.id)
+            await die_beside_online(server, batch.id, answered=False)
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        await server.until_given(batch.id, 2)
+        assert server.engine.added(batch.id) == [[1], [0]]  # a suspect all the same
+        server.engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert list(found) == ["c0", "c1"]
+
+
+async def test_deaths_beside_an_online_request_that_had_answered_count(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(1))
+        for _ in range(2):
+            await server.until_given(batch.id)
+            await die_beside_online(server, batch.id, answered=True)
+        _, errors = server.results(await server.until_status(batch.id, "completed"))
+        assert errors["c0"]["response"]["body"]["error"]["code"] == "engine_crash"
