@@ -171,12 +171,15 @@ async def test_process_that_cannot_be_killed_keeps_no_stream_waiting(
         monkeypatch.setattr(process, "kill", lambda: None)
         monkeypatch.setattr(process, "send_signal", lambda number: None)
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(EngineUnavailableError):
-            async for _ in stream:
-                pass
-        assert process.returncode is None
-        os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(EngineUnavailableError):
+                    async for _ in stream:
+                        pass
+            assert process.returncode is None
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
     finally:
         await supervisor.stop()
 
