@@ -64,6 +64,22 @@ async def test_death_before_the_first_token_is_503(server: Server) -> None:
         assert caught.value.code == "engine_unavailable"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_dies_with_the_engine_in_silence_is_not_to_be_tried_again(
+    server: Server, stream: bool
+) -> None:
+    server.engine.die_after = 0
+    reply = await server.http.post(CHAT, json=_body(stream=stream))
+    assert (reply.status_code, reply.headers["x-should-retry"]) == (503, "false")
+
+
+async def test_a_request_that_had_answered_when_the_engine_died_may_be_tried_again(server: Server) -> None:
+    server.engine.die_after = 3
+    reply = await server.http.post(CHAT, json=_body())
+    assert reply.status_code == 503
+    assert "x-should-retry" not in reply.headers
+
+
 @pytest.mark.acceptance("A2", "requests that waited when the engine died", count=2)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_waiting_request_is_given_to_the_next_engine(server: Server, stream: bool) -> None:
@@ -135,6 +151,12 @@ async def test_engine_error_is_500_for_a_whole_reply(server: Server) -> None:
         await server.openai.chat.completions.create(model=MODEL_ID, messages=USER)
     assert caught.value.status_code == 500
     assert "secret" not in caught.value.response.text
+
+
+async def test_engine_error_is_not_to_be_tried_again(server: Server) -> None:
+    server.engine.fail_after = 0
+    reply = await server.http.post(CHAT, json=_body())
+    assert (reply.status_code, reply.headers["x-should-retry"]) == (500, "false")
 
 
 @pytest.mark.acceptance("A6", "how a row with NaN logits is told and counted")
