@@ -178,9 +178,10 @@ def _http_server(
     from neaptide.server.batches.service import BatchService
     from neaptide.server.batches.worker import WorkerChecker
     from neaptide.server.hosts import HostFilter
+    from neaptide.server.middleware import MAX_HEADER_BYTES
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.files import files_router
-    from neaptide.server.transport import MAX_HEADER_BYTES, TransportLimits, protocol_class
+    from neaptide.server.transport import TransportLimits, protocol_class
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager

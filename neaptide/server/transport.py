@@ -7,7 +7,9 @@
     next request        comes within uvicorn's keep-alive time
 
 Who misses one is told with 408 where no reply has begun, and cut. What has been replied to early (413, say) may go on
-sending for ``linger_s``: to close at once would reset the connection, and the reply would be lost on its way.
+sending for ``linger_s``: to close at once would reset the connection, and the reply would be lost on its way. But the
+reply to a request with ``Connection: close`` or of HTTP/1.0 closes at once: what is still being sent is lost, and the
+reply with it where the reset comes first.
 """
 
 import asyncio
@@ -32,7 +34,6 @@ from neaptide.server.errors import (
 from neaptide.server.metrics import ServerMetrics
 from neaptide.server.middleware import new_request_id
 
-MAX_HEADER_BYTES = 64 << 10
 MAX_READ_BYTES = 16 << 10
 """Handled at once: a body of tiny chunks costs 10 us per chunk, and nobody else is served meanwhile."""
 MAX_UNSENT_BYTES = 16 << 10
@@ -99,8 +100,15 @@ class BoundedH11Protocol(H11Protocol):
             self._on_body(len(data), has_begun=state_before is not h11.SEND_BODY or self.cycle is not cycle_before)
         elif self.conn.their_state is not h11.IDLE:
             self._read_due_s = None
+        elif self._waiting_for == "linger" and not self.conn.trailing_data[0]:
+            self._rest()
         elif self._waiting_for != "header":
             self._expect("header", self.limits.header_s)
+
+    def _rest(self) -> None:
+        """Between two requests: only uvicorn's keep-alive timer runs, which every byte stops."""
+        self._waiting_for, self._read_due_s = "", None
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _on_body(self, num_bytes: int, *, has_begun: bool) -> None:
         if self._waiting_for == "linger" and not has_begun:

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from neaptide.server.metrics import ServerMetrics
+from neaptide.server.middleware import MAX_HEADER_BYTES
 from neaptide.server.transport import TransportLimits, protocol_class
 
 
@@ -44,7 +45,14 @@ async def serving(app: FastAPI, limits: TransportLimits | None = None, **options
     metrics = getattr(app.state, "metrics", None) or ServerMetrics(CollectorRegistry())
     protocol = protocol_class(limits or TransportLimits(), metrics)
     config = uvicorn.Config(
-        app, log_level="critical", http=protocol, ws="none", loop="asyncio", lifespan="off", **options
+        app,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        log_level="critical",
+        http=protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        **options,
     )
     runner = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:

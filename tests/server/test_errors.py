@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from neaptide.server.errors import MAX_MESSAGE_CHARS
+from neaptide.server.jsonbody import parse_object
 from tests.server.conftest import MODEL_ID, USER, Server
 
 CHAT = "/v1/chat/completions"
@@ -281,6 +282,11 @@ async def test_a_text_may_have_any_number_of_marks(server: Server) -> None:
 async def test_prompts_of_many_token_ids_are_parsed(server: Server) -> None:
     reply = await server.http.post(COMPLETIONS, json={"prompt": [[7] * 2000] * 200, "max_tokens": 1})
     assert reply.status_code == 200
+
+
+def test_the_most_prompts_of_a_request_pass_the_structure_check() -> None:
+    body = {"prompt": [[7] * 250] * 2048}
+    assert parse_object(json.dumps(body).encode()) == body
 
 
 async def test_json_that_is_fine(server: Server) -> None:

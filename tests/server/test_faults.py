@@ -1,6 +1,7 @@
 """Clients that leave, engines that die, servers that are full or on their way down."""
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -131,6 +132,20 @@ async def test_a_stream_cut_by_shutdown_says_so(server: Server) -> None:
     assert exchange.task.cancelled()
     assert exchange.events[-2]["error"]["code"] == "server_shutdown"
     assert exchange.events[-1] == "[DONE]"
+    await settle()
+    assert server.engine.num_running == 0
+
+
+async def test_a_whole_reply_cut_by_shutdown_is_503(server: Server) -> None:
+    server.engine.released.clear()
+    exchange = Exchange(server.app, CHAT, _body())
+    await _wait_for(lambda: len(server.engine.requests) == 1)
+    exchange.task.cancel()
+    await asyncio.gather(exchange.task, return_exceptions=True)
+    assert exchange.task.cancelled()
+    assert (exchange.status, json.loads(exchange.text)["error"]["code"]) == (503, "server_shutdown")
+    assert exchange.headers["retry-after"]
+    assert exchange.headers["x-request-id"].startswith("req_")
     await settle()
     assert server.engine.num_running == 0
 

@@ -145,3 +145,20 @@ async def test_long_tables_of_logprobs_are_not_made_on_the_event_loop(
     assert reply.status_code == 200
     assert threading.get_ident() not in made_in
     assert made_in
+
+
+async def test_a_stream_with_long_tables_does_not_wait_for_those_who_tokenize(server: Server) -> None:
+    server.engine.released.clear()
+    body = {"prompt": [7] * 2000, "echo": True, "logprobs": 1, "max_tokens": 2, "stream": True}
+    exchange = Exchange(server.app, COMPLETIONS, body)
+    for _ in range(2000):
+        if server.engine.requests:
+            break
+        await asyncio.sleep(0.002)
+    limiter = server.context.prepare_limiter
+    while limiter.available_tokens:
+        limiter.acquire_on_behalf_of_nowait(object())
+    server.engine.released.set()
+    await asyncio.wait_for(exchange.task, 5)
+    assert exchange.status == 200
+    assert exchange.events[-1] == "[DONE]"
