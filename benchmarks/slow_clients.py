@@ -126,25 +126,25 @@ async def _until_cut(peer: socket.socket) -> str:
             return "cut"
 
 
-async def attack(port: int, sockets: int, ramp_s: float, endings: list[Ending]) -> None:
+async def attack(port: int, sockets: int, kinds: Sequence[str], endings: list[Ending]) -> None:
     """Keeps ``sockets`` of each kind open until cancelled; what the server ends is noted, and opened again."""
 
     async def keep(kind: str, number: int) -> None:
         rng = random.Random(f"{kind} {number}")
-        await asyncio.sleep(rng.uniform(0, ramp_s))
+        await asyncio.sleep(rng.uniform(0, RAMP_S))
         while True:
             endings.append(await one_slow_socket(port, kind, rng))
 
     async with asyncio.TaskGroup() as group:
-        for kind in KINDS:
+        for kind in kinds:
             for number in range(sockets):
                 group.create_task(keep(kind, number))
 
 
-async def attack_main(port: int, sockets: int) -> None:
+async def attack_main(port: int, sockets: int, kinds: Sequence[str]) -> None:
     """A process of its own, so that the healthy client's clock is not disturbed. Ends when its stdin closes."""
     endings: list[Ending] = []
-    attacking = asyncio.ensure_future(attack(port, sockets, RAMP_S, endings))
+    attacking = asyncio.ensure_future(attack(port, sockets, kinds, endings))
     await asyncio.to_thread(sys.stdin.read)
     attacking.cancel()
     await asyncio.gather(attacking, return_exceptions=True)
@@ -174,8 +174,11 @@ class Attacked:
     endings: list[Ending]
 
 
-async def attacked(base_url: str, port: int, sockets: int, duration_s: float, seed: int) -> Attacked:
+async def attacked(
+    base_url: str, port: int, sockets: int, kinds: Sequence[str], duration_s: float, seed: int
+) -> Attacked:
     command = [sys.executable, "-m", "benchmarks.slow_clients", "--attack", str(port), "--sockets", str(sockets)]
+    command += ["--kinds", *kinds]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 24)
     await asyncio.sleep(RAMP_S + SETTLE_S)
@@ -227,7 +230,7 @@ def ttfts_ms(records: Sequence[Record]) -> list[float]:
 
 def endings_by_kind(endings: Sequence[Ending]) -> dict[str, dict[str, Any]]:
     found = {}
-    for kind in KINDS:
+    for kind in sorted({ending.kind for ending in endings}):
         mine = [ending for ending in endings if ending.kind == kind]
         seconds = [ending.seconds for ending in mine]
         found[kind] = {
@@ -240,7 +243,7 @@ def endings_by_kind(endings: Sequence[Ending]) -> dict[str, dict[str, Any]]:
     return found
 
 
-async def run(sockets: int, phase_s: float, repeats: int) -> dict[str, Any]:
+async def run(sockets: int, kinds: Sequence[str], phase_s: float, repeats: int) -> dict[str, Any]:
     from benchmarks.common import print_table
 
     os.environ |= {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": str(STEP_MS), "NEAPTIDE_LOG_LEVEL": "warning"}
@@ -253,11 +256,11 @@ async def run(sockets: int, phase_s: float, repeats: int) -> dict[str, Any]:
             await healthy(server.base_url, 3.0, seed=0)
             for repeat in range(repeats):
                 alone += await healthy(server.base_url, phase_s, seed=repeat)
-                phase = await attacked(server.base_url, port, sockets, phase_s, seed=100 + repeat)
+                phase = await attacked(server.base_url, port, sockets, kinds, phase_s, seed=100 + repeat)
                 beside += phase.records
                 endings += phase.endings
         crowd = await load_step(Path(directory) / "crowd", duration_s=10.0)
-    kinds = endings_by_kind(endings)
+    ended = endings_by_kind(endings)
     p50 = [percentile(ttfts_ms(records), 0.5) for records in (alone, beside)]
     p99 = [percentile(ttfts_ms(records), 0.99) for records in (alone, beside)]
     failed = sum(record.error is not None for record in (*alone, *beside))
@@ -266,13 +269,13 @@ async def run(sockets: int, phase_s: float, repeats: int) -> dict[str, Any]:
         ("", "requests", "TTFT p50 ms", "TTFT p99 ms"),
         [
             ("alone", len(alone), p50[0], p99[0]),
-            (f"beside 4 x {sockets} slow sockets", len(beside), p50[1], p99[1]),
+            (f"beside {len(kinds)} x {sockets} slow sockets", len(beside), p50[1], p99[1]),
         ],
     )
     print_table(
         "Slow sockets",
         ("kind", "ended", "how", "first s", "p50 s", "last s"),
-        [(kind, row["ended"], row["how"], row["first_s"], row["p50_s"], row["last_s"]) for kind, row in kinds.items()],
+        [(kind, row["ended"], row["how"], row["first_s"], row["p50_s"], row["last_s"]) for kind, row in ended.items()],
     )
     print_table(f"Load step to {STEP_FACTOR} times capacity", tuple(crowd), [tuple(crowd.values())])
     return {
@@ -281,7 +284,7 @@ async def run(sockets: int, phase_s: float, repeats: int) -> dict[str, Any]:
         "failed": failed,
         "machine_load": os.getloadavg()[1],
         "sockets_per_kind": sockets,
-        "slow": kinds,
+        "slow": ended,
         "load_step": crowd,
     }
 
@@ -289,14 +292,15 @@ async def run(sockets: int, phase_s: float, repeats: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sockets", type=int, default=500, help="of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
     parser.add_argument("--phase-s", type=float, default=40.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--attack", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.attack is not None:
-        asyncio.run(attack_main(args.attack, args.sockets))
+        asyncio.run(attack_main(args.attack, args.sockets, args.kinds))
     else:
-        print(json.dumps(asyncio.run(run(args.sockets, args.phase_s, args.repeats))))
+        print(json.dumps(asyncio.run(run(args.sockets, args.kinds, args.phase_s, args.repeats))))
 
 
 if __name__ == "__main__":
