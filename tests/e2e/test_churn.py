@@ -117,9 +117,18 @@ def resident_bytes(server: RunningServer) -> list[int]:
     return [process.memory_info().rss for process in (psutil.Process(server.process.pid), server.engine)]
 
 
-@pytest.mark.parametrize("cycles", [2000, pytest.param(10_000, marks=pytest.mark.full)])
-def test_clients_that_leave_leave_nothing(tmp_path: Path, cycles: int, request: pytest.FixtureRequest) -> None:
-    request.applymarker(pytest.mark.acceptance("A12", "clients that connect and leave", count=cycles))
+def left(cycles: int) -> pytest.MarkDecorator:
+    return pytest.mark.acceptance("A12", "clients that connect and leave", count=cycles)
+
+
+@pytest.mark.parametrize(
+    "cycles",
+    [
+        pytest.param(2000, marks=left(2000)),
+        pytest.param(10_000, marks=[left(10_000), pytest.mark.full]),
+    ],
+)
+def test_clients_that_leave_leave_nothing(tmp_path: Path, cycles: int) -> None:
     with RunningServer(tmp_path, env=SIM) as server:
         Footprint.of(server)
         baseline = Footprint.of(server)

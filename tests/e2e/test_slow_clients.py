@@ -40,22 +40,27 @@ async def besiege(server: RunningServer, sockets: int, healthy_s: float) -> tupl
     return list(await asyncio.gather(*slow)), records
 
 
+def besieged(sockets: int) -> list[pytest.MarkDecorator]:
+    return [
+        pytest.mark.acceptance("A13", "stalled readers at once", count=sockets),
+        pytest.mark.acceptance("A14", "slow headers, slow bodies and silent sockets at once", count=3 * sockets),
+    ]
+
+
 @pytest.mark.parametrize(
     ("sockets", "header_s", "body_s"),
-    [pytest.param(50, 1.5, 2.5, id="short"), pytest.param(500, 10.0, 30.0, id="long", marks=pytest.mark.full)],
+    [
+        pytest.param(50, 1.5, 2.5, id="short", marks=besieged(50)),
+        pytest.param(500, 10.0, 30.0, id="long", marks=[*besieged(500), pytest.mark.full]),
+    ],
 )
 def test_slow_sockets_of_every_kind_are_ended_in_time_and_healthy_clients_served(
     tmp_path: Path,
     sockets: int,
     header_s: float,
     body_s: float,
-    request: pytest.FixtureRequest,
     many_descriptors: None,
 ) -> None:
-    request.applymarker(pytest.mark.acceptance("A13", "stalled readers at once", count=sockets))
-    request.applymarker(
-        pytest.mark.acceptance("A14", "slow headers, slow bodies and silent sockets at once", count=3 * sockets)
-    )
     deadlines = {"NEAPTIDE_HEADER_TIMEOUT_S": header_s, "NEAPTIDE_BODY_TIMEOUT_S": body_s}
     env = SIM | {name: str(value) for name, value in deadlines.items()} | {"NEAPTIDE_SEND_TIMEOUT_S": str(body_s)}
     with RunningServer(tmp_path, env=env) as server:
