@@ -155,7 +155,6 @@ class EngineClient:
                     finished = False
                     continue
                 started = True
-                self._silent.discard(request.request_id)
                 finished = output.finish_reason is not None
                 yield output
         finally:
@@ -241,6 +240,7 @@ class EngineClient:
                     on_error(output.error)
             queue = self._queues.get(output.request_id)
             if queue is not None:
+                self._silent.discard(output.request_id)
                 queue.put_nowait(output)
                 if queue.overflowed and output.finish_reason is None:
                     self.abort([output.request_id])
