@@ -1,7 +1,8 @@
 """The acceptance table: which fault was tried, how often, and what came of it, written by the tests themselves.
 
 A test says what it shows with ``@pytest.mark.acceptance("A12", "clients that leave early", count=2000)``;
-``pytest --acceptance-out FILE`` writes the table. Rows that are not reached stand in ``ratchet.toml``.
+``pytest --acceptance-out FILE`` writes the table; with ``--acceptance-rows A5,A12`` it runs the tests of these rows and
+replaces their lines. Rows that are not reached stand in ``ratchet.toml``.
 """
 
 import tomllib
@@ -55,9 +56,14 @@ class Row:
 class AcceptanceTable:
     """Counts the outcomes of marked tests; a pytest plugin."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, names: set[str]) -> None:
         self._out = out
-        self._rows = {name: Row() for name in ROWS}
+        self._rows = {name: Row() for name in ROWS if name in names}
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        wanted = [any(mark.args[0] in self._rows for mark in item.iter_markers("acceptance")) for item in items]
+        config.hook.pytest_deselected(items=[item for item, wants in zip(items, wanted, strict=True) if not wants])
+        items[:] = [item for item, wants in zip(items, wanted, strict=True) if wants]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -71,7 +77,9 @@ class AcceptanceTable:
 
     def _count(self, mark: pytest.Mark, report: pytest.TestReport) -> None:
         name, tried = mark.args
-        row = self._rows[name]
+        row = self._rows.get(name)
+        if row is None:
+            return
         if report.passed:
             row.passed += 1
             row.tried[tried] = row.tried.get(tried, 0) + int(mark.kwargs.get("count", 1))
@@ -80,13 +88,21 @@ class AcceptanceTable:
 
     def pytest_sessionfinish(self) -> None:
         gaps = load_ratchet()
+        known = self._known_lines()
         lines = ["| row | fault | what was tried (times) | tests passed | outcome |", "|---|---|---|---|---|"]
         for name, fault in ROWS.items():
-            row = self._rows[name]
+            row = self._rows.get(name)
+            if row is None:
+                lines.append(known[name])
+                continue
             tried = "; ".join(f"{what} ({times:,})" for what, times in sorted(row.tried.items())) or "-"
             passed = f"{row.passed} of {row.passed + row.failed}"
             lines.append(f"| {name} | {fault} | {tried} | {passed} | {_outcome(row, gaps.get(name))} |")
         self._out.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+
+    def _known_lines(self) -> dict[str, str]:
+        text = self._out.read_text(encoding="utf-8") if self._out.exists() else ""
+        return {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| A")}
 
 
 HEADER = """# Acceptance
@@ -112,10 +128,11 @@ def _outcome(row: Row, gap: str | None) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--acceptance-rows", default=",".join(ROWS), help="only these rows, the others stay as they are")
     parser.addoption("--acceptance-out", type=Path, default=None, help="write the acceptance table to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     out = config.getoption("--acceptance-out")
     if out is not None:
-        config.pluginmanager.register(AcceptanceTable(out))
+        config.pluginmanager.register(AcceptanceTable(out, set(config.getoption("--acceptance-rows").split(","))))

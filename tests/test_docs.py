@@ -13,6 +13,7 @@ from neaptide.server.batches.store import Store
 from neaptide.server.metrics import ServerMetrics
 from neaptide.server.schemas import ChatBody, CompletionBody
 from neaptide.server.settings import Settings
+from tests.acceptance import ROWS, load_ratchet
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -83,3 +84,13 @@ def functions_of(path: str) -> set[str]:
     file = REPOSITORY / path
     tree = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else ast.Module([], [])
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_row_of_the_acceptance_table_holds_or_is_a_known_gap() -> None:
+    lines = [line for line in text("docs/acceptance.md").splitlines() if line.startswith("| A")]
+    outcomes = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in lines}
+    gaps = load_ratchet()
+    assert outcomes.keys() == ROWS.keys()
+    assert gaps.keys() <= ROWS.keys()
+    for row, outcome in outcomes.items():
+        assert outcome == "holds" or (row in gaps and gaps[row] in outcome), row

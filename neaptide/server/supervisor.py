@@ -31,14 +31,14 @@ from neaptide.server.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
 
-LEAST_SILENCE_S = 10.0
+LEAST_SILENCE_S = 8.0
 """An engine that says nothing for so long hangs, unless its steps take long: it speaks after every step, and twice a
 second when idle."""
 SILENCE_STEPS = 3.0
 """So many times the longest step must pass in silence as well."""
 DUMP_S = 0.5
 """For a silent engine to write down where it stands, before it is killed."""
-LAST_CHANCE_S = 2.0
+LAST_CHANCE_S = 1.5
 """After a silence: whoever was stopped together with this process, or stopped this one, gets to speak first."""
 KILL_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 5.0
