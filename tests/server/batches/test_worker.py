@@ -19,6 +19,12 @@ from tests.server.batches.fakes import CHAT, FakeClock, FakeCompiler, Server, js
 from tests.server.batches.hostile_worker import count
 
 
+@pytest.fixture(autouse=True)
+def importable_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker imports nothing from the working directory."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+
 def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
     """The compiler leaves its marks in a directory."""
     recipe = Recipe(
