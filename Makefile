@@ -30,7 +30,7 @@ clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/c
 	touch $@
 
 acceptance: $(VENV)/.installed-test
-	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out docs/acceptance.md
+	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=docs/acceptance.md tests
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

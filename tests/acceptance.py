@@ -1,7 +1,7 @@
 """The acceptance table: which fault was tried, how often, and what came of it, written by the tests themselves.
 
 A test says what it shows with ``@pytest.mark.acceptance("A12", "clients that leave early", count=2000)``;
-``pytest --acceptance-out FILE`` writes the table; with ``--acceptance-rows A5,A12`` it runs the tests of these rows and
+``pytest --acceptance-out=FILE`` writes the table; with ``--acceptance-rows=A5,A12`` it runs the tests of these rows and
 replaces their lines. Rows that are not reached stand in ``ratchet.toml``.
 """
 
