@@ -7,6 +7,7 @@ was told and what the engine ran goes to the test through a socket, which a kill
 import asyncio
 import hashlib
 import json
+import logging
 import multiprocessing
 import shutil
 import socket
@@ -135,6 +136,7 @@ def live(data_dir: Path, scene: str, patience_s: float, go: socket.socket, told:
         except (ApiError, OSError, StoreError, StoreUnavailableError, TimeoutError) as error:
             tell("refused", type(error).__name__)
 
+    logging.disable()  # its writes are none of the calls that are meant
     runner.RETRY_DELAY_S = retry.FIRST_DELAY_S = 0.01
     go.recv(2)
     asyncio.run(main())
