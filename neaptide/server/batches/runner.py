@@ -107,18 +107,13 @@ class Runner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def suspend(self) -> None:
-        """Takes every job from the engine until ``resume``; results that are on their way still count."""
+        """Takes every job from the engine for good; results that are on their way still count."""
         self._suspended = True
         self._take_back()
 
     def _take_back(self) -> None:
         for batch_id in self._jobs:
             self._engine.cancel_batch(batch_id)
-
-    def resume(self) -> None:
-        """Gives the jobs to the engine again."""
-        self._suspended = False
-        self.on_engine_ready()
 
     # ---- events ----
 

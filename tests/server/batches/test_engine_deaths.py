@@ -38,21 +38,37 @@ async def test_batches_wait_for_the_engine(tmp_path: Path) -> None:
         server.results(await server.until_status(batch.id, "completed"))
 
 
-async def test_a_suspended_batch_goes_on_where_it_was_and_no_half_answer_is_kept(tmp_path: Path) -> None:
+async def test_a_batch_taken_back_goes_on_where_it_was_and_no_half_answer_is_kept(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(jsonl([line("c0"), line("c1", stop="\u2603")]))
         await server.until_given(batch.id)
         engine = server.engine
         engine.answer(batch.id, 1)
         engine.say([output(batch.id, 1, [0])])
-        server.service._machine._runner.suspend()
+        runner = server.service._machine._runner
+        runner._take_back()  # as for a disk that refuses, until it takes results again
         assert engine.waiting == {}
-        server.service._machine._runner.resume()
+        runner.on_engine_ready()
         await server.until_given(batch.id, 2)
         assert engine.added(batch.id) == [[0, 1], [1]]
         engine.answer(batch.id)
         found, _ = server.results(await server.until_status(batch.id, "completed"))
         assert found["c1"]["response"]["body"]["choices"][0]["text"] == "text of c1"[::-1]
+
+
+async def test_a_suspended_batch_leaves_the_engine_and_goes_on_at_the_next_start(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(3))
+        await server.until_given(batch.id)
+        server.service.suspend()
+        assert server.engine.waiting == {}
+        engine = server.new_engine()
+        await server.service._machine._runner.close_job("another")  # its turn comes after the news of the engine
+        assert engine.waiting == {}
+    async with Server(tmp_path) as again:
+        await again.until_given(batch.id)
+        again.engine.answer(batch.id)
+        await again.until_status(batch.id, "completed")
 
 
 @pytest.mark.acceptance("A3", "a line in the last step of two engines")
