@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from neaptide import __version__
-from neaptide.commands import batch, demo
+from neaptide.commands import batch, demo, experiment
 from neaptide.server.settings import client_base_url
 
 
@@ -18,6 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve_parser(subparsers)
     demo.add_parser(subparsers)
     batch.add_parser(subparsers, client_base_url())
+    experiment.add_parser(subparsers)
     return parser
 
 

@@ -1,0 +1,32 @@
+"""The experiments by name.
+
+Each is a module of this package with ``NAME``, ``ABOUT`` (one line) and ``run(quick) -> ExperimentResult``. A module
+must import quickly, since ``neaptide experiment list`` imports them all: torch belongs inside ``run``.
+"""
+
+from importlib import import_module
+from typing import Protocol
+
+from neaptide.experiments.result import ExperimentResult
+
+EXPERIMENT_NAMES = ("golden",)
+"""As on the command line; ``sim-fidelity`` is the module ``sim_fidelity``."""
+
+
+class Experiment(Protocol):
+    NAME: str
+    ABOUT: str
+
+    def run(self, quick: bool) -> ExperimentResult:
+        """``quick`` takes smaller samples, at the same definitions."""
+        ...
+
+
+def load_experiment(name: str) -> Experiment:
+    """Raises:
+    KeyError: there is no experiment of that name.
+    """
+    if name not in EXPERIMENT_NAMES:
+        raise KeyError(name)
+    module: Experiment = import_module(f"neaptide.experiments.{name.replace('-', '_')}")
+    return module
