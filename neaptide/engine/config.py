@@ -15,6 +15,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str = "neaptide"
+    """A name in ``neaptide.engine.scheduler.policies``."""
     max_num_seqs: int = 256
     """Requests that may hold KV at once."""
     max_num_batched_tokens: int = 2048

@@ -22,7 +22,8 @@ from neaptide.engine.messages import (
 from neaptide.engine.offline.pool import row_request_id
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.engine.request import Request, RequestStatus
-from neaptide.engine.scheduler.packing import PlanningError, Scheduler
+from neaptide.engine.scheduler.base import PlanningError
+from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.stats import StepTimer, step_stats
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,10 @@ class EngineCore:
         request_log: RequestLog | None = None,
         witness: Witness | None = None,
     ) -> None:
-        self.kv = KVCacheManager(executor.num_blocks, config.cache.block_size, config.cache.enable_prefix_cache)
-        self.scheduler = Scheduler(config.scheduler, self.kv, cost_model, headroom)
+        policy = POLICIES[config.scheduler.policy]
+        prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
+        self.kv = KVCacheManager(executor.num_blocks, config.cache.block_size, prefix_cache)
+        self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
         self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * config.cache.block_size)
         """Prompt and output tokens of one request at most."""
         self._max_num_seqs = config.scheduler.max_num_seqs
@@ -104,7 +107,7 @@ class EngineCore:
         if (error := self._refusal(request)) is not None:
             self._refuse(request, error)
         elif request.is_online:
-            self.scheduler.slack.observe_arrival(request)
+            self.scheduler.observe_arrival(request)
             self.scheduler.queues.add_online(request)
         else:
             self.scheduler.queues.pool.add_flex(request)
@@ -171,9 +174,7 @@ class EngineCore:
 
     def _learn(self, plan: StepPlan, seconds: float) -> None:
         self._cost_model.observe(plan.shape, seconds)
-        step = self.scheduler.last
-        if step is not None and step.has_offline and plan.budget_s:
-            self.scheduler.controller.observe(seconds, plan.budget_s)
+        self.scheduler.observe_step(plan, seconds)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         now_s = self._clock.now()

@@ -49,6 +49,10 @@ class HeadroomPredictor(Protocol):
 
     def observe(self, now_s: float, online_held_blocks: int) -> None: ...
 
+    def observe_arrival(self, now_s: float) -> None:
+        """An online request has come."""
+        ...
+
     def headroom_blocks(self, now_s: float) -> int:
         """Blocks that offline work has to leave for online work, those it holds now included."""
         ...

@@ -3,7 +3,7 @@
 from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.messages import StepStats
-from neaptide.engine.scheduler.packing import Scheduler
+from neaptide.engine.scheduler.base import Scheduler
 
 
 class StepTimer:

@@ -169,7 +169,7 @@ def test_over_admission_with_forced_preemption_fails_nobody(checkpoint: tuple[Pa
     for i, prompt in enumerate(asked):
         run.add(f"r{i}", prompt, Tier.DEFAULT if i % 4 == 0 else Tier.FLEX)
     assert sum(len(prompt) + 12 for prompt in asked) >= 9 * 32 * BLOCK_SIZE
-    queues, preemptor = run.core.scheduler.queues, run.core.scheduler._preemptor
+    queues, preemptor = run.core.scheduler.queues, run.core.scheduler.preemptor
     steps = 0
     while run.core.has_work:
         run.step()

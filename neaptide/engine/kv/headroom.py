@@ -14,5 +14,8 @@ class FixedHeadroom:
     def observe(self, now_s: float, online_held_blocks: int) -> None:
         self._online_held_blocks = online_held_blocks
 
+    def observe_arrival(self, now_s: float) -> None:
+        pass
+
     def headroom_blocks(self, now_s: float) -> int:
         return max(self._reserved_blocks, self._online_held_blocks)

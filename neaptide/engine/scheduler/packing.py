@@ -3,21 +3,19 @@
 Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1 (fill with offline work).
 """
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
+from neaptide.engine.batch import StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager, PrefixHit
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
+from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.batch_size import OverrunController
-from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.offline_fill import OfflineFill
-from neaptide.engine.scheduler.preemption import PreemptionCount, Preemptor
-from neaptide.engine.scheduler.queues import Queues, deadline_order
+from neaptide.engine.scheduler.queues import deadline_order
 from neaptide.engine.scheduler.slack import SlackTracker
 from neaptide.engine.scheduler.step import StepBuilder
 
@@ -25,16 +23,8 @@ LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
 
 
-class PlanningError(Exception):
-    """Planning failed at one request; the others' state is as if the step had not been planned."""
-
-    def __init__(self, request: Request) -> None:
-        super().__init__(f"planning failed at {request.request_id}")
-        self.request = request
-
-
-class Scheduler:
-    """Plans steps. Owns the queues; knows nothing of tensors, sockets or wall clocks."""
+class NeaptideScheduler(Scheduler):
+    """Our policy."""
 
     def __init__(
         self,
@@ -43,56 +33,21 @@ class Scheduler:
         cost_model: CostModel,
         headroom: HeadroomPredictor,
     ) -> None:
-        self.config = config
-        self.queues = Queues(kv)
-        self.offline_paused = False
+        super().__init__(config, kv, cost_model, headroom)
         self.controller = OverrunController()
         self.slack = SlackTracker(config, cost_model)
-        self._cost_model = cost_model
-        self._headroom = headroom
-        self._preemptor = Preemptor(self.queues)
         self._fill = OfflineFill(config, headroom)
-        self._step = 0
-        self._finished_ids: list[str] = []
-        self.last: StepBuilder | None = None
-        """The step planned last, for the counters."""
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a step could do something (offline work does not count while it is paused)."""
-        queues = self.queues
-        if queues.waiting_online or queues.running_online:
-            return True
-        return not self.offline_paused and bool(queues.running_offline or len(queues.pool))
+    def observe_arrival(self, request: Request) -> None:
+        super().observe_arrival(request)
+        self.slack.observe_arrival(request)
 
-    def take_preemptions(self) -> PreemptionCount:
-        count, self._preemptor.count = self._preemptor.count, PreemptionCount()
-        return count
+    def observe_step(self, plan: StepPlan, seconds: float) -> None:
+        if plan.budget_s and self.last is not None and self.last.has_offline:
+            self.controller.observe(seconds, plan.budget_s)
 
-    def forget(self, request: Request) -> None:
-        """A request ended: the executor hears of it with the next plan."""
-        self.queues.finish(request)
-        if request.known_to_executor:
-            self._finished_ids.append(request.request_id)
-
-    def schedule(self, now_s: float) -> StepPlan | None:
-        """The next step, or None when nobody can run. Progress advances here, not at commit.
-
-        Raises:
-            PlanningError: a request could not be planned for.
-        """
-        self._step += 1
-        self._headroom.observe(now_s, self.queues.kv.pool.num_online)
-        budget = StepBudget(self._cost_model, self.config.max_num_batched_tokens)
-        step = StepBuilder(self._step, now_s, self.queues, self._preemptor, budget)
-        try:
-            return self._schedule(step, now_s)
-        except Exception as error:
-            if step.at is None:
-                raise
-            raise PlanningError(step.at) from error
-
-    def _schedule(self, step: StepBuilder, now_s: float) -> StepPlan | None:
+    def _pack(self, step: StepBuilder) -> float:
+        now_s = step.now_s
         bounds = self.slack.bounds(now_s, self.queues.running_online.values())
         self._pack_online_decodes(step)
         self._pack_online_prefills(step, bounds.itl_s)
@@ -101,11 +56,7 @@ class Scheduler:
         limit_s = min(bounds.itl_s, bounds.slack_s, bounds.idle_s, prefill_slack_s) * self.controller.factor
         if not self.offline_paused:
             self._fill.fill(step, limit_s)
-            step.at = None
-        self.last = step
-        if not step.scheduled:
-            return None
-        return self._plan(step, limit_s)
+        return limit_s
 
     def _pack_online_decodes(self, step: StepBuilder) -> None:
         for request in sorted(self.queues.running_online.values(), key=deadline_order):
@@ -168,16 +119,16 @@ class Scheduler:
             return True
 
         def victims() -> Iterator[Request]:
-            yield from self._preemptor.offline_victims(step.index)
-            yield from self._preemptor.online_victims(request, step.index)
+            yield from self.preemptor.offline_victims(step.index)
+            yield from self.preemptor.online_victims(request, step.index)
 
-        return self._preemptor.make_room(needed, victims())
+        return self.preemptor.make_room(needed, victims())
 
     def _admit_online(self, step: StepBuilder, request: Request, hit: PrefixHit, chunk: int) -> bool:
         cost = self.queues.kv.admission_cost(hit, request.num_tokens - hit.num_tokens)
         seats = max(self.queues.num_running - self.config.max_num_seqs + 1, 0)
-        victims = self._preemptor.offline_victims(step.index)
-        if not self._preemptor.make_room(cost, victims, keep=set(hit.block_ids), seats=seats):
+        victims = self.preemptor.offline_victims(step.index)
+        if not self.preemptor.make_room(cost, victims, keep=set(hit.block_ids), seats=seats):
             return False
         step.admit(request, hit, chunk)
         return True
@@ -190,29 +141,3 @@ class Scheduler:
         waiting = self.queues.waiting_online
         first = bisect_left(waiting, step.now_s, key=lambda r: r.next_deadline_s)
         yield from sorted(prompts + waiting[first : first + LOOK_AHEAD], key=deadline_order)
-
-    def _plan(self, step: StepBuilder, limit_s: float) -> StepPlan:
-        seconds, margin_s = self._cost_model.predict(step.budget.shape)
-        plan = StepPlan(step.index, [], step.budget.shape, predicted_s=seconds, margin_s=margin_s)
-        plan.budget_s = limit_s if math.isfinite(limit_s) else 0.0
-        for request, num_tokens in step.scheduled:
-            step.at = request
-            if not request.known_to_executor:
-                plan.new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.params))
-            start = request.num_computed_tokens
-            plan.scheduled.append(
-                ScheduledRequest(
-                    request_id=request.request_id,
-                    token_ids=request.token_ids[start : start + num_tokens],
-                    num_computed_tokens=start,
-                    block_ids=request.block_ids,
-                    sample=num_tokens == request.num_uncomputed_tokens and request.params.max_tokens > 0,
-                    output_position=request.num_output_tokens,
-                )
-            )
-        # Only now, when nothing can fail any more: progress that was noted must be computed.
-        plan.finished_ids, self._finished_ids = self._finished_ids, []
-        for request, num_tokens in step.scheduled:
-            request.known_to_executor = True
-            request.num_computed_tokens += num_tokens
-        return plan

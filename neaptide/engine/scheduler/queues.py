@@ -1,7 +1,8 @@
 """Who waits and who runs."""
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.offline.pool import OfflinePool
@@ -14,11 +15,16 @@ def deadline_order(request: Request) -> tuple[float, bool, float, str]:
     return (request.next_deadline_s, request.tier is not Tier.PRIORITY, request.arrival_s, request.request_id)
 
 
-class Queues:
-    """Waiting online requests (by deadline), the offline pool, and the running set of each class."""
+OnlineOrder = Callable[[Request], Any]
+"""A sortable key, fixed while the request waits."""
 
-    def __init__(self, kv: KVCacheManager) -> None:
+
+class Queues:
+    """Waiting online requests (in their policy's order), the offline pool, and the running set of each class."""
+
+    def __init__(self, kv: KVCacheManager, online_order: OnlineOrder = deadline_order) -> None:
         self.kv = kv
+        self._online_order = online_order
         self.waiting_online: list[Request] = []
         self.pool = OfflinePool()
         self.running_online: dict[str, Request] = {}
@@ -35,7 +41,7 @@ class Queues:
         yield from self.running_offline.values()
 
     def add_online(self, request: Request) -> None:
-        insort(self.waiting_online, request, key=deadline_order)
+        insort(self.waiting_online, request, key=self._online_order)
 
     def start(self, request: Request) -> None:
         """From waiting to running; the caller has taken it out of the pool, or it stands in ``waiting_online``."""
