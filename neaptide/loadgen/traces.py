@@ -27,6 +27,7 @@ CHARS_PER_TOKEN = 4
 """What a token is taken to be where a source has characters only."""
 TEXT_BLOCK_TOKENS = 16
 MOONCAKE_BLOCK_TOKENS = 512
+MOONCAKE_TICK_MS = 3000
 AGENT_SESSION_GAP_S = 10.0
 """The agents' sessions were recorded one after the other; a replay starts one every so many seconds."""
 ONLINE_TRACES = {
@@ -215,13 +216,15 @@ def _mooncake(rows: Sequence[Row], base: int) -> list[TraceRequest]:
     ]
 
 
-def _spread_ticks(stamps_ms: list[int], tick_ms: int = 3000) -> list[float]:
+def _spread_ticks(stamps_ms: list[int]) -> list[float]:
     """Arrival seconds of sorted stamps; where all stamps are ticks, a tick's requests are spread evenly over it."""
-    if any(stamp % tick_ms for stamp in stamps_ms):
+    stamps = np.array(stamps_ms)
+    ticks = np.rint(stamps / MOONCAKE_TICK_MS).astype(np.int64)
+    if np.abs(stamps - ticks * MOONCAKE_TICK_MS).max() > 1:  # the recorded ticks are up to 1 ms off
         return [(stamp - stamps_ms[0]) / 1000 for stamp in stamps_ms]
-    ticks, ranks, counts = np.unique(stamps_ms, return_inverse=True, return_counts=True)
-    place = np.arange(len(stamps_ms)) - (np.cumsum(counts) - counts)[ranks]
-    spread: list[float] = ((ticks[ranks] - ticks[0] + tick_ms * place / counts[ranks]) / 1000).tolist()
+    _, ranks, counts = np.unique(ticks, return_inverse=True, return_counts=True)
+    place = np.arange(len(ticks)) - (np.cumsum(counts) - counts)[ranks]
+    spread: list[float] = ((ticks - ticks[0] + place / counts[ranks]) * (MOONCAKE_TICK_MS / 1000)).tolist()
     return spread
 
 
