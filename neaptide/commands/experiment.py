@@ -39,12 +39,12 @@ def run_command(args: argparse.Namespace) -> int:
     _show(result)
     try:
         if args.json is not None:
-            args.json.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+            args.json.write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         if args.plot is not None:
             _draw(result, args.plot)
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}")
-    print(json.dumps(result.to_json()))
+    print(json.dumps(result.to_json(), allow_nan=False))
     return 1 if result.failed else 0
 
 

@@ -1,0 +1,85 @@
+"""Compute density: how much compute a request wants for each second of memory traffic.
+
+BlendServe (ASPLOS'26), sections 4.1 and 4.2. All closed forms: no device is asked, no time is read.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class DensityModel:
+    """A model on a device, as far as density goes."""
+
+    parameters: float
+    flops_per_s: float
+    bytes_per_s: float
+    """Of the device's memory."""
+    kv_bytes_per_token: float
+    """All layers, key and value: ``H_kv * L * 4`` in 16-bit."""
+    attention_flops_per_pair: float = 0.0
+    """Prefill attention per (query, key) pair: ``4 * H * L``. 0 leaves it out, as the paper does after defining it: it
+    is small for prompts of a few hundred tokens. The paper counts all p^2 pairs; a causal kernel computes half."""
+
+    def compute_s(self, input_tokens: float, output_tokens: float) -> float:
+        """``Comp(r) = (2 (p + d) P + 4 p^2 H L) / compute``."""
+        projections = 2.0 * (input_tokens + output_tokens) * self.parameters
+        attention = self.attention_flops_per_pair * input_tokens**2
+        return (projections + attention) / self.flops_per_s
+
+    def memory_s(self, input_tokens: float, output_tokens: float) -> float:
+        """``Mem(r) = (p d + d^2 / 2) H_kv L 4 / bandwidth``: the KV cache that all decode steps read."""
+        read_tokens = input_tokens * output_tokens + output_tokens**2 / 2.0
+        return read_tokens * self.kv_bytes_per_token / self.bytes_per_s
+
+    def density(self, input_tokens: float, output_tokens: float) -> float:
+        """``rho(r) = Comp(r) / Mem(r)``; infinite without output, which reads no cache."""
+        return _ratio(self.compute_s(input_tokens, output_tokens), self.memory_s(input_tokens, output_tokens))
+
+    def set_density(self, lengths: Iterable[tuple[float, float]], sharing: float = 0.0) -> float:
+        """Density of requests (input tokens, output tokens) of which a share ``sharing`` of the compute is saved by
+        common prefixes: ``(1 - s) T_comp / T_mem``, the value of a node of the resource-aware tree (section 5.1).
+        """
+        pairs = list(lengths)
+        compute_s = sum(self.compute_s(*pair) for pair in pairs)
+        return _ratio((1.0 - sharing) * compute_s, sum(self.memory_s(*pair) for pair in pairs))
+
+    def batch_density(self, input_tokens: float, output_tokens: float, kv_memory_bytes: float) -> float:
+        """Density of one step whose decodes, of requests of these lengths at all stages, fill the KV memory.
+
+        Section 4.2: ``N = KV-Mem / ((p + d/2) kv)`` decodes and ``N p / d`` prefill tokens against one read of the
+        memory. Equals ``density`` where prefill attention is left out.
+        """
+        decodes, prefill_tokens = chunk_budget(kv_memory_bytes, input_tokens, output_tokens, self.kv_bytes_per_token)
+        compute_s = 2.0 * (decodes + prefill_tokens) * self.parameters / self.flops_per_s
+        return compute_s / (kv_memory_bytes / self.bytes_per_s)
+
+
+def chunk_budget(
+    memory_bytes: float, input_tokens: float, output_tokens: float, kv_bytes_per_token: float
+) -> tuple[float, float]:
+    """What a steady state of equal requests holds in ``memory_bytes`` of KV cache.
+
+    BlendServe, Algorithm 3, steps 2 and 3: a request holds ``p + d/2`` tokens on average, and as many are admitted as
+    end, so ``p`` prompt tokens come with every ``d`` output tokens.
+
+    Returns:
+        ``N = M / ((p + d/2) kv)``, decoding requests, and ``C = N p / d``, prefill tokens per step; not rounded.
+    """
+    decodes = memory_bytes / ((input_tokens + output_tokens / 2.0) * kv_bytes_per_token)
+    return decodes, decodes * input_tokens / output_tokens
+
+
+def optimal_time_s(compute_s: float, memory_s: float, sharing: float = 0.0, overlap_kappa: float = 0.0) -> float:
+    """Least time for work of ``compute_s`` and ``memory_s``, of which ``sharing`` of the compute is saved.
+
+    With ``C = (1 - sharing) compute_s``: ``max(C, M) + kappa min(C, M)``. kappa 0 is BlendServe's
+    ``T_o = max((1 - s) T_comp, T_mem)``, perfect overlap; kappa 1 is none.
+    """
+    compute_s *= 1.0 - sharing
+    return max(compute_s, memory_s) + overlap_kappa * min(compute_s, memory_s)
+
+
+def _ratio(compute_s: float, memory_s: float) -> float:
+    return compute_s / memory_s if memory_s else math.inf

@@ -1,0 +1,156 @@
+"""``neaptide experiment``."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neaptide.cli import main
+from neaptide.commands import experiment
+from neaptide.experiments.registry import EXPERIMENT_NAMES, load_experiment
+from neaptide.experiments.result import ExperimentResult, Row
+
+
+class Made:
+    """An experiment with the given rows."""
+
+    NAME = "golden"
+    ABOUT = "made up"
+
+    def __init__(self, *rows: Row, **more: Any) -> None:
+        self.result = ExperimentResult("made", list(rows), **more)
+        self.quick: bool | None = None
+
+    def run(self, quick: bool) -> ExperimentResult:
+        self.quick = quick
+        return self.result
+
+
+def use(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
+    monkeypatch.setattr(experiment, "load_experiment", lambda name: made)
+
+
+@pytest.mark.parametrize("name", EXPERIMENT_NAMES)
+def test_every_registered_experiment_is_complete(name: str) -> None:
+    module = load_experiment(name)
+    assert name == module.NAME
+    assert module.ABOUT
+    assert "\n" not in module.ABOUT
+    assert callable(module.run)
+
+
+def test_list_names_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(EXPERIMENT_NAMES)
+
+
+def test_list_imports_no_torch_and_no_matplotlib() -> None:
+    code = (
+        "import sys; from neaptide.experiments.registry import *; "
+        "[load_experiment(name).ABOUT for name in EXPERIMENT_NAMES]; "
+        "print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"
+
+
+def test_an_unknown_name_gets_one_line_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "gold"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    expected = f"neaptide experiment: there is no experiment 'gold'; there are: {', '.join(EXPERIMENT_NAMES)}\n"
+    assert shown.err == expected
+
+
+def test_the_table_shows_paper_ours_and_ratio(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (Row("speed", 3.0, 2.0, "req/s", 1, holds=True), Row("new", 1234.5678))
+    use(monkeypatch, Made(*rows, notes=["[what] it means"]))
+    assert main(["experiment", "golden"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert cells == [["speed", "2.0 req/s", "3.0 req/s", "1.500", "holds"], ["new", "", "1,234.57", "", ""]]
+    assert "- [what] it means" in lines
+
+
+def test_the_last_line_is_the_json_that_is_also_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    use(monkeypatch, Made(Row("speed", 3.0, 2.0, holds=True), Row("new", 1.0), data={"series": [1, 2]}))
+    assert main(["experiment", "golden", "--json", str(tmp_path / "out.json")]) == 0
+    expected = {
+        "experiment": "made",
+        "holds": True,
+        "rows": [
+            {"case": "speed", "paper": 2.0, "ours": 3.0, "ratio": 1.5, "unit": "", "holds": True},
+            {"case": "new", "paper": None, "ours": 1.0, "ratio": None, "unit": ""},
+        ],
+        "notes": [],
+        "data": {"series": [1, 2]},
+    }
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == expected
+    assert json.loads((tmp_path / "out.json").read_text()) == expected
+
+
+def test_a_row_that_must_hold_and_does_not_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Made(Row("a", 1.0, holds=True), Row("b", 1.0, holds=False)))
+    assert main(["experiment", "golden"]) == 1
+    shown = capsys.readouterr().out
+    assert "FAILS" in shown
+    assert json.loads(shown.splitlines()[-1])["holds"] is False
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_quick_reaches_the_experiment(monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
+    made = Made()
+    use(monkeypatch, made)
+    main(["experiment", "golden", *["--quick"] * quick])
+    assert made.quick is quick
+
+
+def test_a_plot_without_matplotlib_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    made = Made()
+    use(monkeypatch, made)
+    monkeypatch.setattr(experiment, "find_spec", lambda name: None)
+    assert main(["experiment", "golden", "--plot", str(tmp_path / "out.png")]) == 2
+    assert "pip install 'neaptide[plots]'" in capsys.readouterr().err
+    assert made.quick is None, "it says so before it spends minutes"
+
+
+def test_a_plot_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    use(monkeypatch, Made(plot=lambda figure: figure.add_subplot().plot([1, 2], [3, 4])))
+    assert main(["experiment", "golden", "--plot", str(tmp_path / "out.png")]) == 0
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_experiment_without_a_plot_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    use(monkeypatch, Made())
+    assert main(["experiment", "golden", "--plot", str(tmp_path / "out.png")]) == 0
+    assert "made has no plot" in capsys.readouterr().err
+
+
+def test_a_path_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    use(monkeypatch, Made())
+    assert main(["experiment", "golden", "--json", str(tmp_path / "missing" / "out.json")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_nan_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Made(Row("broken", float("nan"))))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        main(["experiment", "golden"])
