@@ -1,4 +1,8 @@
-"""How long a step takes, learned from steps that were measured.
+"""What iteration-time models have in common, and the plain linear one.
+
+The models live beside this file: ``roofline`` (ours), ``paper_models`` (Echo, BROS, HyGen), ``online_fit``.
+
+``LinearCostModel``: how long a step takes, learned from steps that were measured.
 
 ``T = c0 + c1*tokens + c2*prefill attention pairs + c3*decode context tokens + c4*decode requests``, all
 coefficients non-negative. Fitted by exponentially forgetting least squares on the relative error, so that a
@@ -6,12 +10,15 @@ drifting machine is followed and short steps count as much as long ones.
 """
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from neaptide.engine.batch import BatchShape
-from neaptide.engine.interfaces import Prediction
+from neaptide.engine.interfaces import CostModel, Prediction
 
 MAX_SWEEPS = 50
 """Enough to stay close: the next refit starts where this one ended."""
@@ -19,6 +26,34 @@ MAX_MARGIN = 1.0
 """On a machine this noisy a wider margin would only stop offline work."""
 
 Vector = npt.NDArray[np.float64]
+
+
+class Regime(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+def regime_of(shape: BatchShape) -> Regime:
+    """An empty step counts as decode."""
+    if shape.prefill_requests == 0:
+        return Regime.DECODE
+    return Regime.MIXED if shape.decode_requests else Regime.PREFILL
+
+
+@dataclass(slots=True, frozen=True)
+class Sample:
+    """A step that was measured."""
+
+    shape: BatchShape
+    seconds: float
+
+
+def mean_relative_error(model: CostModel, samples: Sequence[Sample]) -> float:
+    """Mean of |predicted - measured| / measured; NaN without samples."""
+    if not samples:
+        return float("nan")
+    return sum(abs(model.predict(s.shape).seconds - s.seconds) / s.seconds for s in samples) / len(samples)
 
 
 def features(shape: BatchShape) -> tuple[float, float, float, float, float]:

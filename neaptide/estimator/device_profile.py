@@ -1,0 +1,96 @@
+"""Device profiles: what a step costs on a named device with a named model, and how much KV cache fits."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from neaptide.estimator.step_cost import StepCost
+
+
+class Efficiencies(msgspec.Struct, frozen=True):
+    """Shares of the device's limits that kernels are taken to reach."""
+
+    gemm: float
+    attention: float
+    bandwidth: float
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device with a model on it.
+
+    ``analytic`` profiles are computed from stated limits and efficiencies; ``measured`` ones come from
+    ``neaptide calibrate``.
+    """
+
+    name: str
+    source: Literal["analytic", "measured"]
+    device: str
+    model: str
+    dtype: str
+    date: str
+    """ISO date of the measurement, or of the limits."""
+    commit: str
+    """Of the code that was measured; empty for analytic profiles."""
+    kv_bytes_per_token: int
+    """Keys and values of all layers, over all devices."""
+    num_blocks: int
+    """KV blocks that fit."""
+    block_size: int = 16
+    tensor_parallel: int = 1
+    efficiencies: Efficiencies | None = None
+    """Only analytic."""
+    costs: dict[str, StepCost]
+    """By regime: prefill, decode, mixed."""
+    noise_floor: dict[str, float] = {}
+    """Only measured, by regime: mean relative deviation of repeats of one shape from their median."""
+    held_out_mape: dict[str, dict[str, float]] = {}
+    """Only measured: model -> regime -> mean relative error on steps that were not fitted."""
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def load_profile(name_or_path: str | Path) -> DeviceProfile:
+    """A profile by its name, or from a JSON file.
+
+    Raises:
+        ValueError: no such profile, or the file is not one.
+        OSError: the file cannot be read.
+    """
+    from neaptide.estimator.analytic import ANALYTIC_NAMES, analytic_profile
+
+    text = str(name_or_path)
+    if text in ANALYTIC_NAMES:
+        return analytic_profile(text)
+    packaged = files("neaptide.data").joinpath("profiles", f"{text}.json")
+    if "/" not in text and packaged.is_file():
+        return _decode(packaged.read_bytes(), text)
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise ValueError(f"no profile {text!r}: not a file, and not one of {', '.join(profile_names())}")
+    return _decode(path.read_bytes(), text)
+
+
+def save_profile(profile: DeviceProfile, path: str | Path) -> None:
+    """Writes the profile as JSON, for ``load_profile``."""
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
+
+
+def profile_names() -> list[str]:
+    """Names that ``load_profile`` knows, sorted."""
+    from neaptide.estimator.analytic import ANALYTIC_NAMES
+
+    directory = files("neaptide.data").joinpath("profiles")
+    entries = directory.iterdir() if directory.is_dir() else ()
+    measured = [entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")]
+    return sorted([*ANALYTIC_NAMES, *measured])
+
+
+def _decode(data: bytes, name: str) -> DeviceProfile:
+    try:
+        return msgspec.json.decode(data, type=DeviceProfile)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{name} is not a device profile: {error}") from error

@@ -1,0 +1,87 @@
+"""Fits the coefficients of ``RooflineModel`` to measured steps."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from neaptide.engine.batch import BatchShape
+from neaptide.estimator.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.least_squares import Array, fit_relative
+from neaptide.estimator.step_cost import StepCost
+
+SHRINKAGE = 0.02
+"""Pull of a regime's coefficients towards those of all regimes together ..."""
+SMOOTHNESS = 0.1
+"""... and of neighbouring slopes of the matrix product curve towards each other; both in samples."""
+
+
+def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
+    """Coefficients per regime with the least relative error.
+
+    First one set for all samples, then one per regime, which leaves the common set as far as its samples ask for.
+
+    Raises:
+        ValueError: there are no samples.
+    """
+    if not samples:
+        raise ValueError("a model cannot be fitted without samples")
+    num_segments = max(2, max(s.shape.num_tokens for s in samples).bit_length())
+    features = np.array([_features(sample.shape, num_segments) for sample in samples])
+    seconds = np.array([sample.seconds for sample in samples])
+    smooth = _smoothness(features, seconds, num_segments)
+    common = fit_relative(features, seconds, smooth, np.zeros(len(smooth)))
+    # The same change of a coefficient counts by what it does to the predictions.
+    pull = np.diag(np.sqrt(SHRINKAGE * ((features / seconds[:, None]) ** 2).sum(axis=0) / len(samples)))
+    penalty = np.concatenate([smooth, pull])
+    target = np.concatenate([np.zeros(len(smooth)), pull @ common])
+    costs = {}
+    for regime in Regime:
+        chosen = np.array([regime_of(sample.shape) is regime for sample in samples])
+        fitted = fit_relative(features[chosen], seconds[chosen], penalty, target) if chosen.any() else common
+        costs[regime] = _cost(fitted.tolist(), num_segments)
+    return costs
+
+
+def _features(shape: BatchShape, num_segments: int) -> list[float]:
+    """What the coefficients are multiplied with: fixed, curve increments, pairs, KV tokens, requests, swap."""
+    curve = [min(max(shape.num_tokens - (1 << k), 0) / (1 << k), 1.0) for k in range(num_segments)]
+    last = num_segments - 1
+    curve[last] = max(shape.num_tokens - (1 << last), 0) / (1 << last)
+    return [
+        1.0,
+        *curve,
+        float(shape.prefill_attention_pairs),
+        float(max(shape.decode_context_tokens - shape.shared_prefix_tokens, 0)),
+        float(shape.decode_requests),
+        float(shape.prefill_requests),
+        float(shape.swapped_blocks),
+    ]
+
+
+def _smoothness(features: Array, seconds: Array, num_segments: int) -> Array:
+    """Rows that are zero for a straight curve."""
+    rows = np.zeros((num_segments - 1, features.shape[1]))
+    for k in range(num_segments - 1):
+        reached = features[:, 1 + k] > 0.0
+        weight = np.sqrt(SMOOTHNESS) / float(np.median(seconds[reached] if reached.any() else seconds))
+        # Increments over a segment of 2^k tokens: slopes are equal when the next increment is twice this one.
+        rows[k, 1 + k] = -2.0 * weight
+        rows[k, 2 + k] = weight
+    return rows
+
+
+def _cost(coefficients: list[float], num_segments: int) -> StepCost:
+    fixed_s, *increments = coefficients[: 1 + num_segments]
+    knots = [0.0]
+    for increment in increments:
+        knots.append(knots[-1] + increment)
+    pair_s, kv_token_s, decode_request_s, prefill_request_s, swap_block_s = coefficients[1 + num_segments :]
+    return StepCost(
+        fixed_s=fixed_s,
+        gemm_s=tuple(knots),
+        pair_s=pair_s,
+        kv_token_s=kv_token_s,
+        decode_request_s=decode_request_s,
+        prefill_request_s=prefill_request_s,
+        swap_block_s=swap_block_s,
+    )

@@ -1,0 +1,92 @@
+"""The coefficients of one regime's step time, and the formula that uses them."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+
+
+class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a step of one regime costs, in seconds per unit.
+
+    Without ``weights_s`` the formula is linear in all coefficients, which is how measured ones are fitted.
+    """
+
+    fixed_s: float
+    """Every step: launches, preparation, and whatever else does not depend on the batch."""
+    gemm_s: tuple[float, ...]
+    """Matrix products of a step of 1, 2, 4, 8, ... tokens; linear between these and beyond the last. At least two."""
+    pair_s: float
+    """Prefill attention, per (query, key) pair."""
+    kv_token_s: float
+    """Decode attention, per KV token read."""
+    decode_request_s: float = 0.0
+    prefill_request_s: float = 0.0
+    swap_block_s: float = 0.0
+    """Per KV block copied to or from host memory."""
+    weights_s: float = 0.0
+    """Reading the weights once: matrix products take at least so long."""
+    row_s: float = 0.0
+    """Output projection, per request of the step."""
+    token_s: float = 0.0
+    """Per token and never overlapped: all-reduce of tensor parallelism."""
+
+
+class Terms(NamedTuple):
+    """The parts of a step's predicted time, in seconds; they add up to it."""
+
+    fixed_s: float
+    gemm_s: float
+    attention_s: float
+    kv_s: float
+    requests_s: float
+    swap_s: float
+
+
+class StepFormula:
+    """``StepCost`` made fast: every call is O(1) in plain floats.
+
+    Serial time = max(compute, weights) + prefill attention + KV reads + rest; its lower bound under operator
+    overlap = max(compute + prefill attention, weights + KV reads) + rest; between them ``overlap_kappa`` of the way.
+    """
+
+    def __init__(self, cost: StepCost, overlap_kappa: float = 1.0) -> None:
+        if len(cost.gemm_s) < 2:
+            raise ValueError("the curve of matrix products needs the times of 1 and 2 tokens at least")
+        self._cost = cost
+        self._kappa = overlap_kappa
+        knots = cost.gemm_s
+        self._last = len(knots) - 2
+        self._slopes = tuple((after - before) / (1 << k) for k, (before, after) in enumerate(pairwise(knots)))
+        self._knots = knots
+
+    def gemm_s(self, num_tokens: int) -> float:
+        """Compute time of the matrix products."""
+        if num_tokens <= 0:
+            return 0.0
+        k = min(num_tokens.bit_length() - 1, self._last)
+        return self._knots[k] + self._slopes[k] * (num_tokens - (1 << k))
+
+    def terms(
+        self, prefill_tokens: int, pairs: int, prefill_requests: int, decode_requests: int, kv_tokens: int, swapped: int
+    ) -> Terms:
+        cost = self._cost
+        num_tokens = prefill_tokens + decode_requests
+        compute_s = self.gemm_s(num_tokens) + cost.row_s * (prefill_requests + decode_requests)
+        gemm_s = compute_s if compute_s > cost.weights_s else cost.weights_s
+        attention_s = cost.pair_s * pairs
+        kv_s = cost.kv_token_s * kv_tokens
+        if self._kappa != 1.0:
+            serial_s = gemm_s + attention_s + kv_s
+            if serial_s > 0.0:
+                bound_s = max(compute_s + attention_s, cost.weights_s + kv_s)
+                share = (bound_s + self._kappa * (serial_s - bound_s)) / serial_s
+                gemm_s, attention_s, kv_s = gemm_s * share, attention_s * share, kv_s * share
+        return Terms(
+            cost.fixed_s,
+            gemm_s + cost.token_s * num_tokens,
+            attention_s,
+            kv_s,
+            cost.decode_request_s * decode_requests + cost.prefill_request_s * prefill_requests,
+            cost.swap_block_s * swapped,
+        )
