@@ -1,0 +1,185 @@
+"""Forecasts of the KV blocks that online work will hold."""
+
+import math
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neaptide.engine.interfaces import HeadroomPredictor
+from neaptide.estimator.memory_forecast import (
+    WARM_UP_ARRIVALS,
+    ConformalForecast,
+    MuSigmaForecast,
+    QuantileForecast,
+    WindowForecast,
+)
+
+Forecast = TypeVar("Forecast", bound=WindowForecast)
+FORECASTS = [MuSigmaForecast, QuantileForecast, ConformalForecast]
+
+
+def warmed(forecast: Forecast) -> Forecast:
+    for _ in range(WARM_UP_ARRIVALS):
+        forecast.observe_arrival(0.0)
+    return forecast
+
+
+def feed(forecast: HeadroomPredictor, held_blocks: list[int], start_s: int = 0) -> list[int]:
+    """One observation at the start of each second; the headroom after each."""
+    headroom = []
+    for second, blocks in enumerate(held_blocks, start_s):
+        forecast.observe(second, blocks)
+        headroom.append(forecast.headroom_blocks(second))
+    return headroom
+
+
+def test_mu_sigma_is_the_mean_plus_k_deviations() -> None:
+    forecast = warmed(MuSigmaForecast(1000, k=2.0, horizon_s=2))
+    # closed bins hold 10, 30, 10, 30: mean 20, deviation 10
+    assert feed(forecast, [10, 30, 10, 30, 0])[-1] == 40
+
+
+def test_mu_sigma_weighs_values_by_the_time_they_were_held() -> None:
+    forecast = warmed(MuSigmaForecast(1000, k=2.0, horizon_s=1))
+    for now_s, held in [(0.0, 0), (0.75, 80), (1.0, 0)]:
+        forecast.observe(now_s, held)
+    # 80 for a quarter of the time: mean 20, mean square 1600, deviation sqrt(1200)
+    assert forecast.headroom_blocks(1.0) == math.ceil(20 + 2 * math.sqrt(1200))
+
+
+def test_mu_sigma_takes_the_last_value_to_last_through_a_silence() -> None:
+    forecast = warmed(MuSigmaForecast(1000, k=1.0, horizon_s=1))
+    forecast.observe(0.0, 40)
+    forecast.observe(1.0, 0)
+    forecast.observe(4.0, 0)
+    # seconds 0 to 3 held 40, 0, 0, 0: mean 10, mean square 400, deviation sqrt(300)
+    assert forecast.headroom_blocks(4.0) == math.ceil(10 + math.sqrt(300))
+
+
+def test_quantile_is_that_of_the_horizons_peaks() -> None:
+    held = [5, 1, 9, 2, 2, 2, 7, 2, 2, 0]
+    # peaks of the eight horizons of two seconds that have passed: 5 9 9 2 2 7 7 2
+    for q, expected in [(0.25, 2), (0.375, 2), (0.5, 5), (0.75, 7), (0.8, 9), (1.0, 9)]:
+        assert feed(warmed(QuantileForecast(1000, q=q, horizon_s=2)), held)[-1] == expected
+
+
+def test_conformal_is_midway_between_present_and_mean_plus_two_deviations_at_first() -> None:
+    forecast = warmed(ConformalForecast(1000, horizon_s=4))
+    # mean 20, deviation 10, present 30
+    assert feed(forecast, [10, 30, 10, 30, 0])[-1] == 25 + 2 * 10
+
+
+def test_conformal_learns_from_horizons_that_have_passed_only() -> None:
+    forecast = ConformalForecast(1000, alpha=0.1, horizon_s=2)
+    feed(forecast, [10, 10, 10])
+    assert forecast._k == 2.0
+    # The horizon of seconds 1 and 2 has passed with the third second: 10 were reserved for it, and 10 sufficed.
+    feed(forecast, [50], start_s=3)
+    assert forecast._k == pytest.approx(2.0 - 0.05 * 0.1)
+    # The one of seconds 2 and 3 did not see 50 coming.
+    feed(forecast, [50], start_s=4)
+    assert forecast._k == pytest.approx(2.0 - 0.05 * 0.1 + 0.05 * 0.9)
+
+
+def test_conformal_owes_no_misses_after_a_long_silence() -> None:
+    forecast = ConformalForecast(1000)
+    feed(forecast, [100] * 10 + [0] * 3000)
+    assert forecast._k == 0.0
+
+
+@pytest.mark.parametrize("kind", FORECASTS)
+def test_a_tenth_of_the_pool_is_kept_until_enough_arrivals_are_known(kind: type[WindowForecast]) -> None:
+    forecast = kind(1000, horizon_s=2)
+    assert forecast.headroom_blocks(0.0) == 100
+    assert feed(forecast, [1, 1, 1, 300, 1]) == [100, 100, 100, 300, 100]
+    for _ in range(WARM_UP_ARRIVALS - 1):
+        forecast.observe_arrival(5.0)
+    assert forecast.headroom_blocks(5.0) == 100
+    forecast.observe_arrival(5.0)
+    assert forecast.headroom_blocks(5.0) != 100
+
+
+@pytest.mark.parametrize("kind", FORECASTS)
+def test_a_tenth_of_the_pool_is_kept_until_a_horizon_has_passed(kind: type[WindowForecast]) -> None:
+    forecast = warmed(kind(1000, horizon_s=30))
+    headroom = feed(forecast, [1] * 31)
+    assert headroom[:30] == [100] * 30
+    assert headroom[30] == 1
+
+
+@pytest.mark.parametrize("kind", FORECASTS)
+def test_what_left_the_window_is_forgotten(kind: type[WindowForecast]) -> None:
+    forecast = warmed(kind(1000, window_s=10, horizon_s=2))
+    assert feed(forecast, [500] * 5 + [7] * 7)[-1] > 7
+    assert feed(forecast, [7] * 8, start_s=12)[-1] == 7
+
+
+@pytest.mark.parametrize("kind", FORECASTS)
+def test_a_silence_longer_than_the_window_empties_it(kind: type[WindowForecast]) -> None:
+    forecast = warmed(kind(1000, window_s=60, horizon_s=30))
+    feed(forecast, [500] * 60 + [0])
+    assert feed(forecast, [0], start_s=1_000_000) == [0]
+
+
+@pytest.mark.parametrize("kind", FORECASTS)
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.tuples(st.floats(0.0, 40.0), st.integers(0, 100)), min_size=1, max_size=100),
+    st.booleans(),
+)
+def test_headroom_covers_what_is_held_and_fits_the_pool(
+    kind: type[WindowForecast], observations: list[tuple[float, int]], is_warm: bool
+) -> None:
+    forecast, again = kind(100, window_s=50, horizon_s=5), kind(100, window_s=50, horizon_s=5)
+    if is_warm:
+        warmed(forecast), warmed(again)
+    now_s = 0.0
+    for gap_s, held in observations:
+        now_s += gap_s
+        forecast.observe(now_s, held)
+        again.observe(now_s, held)
+        assert held <= forecast.headroom_blocks(now_s) <= 100
+        assert forecast.headroom_blocks(now_s) == again.headroom_blocks(now_s)
+
+
+def drifting_demand(num_seconds: int, seed: int) -> list[int]:
+    """Slow tide, a level that doubles half way, bursts from a heavy tail."""
+    rng = np.random.default_rng(seed)
+    second = np.arange(num_seconds)
+    tide = 2000 + 1000 * np.sin(second / 2000)
+    tide[num_seconds // 2 :] *= 2
+    bursts = np.zeros(num_seconds)
+    for start in rng.integers(0, num_seconds, num_seconds // 60):
+        bursts[start : start + 20] += 300 * rng.pareto(2.0)
+    return [int(held) for held in np.minimum(20_000, tide * rng.uniform(0.8, 1.2, num_seconds) + bursts)]
+
+
+def coverage(forecast: WindowForecast, held: list[int], horizon_s: int = 30) -> float:
+    headroom = feed(forecast, held)
+    covered = [max(held[t + 1 : t + 1 + horizon_s]) <= headroom[t] for t in range(300, len(held) - horizon_s)]
+    return sum(covered) / len(covered)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2])
+def test_conformal_keeps_its_coverage_on_drifting_demand(alpha: float) -> None:
+    held = drifting_demand(12_000, seed=1)
+    assert coverage(warmed(ConformalForecast(20_000, alpha=alpha)), held) == pytest.approx(1 - alpha, abs=0.02)
+
+
+def test_mu_plus_two_sigma_misses_its_coverage_on_drifting_demand() -> None:
+    assert coverage(warmed(MuSigmaForecast(20_000)), drifting_demand(12_000, seed=1)) < 0.9
+
+
+@pytest.mark.parametrize("q", [0.0, -0.1, 1.1])
+def test_a_quantile_outside_its_range_is_refused(q: float) -> None:
+    with pytest.raises(ValueError, match="q must be in"):
+        QuantileForecast(100, q=q)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_an_alpha_outside_its_range_is_refused(alpha: float) -> None:
+    with pytest.raises(ValueError, match="alpha must be in"):
+        ConformalForecast(100, alpha=alpha)
