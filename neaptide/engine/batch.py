@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
 
@@ -38,7 +40,8 @@ class BatchShape:
             self.prefill_requests += 1
             self.prefill_tokens += num_tokens
             self.prefill_attention_pairs += num_tokens * context_tokens + num_tokens * (num_tokens + 1) // 2
-        self.max_context_tokens = max(self.max_context_tokens, context_tokens + num_tokens)
+        if context_tokens + num_tokens > self.max_context_tokens:
+            self.max_context_tokens = context_tokens + num_tokens
 
     def plus(self, num_tokens: int, context_tokens: int) -> "BatchShape":
         """A copy with one more request."""
@@ -66,8 +69,7 @@ class BatchShape:
         )
 
 
-@dataclass(slots=True, frozen=True)
-class NewRequest:
+class NewRequest(msgspec.Struct, frozen=True):
     """Sent with the first step that a request takes part in; the executor keeps it until the request ends."""
 
     request_id: str
@@ -75,9 +77,8 @@ class NewRequest:
     params: SamplingParams
 
 
-@dataclass(slots=True, frozen=True)
-class ScheduledRequest:
-    """One request's part in a step."""
+class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request's part in a step. A Struct because a thousand are made for every step."""
 
     request_id: str
     token_ids: list[int]

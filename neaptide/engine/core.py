@@ -178,9 +178,9 @@ class EngineCore:
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         now_s = self._clock.now()
-        queues = self.scheduler.queues
-        for part in plan.scheduled:
-            request = queues.running_online.get(part.request_id) or queues.running_offline[part.request_id]
+        step = self.scheduler.last
+        assert step is not None
+        for (request, _), part in zip(step.scheduled, plan.scheduled, strict=True):
             try:
                 self._commit_one(request, part, result, now_s)
             except Exception:
@@ -194,7 +194,8 @@ class EngineCore:
             self._end(request, FinishReason.ERROR, error)
             return
         self.kv.publish(request)
-        self._keep_prompt_logprobs(request, part, result)
+        if part.request_id in result.prompt_logprobs:
+            self._keep_prompt_logprobs(request, part, result)
         if part.sample:
             self._append_token(request, result, now_s)
         elif request.params.max_tokens == 0 and request.num_uncomputed_tokens == 0:
@@ -202,25 +203,24 @@ class EngineCore:
             self._end(request, FinishReason.LENGTH)
 
     def _keep_prompt_logprobs(self, request: Request, part: ScheduledRequest, result: StepResult) -> None:
-        entries = result.prompt_logprobs.get(part.request_id)
-        if entries is not None:
-            known = len(request.prompt_logprobs) - part.num_computed_tokens  # recomputed ones, after a preemption
-            request.prompt_logprobs += entries[max(known, 0) :]
+        entries = result.prompt_logprobs[part.request_id]
+        known = len(request.prompt_logprobs) - part.num_computed_tokens  # recomputed ones, after a preemption
+        request.prompt_logprobs += entries[max(known, 0) :]
 
     def _append_token(self, request: Request, result: StepResult, now_s: float) -> None:
         token_id = result.token_ids[request.request_id]
-        if request.num_output_tokens == 0:
+        params, num_output_tokens = request.params, request.num_output_tokens
+        if num_output_tokens == 0:
             request.first_token_s = now_s
-        params = request.params
         is_end = (token_id in self._eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
-        if (logprobs := result.logprobs.get(request.request_id)) is not None:
+        if result.logprobs and (logprobs := result.logprobs.get(request.request_id)) is not None:
             request.unreported_logprobs.append(logprobs)
-        if is_end and request.num_output_tokens >= params.min_tokens:
+        if is_end and num_output_tokens >= params.min_tokens:
             self._end(request, FinishReason.STOP, stop_token_id=token_id)
             return
         request.token_ids.append(token_id)
         request.unreported_token_ids.append(token_id)
-        if request.num_output_tokens >= params.max_tokens:
+        if num_output_tokens + 1 >= params.max_tokens:
             self._end(request, FinishReason.LENGTH)
         elif request.report_every_step:
             self._outputs.append(self._report(request))

@@ -50,25 +50,20 @@ class Request:
     """Step that it last took part in."""
     admission_index: int = 0
     """Counts admissions: the youngest offline request is the first victim."""
+    request_class: RequestClass = field(init=False)
+    is_online: bool = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     unreported_token_ids: list[int] = field(default_factory=list)
     unreported_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs_reported: bool = False
 
     def __post_init__(self) -> None:
+        # Fields, not properties: planning reads them for every request of every step.
         self.token_ids = list(self.prompt_token_ids)
-
-    @property
-    def request_class(self) -> RequestClass:
-        return request_class(self.tier)
-
-    @property
-    def is_online(self) -> bool:
-        return self.request_class is RequestClass.ONLINE
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
+        self.request_class = request_class(self.tier)
+        self.is_online = self.request_class is RequestClass.ONLINE
+        self.num_prompt_tokens = len(self.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +71,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -38,9 +38,12 @@ def step_stats(plan: StepPlan, result: StepResult, timer: StepTimer, scheduler: 
     """Counters of the step that ``plan`` described; to be called after its commit."""
     step = scheduler.last
     assert step is not None
-    tokens = {(online, decode): 0 for online in (True, False) for decode in (True, False)}
+    online_tokens = online_decodes = 0
     for (request, num_tokens), part in zip(step.scheduled, plan.scheduled, strict=True):
-        tokens[request.is_online, num_tokens == 1 and part.num_computed_tokens > 0] += num_tokens
+        if request.is_online:
+            online_tokens += num_tokens
+            online_decodes += num_tokens == 1 and part.num_computed_tokens > 0
+    offline_decodes = plan.shape.decode_requests - online_decodes
     queues, pool = scheduler.queues, scheduler.queues.kv.pool
     preempted = scheduler.take_preemptions()
     return StepStats(
@@ -55,10 +58,10 @@ def step_stats(plan: StepPlan, result: StepResult, timer: StepTimer, scheduler: 
         model_s=result.model_s,
         sample_s=result.sample_s,
         commit_s=timer.commit_s,
-        online_prefill_tokens=tokens[True, False],
-        online_decode_tokens=tokens[True, True],
-        offline_prefill_tokens=tokens[False, False],
-        offline_decode_tokens=tokens[False, True],
+        online_prefill_tokens=online_tokens - online_decodes,
+        online_decode_tokens=online_decodes,
+        offline_prefill_tokens=plan.shape.num_tokens - online_tokens - offline_decodes,
+        offline_decode_tokens=offline_decodes,
         running_online=len(queues.running_online),
         running_offline=len(queues.running_offline),
         waiting_online=len(queues.waiting_online),

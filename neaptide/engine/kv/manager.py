@@ -37,8 +37,8 @@ class KVCacheManager:
 
     def blocks_needed(self, request: Request, num_tokens: int) -> int:
         """New blocks for the next ``num_tokens`` tokens of a request that holds its table already."""
-        total = -(-(request.num_computed_tokens + num_tokens) // self.block_size)
-        return max(total - len(request.block_ids), 0)
+        missing = request.num_computed_tokens + num_tokens - len(request.block_ids) * self.block_size
+        return -(-missing // self.block_size) if missing > 0 else 0
 
     def admission_cost(self, hit: PrefixHit, num_tokens: int) -> int:
         """Blocks that leave the available set if a request is admitted with ``hit`` and computes ``num_tokens``."""

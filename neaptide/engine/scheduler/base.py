@@ -113,15 +113,16 @@ class Scheduler(ABC):
             step.at = request
             if not request.known_to_executor:
                 plan.new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.params))
-            start = request.num_computed_tokens
+            start, token_ids = request.num_computed_tokens, request.token_ids
+            end = start + num_tokens
             plan.scheduled.append(
                 ScheduledRequest(
                     request_id=request.request_id,
-                    token_ids=request.token_ids[start : start + num_tokens],
+                    token_ids=token_ids[start:end],
                     num_computed_tokens=start,
                     block_ids=request.block_ids,
-                    sample=num_tokens == request.num_uncomputed_tokens and request.params.max_tokens > 0,
-                    output_position=request.num_output_tokens,
+                    sample=end == len(token_ids) and request.params.max_tokens > 0,
+                    output_position=len(token_ids) - request.num_prompt_tokens,
                 )
             )
         # Only now, when nothing can fail any more: progress that was noted must be computed.

@@ -64,7 +64,7 @@ class OfflineFill:
             return  # an older one needed its blocks
         needed = step.queues.kv.blocks_needed(request, num_tokens)
         is_alone = len(step.queues.running_offline) == 1
-        while needed > (step.queues.kv.pool.num_available if is_alone else self._blocks_left(step)):
+        while needed and needed > (step.queues.kv.pool.num_available if is_alone else self._blocks_left(step)):
             victim = next(step.preemptor.offline_victims(step.index), None)
             if victim is None or victim.admission_index <= request.admission_index:
                 return

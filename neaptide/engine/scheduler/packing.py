@@ -115,7 +115,7 @@ class NeaptideScheduler(Scheduler):
 
     def _room_to_grow(self, step: StepBuilder, request: Request, num_tokens: int) -> bool:
         needed = self.queues.kv.blocks_needed(request, num_tokens)
-        if needed <= self.queues.kv.pool.num_available:
+        if not needed or needed <= self.queues.kv.pool.num_available:
             return True
 
         def victims() -> Iterator[Request]:
