@@ -17,6 +17,25 @@ class Efficiencies(msgspec.Struct, frozen=True):
     bandwidth: float
 
 
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """How a measured profile came about, beside its errors."""
+
+    num_threads: int
+    """Compute threads on a CPU; 0 on a GPU."""
+    num_shapes: int
+    num_steps: int
+    left_out: dict[str, int]
+    """Why shapes were left out -> how many."""
+    drift: float
+    """Spread of the machine's speed while it was measured: (q90 - q10) / median of the reference step's rolling time."""
+    is_normalised: bool
+    """Whether times, errors and noise floor are divided by the machine's speed of the moment."""
+    raw_noise_floor: dict[str, float]
+    """As ``noise_floor``, of the times as they were measured ..."""
+    raw_held_out_mape: dict[str, dict[str, float]]
+    """... and the errors of models fitted to those."""
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device with a model on it.
 
@@ -44,9 +63,11 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     costs: dict[str, StepCost]
     """By regime: prefill, decode, mixed."""
     noise_floor: dict[str, float] = {}
-    """Only measured, by regime: mean relative deviation of repeats of one shape from their median."""
+    """Only measured, by regime: median relative deviation of repeats of one shape from their median."""
     held_out_mape: dict[str, dict[str, float]] = {}
-    """Only measured: model -> regime -> mean relative error on steps that were not fitted."""
+    """Only measured: model -> regime -> mean relative error on shapes that were not fitted, each at its median time."""
+    measurement: Measurement | None = None
+    """Only measured."""
 
     @property
     def kv_capacity_tokens(self) -> int:
