@@ -77,17 +77,32 @@ def load_online(
     max_input_tokens: leaves out the requests with longer prompts.
 
     Content ids depend on the trace and on a request's place in it only: another window or speed keeps them.
-    Raises ValueError for an unknown name or format, a window without length, or a speed that is not positive.
+    Raises ValueError for an unknown name or format, and as ``select`` does.
+    """
+    path = _online_path(name_or_path)
+    requests = _read_online(path, content_base(path.name))
+    return select(requests, window_s=window_s, speed=speed, max_input_tokens=max_input_tokens)
+
+
+def select(
+    requests: Sequence[TraceRequest],
+    *,
+    window_s: tuple[float, float] | None = None,
+    speed: float = 1.0,
+    max_input_tokens: int | None = None,
+) -> list[TraceRequest]:
+    """The requests of a window, replayed at a speed, sorted by arrival; the arguments are those of ``load_online``.
+
+    Raises ValueError for a window without length or a speed that is not positive.
     """
     if speed <= 0:
         raise ValueError(f"speed must be positive, not {speed}")
     start_s, end_s = window_s or (0.0, float("inf"))
     if end_s <= start_s:
         raise ValueError(f"window {start_s}:{end_s} has no length")
-    path = _online_path(name_or_path)
     kept = [
         TraceRequest((request.arrival_s - start_s) / speed, request.segments, request.output_tokens)
-        for request in _read_online(path, content_base(path.name))
+        for request in requests
         if start_s <= request.arrival_s < end_s
         and (max_input_tokens is None or request.input_tokens <= max_input_tokens)
     ]

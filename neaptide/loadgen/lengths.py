@@ -1,0 +1,85 @@
+"""Token counts with stated moments.
+
+Every draw is stratified: the values are a distribution's quantiles at evenly spaced ranks, and the random generator
+decides their order alone. So the mean and the spread of a set are the same for every seed.
+"""
+
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int64]
+MISS = 0.02
+"""A moment that misses its target by more is an error."""
+
+
+def uniform_lengths(rng: np.random.Generator, count: int, low: int, high: int) -> Tokens:
+    """``count`` lengths spread evenly over low .. high, both included."""
+    lengths: Tokens = low + (_ranks(count) * (high - low + 1)).astype(np.int64)
+    return rng.permutation(lengths)
+
+
+def exponential_lengths(rng: np.random.Generator, count: int, mean: float) -> Tokens:
+    """Exponential lengths of at least 1: the standard deviation is close to the mean."""
+    shape = -np.log1p(-_ranks(count))
+    return rng.permutation(_scaled(shape, mean))
+
+
+def lognormal_lengths(
+    rng: np.random.Generator, count: int, mean: float, std: float, low: int = 1, high: int = 1 << 20
+) -> Tokens:
+    """Log-normal lengths, cut to low .. high, whose mean and standard deviation after the cut are the stated ones.
+
+    The cut moves both moments, so the parameters are moved against it until they fit. Raises ValueError if the bounds
+    leave no such distribution.
+    """
+    if count == 1:
+        return np.array([round(mean)])
+    normal = np.array([NormalDist().inv_cdf(rank) for rank in _ranks(count)])
+    aim_mean, aim_std = mean, std
+    lengths = np.zeros(count, np.int64)
+    for _ in range(60):
+        variance = np.log1p((aim_std / aim_mean) ** 2)
+        drawn = np.exp(np.log(aim_mean) - variance / 2 + np.sqrt(variance) * normal)
+        lengths = np.clip(np.rint(drawn), low, high).astype(np.int64)
+        aim_mean *= mean / lengths.mean()
+        aim_std *= std / max(lengths.std(), 1e-9)
+    if abs(lengths.mean() / mean - 1) > MISS or abs(lengths.std() / std - 1) > MISS:
+        raise ValueError(f"no log-normal lengths of {mean} +- {std} between {low} and {high}")
+    return rng.permutation(lengths)
+
+
+def sampled_lengths(rng: np.random.Generator, count: int, sample: Sequence[float], mean: float) -> Tokens:
+    """Lengths with the distribution of a sample, scaled to a mean; at least 1."""
+    return rng.permutation(_scaled(np.quantile(np.asarray(sample, float), _ranks(count)), mean))
+
+
+def shares_of(total: int, weights: NDArray[np.float64]) -> Tokens:
+    """Whole numbers of at least 1 in proportion to the weights, with the given sum (the largest remainders go up).
+
+    Raises ValueError if there are more weights than ``total``.
+    """
+    if len(weights) > total:
+        raise ValueError(f"{total} cannot be shared among {len(weights)}")
+    exact = (total - len(weights)) * weights / weights.sum()
+    shares: Tokens = exact.astype(np.int64)
+    missing = total - len(weights) - int(shares.sum())
+    shares[np.argsort(shares - exact, kind="stable")[:missing]] += 1
+    shares += 1
+    return shares
+
+
+def _ranks(count: int) -> NDArray[np.float64]:
+    return (np.arange(count) + 0.5) / count
+
+
+def _scaled(shape: NDArray[np.float64], mean: float) -> Tokens:
+    """Whole lengths of at least 1 in proportion to ``shape``, with the given mean."""
+    scale = mean / shape.mean()
+    lengths = np.ones(len(shape), np.int64)
+    for _ in range(20):
+        lengths = np.maximum(1, np.rint(shape * scale)).astype(np.int64)
+        scale *= mean / lengths.mean()
+    return lengths
