@@ -25,6 +25,7 @@ from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.stats import StepTimer, step_stats
+from neaptide.engine.step_log import StepRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class EngineCore:
         eos_token_ids: the model's end-of-sequence tokens.
         request_log: what was executed, and how often.
         witness: what is being executed.
+        recorder: writes the step log.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class EngineCore:
         eos_token_ids: frozenset[int] = frozenset(),
         request_log: RequestLog | None = None,
         witness: Witness | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
         policy = POLICIES[config.scheduler.policy]
         prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
@@ -67,6 +70,7 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._log = request_log or (lambda event, request_id: None)
         self._witness = witness or (lambda request_ids: None)
+        self._recorder = recorder
         self._outputs: list[RequestOutput] = []
         """Terminal outputs that no step made: refusals, aborts."""
 
@@ -77,6 +81,9 @@ class EngineCore:
     # ---- messages ----
 
     def handle(self, message: ToEngine) -> None:
+        now_s = self._clock.now()
+        if self._recorder is not None:
+            self._recorder.message(message, now_s)
         if isinstance(message, AddRequest):
             try:
                 self._add_request(message)
@@ -87,7 +94,7 @@ class EngineCore:
             for request_id in message.request_ids:
                 self._abort(request_id, message.reason)
         elif isinstance(message, AddBatch):
-            self._add_batch(message)
+            self._add_batch(message, now_s)
         elif isinstance(message, CancelBatch):
             self._cancel_batch(message.batch_id)
         elif isinstance(message, SetOffline):
@@ -112,11 +119,11 @@ class EngineCore:
         else:
             self.scheduler.queues.pool.add_flex(request)
 
-    def _add_batch(self, message: AddBatch) -> None:
+    def _add_batch(self, message: AddBatch, now_s: float) -> None:
         """Rows that cannot run end at once; none of the others waits for that."""
         refused, error = message.rows, "the prompt is empty or the request does not fit into the KV cache"
         try:
-            refused = self.scheduler.queues.pool.add_batch(message, self._clock.now(), self._max_num_tokens)
+            refused = self.scheduler.queues.pool.add_batch(message, now_s, self._max_num_tokens)
         except (OSError, ValueError) as exception:
             error = str(exception)
         for row in refused:
@@ -158,6 +165,8 @@ class EngineCore:
             return StepOutputs(self._take_outputs(), [])
         timer.scheduled()
         if plan is None:
+            if self._recorder is not None:
+                self._recorder.idle(timer.start_s)
             return StepOutputs(self._take_outputs(), [])
         for new in plan.new_requests:
             self._log("start", new.request_id)
@@ -165,9 +174,11 @@ class EngineCore:
         result = self._executor.run(plan)
         self._witness([])
         timer.executed()
-        self._commit(plan, result)
+        self._commit(plan, result, timer.executed_at_s)
         if result.is_whole:
             self._learn(plan, timer.execute_s)
+        if self._recorder is not None:
+            self._recorder.step(plan, result, timer, self.scheduler)
         outputs = self._take_outputs()
         timer.committed()
         return StepOutputs(outputs, [step_stats(plan, result, timer, self.scheduler)])
@@ -176,8 +187,7 @@ class EngineCore:
         self._cost_model.observe(plan.shape, seconds)
         self.scheduler.observe_step(plan, seconds)
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> None:
-        now_s = self._clock.now()
+    def _commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         step = self.scheduler.last
         assert step is not None
         for (request, _), part in zip(step.scheduled, plan.scheduled, strict=True):
@@ -232,6 +242,8 @@ class EngineCore:
     ) -> None:
         """The one place where an admitted or waiting request ends."""
         assert request.status is not RequestStatus.FINISHED
+        if self._recorder is not None:
+            self._recorder.ended(request, reason)
         output = self._report(request)
         output.finish_reason = reason
         output.error = error

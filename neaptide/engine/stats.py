@@ -13,13 +13,15 @@ class StepTimer:
         self._clock = clock
         self.start_s = clock.now()
         self.schedule_s = self.execute_s = self.commit_s = 0.0
-        self._mark_s = self.start_s
+        self.scheduled_at_s = self.executed_at_s = self._mark_s = self.start_s
 
     def scheduled(self) -> None:
         self.schedule_s = self._lap_s()
+        self.scheduled_at_s = self._mark_s
 
     def executed(self) -> None:
         self.execute_s = self._lap_s()
+        self.executed_at_s = self._mark_s
 
     def committed(self) -> None:
         self.commit_s = self._lap_s()

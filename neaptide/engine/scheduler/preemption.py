@@ -7,7 +7,7 @@ request that still would not fit.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.queues import Queues, deadline_order
@@ -18,6 +18,7 @@ class PreemptionCount:
     online: int = 0
     offline: int = 0
     recomputed_tokens: int = 0
+    request_ids: list[str] = field(default_factory=list)
 
 
 class Preemptor:
@@ -55,6 +56,7 @@ class Preemptor:
 
     def preempt(self, victim: Request) -> None:
         self.count.recomputed_tokens += self._queues.preempt(victim)
+        self.count.request_ids.append(victim.request_id)
         if victim.is_online:
             self.count.online += 1
         else:
