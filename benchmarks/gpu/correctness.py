@@ -1,0 +1,172 @@
+"""The torch executor on a device, against a dense reference on the same device."""
+
+import math
+import random
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import GAP
+from benchmarks.gpu.dense_reference import dense_logits
+from benchmarks.gpu.random_llama import TINY, LlamaShape, write_model_dir
+from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.engine.messages import TokenLogprobs
+from neaptide.engine.params import SamplingParams
+from neaptide.engine.runner.torch_executor import TorchExecutor
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 512
+LOGPROB_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+PROMPT_TOKENS = (1, 2, 15, 16, 17, 70, 129, 333)
+FIRST_TOKEN_ID = 3
+
+
+@dataclass
+class Track:
+    """One request of a scenario."""
+
+    prompt: list[int]
+    start_step: int
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How the same prompts are cut into steps."""
+
+    name: str
+    chunk: int
+    """Tokens of one request in one step at most."""
+    stagger: int
+    """Steps between two requests' first ones; 0 starts all together."""
+
+
+SCENARIOS = (
+    Scenario("prefill", chunk=10_000, stagger=0),
+    Scenario("chunked", chunk=17, stagger=0),
+    Scenario("mixed", chunk=50, stagger=2),
+)
+
+
+def check_correctness(device: torch.device, num_outputs: int) -> dict[str, Any]:
+    """Runs every scenario in fp32 and bf16.
+
+    Greedy tokens must equal the reference's up to the first position where its two best logits are closer than the
+    gap, and every log-probability must be within tolerance. The reference computes in fp32 from the same weights, so
+    bf16 is measured against what it should be and not against another rounding.
+    """
+    cases = []
+    for dtype in (torch.float32, torch.bfloat16):
+        with tempfile.TemporaryDirectory() as directory:
+            weights = write_model_dir(Path(directory), TINY, dtype, torch.device("cpu"))
+            weights = {name: weight.to(device) for name, weight in weights.items()}
+            for scenario in SCENARIOS:
+                tracks = _run(Path(directory), device, dtype, scenario, num_outputs)
+                cases.append(
+                    {"dtype": str(dtype).removeprefix("torch."), "scenario": scenario.name}
+                    | compare(weights, TINY, tracks, dtype)
+                )
+    return {"ok": all(case["ok"] for case in cases), "cases": cases}
+
+
+def _run(
+    directory: Path, device: torch.device, dtype: torch.dtype, scenario: Scenario, num_outputs: int
+) -> list[Track]:
+    executor = TorchExecutor(
+        ExecutorConfig(model_path=str(directory), device=device.type, dtype=str(dtype).removeprefix("torch.")),
+        CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS),
+        MonotonicClock(),
+    )
+    rng = random.Random(0)
+    free = list(range(NUM_BLOCKS))
+    rng.shuffle(free)
+    tracks = [
+        Track(rng.choices(range(FIRST_TOKEN_ID, TINY.vocab), k=tokens), index * scenario.stagger)
+        for index, tokens in enumerate(PROMPT_TOKENS)
+    ]
+    step = 0
+    while any(len(track.output) < num_outputs for track in tracks):
+        _step(executor, tracks, step, scenario, num_outputs, free)
+        step += 1
+    executor.close()
+    return tracks
+
+
+def _step(
+    executor: TorchExecutor, tracks: list[Track], step: int, scenario: Scenario, num_outputs: int, free: list[int]
+) -> None:
+    plan = StepPlan(step, [], BatchShape())
+    counts: dict[str, int] = {}
+    for index, track in enumerate(tracks):
+        if step < track.start_step or len(track.output) >= num_outputs:
+            continue
+        request_id, tokens = str(index), track.prompt + track.output
+        count = min(scenario.chunk, len(tokens) - track.computed)
+        end = track.computed + count
+        while len(track.blocks) * BLOCK_SIZE < end:
+            track.blocks.append(free.pop())
+        if not track.computed:
+            params = SamplingParams(temperature=0.0, logprobs=TINY.vocab, ignore_eos=True)
+            plan.new_requests.append(NewRequest(request_id, track.prompt, params))
+        plan.shape.add(count, track.computed)
+        plan.scheduled.append(
+            ScheduledRequest(
+                request_id,
+                tokens[track.computed : end],
+                track.computed,
+                track.blocks,
+                end == len(tokens),
+                len(track.output),
+            )
+        )
+        counts[request_id] = count
+    result = executor.submit(plan).wait()
+    if result.errors:
+        raise RuntimeError(f"the executor reports {result.errors}")
+    for request_id, count in counts.items():
+        track = tracks[int(request_id)]
+        track.computed += count
+        if request_id in result.token_ids:
+            track.output.append(result.token_ids[request_id])
+            track.logprobs.append(result.logprobs[request_id])
+
+
+def compare(weights: dict[str, Tensor], shape: LlamaShape, tracks: list[Track], dtype: torch.dtype) -> dict[str, Any]:
+    """Tokens by the gap rule, and the largest difference of any log-probability at any output position."""
+    compared, total, worst = 0, 0, 0.0
+    wrong: list[dict[str, Any]] = []
+    for track in tracks:
+        logits = dense_logits(weights, shape, track.prompt + track.output)[len(track.prompt) - 1 : -1]
+        expected = logits.log_softmax(-1)
+        ours = torch.full_like(expected, float("nan"))
+        for position, record in enumerate(track.logprobs):
+            ours[position, record.top_ids] = torch.tensor(record.top_logprobs, device=expected.device)
+        difference = float((ours - expected).abs().max())
+        worst = max(worst, float("inf") if math.isnan(difference) else difference)
+        total += len(track.output)
+        for position, token in enumerate(track.output):
+            values, ids = (part.tolist() for part in logits[position].topk(2))
+            if values[0] - values[1] < GAP[dtype]:
+                break
+            if token != ids[0]:
+                wrong.append({"prompt_tokens": len(track.prompt), "position": position, "ours": token, "want": ids[0]})
+                break
+            compared += 1
+    return {
+        "ok": not wrong and worst <= LOGPROB_TOLERANCE[dtype] and compared > 0,
+        "tokens": total,
+        "tokens_compared": compared,
+        "gap": GAP[dtype],
+        "wrong": wrong,
+        "max_logprob_difference": worst,
+        "logprob_tolerance": LOGPROB_TOLERANCE[dtype],
+    }

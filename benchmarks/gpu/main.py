@@ -1,0 +1,143 @@
+"""The stages of ``benchmarks/gpu/run.sh``: correctness first, then the device's ceilings, then calibration.
+
+Every stage writes its JSON as it ends, so that a run that is cut off leaves what it had.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import REPOSITORY
+from benchmarks.gpu import ceilings
+from benchmarks.gpu.calibration import calibrate
+from benchmarks.gpu.correctness import check_correctness
+
+STAGES = ("correctness", "ceilings", "calibration")
+LIMIT_S = 570.0
+"""Calibration is ended in time for the whole run to stay under this."""
+OUTPUT_TOKENS, DRY_OUTPUT_TOKENS = 32, 4
+
+
+class Skipped(Exception):
+    """Why a stage was left out."""
+
+
+class Run:
+    def __init__(self, *, dry: bool, limit_s: float = LIMIT_S, out: Path | None = None) -> None:
+        self.start_s = time.monotonic()
+        self.dry = dry
+        self.limit_s = limit_s
+        self.device = torch.device("cpu" if dry else "cuda")
+        self.results: dict[str, Any] = {
+            "device": "cpu (dry run)" if dry else torch.cuda.get_device_name(),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "commit": _commit(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "dry": dry,
+            "stages": {},
+        }
+        self.out = out or REPOSITORY / "benchmarks" / "results" / self._folder_name()
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.say(f"{self.results['device']}, results in {self.out}")
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.start_s:6.1f} s] {text}", flush=True)
+
+    def stage(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
+        """Runs one stage; what goes wrong is part of its result."""
+        self.say(f"{name} ...")
+        start_s = time.monotonic()
+        try:
+            found = {"status": "done"} | work()
+        except Skipped as reason:
+            found = {"status": "skipped", "reason": str(reason)}
+        except Exception as error:
+            traceback.print_exc()
+            found = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+        found["seconds"] = time.monotonic() - start_s
+        self.results["stages"][name] = found
+        self._write(f"{name}.json", found)
+        self.say(f"{name}: {found['status']}" + (f" ({found['reason']})" if "reason" in found else ""))
+
+    def correctness(self) -> dict[str, Any]:
+        found = check_correctness(self.device, DRY_OUTPUT_TOKENS if self.dry else OUTPUT_TOKENS)
+        for case in found["cases"]:
+            self.say(
+                f"{case['dtype']} {case['scenario']}: {'right' if case['ok'] else 'WRONG'}, "
+                f"{case['tokens_compared']} of {case['tokens']} tokens compared, log-probabilities within "
+                f"{case['max_logprob_difference']:.2g} ({case['logprob_tolerance']:.2g} allowed)"
+            )
+        return found if found["ok"] else found | {"status": "failed", "reason": "the executor's output is wrong"}
+
+    def ceilings(self) -> dict[str, Any]:
+        return ceilings.measure_ceilings(self.device, ceilings.DRY if self.dry else ceilings.FULL, self.say)
+
+    def calibration(self) -> dict[str, Any]:
+        if self.results["stages"].get("correctness", {}).get("status") == "failed":
+            raise Skipped("step times of an executor that is wrong mean nothing")
+        left_s = self.limit_s - (time.monotonic() - self.start_s)
+        if left_s <= 0:
+            raise Skipped("no time is left")
+        profile = self.out / "profile.json"
+        return {"profile": calibrate(self.device, profile, dry=self.dry, timeout_s=left_s, progress=self.say)}
+
+    def finish(self) -> int:
+        """Writes everything into one file; 1 if a stage failed or was skipped."""
+        self.results["seconds"] = time.monotonic() - self.start_s
+        self._write("results.json", self.results)
+        statuses = {name: stage["status"] for name, stage in self.results["stages"].items()}
+        self.say(f"{self.out / 'results.json'}: {statuses}")
+        return 0 if set(statuses.values()) <= {"done"} else 1
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        (self.out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def _folder_name(self) -> str:
+        device = re.sub(r"[^a-z0-9]+", "-", self.results["device"].lower()).strip("-")
+        return f"{self.results['date'][:10]}-{device}"
+
+
+def _commit() -> str:
+    """``$COMMIT``, or the checkout's; a copy may have no history."""
+    if commit := os.environ.get("COMMIT"):
+        return commit
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.sh", description=__doc__)
+    parser.add_argument("--dry", action="store_true", help="the same path on the CPU at tiny sizes")
+    parser.add_argument("--stages", default=",".join(STAGES), metavar="NAME,...", help=f"of {', '.join(STAGES)}")
+    args = parser.parse_args(argv)
+    stages = args.stages.split(",")
+    if unknown := set(stages) - set(STAGES):
+        parser.error(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
+    if not args.dry and not torch.cuda.is_available():
+        print("benchmarks/gpu/run.sh: torch sees no CUDA device; --dry runs on the CPU", file=sys.stderr)
+        return 2
+    out = os.environ.get("OUT")
+    run = Run(dry=args.dry, out=Path(out) if out else None)
+    for name in STAGES:
+        if name in stages:
+            run.stage(name, getattr(run, name))
+    return run.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# What a GPU can do, whether the executor is right on it, and its measured profile: under 10 minutes, no network.
+#
+#   benchmarks/gpu/run.sh [--dry] [--stages correctness,ceilings,calibration]
+#
+# Needs python3 with torch and numpy, and this checkout. msgspec, safetensors and rich (with markdown-it-py, mdurl and
+# pygments) may be missing there: put their wheels into benchmarks/gpu/wheels/. Results go to $OUT, or to
+# benchmarks/results/<date>-<device>/; the commit is git's, or $COMMIT where the checkout has no history.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(cd "$here/../.." && pwd)
+if [[ -z ${PYTHON:-} ]]; then
+    PYTHON=$repository/.venv/bin/python
+    [[ -x $PYTHON ]] || PYTHON=python3
+fi
+
+export PYTHONPATH=$repository${PYTHONPATH:+:$PYTHONPATH}
+wheels=("$here"/wheels/*.whl)
+if [[ -e ${wheels[0]} ]]; then
+    site=$(mktemp -d)
+    trap 'rm -rf "$site"' EXIT
+    "$PYTHON" -m pip install --quiet --no-index --no-deps --target "$site" "${wheels[@]}"
+    export PYTHONPATH=$site:$PYTHONPATH
+fi
+
+for module in torch numpy msgspec safetensors rich; do
+    "$PYTHON" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$module') is None)" || {
+        echo "run.sh: $PYTHON has no $module; put its wheel into benchmarks/gpu/wheels/" >&2
+        exit 2
+    }
+done
+cd "$repository"
+PYTHONUNBUFFERED=1 "$PYTHON" -m benchmarks.gpu.main "$@"

@@ -1,0 +1,107 @@
+"""``benchmarks/gpu``: the stages of the GPU run, on the CPU at tiny sizes."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from benchmarks.common import REPOSITORY
+from benchmarks.gpu import correctness, main
+from benchmarks.gpu.dense_reference import dense_logits
+from benchmarks.gpu.random_llama import LLAMA_8B, TINY, write_model_dir
+
+SCRIPT = REPOSITORY / "benchmarks" / "gpu" / "run.sh"
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    monkeypatch.setenv("COMMIT", "abc")
+    monkeypatch.setattr(correctness, "PROMPT_TOKENS", (1, 17, 40))
+    return tmp_path / "out"
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_dry_run_of_the_cheap_stages(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--dry", "--stages", "ceilings,correctness"]) == 0
+    results = read(out / "results.json")
+    assert (results["device"], results["commit"], results["dry"]) == ("cpu (dry run)", "abc", True)
+    assert list(results["stages"]) == ["correctness", "ceilings"], "correctness first, whatever the order asked for"
+    for name, stage in results["stages"].items():
+        assert stage["status"] == "done"
+        assert read(out / f"{name}.json") == stage
+    cases = results["stages"]["correctness"]["cases"]
+    assert [(case["dtype"], case["scenario"]) for case in cases] == [
+        (dtype, scenario) for dtype in ("float32", "bfloat16") for scenario in ("prefill", "chunked", "mixed")
+    ]
+    assert all(case["ok"] and case["tokens_compared"] > 0 for case in cases)
+    ceilings = results["stages"]["ceilings"]
+    assert {row["projection"] for row in ceilings["gemm"]} == {"qkv", "out", "gate_up", "down", "lm_head"}
+    assert {row["direction"] for row in ceilings["transfers"]} == {"host_to_device", "device_to_host"}
+    timed = [*ceilings["gemm"], *ceilings["attention"], *ceilings["transfers"], ceilings["copy"]]
+    assert all(row["seconds"] > 0 for row in timed)
+    assert "results.json" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_wrong_executor_is_noticed_and_never_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correctness, "dense_logits", lambda *args: dense_logits(*args).roll(1, dims=-1))
+    assert main.main(["--dry", "--stages", "correctness,calibration"]) == 1
+    assert read(out / "correctness.json")["status"] == "failed"
+    assert read(out / "correctness.json")["cases"][0]["wrong"]
+    assert read(out / "calibration.json")["status"] == "skipped"
+    assert not (out / "profile.json").exists()
+
+
+def test_a_stage_that_raises_leaves_the_others(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> dict[str, Any]:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(main.ceilings, "measure_ceilings", broken)
+    monkeypatch.setattr(main, "check_correctness", lambda *args: {"ok": True, "cases": []})
+    assert main.main(["--dry", "--stages", "correctness,ceilings"]) == 1
+    stages = read(out / "results.json")["stages"]
+    assert stages["correctness"]["status"] == "done"
+    assert (stages["ceilings"]["status"], stages["ceilings"]["reason"]) == ("failed", "RuntimeError: out of memory")
+
+
+def test_calibration_is_left_out_when_no_time_is_left(tmp_path: Path) -> None:
+    run = main.Run(dry=True, limit_s=0.0, out=tmp_path)
+    run.stage("calibration", run.calibration)
+    assert (read(tmp_path / "calibration.json")["status"], run.finish()) == ("skipped", 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_cuda_it_says_so(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([]) == 2
+    assert capsys.readouterr().err == "benchmarks/gpu/run.sh: torch sees no CUDA device; --dry runs on the CPU\n"
+    assert not out.exists()
+
+
+def test_the_dense_reference_is_that_of_transformers(tmp_path: Path) -> None:
+    weights = write_model_dir(tmp_path, TINY, torch.float32, torch.device("cpu"))
+    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = torch.randint(3, TINY.vocab, (60,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(dense_logits(weights, TINY, tokens), expected, atol=1e-4, rtol=0)
+
+
+def test_the_large_shape_is_llama_8b() -> None:
+    assert sum(torch.Size(size).numel() for _, size in LLAMA_8B.tensors()) == 8_030_261_248
+
+
+@pytest.mark.full
+def test_dry_run_of_the_script_with_calibration(tmp_path: Path) -> None:
+    run = subprocess.run([SCRIPT, "--dry"], env=os.environ | {"OUT": str(tmp_path)}, timeout=300, check=False)
+    assert run.returncode == 0
+    assert read(tmp_path / "results.json")["stages"].keys() == {"correctness", "ceilings", "calibration"}
+    assert read(tmp_path / "profile.json")["source"] == "measured"
