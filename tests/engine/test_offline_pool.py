@@ -102,3 +102,33 @@ def test_cancel_drops_all_parts(tmp_path: Path) -> None:
         "a:0": FinishReason.ABORT,
         "b:0": FinishReason.LENGTH,
     }
+
+
+def test_rows_come_in_the_order_of_their_key_whatever_message_they_came_with(tmp_path: Path) -> None:
+    pool = OfflinePool(lambda tokens, row: tokens.prompt(row))
+    a = batch(tmp_path, "a", [[5], [3], [9], [1], [7], [4]])
+    pool.add_batch(part(a, [0, 1, 2]), 0.0, MAX_NUM_TOKENS)
+    assert pool.pop().request_id == "a:1"
+    pool.add_batch(part(a, [3, 4, 5]), 0.0, MAX_NUM_TOKENS)
+    assert drain(pool) == ["a:3", "a:5", "a:0", "a:4", "a:2"]
+
+
+def test_a_row_that_was_looked_at_stays_the_next_one_when_rows_before_it_come(tmp_path: Path) -> None:
+    pool = OfflinePool(lambda tokens, row: tokens.prompt(row))
+    a = batch(tmp_path, "a", [[5], [3]])
+    pool.add_batch(part(a, [0]), 0.0, MAX_NUM_TOKENS)
+    head = pool.peek()
+    pool.add_batch(part(a, [1]), 0.0, MAX_NUM_TOKENS)
+    assert pool.peek() is head
+    assert drain(pool) == ["a:0", "a:1"]
+
+
+def test_parameters_follow_their_rows_into_another_order(tmp_path: Path) -> None:
+    pool = OfflinePool(lambda tokens, row: tokens.prompt(row))
+    message = msgspec.structs.replace(
+        batch(tmp_path, "a", [[2], [], [1]]),
+        params_table=[SamplingParams(max_tokens=3), SamplingParams(max_tokens=8)],
+        params_index=[0, 0, 1],
+    )
+    assert pool.add_batch(message, 0.0, MAX_NUM_TOKENS) == [1]
+    assert [(r.request_id, r.params.max_tokens) for r in (pool.pop(), pool.pop())] == [("a:2", 8), ("a:0", 3)]

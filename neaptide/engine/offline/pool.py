@@ -5,7 +5,9 @@ integers per row here.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,9 @@ from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 
+RowKey = Callable[[TokenFile, int], Any]
+"""A sortable key of one row of a job: the rows of a job are handed out in its order."""
+
 
 @dataclass(slots=True)
 class _Part:
@@ -23,7 +28,7 @@ class _Part:
     batch_id: str
     tokens: TokenFile
     rows: npt.NDArray[np.int64]
-    """Rows to run, in file order."""
+    """Rows to run, in the order in which they are handed out."""
     params_index: npt.NDArray[np.int64]
     params_table: list[SamplingParams]
     stream_rows: frozenset[int]
@@ -36,6 +41,9 @@ class _Part:
     @property
     def num_left(self) -> int:
         return len(self.rows) - self.next_index
+
+    def head_key(self, row_key: RowKey) -> Any:
+        return row_key(self.tokens, int(self.rows[self.next_index]))
 
     def next_request(self) -> Request:
         row, params = int(self.rows[self.next_index]), self.params_table[self.params_index[self.next_index]]
@@ -59,8 +67,12 @@ def row_request_id(batch_id: str, row: int) -> str:
 
 @dataclass(slots=True)
 class OfflinePool:
-    """Preempted requests first (their work is half done), then flex (a caller waits), then jobs in file order."""
+    """Preempted requests first (their work is half done), then flex (a caller waits), then jobs by deadline.
 
+    Rows of a job come in file order, or in the order of ``row_key``, whatever messages they came with.
+    """
+
+    row_key: RowKey | None = None
     _returned: deque[Request] = field(default_factory=deque)
     _flex: deque[Request] = field(default_factory=deque)
     _jobs: dict[str, deque[_Part]] = field(default_factory=dict)
@@ -101,11 +113,17 @@ class OfflinePool:
         max_tokens = np.array([params.max_tokens for params in message.params_table], np.int64)
         num_prompt_tokens = tokens.lengths(rows)
         fits = (num_prompt_tokens > 0) & (num_prompt_tokens <= max_num_tokens - max_tokens[params_index])
+        refused: list[int] = rows[~fits].tolist()
+        rows, params_index = rows[fits], params_index[fits]
+        if self.row_key is not None:
+            keys = [self.row_key(tokens, row) for row in rows.tolist()]
+            order = sorted(range(len(keys)), key=keys.__getitem__)
+            rows, params_index = rows[order], params_index[order]
         part = _Part(
             message.batch_id,
             tokens,
-            rows[fits],
-            params_index[fits],
+            rows,
+            params_index,
             message.params_table,
             frozenset(message.stream_rows),
             now_s,
@@ -117,7 +135,6 @@ class OfflinePool:
         self._jobs[message.batch_id].append(part)
         # A batch whose last lines come late must not stand behind all that came meanwhile.
         self._jobs = dict(sorted(self._jobs.items(), key=lambda job: job[1][0].deadline_s))
-        refused: list[int] = rows[~fits].tolist()
         return refused
 
     def peek(self) -> Request | None:
@@ -168,7 +185,13 @@ class OfflinePool:
             batch_id, parts = next(iter(self._jobs.items()))
             while parts:
                 if parts[0].num_left:
-                    return parts[0].next_request()
+                    return self._next_part(parts).next_request()
                 parts.popleft()
             del self._jobs[batch_id]
         return None
+
+    def _next_part(self, parts: deque[_Part]) -> _Part:
+        if self.row_key is None:
+            return parts[0]
+        row_key = self.row_key
+        return min((part for part in parts if part.num_left), key=lambda part: part.head_key(row_key))

@@ -66,7 +66,8 @@ class TokenFile:
         self._offsets: npt.NDArray[np.int64] = np.fromfile(offsets_path, OFFSET_DTYPE)
         if len(self._offsets) == 0 or self._offsets[0] != 0 or self._offsets[-1] != num_tokens:
             raise ValueError(f"{offsets_path} does not match {tokens_path}")
-        self._tokens: npt.NDArray[np.int32] = (
+        # A plain view of the map: slicing an np.memmap takes twice as long.
+        self._tokens: npt.NDArray[np.int32] = np.asarray(
             np.memmap(tokens_path, TOKEN_DTYPE, mode="r") if num_tokens else np.zeros(0, TOKEN_DTYPE)
         )
 
@@ -79,6 +80,10 @@ class TokenFile:
     def lengths(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of each of these rows; ``num_tokens`` for many."""
         return self._offsets[rows + 1] - self._offsets[rows]
+
+    def sort_key(self, row: int) -> bytes:
+        """Orders prompts as their token ids do (none is negative); comparing is one memcmp."""
+        return self._tokens[self._offsets[row] : self._offsets[row + 1]].astype(">u4").tobytes()
 
     def prompt(self, row: int) -> list[int]:
         start, end = self._offsets[row], self._offsets[row + 1]

@@ -8,6 +8,7 @@ from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.offline.pool import RowKey
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.preemption import PreemptionCount, Preemptor
@@ -31,6 +32,8 @@ class Scheduler(ABC):
 
     online_order: ClassVar[OnlineOrder] = staticmethod(deadline_order)
     """Order of the waiting online requests."""
+    row_key: ClassVar[RowKey | None] = None
+    """Order of a job's rows in the offline pool; None is file order."""
     uses_prefix_cache: ClassVar[bool] = True
 
     def __init__(
@@ -43,7 +46,7 @@ class Scheduler(ABC):
         self.config = config
         self.max_step_tokens = config.max_num_batched_tokens
         """Tokens computed in one step at most; a policy that cannot cut prompts must allow whole ones."""
-        self.queues = Queues(kv, type(self).online_order)
+        self.queues = Queues(kv, type(self).online_order, type(self).row_key)
         self.offline_paused = False
         self.cost_model = cost_model
         self.headroom = headroom

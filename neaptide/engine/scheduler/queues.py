@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.pool import OfflinePool, RowKey
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request, RequestStatus
 
@@ -22,11 +22,13 @@ OnlineOrder = Callable[[Request], Any]
 class Queues:
     """Waiting online requests (in their policy's order), the offline pool, and the running set of each class."""
 
-    def __init__(self, kv: KVCacheManager, online_order: OnlineOrder = deadline_order) -> None:
+    def __init__(
+        self, kv: KVCacheManager, online_order: OnlineOrder = deadline_order, row_key: RowKey | None = None
+    ) -> None:
         self.kv = kv
         self._online_order = online_order
         self.waiting_online: list[Request] = []
-        self.pool = OfflinePool()
+        self.pool = OfflinePool(row_key)
         self.running_online: dict[str, Request] = {}
         self.running_offline: dict[str, Request] = {}
         """In order of admission."""

@@ -1,0 +1,28 @@
+"""Fixed orders of the offline pool: what BlendServe calls DFS and Balance.
+
+Source: BlendServe (ASPLOS'26), section 6.1: NanoFlow-DFS and NanoFlow-Balance are one engine with the same requests
+in another order. Which child of a prefix tree's node comes first the paper does not say; every depth-first order
+shares the same text.
+"""
+
+from neaptide.engine.offline.token_file import TokenFile
+
+MASK_64 = (1 << 64) - 1
+
+
+def by_prefix(tokens: TokenFile, row: int) -> bytes:
+    """Rows sorted by their token ids: a depth-first walk of the job's prefix tree, children by token id."""
+    return tokens.sort_key(row)
+
+
+def shuffled(tokens: TokenFile, row: int) -> int:
+    """Rows in a random order: their numbers, mixed as splitmix64 does. A bijection, so no two rows tie."""
+    return mix(row)
+
+
+def mix(value: int) -> int:
+    """64 bits that look random, another for every value below 2**64 (splitmix64's increment and finalizer)."""
+    value = (value + 1) * 0x9E3779B97F4A7C15 & MASK_64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK_64
+    return value ^ value >> 31
