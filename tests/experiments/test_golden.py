@@ -1,7 +1,14 @@
 """``neaptide experiment golden``."""
 
+from pathlib import Path
+
+import pytest
+
 from neaptide.experiments import golden
-from neaptide.experiments.golden import measure_trees
+from neaptide.experiments.golden import TREES, measure_trees
+from neaptide.experiments.registry import EXPERIMENT_NAMES
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
 
 # case: (paper, ours, ratio), as printed.
 PRINTED = {
@@ -66,3 +73,20 @@ def test_random_trees_are_those_of_the_seed() -> None:
     assert first["exact_below_greedy"] == 0
     assert 0 < first["gain_mean_percent"] < first["gain_max_percent"]
     assert first["greedy_of_multi_level_percent"] < first["exact_of_multi_level_percent"] < 100
+
+
+def test_the_document_has_every_experiment_and_goldens_table_as_printed() -> None:
+    tables = [[cell.strip() for cell in line.split("|")[1:-1]] for line in DOCUMENT.splitlines() if line[:1] == "|"]
+    rows = {row[0]: tuple(row[1:]) for row in tables}
+    assert {f"`{name}`" for name in EXPERIMENT_NAMES} <= rows.keys()
+    assert {case: rows.get(case) for case in PRINTED} == PRINTED
+
+
+@pytest.mark.full
+def test_the_document_has_the_random_trees_as_measured() -> None:
+    trees = measure_trees(TREES)
+    text = " ".join(DOCUMENT.split())
+    assert f"saves more in {trees['exact_better_percent']:.0f}% of them" in text
+    assert f"{trees['gain_mean_percent']:.1f}% more on average, {trees['gain_max_percent']:.1f}% at most" in text
+    assert f"keeps {trees['exact_of_multi_level_percent']:.1f}% of what sharing at every level saves" in text
+    assert f"(greedy {trees['greedy_of_multi_level_percent']:.1f}%)" in text
