@@ -13,13 +13,13 @@ class AdaptiveQuantile:
     when the scores drift.
     """
 
-    def __init__(self, alpha: float, gamma: float = 0.02, window: int = 200) -> None:
+    def __init__(self, alpha: float, gamma: float = 0.01, window: int = 300, initial: float = 0.0) -> None:
         self._alpha = alpha
         self._gamma = gamma
         self._level = alpha
         self._recent: deque[float] = deque(maxlen=window)
         self._ordered: list[float] = []
-        self.value = 0.0
+        self.value = initial
         """The bound."""
 
     def observe(self, score: float, missed: bool) -> None:

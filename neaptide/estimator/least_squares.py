@@ -6,7 +6,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 ROUNDS = 10
-SMALL_ERROR = 0.02
+SMALL_ERROR = 0.05
 """Relative errors above it count linearly, not squared: a stalled step must not bend the fit."""
 
 

@@ -1,6 +1,6 @@
 """Our iteration-time model, corrected by every step that was measured."""
 
-from math import exp, log, sqrt
+from math import exp, expm1, log, sqrt
 
 import numpy as np
 
@@ -9,24 +9,46 @@ from neaptide.engine.interfaces import Prediction
 from neaptide.estimator.conformal import AdaptiveQuantile
 from neaptide.estimator.iteration_time import Regime, regime_of
 from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.step_cost import NUM_TERMS
 
-NUM_TERMS = 6
-OFFSETS = {regime: 1 + NUM_TERMS * index for index, regime in enumerate(Regime)}
-SIZE = 1 + NUM_TERMS * len(Regime)
+# The parameters, all logarithms: one common to everything, one per term, one per term and regime.
+TERMS = slice(1, 1 + NUM_TERMS)
+OWN = {regime: slice(1 + NUM_TERMS * index, 1 + NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime, 1)}
+SIZE = 1 + NUM_TERMS * (1 + len(Regime))
 
+# All of these are about relative errors, which are differences of logarithms.
 NOISE = 0.05
-"""Of one step, relative."""
-DRIFT_GAIN = 0.1
-"""Share of a step's error that goes into the common factor."""
-MEMORY_STEPS = 2000
-"""So slowly a term's own factor goes back to the common one where nothing is measured."""
-PRIOR_LEVEL = 1.0
+"""Expected of a single step."""
+PRIOR_COMMON = 1.0
+"""How far off the base may be as a whole ..."""
 PRIOR_TERM = 0.3
+"""... one of its terms against the whole ..."""
+PRIOR_OWN = 0.2
+"""... and that term in one regime against the others."""
+MEMORY_STEPS = 2000
+"""A term's own factor goes back to 1 so slowly where no step tells otherwise; also how fast it may drift."""
+COMMON_DRIFT = 0.0025
+"""Of the common factor, each step."""
+TREND_RATE, TREND_DRIFT = 0.2, 0.3
+"""The mean of the last few errors adds to the drift: errors of one sign say that the machine has changed."""
 OUTLIER = 3.0
+"""Errors count for at most so many standard deviations: one stalled step is not a slow machine."""
+MAX_TREND_ERROR = 0.3
+MAX_MARGIN = log(2.0)
+"""On a machine noisier than that a wider margin would only stop offline work."""
 
 
 class OnlineCostModel:
     """Implements ``CostModel``: the base's terms, each times a factor that is learnt.
+
+    The logarithm of a term's factor is a common part plus the term's own part in the step's regime, so that a machine
+    that slows down is noticed from any kind of step, also for kinds not seen since. An extended Kalman filter learns
+    them from the logarithm of measured over predicted time, that is recursive least squares on the relative error in
+    which every parameter has its own forgetting; a term's own part is pulled back to 0. Factors are positive, so more
+    work never takes less time within a regime.
+
+    The margin is a quantile of recent relative errors by adaptive conformal inference (``AdaptiveQuantile``).
+    State depends on nothing but the base and the steps observed, in order.
 
     Args:
         base: tells what a step's time is made of; it is not changed.
@@ -36,17 +58,20 @@ class OnlineCostModel:
     def __init__(self, base: RooflineModel, alpha: float = 0.05) -> None:
         self._base = base
         self._logs = np.zeros(SIZE)
-        self._covariance = np.diag(np.full(SIZE, PRIOR_TERM**2))
-        self._covariance[0, 0] = PRIOR_LEVEL**2
-        decay = 1.0 - 1.0 / MEMORY_STEPS
-        self._decay = np.full(SIZE, decay)
-        self._decay[0] = 1.0
-        self._growth = np.full(SIZE, (1.0 - decay**2) * PRIOR_TERM**2)
-        self._growth[0] = (DRIFT_GAIN * NOISE) ** 2
+        """Common part, then the own parts of every regime's terms."""
+        own_decay = 1.0 - 1.0 / MEMORY_STEPS
+        variance, self._decay = np.full(SIZE, PRIOR_OWN**2), np.full(SIZE, own_decay)
+        variance[TERMS] = PRIOR_TERM**2
+        variance[0], self._decay[0] = PRIOR_COMMON**2, 1.0
+        self._covariance = np.diag(variance)
+        self._covariance_decay = np.outer(self._decay, self._decay)
+        # As much as the decay takes, so that what no step tells of keeps its prior.
+        self._growth = np.diag((1.0 - self._decay**2) * variance)
+        self._growth[0, 0] = COMMON_DRIFT**2
         self._factors = {regime: [1.0] * NUM_TERMS for regime in Regime}
-        self._quantile = AdaptiveQuantile(alpha)
-        self._scale = 0.1
-        """Of recent relative errors."""
+        self._trend = 0.0
+        self._quantile = AdaptiveQuantile(alpha, initial=0.1)
+        self._relative_margin = expm1(0.1)
         self._num_observed = 0
         self._num_covered = 0
         self._sum_errors = 0.0
@@ -58,48 +83,49 @@ class OnlineCostModel:
 
     @property
     def mape(self) -> float:
-        """Mean relative error of the predictions at the time they were made; 0 before the first."""
+        """Mean relative error of the predictions as they stood before each step; 0 before the first."""
         return self._sum_errors / self._num_observed if self._num_observed else 0.0
 
     def predict(self, shape: BatchShape) -> Prediction:
-        a, b, c, d, e, f = self._base.terms(shape)
-        fa, fb, fc, fd, fe, ff = self._factors[regime_of(shape)]
-        seconds = fa * a + fb * b + fc * c + fd * d + fe * e + ff * f
+        fixed, gemm, attention, kv, requests, swap = self._base.terms(shape)
+        a, b, c, d, e, f = self._factors[regime_of(shape)]
+        seconds = a * fixed + b * gemm + c * attention + d * kv + e * requests + f * swap
         return Prediction(seconds, seconds * self._relative_margin)
-
-    @property
-    def _relative_margin(self) -> float:
-        return max(exp(self._quantile.value * self._scale) - 1.0, 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         predicted_s, margin_s = self.predict(shape)
         if seconds <= 0.0 or predicted_s <= 0.0:
             return
         covered = seconds <= predicted_s + margin_s
-        error = log(seconds / predicted_s)
         self._num_observed += 1
         self._num_covered += covered
         self._sum_errors += abs(predicted_s / seconds - 1.0)
-        self._quantile.observe(error / self._scale, not covered)
-        self._scale = max(self._scale + 0.05 * (abs(error) - self._scale), 1e-3)
+        error = log(seconds / predicted_s)
+        self._quantile.observe(error, not covered)
+        self._relative_margin = expm1(min(max(self._quantile.value, 0.0), MAX_MARGIN))
         self._learn(shape, predicted_s, error)
 
     def _learn(self, shape: BatchShape, predicted_s: float, error: float) -> None:
-        """One step of an extended Kalman filter over the logarithms of the factors."""
+        """One step of the filter; ``error`` is the logarithm of measured over predicted."""
         regime = regime_of(shape)
-        offset = OFFSETS[regime]
+        # How the logarithm of the prediction changes with each parameter: a term's share of the prediction.
         slope = np.zeros(SIZE)
         slope[0] = 1.0
         parts = zip(self._factors[regime], self._base.terms(shape), strict=True)
-        slope[offset : offset + NUM_TERMS] = [factor * term / predicted_s for factor, term in parts]
+        slope[TERMS] = slope[OWN[regime]] = [factor * term / predicted_s for factor, term in parts]
+
+        self._trend += TREND_RATE * (min(max(error, -MAX_TREND_ERROR), MAX_TREND_ERROR) - self._trend)
         self._logs *= self._decay
-        covariance = self._covariance * self._decay * self._decay[:, None]
-        covariance[np.diag_indices(SIZE)] += self._growth
-        along = (covariance * slope).sum(axis=1)
+        self._covariance *= self._covariance_decay
+        self._covariance += self._growth
+        self._covariance[0, 0] += (TREND_DRIFT * self._trend) ** 2
+
+        # No matrix product here: elementwise sums give the same bits on every machine.
+        along = (self._covariance * slope).sum(axis=1)
         variance = float((along * slope).sum()) + NOISE**2
         limit = OUTLIER * sqrt(variance)
         self._logs += along * (min(max(error, -limit), limit) / variance)
-        self._covariance = covariance - along[:, None] * along / variance
-        level = float(self._logs[0])
-        for regime, start in OFFSETS.items():
-            self._factors[regime] = [exp(level + x) for x in self._logs[start : start + NUM_TERMS].tolist()]
+        self._covariance -= np.outer(along, along / variance)
+        of_terms = self._logs[TERMS] + self._logs[0]
+        for regime, own in OWN.items():
+            self._factors[regime] = [exp(x) for x in (of_terms + self._logs[own]).tolist()]

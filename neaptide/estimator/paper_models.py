@@ -10,8 +10,8 @@ from neaptide.engine.interfaces import Prediction
 from neaptide.estimator.iteration_time import Sample
 from neaptide.estimator.least_squares import Array, fit_relative
 
-LAMBDAS = tuple(i / 20 for i in range(21))
-ALTERNATIONS = 6
+LAMBDAS = tuple(i / 10 for i in range(11))
+ALTERNATIONS = 5
 
 
 def _matrix(rows: Sequence[tuple[float, ...]]) -> Array:

@@ -9,7 +9,7 @@ from neaptide.estimator.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.least_squares import Array, fit_relative
 from neaptide.estimator.step_cost import StepCost
 
-SHRINKAGE = 0.02
+SHRINKAGE = 2.0
 """Pull of a regime's coefficients towards those of all regimes together ..."""
 SMOOTHNESS = 0.1
 """... and of neighbouring slopes of the matrix product curve towards each other; both in samples."""

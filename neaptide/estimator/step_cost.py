@@ -1,7 +1,6 @@
 """The coefficients of one regime's step time, and the formula that uses them."""
 
 from itertools import pairwise
-from typing import NamedTuple
 
 import msgspec
 
@@ -32,15 +31,10 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Per token and never overlapped: all-reduce of tensor parallelism."""
 
 
-class Terms(NamedTuple):
-    """The parts of a step's predicted time, in seconds; they add up to it."""
-
-    fixed_s: float
-    gemm_s: float
-    attention_s: float
-    kv_s: float
-    requests_s: float
-    swap_s: float
+Terms = tuple[float, float, float, float, float, float]
+"""The parts of a step's predicted time, in seconds; they add up to it: fixed, matrix products, prefill attention,
+KV reads, requests, swap. A plain tuple, because hundreds are made per step."""
+NUM_TERMS = 6
 
 
 class StepFormula:
@@ -82,7 +76,7 @@ class StepFormula:
                 bound_s = max(compute_s + attention_s, cost.weights_s + kv_s)
                 share = (bound_s + self._kappa * (serial_s - bound_s)) / serial_s
                 gemm_s, attention_s, kv_s = gemm_s * share, attention_s * share, kv_s * share
-        return Terms(
+        return (
             cost.fixed_s,
             gemm_s + cost.token_s * num_tokens,
             attention_s,
