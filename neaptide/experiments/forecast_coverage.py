@@ -1,9 +1,7 @@
 """How often a forecast of online KV demand holds, and how much memory it takes from offline work.
 
-The demand is that of a recorded trace on a reference machine without queues: a request holds its prompt from its
-arrival, prefills at ``PREFILL_TOKENS_PER_S``, then grows by a token each ``TICK_S`` and frees everything at its end. No
-prefix is shared. One token stands for one block. Every second each forecast, which has seen the past only, says how
-much to reserve; it is right if the most that is held in the next 30 s stays within.
+The demand is that of ``kv_demand``; one token stands for one block. Every second each forecast, which has seen the past
+only, says how much to reserve; it is right if the most that is held in the next 30 s stays within.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neaptide.estimator.memory_forecast import (
     WARM_UP_ARRIVALS,
@@ -20,45 +17,25 @@ from neaptide.estimator.memory_forecast import (
     QuantileForecast,
     WindowForecast,
 )
+from neaptide.experiments.kv_demand import (
+    CASES,
+    QUICK_REPLAY_S,
+    TICK_S,
+    VARIANTS,
+    Requests,
+    Tokens,
+    demand_tokens,
+    requests_of,
+)
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.loadgen.traces import CHARS_PER_TOKEN, data_file, load_online, read_jsonl
 
 NAME = "forecast-coverage"
 ABOUT = "how often forecasts of online KV demand hold on the recorded traces, and what they reserve for it"
 
-PREFILL_TOKENS_PER_S = 30_000
-TICK_S = 0.025
 CAPACITY_TOKENS = 400_000
 SAMPLES_PER_S = 10
 """The forecasts see the most that was held in each tenth of a second, about as often as an engine plans a step."""
 HORIZON_S = 30
-QUICK_REPLAY_S = 700
-AGENT_SESSIONS_PER_S = 0.09
-"""A load of 0.4 on the reference machine, as the recommended speeds of the other traces give."""
-AGENT_REPLAY_S = 1800
-SEED = 0
-
-Samples = NDArray[np.int64]
-Requests = tuple[Sequence[float], Sequence[int], Sequence[int]]
-"""Arrivals in seconds, sorted; input tokens; output tokens."""
-
-
-@dataclass(slots=True, frozen=True)
-class Case:
-    label: str
-    trace: str
-    speed: float = 1.0
-    max_input_tokens: int | None = None
-
-
-CASES = (
-    Case("azure_conv", "azure_conv_2023", 1.2),
-    Case("azure_code", "azure_code_2023", 1.1),
-    Case("mooncake_conversation", "mooncake_conversation", 0.40, 32_768),
-    Case("mooncake_synthetic", "mooncake_synthetic", 0.42, 32_768),
-    Case("servegen_r1", "servegen_r1_resampled", 1.6),
-    Case("agents", "agent_miniswe"),
-)
 
 
 @dataclass(slots=True, frozen=True)
@@ -128,61 +105,7 @@ class Curves:
         return float(np.interp(reserved_of_oracle, [x for x, _ in points], [y for _, y in points]))
 
 
-def demand_tokens(requests: Requests) -> Samples:
-    """KV tokens held in each tick, from time 0 to the last arrival."""
-    arrivals_s, inputs, outputs = requests
-    start = np.floor(np.array(arrivals_s) / TICK_S + 1e-9).astype(np.int64)
-    tokens_in, tokens_out = np.array(inputs), np.array(outputs)
-    decode = start + np.ceil(tokens_in / (PREFILL_TOKENS_PER_S * TICK_S)).astype(np.int64)
-    end = decode + tokens_out
-    level, slope = np.zeros((2, int(end.max()) + 1), np.int64)
-    np.add.at(level, start, tokens_in)
-    np.add.at(level, end, -(tokens_in + tokens_out))
-    np.add.at(slope, decode, 1)
-    np.add.at(slope, end, -1)
-    held: Samples = np.cumsum(level + np.cumsum(slope))
-    return held[: int(start.max()) + 1]
-
-
-def agent_requests(replay_s: float, seed: int) -> Requests:
-    """Those of the recorded sessions in turn, started by a Poisson process; no call before the answer
-    of the session's last."""
-    sessions: dict[str, list[dict[str, Any]]] = {}
-    for row in read_jsonl(data_file("online", "agent_miniswe.jsonl.gz")):
-        sessions.setdefault(row["session"], []).append(row)
-    recorded = list(sessions.values())
-    rng = np.random.default_rng(seed)
-    gaps_s = rng.exponential(1 / AGENT_SESSIONS_PER_S, int(2 * replay_s * AGENT_SESSIONS_PER_S) + 10)
-    calls = []
-    for number, start_s in enumerate(np.cumsum(gaps_s)):
-        answered_s = 0.0
-        for row in recorded[number % len(recorded)]:
-            tokens_in, tokens_out = (
-                row["input_chars"] // CHARS_PER_TOKEN,
-                max(1, row["output_chars"] // CHARS_PER_TOKEN),
-            )
-            arrival_s = max(start_s + row["offset_ms"] / 1000, answered_s)
-            answered_s = arrival_s + tokens_in / PREFILL_TOKENS_PER_S + tokens_out * TICK_S
-            if arrival_s < replay_s:
-                calls.append((float(arrival_s), tokens_in, tokens_out))
-    arrivals_s, inputs, outputs = zip(*sorted(calls), strict=True)
-    return arrivals_s, inputs, outputs
-
-
-def requests_of(case: Case, quick: bool) -> Requests:
-    """With ``quick`` the first ``QUICK_REPLAY_S`` of the replay."""
-    if case.trace == "agent_miniswe":
-        return agent_requests(QUICK_REPLAY_S if quick else AGENT_REPLAY_S, SEED)
-    window_s = (0.0, QUICK_REPLAY_S * case.speed) if quick else None
-    requests = load_online(case.trace, window_s=window_s, speed=case.speed, max_input_tokens=case.max_input_tokens)
-    return (
-        [request.arrival_s for request in requests],
-        [request.input_tokens for request in requests],
-        [request.output_tokens for request in requests],
-    )
-
-
-def reservations(forecast: WindowForecast, samples: Samples, arrivals_s: Sequence[float]) -> Samples:
+def reservations(forecast: WindowForecast, samples: Tokens, arrivals_s: Sequence[float]) -> Tokens:
     """What the forecast reserves at the start of each second.
 
     samples: tokens held, shape [seconds, samples per second]; a forecast sees those up to its own time only.
@@ -230,9 +153,39 @@ def measure(label: str, requests: Requests) -> Curves:
 
 def run(quick: bool) -> ExperimentResult:
     traces = [measure(case.label, requests_of(case, quick)) for case in CASES]
-    rows = [row for trace in traces for row in _trace_rows(trace)] + _mean_rows(traces)
-    data = {"quick": quick, "capacity_tokens": CAPACITY_TOKENS, "traces": [asdict(trace) for trace in traces]}
-    return ExperimentResult(NAME, rows, _notes(traces, quick), data, lambda figure: _plot(traces, figure))
+    variants = [] if quick else [measure(case.label, requests_of(case, quick)) for case in VARIANTS]
+    groups = {"recommended speeds": traces} | ({"other speeds, seeds": variants} if variants else {})
+    rows = [row for trace in traces for row in _trace_rows(trace)]
+    rows += [row for label, group in groups.items() for row in _group_rows(label, group)]
+    data = {
+        "quick": quick,
+        "capacity_tokens": CAPACITY_TOKENS,
+        "traces": [asdict(trace) for trace in traces],
+        "variants": [asdict(trace) for trace in variants],
+    }
+    return ExperimentResult(NAME, rows, _notes(traces, variants, quick), data, lambda figure: _plot(traces, figure))
+
+
+def one_knob(traces: Sequence[Curves], family: Family) -> tuple[float, float]:
+    """Mean and worst coverage over the traces with the one knob that reserves as much as conformal 95% on average."""
+    reserved = float(np.mean([trace.nominal(CONFORMAL).reserved_of_oracle for trace in traces]))
+    by_knob = zip(*[trace.outcomes[family.label] for trace in traces], strict=True)
+    points = sorted(
+        (
+            float(np.mean([o.reserved_of_oracle for o in outcomes])),
+            float(np.mean([o.coverage for o in outcomes])),
+            min(o.coverage for o in outcomes),
+        )
+        for outcomes in by_knob
+    )
+    price = [point[0] for point in points]
+    mean, worst = (float(np.interp(reserved, price, [point[k] for point in points])) for k in (1, 2))
+    return mean, worst
+
+
+def knob_for_each(traces: Sequence[Curves], family: Family) -> float:
+    """Mean coverage where the knob of each trace is what reserves as much there as conformal 95% does."""
+    return float(np.mean([trace.coverage_at(family, trace.nominal(CONFORMAL).reserved_of_oracle) for trace in traces]))
 
 
 def _trace_rows(trace: Curves) -> list[Row]:
@@ -256,12 +209,16 @@ def _trace_rows(trace: Curves) -> list[Row]:
     return rows
 
 
-def _mean_rows(traces: Sequence[Curves]) -> list[Row]:
-    return [
-        _coverage_row(f"mean: {family.label}, reserving as {name}", _mean_coverage_at(traces, family, reference))
-        for reference, name in ((CONFORMAL, "conformal 95%"), (MU_SIGMA, "mu + 2 sigma"))
-        for family in FAMILIES
-    ]
+def _group_rows(label: str, group: Sequence[Curves]) -> list[Row]:
+    """All at the reservation of conformal 95%: with one knob for all traces, then with the best knob for each."""
+    rows = []
+    for family in FAMILIES:
+        mean, worst = one_knob(group, family)
+        rows.append(_coverage_row(f"{label}: {family.label}, one knob for all, mean", mean))
+        rows.append(_coverage_row(f"{label}: {family.label}, one knob for all, worst trace", worst))
+    for family in FAMILIES:
+        rows.append(_coverage_row(f"{label}: {family.label}, a knob for each, mean", knob_for_each(group, family)))
+    return rows
 
 
 def _coverage_row(case: str, coverage: float, paper: float | None = None) -> Row:
@@ -272,11 +229,6 @@ def _price(outcome: Outcome) -> str:
     return f"reserves {outcome.reserved_of_oracle:.2f} of oracle, {outcome.reserved_of_demand:.2f} of demand"
 
 
-def _mean_coverage_at(traces: Sequence[Curves], family: Family, reference: Family) -> float:
-    """Coverage where every trace's mean reservation is that of the reference with its nominal knob."""
-    return float(np.mean([t.coverage_at(family, t.nominal(reference).reserved_of_oracle) for t in traces]))
-
-
 def _k_for_95(trace: Curves) -> str:
     """The k with which mu + k sigma would have covered 95% of the peaks, known only afterwards."""
     outcomes = trace.outcomes[MU_SIGMA.label]
@@ -285,16 +237,8 @@ def _k_for_95(trace: Curves) -> str:
     return f"{np.interp(0.95, [o.coverage for o in outcomes], [o.knob for o in outcomes]):.1f} ({trace.case})"
 
 
-def _notes(traces: Sequence[Curves], quick: bool) -> list[str]:
+def _notes(traces: Sequence[Curves], variants: Sequence[Curves], quick: bool) -> list[str]:
     published = [trace.nominal(MU_SIGMA) for trace in traces]
-    conformal = [trace.nominal(CONFORMAL) for trace in traces]
-    means = {family.label: _mean_coverage_at(traces, family, CONFORMAL) for family in FAMILIES}
-    beaten = [
-        f"{family.label} on {trace.case}"
-        for trace, nominal in zip(traces, conformal, strict=True)
-        for family in (MU_SIGMA, QUANTILE)
-        if trace.coverage_at(family, nominal.reserved_of_oracle) > nominal.coverage
-    ]
     independent = [trace.seconds // HORIZON_S for trace in traces]
     notes = [
         "Coverage: share of seconds at which the most held in the next 30 s is within the reservation. The oracle "
@@ -303,21 +247,24 @@ def _notes(traces: Sequence[Curves], quick: bool) -> list[str]:
         f"Echo's 95%, but only {_span([o.coverage for o in published])} of the peaks that offline work must make "
         "room for.",
         f"To cover 95% of the peaks k would have to be {', '.join(_k_for_95(trace) for trace in traces)}.",
-        f"conformal with alpha 0.05 covers {_span([o.coverage for o in conformal])} of the peaks.",
-        "At equal reservation, that of conformal 95%, mean coverage over the traces: "
-        + ", ".join(f"{label} {100 * mean:.1f}%" for label, mean in means.items())
-        + f". The default by this measure: {max(means, key=lambda label: means[label])}.",
-        f"At that reservation conformal is beaten by: {', '.join(beaten) or 'none'}.",
         f"A replay has {min(independent)} to {max(independent)} horizons that do not overlap: a difference of two or "
         "three points on one trace means little.",
-        "Knobs at equal reservation are interpolated between those tried. The fixed settings of conformal (gain, "
-        "weight of the present) were picked on these traces; of the agents the starts of sessions are drawn.",
+        "Between the knobs tried is interpolated. The fixed settings of conformal (gain, weight of the present) were "
+        "picked on the recommended speeds; the starts of the agents' sessions are drawn.",
     ]
-    return (
-        [*notes, f"Quick: the first {QUICK_REPLAY_S} s of each replay, less than the forecasts' window."]
-        if quick
-        else notes
-    )
+    for label, group in (("At the recommended speeds", traces), ("At other speeds and seeds", variants)):
+        if group:
+            covered = _span([trace.nominal(CONFORMAL).coverage for trace in group])
+            first = max(FAMILIES, key=lambda family: one_knob(group, family)).label
+            afterwards = max(FAMILIES, key=lambda family: knob_for_each(group, family)).label
+            notes.append(
+                f"{label} conformal with alpha 0.05 covers {covered} of the peaks. At its mean reservation the best on "
+                f"average is, with one knob for all traces, {first}; with a knob for each, known only afterwards, "
+                f"{afterwards}."
+            )
+    if quick:
+        notes.append(f"Quick: the first {QUICK_REPLAY_S} s of each replay, less than the forecasts' window.")
+    return notes
 
 
 def _span(shares: Sequence[float]) -> str:

@@ -5,20 +5,18 @@ import pytest
 
 from neaptide.estimator.memory_forecast import ConformalForecast, MuSigmaForecast, QuantileForecast, WindowForecast
 from neaptide.experiments.forecast_coverage import (
-    CASES,
     CONFORMAL,
     FAMILIES,
     MU_SIGMA,
     QUANTILE,
     Curves,
     Outcome,
-    agent_requests,
-    demand_tokens,
     measure,
-    requests_of,
+    one_knob,
     reservations,
     run,
 )
+from neaptide.experiments.kv_demand import CASES, agent_requests, demand_tokens, requests_of
 
 
 def test_a_request_holds_its_prompt_then_grows_and_frees_everything() -> None:
@@ -70,6 +68,18 @@ def test_coverage_between_knobs_is_interpolated_and_ends_with_the_curve() -> Non
     assert curves.coverage_at(MU_SIGMA, 1.1) == pytest.approx(0.55)
     assert curves.coverage_at(MU_SIGMA, 3.0) == 0.7
     assert curves.nominal(MU_SIGMA) is outcomes[1]
+
+
+def test_one_knob_reserves_as_much_as_conformal_on_average() -> None:
+    def curves(case: str, slope: float) -> Curves:
+        # conformal reserves 1.0 of the oracle on one trace, 2.0 on the other
+        conformal = Outcome(CONFORMAL.nominal, 0.95, 1.0, slope, slope)
+        mu_sigma = [Outcome(k, 0.1 * k / slope, 1.0, k * slope, k * slope) for k in (0.0, 2.0)]
+        return Curves(case, 100, 1.0, 1.0, {CONFORMAL.label: [conformal], MU_SIGMA.label: mu_sigma})
+
+    # k = 1 reserves 1.0 and 2.0, like conformal, and covers 0.1 and 0.05
+    mean, worst = one_knob([curves("a", 1.0), curves("b", 2.0)], MU_SIGMA)
+    assert (mean, worst) == (pytest.approx(0.075), pytest.approx(0.05))
 
 
 def test_starts_of_agents_depend_on_the_seed_only() -> None:
