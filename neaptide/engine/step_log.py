@@ -183,6 +183,8 @@ class StepRecorder:
         self._running: set[int] = set()
         self._one_token: set[int] = set()
         self._ended: list[tuple[int, int, int, Ranges]] = []
+        self._ended_ids: list[str] = []
+        """Their handles are asked for until the step is written."""
         prefix_cache = config.cache.enable_prefix_cache
         self._write(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
 
@@ -215,8 +217,7 @@ class StepRecorder:
         tail = array("i", request.token_ids[num_full * self._block_size :])
         _, ranges = self._numbers.intern(self._last_block.pop(handle), tail)
         self._ended.append((handle, request.num_output_tokens, reason, ranges))
-        self._handles.pop(request.request_id, None)
-        self._one_token.discard(handle)
+        self._ended_ids.append(request.request_id)
 
     def step(self, plan: StepPlan, result: StepResult, timer: StepTimer, scheduler: Scheduler) -> None:
         """A step is done and committed."""
@@ -250,7 +251,9 @@ class StepRecorder:
         line.leave = sorted(self._one_token - now)
         self._one_token = now - gone
         self._running -= gone
-        self._ended = []
+        for request_id in self._ended_ids:
+            del self._handles[request_id]
+        self._ended, self._ended_ids = [], []
         self._write(line)
 
     def close(self) -> None:

@@ -1,0 +1,125 @@
+"""Offline work for a simulation: sets of requests become batch jobs over token files, as the server makes them."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from neaptide.engine.messages import AddBatch
+from neaptide.engine.offline.token_file import TokenFileWriter
+from neaptide.engine.params import SamplingParams
+from neaptide.estimator.trace_executor import PROMPT_VOCABULARY
+from neaptide.loadgen.traces import TraceRequest, token_ids
+from neaptide.loadgen.workloads import OfflineSet
+
+NO_DEADLINE_S = 1e9
+OFFLINE_PREFIX = "offline-"
+
+
+class OfflineFeed:
+    """Submits the sets as one job after another, and refills the pool before it runs dry.
+
+    The sets are submitted together; their order is shuffled by the seed unless ``keep_order``. A set with a batch
+    size comes in batches instead, each when the one before has ended.
+
+    Args:
+        max_tokens: context limit: prompts that leave no room for an output token are left out, outputs are cut.
+        refill: go on with fresh contents when fewer than ``low_water`` rows wait.
+        deadline_s: of every job, counted from its submission.
+
+    Raises:
+        ValueError: a set with a batch size beside others, or no request fits.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[OfflineSet],
+        directory: Path,
+        *,
+        max_tokens: int,
+        seed: int,
+        keep_order: bool,
+        refill: bool,
+        deadline_s: float = NO_DEADLINE_S,
+    ) -> None:
+        batch_sizes = [one.batch_size for one in sets if one.batch_size is not None]
+        if batch_sizes and len(sets) > 1:
+            raise ValueError("a set that is submitted in batches cannot be mixed with other sets")
+        self._sets = sets
+        self._directory = directory
+        self._max_tokens = max_tokens
+        self._deadline_s = deadline_s
+        self._refill = refill
+        self._jobs: list[list[TraceRequest]] = []
+        """What was submitted, by the number in the job's id."""
+        requests = [request for one in sets for request in one.requests]
+        self._order = list(range(len(requests)))
+        if not keep_order and len(sets) > 1:  # a single set comes shuffled
+            random.Random(seed).shuffle(self._order)
+        fitting = self._fitting(requests)
+        self.num_left_out = len(requests) - len(fitting)
+        if requests and not fitting:
+            raise ValueError("no offline request fits into the context")
+        self.batch_size = batch_sizes[0] if batch_sizes else None
+        self._pending = fitting
+        self._generation = 0
+        self.first_generation_size = len(fitting)
+        self._low_water = max(1024, len(fitting) // 2)
+        self.num_submitted = 0
+        self.num_ended = 0
+        """Rows whose end was reported by ``row_ended``."""
+
+    @property
+    def first_generation_done(self) -> bool:
+        return self.num_ended >= self.first_generation_size
+
+    def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
+        """Jobs to submit now, while ``waiting`` rows wait in the pool. The engine must take each one before the next
+        is asked for: its token file is gone then."""
+        if self.batch_size is not None:
+            if self.num_ended == self.num_submitted and (self._pending or self._refill):
+                yield from self._submit(self.batch_size, now_s)
+        elif self._pending:
+            yield from self._submit(len(self._pending), now_s)
+        elif self._sets and self._refill and waiting < self._low_water:
+            yield from self._submit(self.first_generation_size, now_s)
+
+    def row_ended(self) -> None:
+        self.num_ended += 1
+
+    def output_tokens(self, request_id: str) -> int:
+        """The true output length of a row, cut to the context."""
+        job, _, row = request_id[len(OFFLINE_PREFIX) :].partition(":")
+        request = self._jobs[int(job)][int(row)]
+        return min(request.output_tokens, self._max_tokens - request.input_tokens)
+
+    def _submit(self, count: int, now_s: float) -> Iterator[AddBatch]:
+        if not self._pending:
+            self._generation += 1
+            refilled = [request for one in self._sets for request in one.refill(self._generation).requests]
+            self._pending = self._fitting(refilled)
+        requests, self._pending = self._pending[:count], self._pending[count:]
+        batch_id = f"{OFFLINE_PREFIX}{len(self._jobs)}"
+        self._jobs.append(requests)
+        self.num_submitted += len(requests)
+        stem = self._directory / batch_id
+        with TokenFileWriter(stem) as writer:
+            for request in requests:
+                writer.append(token_ids(request.segments, PROMPT_VOCABULARY).tolist())
+        limits = [self._max_tokens - request.input_tokens for request in requests]
+        table = sorted(set(limits))
+        index = {limit: k for k, limit in enumerate(table)}
+        yield AddBatch(
+            batch_id,
+            str(stem),
+            list(range(len(requests))),
+            [SamplingParams(max_tokens=limit) for limit in table],
+            [index[limit] for limit in limits],
+            [],
+            now_s + self._deadline_s,
+        )
+        # The engine has mapped them; the data stay until it lets go.
+        for path in self._directory.glob(f"{batch_id}.*"):
+            path.unlink()
+
+    def _fitting(self, requests: list[TraceRequest]) -> list[TraceRequest]:
+        return [requests[k] for k in self._order if 0 < requests[k].input_tokens < self._max_tokens]

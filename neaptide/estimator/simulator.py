@@ -1,0 +1,378 @@
+"""The simulator: the real engine core on a virtual clock, fed from traces. There is no second scheduler here.
+
+Online requests are handed to the core once the clock has reached their arrival, between steps, as the real loop drains
+its messages; when nobody has work the clock jumps to the next arrival. docs/simulation.md says what is simulated and
+what is not.
+"""
+
+import math
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from neaptide.engine.batch import StepPlan
+from neaptide.engine.clock import VirtualClock
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from neaptide.engine.core import EngineCore
+from neaptide.engine.interfaces import CostModel
+from neaptide.engine.messages import AddRequest, StepOutputs
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.step_log import StepRecorder, create_log
+from neaptide.estimator import sim_result
+from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.measures import Measures, Window
+from neaptide.estimator.offline_feed import NO_DEADLINE_S, OFFLINE_PREFIX, OfflineFeed
+from neaptide.estimator.recipes import Recipe, build_cost_model, build_headroom, roofline_recipe
+from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.sim_result import SimResult
+from neaptide.estimator.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, TraceExecutor
+from neaptide.loadgen.traces import TraceRequest, token_ids
+from neaptide.loadgen.workloads import OfflineSet, prefix_sharing
+
+ONLINE_PREFIX = "online-"
+BLOCKED_WAIT_S = 0.005
+"""As the real loop: after planning that found nobody who can run."""
+MAX_BLOCKED_S = 60.0
+"""A policy that runs nobody for so long although there is work stands still for good."""
+CUT_SHARE = 0.1
+"""Of a run without online work, cut off at both ends."""
+PROGRESS_STEPS = 200
+
+OnPlan = Callable[[Scheduler, StepPlan], None]
+"""Called with every plan before it runs."""
+OnProgress = Callable[[float, float], None]
+"""Called now and then with a position and where it ends: seconds, or requests of a run without online work."""
+
+
+class SimulationError(RuntimeError):
+    """The engine stands still."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Scenario:
+    """What is simulated. Times in seconds."""
+
+    profile: DeviceProfile
+    online: Sequence[TraceRequest] = ()
+    offline: Sequence[OfflineSet] = ()
+    policy: str = "neaptide"
+    ttft_slo_s: float = 1.0
+    tpot_slo_s: float = 0.05
+    overlap_kappa: float = 1.0
+    block_size: int = 16
+    seed: int = 0
+    keep_order: bool = False
+    """Of the offline sets, when there are several; each comes in an order of its own."""
+    refill: bool = True
+    """The pool goes on with fresh contents. Without it the run may go dry."""
+    offline_deadline_s: float = NO_DEADLINE_S
+    """Of every offline job, counted from its submission."""
+    drain_s: float = 600.0
+    """So long after the last arrival the run goes on for online requests that are not finished."""
+    step_noise: float = 0.0
+    """Standard deviation of the logarithm of a step's time."""
+    headroom: str = "fixed"
+    """See ``neaptide.estimator.recipes``."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 131_072
+    truth: CostModel | None = None
+    """How long steps really take; None takes the profile's model."""
+    cost_model: Recipe | None = None
+    """What the scheduler believes; None takes the profile's model, corrected online."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.profile.kv_capacity_tokens // self.block_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and output of one request at most."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def engine_config(self) -> EngineConfig:
+        scheduler = SchedulerConfig(
+            policy=self.policy,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_tokens,
+            ttft_slo_s=self.ttft_slo_s,
+            tpot_slo_s=self.tpot_slo_s,
+        )
+        return EngineConfig(cache=CacheConfig(block_size=self.block_size), scheduler=scheduler)
+
+    def recipe(self) -> Recipe:
+        """For the header of the step log."""
+        cost_model = self.cost_model or roofline_recipe(self.profile, self.overlap_kappa)
+        return {"cost_model": cost_model, "headroom": self.headroom, "profile": self.profile.name, "seed": self.seed}
+
+
+@dataclass(slots=True)
+class Run:
+    """A simulation that is over."""
+
+    result: SimResult
+    window_s: Window
+    num_left_out: int
+    """Requests whose prompt leaves no room in the context: never submitted, and counted nowhere else."""
+    num_unfinished: int
+    """Online requests without an end; they count as missed."""
+    dry_s: float | None
+    """When the offline pool first ran dry inside the window."""
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    step_log: Path | None = None,
+    on_plan: OnPlan | None = None,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Runs the scenario to its end: with online work until that is finished, else until the first generation of the
+    offline sets is.
+
+    Raises:
+        ValueError: there is nothing to simulate, or the offline sets do not go together.
+        SimulationError: the policy stands still.
+        OSError: the step log or a token file cannot be written.
+    """
+    if not scenario.online and not scenario.offline:
+        raise ValueError("neither online nor offline work to simulate")
+    with TemporaryDirectory(prefix="neaptide-simulate-") as directory:
+        return _Simulation(scenario, Path(directory), step_log, on_plan, on_progress).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        scenario: Scenario,
+        directory: Path,
+        step_log: Path | None,
+        on_plan: OnPlan | None,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._started_s = time.perf_counter()
+        self._scenario = scenario
+        self._clock = VirtualClock()
+        self._measures = Measures()
+        self._on_progress = on_progress
+        self._plan_s = array("d")
+        self._online = [r for r in scenario.online if 0 < r.input_tokens < scenario.max_tokens]
+        self._next_online = 0
+        self._feed = OfflineFeed(
+            scenario.offline,
+            directory,
+            max_tokens=scenario.max_tokens,
+            seed=scenario.seed,
+            keep_order=scenario.keep_order,
+            refill=scenario.refill,
+            deadline_s=scenario.offline_deadline_s,
+        )
+        self._submitted_s: dict[str, float] = {}
+        """Of every offline job."""
+        self._makespan_s: float | None = None
+        self._dry_from_s: list[float] = []
+        """Ends of steps after which no row waited although there should be some."""
+        self._late_rows = 0
+        self._open_rows: dict[str, int] = {}
+        """Rows without an end, of every offline job."""
+        config = scenario.engine_config()
+        truth = scenario.truth or RooflineModel.from_profile(scenario.profile, scenario.overlap_kappa)
+        self._executor = TraceExecutor(
+            scenario.num_blocks,
+            truth,
+            self._clock,
+            self._output_tokens,
+            lambda request_id: request_id.startswith(ONLINE_PREFIX),
+            scenario.step_noise,
+            scenario.seed,
+        )
+        self._recorder = None
+        if step_log is not None:
+            self._recorder = StepRecorder(create_log(step_log), config, scenario.num_blocks, scenario.recipe())
+        self._core = EngineCore(
+            config,
+            self._executor,
+            build_cost_model(scenario.recipe()["cost_model"]),
+            build_headroom(scenario.headroom, scenario.num_blocks),
+            self._clock,
+            frozenset({END_TOKEN_ID}),
+            recorder=self._recorder,
+        )
+        self._watch_planning(on_plan)
+
+    def run(self) -> Run:
+        try:
+            self._loop()
+        finally:
+            if self._recorder is not None:
+                self._recorder.close()
+        if self._recorder is not None and self._recorder.failed:
+            raise OSError("the step log could not be written")
+        return self._reduce()
+
+    # ---- the loop ----
+
+    def _loop(self) -> None:
+        core, clock = self._core, self._clock
+        blocked_since_s = math.inf
+        while not self._is_over():
+            self._hand_in()
+            if not core.has_work:
+                if self._next_online == len(self._online):
+                    return
+                clock.sleep_until(self._next_arrival_s)
+                continue
+            outputs = core.step()
+            self._take_in(outputs)
+            if outputs.stats:
+                blocked_since_s = math.inf
+            else:
+                blocked_since_s = min(blocked_since_s, clock.now())
+                self._wait_for_change(blocked_since_s)
+
+    def _is_over(self) -> bool:
+        if not self._online:
+            return self._feed.first_generation_done
+        if self._next_online < len(self._online):
+            return False
+        queues = self._core.scheduler.queues
+        has_online = bool(queues.running_online or queues.waiting_online)
+        return not has_online or self._clock.now() > self._online[-1].arrival_s + self._scenario.drain_s
+
+    @property
+    def _next_arrival_s(self) -> float:
+        return self._online[self._next_online].arrival_s if self._next_online < len(self._online) else math.inf
+
+    def _hand_in(self) -> None:
+        now_s = self._clock.now()
+        while self._next_arrival_s <= now_s:
+            request = self._online[self._next_online]
+            request_id = f"{ONLINE_PREFIX}{self._next_online}"
+            self._next_online += 1
+            self._measures.arrived(request_id, request.arrival_s)
+            self._core.handle(
+                AddRequest(
+                    request_id,
+                    token_ids(request.segments, PROMPT_VOCABULARY).tolist(),
+                    SamplingParams(max_tokens=self._scenario.max_tokens - request.input_tokens),
+                    Tier.DEFAULT,
+                    request.arrival_s,
+                    self._scenario.ttft_slo_s,
+                    self._scenario.tpot_slo_s,
+                )
+            )
+        pool = self._core.scheduler.queues.pool
+        for message in self._feed.messages(len(pool), now_s):
+            self._submitted_s[message.batch_id] = now_s
+            self._open_rows[message.batch_id] = len(message.rows)
+            self._core.handle(message)
+        if self._scenario.offline and self._feed.batch_size is None and not len(pool):
+            self._dry_from_s.append(now_s)
+
+    def _take_in(self, outputs: StepOutputs) -> None:
+        now_s = self._clock.now()
+        swapped_blocks = 0
+        if outputs.stats and (last := self._core.scheduler.last) is not None:
+            swapped_blocks = last.budget.shape.swapped_blocks
+        ended = set(self._measures.step(outputs, self._executor.tally, swapped_blocks, now_s))
+        if ended:
+            for output in outputs.outputs:
+                if output.request_id in ended:
+                    self._row_ended(output.request_id, output.scheduled_s, now_s)
+        if self._on_progress is not None and self._measures.num_steps % PROGRESS_STEPS == 0:
+            if self._online:
+                self._on_progress(now_s, self._online[-1].arrival_s)
+            else:
+                self._on_progress(self._feed.num_ended, self._feed.first_generation_size)
+
+    def _row_ended(self, request_id: str, scheduled_s: float, now_s: float) -> None:
+        job = request_id.partition(":")[0]
+        submitted_s = self._submitted_s[job]
+        self._open_rows[job] -= 1
+        self._measures.offline_ended(submitted_s, scheduled_s, now_s)
+        self._late_rows += now_s > submitted_s + self._scenario.offline_deadline_s
+        self._feed.row_ended()
+        if self._feed.first_generation_done and self._makespan_s is None:
+            self._makespan_s = now_s
+
+    def _wait_for_change(self, blocked_since_s: float) -> None:
+        now_s = self._clock.now()
+        if now_s - blocked_since_s > MAX_BLOCKED_S and self._next_arrival_s == math.inf:
+            queues = self._core.scheduler.queues
+            raise SimulationError(
+                f"policy {self._scenario.policy} has run nobody for {MAX_BLOCKED_S:.0f} s at {now_s:.3f} s with "
+                f"{queues.num_running} running, {len(queues.waiting_online)} online and {len(queues.pool)} offline "
+                "requests waiting"
+            )
+        self._clock.sleep_until(min(now_s + BLOCKED_WAIT_S, self._next_arrival_s))
+
+    def _output_tokens(self, request_id: str) -> int:
+        if request_id.startswith(OFFLINE_PREFIX):
+            return self._feed.output_tokens(request_id)
+        request = self._online[int(request_id[len(ONLINE_PREFIX) :])]
+        return min(request.output_tokens, self._scenario.max_tokens - request.input_tokens)
+
+    def _watch_planning(self, on_plan: OnPlan | None) -> None:
+        """Measures the wall time of planning, which takes no time on the virtual clock and enters no decision."""
+        scheduler, plan_s = self._core.scheduler, self._plan_s
+        schedule = scheduler.schedule
+
+        def watched(now_s: float) -> StepPlan | None:
+            before_s = time.perf_counter()
+            plan = schedule(now_s)
+            if plan is not None:
+                plan_s.append(time.perf_counter() - before_s)
+                if on_plan is not None:
+                    on_plan(scheduler, plan)
+            return plan
+
+        scheduler.schedule = watched  # type: ignore[method-assign]
+
+    # ---- the numbers ----
+
+    def _window_s(self) -> Window:
+        if self._online:
+            return self._online[0].arrival_s, self._online[-1].arrival_s
+        end_s = self._makespan_s or self._clock.now()
+        return CUT_SHARE * end_s, (1.0 - CUT_SHARE) * end_s
+
+    def _reduce(self) -> Run:
+        scenario, measures, window_s = self._scenario, self._measures, self._window_s()
+        end_s = self._clock.now()
+        dry_s = next((t for t in self._dry_from_s if t <= window_s[1]), None)
+        result = SimResult(
+            valid=dry_s is None,
+            policy=scenario.policy,
+            profile=scenario.profile.name,
+            seed=scenario.seed,
+            steps=measures.num_steps,
+            online=sim_result.online_result(measures, window_s, end_s, (scenario.ttft_slo_s, scenario.tpot_slo_s)),
+            offline=sim_result.offline_result(measures, window_s, self._makespan_s, self._misses(end_s)),
+            kv=sim_result.kv_result(measures, window_s, self._bound()),
+            preemptions=sim_result.preemption_result(measures),
+            wasted_tokens=sim_result.wasted_tokens(measures),
+            scheduler_ms=sim_result.scheduler_ms(self._plan_s),
+            prediction=sim_result.prediction_result(measures, window_s),
+            peak_memory_bytes=sim_result.peak_memory_bytes(),
+            wall_s=time.perf_counter() - self._started_s,
+        )
+        left_out = len(scenario.online) - len(self._online) + self._feed.num_left_out
+        unfinished = sum(not record.is_done for record in measures.online.values())
+        return Run(result, window_s, left_out, unfinished, dry_s)
+
+    def _misses(self, end_s: float) -> int:
+        """Rows that ended late, and rows that are late and not ended."""
+        deadline_s = self._scenario.offline_deadline_s
+        late_jobs = [job for job, submitted_s in self._submitted_s.items() if end_s > submitted_s + deadline_s]
+        return self._late_rows + sum(self._open_rows[job] for job in late_jobs)
+
+    def _bound(self) -> float | None:
+        if not self._scenario.offline:
+            return None
+        prompts = (request.segments for one in self._scenario.offline for request in one.requests)
+        return prefix_sharing(prompts, self._scenario.block_size).ratio
