@@ -31,14 +31,16 @@ def calibrate(
         RuntimeError: too little disk for the weights, or the command failed.
         subprocess.TimeoutExpired: it was not done after ``timeout_s``.
     """
-    shape = TINY if dry else LLAMA_8B
-    with tempfile.TemporaryDirectory(prefix="neaptide-model-") as directory:
+    name, shape = ("llama-tiny", TINY) if dry else ("llama-3.1-8b", LLAMA_8B)
+    with tempfile.TemporaryDirectory() as directory:
         _check_disk(Path(directory), shape)
-        write_model_dir(Path(directory), shape, torch.bfloat16, device)
+        model = Path(directory, name)  # the profile takes the model's name from it
+        model.mkdir()
+        write_model_dir(model, shape, torch.bfloat16, device)
         progress("random weights are written")
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        command = [sys.executable, "-m", "benchmarks.gpu.calibration", "calibrate", "--model", directory]
+        command = [sys.executable, "-m", "benchmarks.gpu.calibration", "calibrate", "--model", str(model)]
         command += ["--device", device.type, "--out", str(profile), *(["--quick"] if dry else [])]
         status = subprocess.run(command, timeout=timeout_s, check=False).returncode
     if status:

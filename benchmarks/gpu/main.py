@@ -90,8 +90,11 @@ class Run:
         left_s = self.limit_s - (time.monotonic() - self.start_s)
         if left_s <= 0:
             raise Skipped("no time is left")
-        profile = self.out / "profile.json"
-        return {"profile": calibrate(self.device, profile, dry=self.dry, timeout_s=left_s, progress=self.say)}
+        path = self.out / "profile.json"
+        profile = calibrate(self.device, path, dry=self.dry, timeout_s=left_s, progress=self.say)
+        profile["commit"] = profile["commit"] or self.results["commit"]
+        self._write(path.name, profile)
+        return {"profile": profile}
 
     def finish(self) -> int:
         """Writes everything into one file; 1 if a stage failed or was skipped."""
