@@ -21,14 +21,14 @@ class KVCacheManager:
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_cache: bool = True) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
-        self._enable_prefix_cache = enable_prefix_cache
+        self.enable_prefix_cache = enable_prefix_cache
 
     def match_prefix(self, request: Request) -> PrefixHit:
         """The longest cached prefix, in whole blocks, that leaves at least one token to compute.
 
         A request that wants prompt log-probabilities takes no hit: they need every position's logits.
         """
-        if not self._enable_prefix_cache or request.params.prompt_logprobs is not None:
+        if not self.enable_prefix_cache or request.params.prompt_logprobs is not None:
             return PrefixHit([], 0)
         extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
         max_blocks = (request.num_tokens - 1) // self.block_size
@@ -61,7 +61,7 @@ class KVCacheManager:
 
     def publish(self, request: Request) -> None:
         """Indexes the blocks that the computed tokens have filled."""
-        if not self._enable_prefix_cache:
+        if not self.enable_prefix_cache:
             return
         num_full = request.num_computed_tokens // self.block_size
         if num_full <= request.num_indexed_blocks:

@@ -1,8 +1,25 @@
 """Every scheduling policy by its name."""
 
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.baselines.bros import BrosScheduler
+from neaptide.engine.scheduler.baselines.echo_bs_e import EchoBaseWithEstimator
+from neaptide.engine.scheduler.baselines.orders import DepthFirstFcfs, ShuffledFcfs
+from neaptide.engine.scheduler.baselines.round_robin import RoundRobinScheduler
+from neaptide.engine.scheduler.baselines.sglang import Lpm
+from neaptide.engine.scheduler.baselines.vllm_v0 import VllmV0Fcfs, VllmV0Priority
+from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs, VllmV1Priority
 from neaptide.engine.scheduler.packing import NeaptideScheduler
 
 POLICIES: dict[str, type[Scheduler]] = {
     "neaptide": NeaptideScheduler,
+    "fcfs": VllmV1Fcfs,
+    "priority": VllmV1Priority,
+    "fcfs-v0": VllmV0Fcfs,
+    "priority-v0": VllmV0Priority,
+    "lpm": Lpm,
+    "round-robin": RoundRobinScheduler,
+    "bros": BrosScheduler,
+    "bs+e": EchoBaseWithEstimator,
+    "dfs": DepthFirstFcfs,
+    "balance": ShuffledFcfs,
 }

@@ -1,0 +1,99 @@
+"""What the engines without request classes share: online and offline requests wait in one queue."""
+
+import math
+from typing import ClassVar
+
+from neaptide.engine.kv.manager import PrefixHit
+from neaptide.engine.params import Tier
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.queues import OnlineOrder
+from neaptide.engine.scheduler.step import StepBuilder
+
+ArrivalKey = tuple[float, float, int]
+
+
+def arrival_order(request: Request) -> ArrivalKey:
+    """First come, first served.
+
+    The rows of a job arrive at one instant and are first admitted in file order, so among equal arrivals the one that
+    was admitted first came first; one that was never admitted came after all that were.
+    """
+    first_admitted_s = request.scheduled_s if request.admission_index else math.inf
+    return (request.arrival_s, first_admitted_s, request.admission_index)
+
+
+def priority_of(request: Request) -> int:
+    """Lower is earlier: tier ``priority`` -1, ``default`` 0, offline work 1."""
+    if not request.is_online:
+        return 1
+    return -1 if request.tier is Tier.PRIORITY else 0
+
+
+def priority_order(request: Request) -> tuple[int, ArrivalKey]:
+    return (priority_of(request), arrival_order(request))
+
+
+class OneQueueScheduler(Scheduler):
+    """A policy whose waiting requests form one queue, in ``online_order``, whatever their class.
+
+    Offline work stands in the pool in the pool's own order: preempted, ``flex``, rows of jobs. Its head is compared
+    with the first online request.
+
+    While the operator has paused offline work, it neither starts nor runs. The engines that these policies stand for
+    know no such switch; so that it protects online work here as well, paused requests give up their KV, youngest
+    first, when online work lacks room.
+    """
+
+    online_order: ClassVar[OnlineOrder] = staticmethod(arrival_order)
+
+    def _running(self) -> list[Request]:
+        """Requests that hold KV and may compute, in order of admission."""
+        running = [*self.queues.running_online.values()]
+        if not self.offline_paused:
+            running += self.queues.running_offline.values()
+        return sorted(running, key=lambda request: request.admission_index)
+
+    def _waiting_head(self) -> Request | None:
+        """The waiting request whose turn it is; one from the pool is still in it."""
+        waiting = self.queues.waiting_online[:1]
+        offline = None if self.offline_paused else self.queues.pool.peek()
+        if offline is not None:
+            waiting.append(offline)
+        return min(waiting, key=type(self).online_order, default=None)
+
+    def _admit_head(self, step: StepBuilder, request: Request, hit: PrefixHit, num_tokens: int) -> None:
+        """Starts what ``_waiting_head`` showed."""
+        if not request.is_online:
+            self.queues.pool.pop()
+        step.admit(request, hit, num_tokens)
+
+    def _find_room(self, num_blocks: int) -> bool:
+        """Whether so many blocks are available."""
+        while num_blocks > self.queues.kv.pool.num_available:
+            if not self._drop_paused():
+                return False
+        return True
+
+    def _find_room_to_admit(self, hit: PrefixHit, num_tokens: int, spare_blocks: int = 0) -> bool:
+        """Whether a waiting request can start with ``num_tokens`` beyond its hit and leave ``spare_blocks``."""
+        kv = self.queues.kv
+        # Asked anew each time: what is dropped may have held part of the hit.
+        while kv.admission_cost(hit, num_tokens) + spare_blocks > kv.pool.num_available:
+            if not self._drop_paused():
+                return False
+        return True
+
+    def _find_seat(self) -> bool:
+        """Whether one more request may run."""
+        while self.queues.num_running >= self.config.max_num_seqs:
+            if not self._drop_paused():
+                return False
+        return True
+
+    def _drop_paused(self) -> bool:
+        """Takes the KV of the youngest paused request; False if there is none."""
+        if not self.offline_paused or not self.queues.running_offline:
+            return False
+        self.preemptor.preempt(next(reversed(self.queues.running_offline.values())))
+        return True

@@ -1,0 +1,88 @@
+"""``fcfs`` and ``priority``: the scheduler of vLLM v1.
+
+Semantics of ``vllm/v1/core/sched/scheduler.py`` as of early 2026, before admission began to ask whether a whole
+prompt fits.
+"""
+
+import math
+from typing import ClassVar
+
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.baselines.one_queue import OneQueueScheduler, priority_order
+from neaptide.engine.scheduler.queues import OnlineOrder
+from neaptide.engine.scheduler.step import StepBuilder
+
+
+class VllmV1Fcfs(OneQueueScheduler):
+    """Running requests in order of admission, each with as many tokens as it needs and the budget allows; then waiting
+    ones by arrival, unless somebody was preempted in this step. Blocks are taken chunk by chunk.
+
+    When blocks run out, the last running request goes back to the front of the queue, even if it is the one that
+    asked.
+    """
+
+    def _pack(self, step: StepBuilder) -> float:
+        # A step in which everybody who was looked at got preempted is empty; the engine would plan again at once.
+        while not step.scheduled:
+            if not self._pack_running(step):
+                self._pack_waiting(step)
+                break
+        return math.inf
+
+    def _victim(self, running: list[Request]) -> Request:
+        return running[-1]
+
+    def _pack_running(self, step: StepBuilder) -> bool:
+        """Returns whether somebody was preempted."""
+        kv, running = self.queues.kv, self._running()
+        taken: dict[Request, int] = {}
+        """Added to the step at the end only: a later one in the list may preempt an earlier one."""
+        tokens_left, index, preempted = self.max_step_tokens, 0, False
+        while index < len(running) and tokens_left > 0:
+            request = step.at = running[index]
+            num_tokens = min(request.num_uncomputed_tokens, tokens_left)
+            while not self._find_room(kv.blocks_needed(request, num_tokens)):
+                victim = self._victim(running)
+                index -= running.index(victim) < index
+                running.remove(victim)
+                tokens_left += taken.pop(victim, 0)
+                self.preemptor.preempt(victim)
+                preempted = True
+                if victim is request:
+                    break
+            else:
+                kv.grow(request, num_tokens)
+                taken[request] = num_tokens
+                tokens_left -= num_tokens
+                index += 1
+                continue
+            break  # the one that asked was the victim: nobody behind it is looked at in this step
+        for request, num_tokens in taken.items():
+            step.at = request
+            step.add(request, num_tokens)
+        step.at = None
+        return preempted
+
+    def _pack_waiting(self, step: StepBuilder) -> None:
+        while step.budget.tokens_left > 0 and (request := self._waiting_head()) is not None:
+            step.at = request
+            if not self._find_seat():
+                break
+            hit = self.queues.kv.match_prefix(request)
+            num_tokens = min(request.num_tokens - hit.num_tokens, step.budget.tokens_left)
+            if not self._find_room_to_admit(hit, num_tokens):
+                break
+            self._admit_head(step, request, hit, num_tokens)
+        step.at = None
+
+
+class VllmV1Priority(VllmV1Fcfs):
+    """The same with ``--scheduling-policy priority``: the queue and the victims are ordered by (priority, arrival).
+
+    Nobody is preempted for a seat or for tokens, only for blocks.
+    """
+
+    online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)
+
+    def _victim(self, running: list[Request]) -> Request:
+        return max(running, key=priority_order)
