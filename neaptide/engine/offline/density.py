@@ -62,7 +62,7 @@ def chunk_budget(
     """What a steady state of equal requests holds in ``memory_bytes`` of KV cache.
 
     BlendServe, Algorithm 3, steps 2 and 3: a request holds ``p + d/2`` tokens on average, and as many are admitted as
-    end, so ``p`` prompt tokens come with every ``d`` output tokens.
+    end, so ``p`` prompt tokens come with every ``d`` output tokens. ``output_tokens`` must be positive.
 
     Returns:
         ``N = M / ((p + d/2) kv)``, decoding requests, and ``C = N p / d``, prefill tokens per step; not rounded.
