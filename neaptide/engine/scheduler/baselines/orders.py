@@ -5,7 +5,11 @@ in another order. Which child of a prefix tree's node comes first the paper does
 shares the same text.
 """
 
+from typing import ClassVar
+
+from neaptide.engine.offline.pool import RowKey
 from neaptide.engine.offline.token_file import TokenFile
+from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs
 
 MASK_64 = (1 << 64) - 1
 
@@ -26,3 +30,15 @@ def mix(value: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
     value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK_64
     return value ^ value >> 31
+
+
+class DepthFirstFcfs(VllmV1Fcfs):
+    """``dfs``: requests that share a prefix run one after another."""
+
+    row_key: ClassVar[RowKey | None] = staticmethod(by_prefix)
+
+
+class ShuffledFcfs(VllmV1Fcfs):
+    """``balance``: requests of every kind at any time, whatever order they were handed in."""
+
+    row_key: ClassVar[RowKey | None] = staticmethod(shuffled)
