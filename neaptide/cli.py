@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from neaptide import __version__
-from neaptide.commands import batch, demo, experiment
+from neaptide.commands import batch, calibrate, demo, experiment, simulate
 from neaptide.server.settings import client_base_url
 
 
@@ -18,7 +18,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve_parser(subparsers)
     demo.add_parser(subparsers)
     batch.add_parser(subparsers, client_base_url())
+    calibrate.add_parser(subparsers)
     experiment.add_parser(subparsers)
+    simulate.add_parser(subparsers)
     return parser
 
 
@@ -36,7 +38,8 @@ def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     add("--data-dir", metavar="DIR", help="files, batches and results (~/.local/share/neaptide)")
     add("--device", choices=("auto", "cpu", "cuda"))
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
-    add("--policy", help="scheduling policy (neaptide)")
+    add("--profile", metavar="NAME|FILE", help="device profile (an earlier start's, or measured)")
+    add("--policy", metavar="NAME", help="scheduling policy (neaptide); the others are baselines")
     add("--ttft-slo-ms", type=float, metavar="N", help="default target for the first token (1000)")
     add("--tpot-slo-ms", type=float, metavar="N", help="default target per further token (50 on cuda, 100 on cpu)")
     add("--api-key", action="append", metavar="KEY[:TIER]", help="accept this key; repeat for several")

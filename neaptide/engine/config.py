@@ -47,10 +47,22 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Step time of the ``sim`` executor."""
 
 
+class ProfileConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the cost model of step times comes from."""
+
+    name: str | None = None
+    """A device profile's name, or its file; ``None`` takes one of an earlier start, else measures."""
+    kept_in: str | None = None
+    """Directory of profiles that were measured at earlier starts; ``None`` keeps none."""
+    model_fingerprint: str = ""
+    """Tells models apart that have the same name; none is kept without it."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    profile: ProfileConfig = ProfileConfig()
     log_level: str = "info"
     log_format: str = "json"
     request_log_path: str | None = None

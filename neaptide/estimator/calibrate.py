@@ -1,92 +1,194 @@
-"""A short calibration at engine start: micro-runs that warm the executor up and fit the iteration-time model."""
+"""Calibration: micro-runs in random order, spread over the time there is.
 
-from collections.abc import Iterator
+First a survey runs every step once: that warms up, and shows what takes too long. Then rounds of all steps, each in a
+new random order, until the time is over. A reference step in between shows how the machine's speed wanders.
+"""
 
-from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
 from neaptide.engine.clock import Clock
-from neaptide.engine.interfaces import CostModel, Executor
-from neaptide.engine.params import SamplingParams
+from neaptide.estimator.calibration_steps import REFERENCE, CalibrationSteps, Limits, calibration_steps, start_steps
+from neaptide.estimator.iteration_time import Sample
+from neaptide.estimator.micro_runs import MicroRunner, Parts, shape_of
+from neaptide.estimator.online_fit import OnlineCostModel
+from neaptide.estimator.roofline import RooflineModel
 
-ROUNDS = 2
-MAX_STEP_S = 1.0
-"""Shapes predicted to take longer are left out ..."""
-MAX_TOTAL_S = 10.0
-"""... and the rest after so long: start-up must stay short on a slow machine."""
-
-
-def calibration_shapes(max_batched_tokens: int, max_seqs: int, max_model_len: int) -> list[list[tuple[int, int]]]:
-    """Steps as lists of (tokens to compute, context tokens): prefill, decode and mixed, small ones first."""
-
-    def prefill(tokens: int) -> list[tuple[int, int]]:
-        return [(min(tokens, max_model_len // 2), 0)]
-
-    def decode(requests: int, context: int) -> list[tuple[int, int]]:
-        return [(1, min(context, max_model_len // 2))] * min(requests, max_seqs)
-
-    steps = [
-        prefill(16),
-        decode(1, 64),
-        prefill(64),
-        decode(4, 64),
-        decode(1, 512),
-        decode(16, 128),
-        prefill(128),
-        decode(8, 64) + prefill(32),
-        decode(32, 64),
-        decode(32, 256),
-        prefill(256),
-        decode(16, 128) + prefill(128),
-        decode(64, 256),
-        prefill(512),
-        decode(4, 1024),
-    ]
-    return [step for step in steps if sum(tokens for tokens, _ in step) <= max_batched_tokens]
+SURVEY_SHARE = 0.25
+"""Of the time, for the survey at most: what it has run then is measured."""
+REFERENCE_EVERY = 8
+"""Steps between two runs of the reference step."""
+ROLLING = 5
+"""Runs of the reference step whose median is the machine's speed of the moment."""
+TOO_LONG = "would take too long"
+NO_TIME = "no time was left"
+NO_ROOM = "does not fit into the KV cache"
 
 
-def warm_up(
-    executor: Executor,
-    cost_model: CostModel,
-    clock: Clock,
-    block_size: int,
-    shapes: list[list[tuple[int, int]]],
-) -> Iterator[tuple[BatchShape, float]]:
-    """Runs the shapes in rounds on an idle executor and shows the times to the cost model.
+@dataclass(slots=True, frozen=True)
+class Pace:
+    """How long a calibration may take."""
 
-    Block contents are whatever is there: only the time matters. Ends after ``ROUNDS`` rounds or ``MAX_TOTAL_S``,
-    whichever comes first. Yields each step's shape and seconds.
+    budget_s: float
+    max_step_s: float
+    """Steps that are predicted to take longer are left out."""
+    max_rounds: int
+
+
+FULL = Pace(budget_s=120.0, max_step_s=1.0, max_rounds=15)
+QUICK = Pace(budget_s=20.0, max_step_s=0.5, max_rounds=5)
+
+
+@dataclass(slots=True, frozen=True)
+class MeasuredRun:
+    parts: Parts
+    seconds: float
+    at: int
+    """Index of the next run of the reference step."""
+
+
+@dataclass(slots=True)
+class Measurements:
+    """Everything that was timed, in order, without the survey."""
+
+    held_out: frozenset[Parts]
+    runs: list[MeasuredRun] = field(default_factory=list)
+    reference_s: list[float] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Why steps were left out -> how many."""
+    seconds: float = 0.0
+    """What all of it took."""
+
+    @property
+    def rolling_reference_s(self) -> list[float]:
+        """For each run of the reference step the median of ``ROLLING`` around it."""
+        half = ROLLING // 2
+        times = self.reference_s
+        return [median(times[max(i - half, 0) : i + half + 1]) for i in range(len(times))]
+
+    @property
+    def drift(self) -> float:
+        """(q90 - q10) / median of the rolling reference time."""
+        low, middle, high = np.quantile(self.rolling_reference_s, (0.1, 0.5, 0.9))
+        return float((high - low) / middle)
+
+    def normalised(self) -> "Measurements":
+        """Every time divided by the machine's speed of the moment: 1 at the median of the reference step."""
+        rolling = self.rolling_reference_s
+        middle = median(rolling)
+        runs = [
+            MeasuredRun(run.parts, run.seconds * middle / rolling[min(run.at, len(rolling) - 1)], run.at)
+            for run in self.runs
+        ]
+        return Measurements(self.held_out, runs, self.reference_s, self.left_out, self.seconds)
+
+    def by_step(self) -> dict[Parts, list[float]]:
+        times: dict[Parts, list[float]] = defaultdict(list)
+        for run in self.runs:
+            times[run.parts].append(run.seconds)
+        return dict(times)
+
+    def samples(self, *, held_out: bool) -> list[Sample]:
+        """Each step at its median time."""
+        return [
+            Sample(shape_of(parts), median(times))
+            for parts, times in self.by_step().items()
+            if (parts in self.held_out) == held_out
+        ]
+
+
+class Calibration:
+    """One run of micro-runs.
+
+    Args:
+        runner: over an executor that is idle, and whose KV blocks have been written to: memory that nobody has
+            written to is read faster than any other.
+        progress: called with the share that is done.
     """
-    start_s = clock.now()
-    finished: list[str] = []
-    for step, parts in enumerate(shapes * ROUNDS):
-        if clock.now() - start_s > MAX_TOTAL_S:
-            break
-        plan = _plan(step, parts, executor.num_blocks, block_size, finished)
-        if plan is None or cost_model.predict(plan.shape).seconds > MAX_STEP_S:
-            continue
-        step_start_s = clock.now()
-        executor.submit(plan).wait()
-        seconds = clock.now() - step_start_s
-        finished = [new.request_id for new in plan.new_requests]
-        cost_model.observe(plan.shape, seconds)
-        yield plan.shape, seconds
-    executor.submit(StepPlan(0, [], BatchShape(), finished_ids=finished)).wait()
 
+    def __init__(
+        self,
+        runner: MicroRunner,
+        clock: Clock,
+        limits: Limits,
+        pace: Pace,
+        seed: int = 0,
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._limits = limits
+        self._pace = pace
+        self._rng = random.Random(seed)
+        self._steps = calibration_steps(limits, seed)
+        self._progress = progress
+        self._guess = OnlineCostModel(RooflineModel.generic())
+        self._start_s = clock.now()
 
-def _plan(
-    step: int, parts: list[tuple[int, int]], num_blocks: int, block_size: int, finished: list[str]
-) -> StepPlan | None:
-    """A step over blocks counted from 0; None if they are too few."""
-    plan = StepPlan(-1 - step, [], BatchShape(), finished_ids=finished)
-    next_block = 0
-    for index, (num_tokens, context) in enumerate(parts):
-        request_id = f"calibrate-{step}-{index}"
-        count = -(-(context + num_tokens) // block_size)
-        if next_block + count > num_blocks:
-            return None
-        prompt = [7] * (context + num_tokens)
-        plan.new_requests.append(NewRequest(request_id, prompt, SamplingParams(temperature=0.0)))
-        block_ids = list(range(next_block, next_block + count))
-        plan.scheduled.append(ScheduledRequest(request_id, prompt[context:], context, block_ids, True, 0))
-        plan.shape.add(num_tokens, context)
-        next_block += count
-    return plan
+    def measure(self) -> Measurements:
+        """
+        Raises:
+            ValueError: there was no time for a single step.
+        """
+        self._start_s = self._clock.now()
+        measured = Measurements(frozenset(self._steps.held_out))
+        for parts in start_steps(self._limits):
+            if self._guess.predict(shape_of(parts)).seconds <= self._pace.max_step_s:
+                self._run(parts)
+        surveyed = self._survey(self._steps, measured)
+        for _ in range(self._pace.max_rounds):
+            if not self._round(surveyed, measured):
+                break
+        missing = len(surveyed) - len(measured.by_step())
+        if missing == len(surveyed):
+            raise ValueError(f"{self._pace.budget_s:g} s are too short for a calibration")
+        measured.left_out[NO_TIME] += missing
+        measured.reference_s.append(self._run(REFERENCE))
+        measured.seconds = self._elapsed_s
+        self._progress(1.0)
+        return measured
+
+    @property
+    def _elapsed_s(self) -> float:
+        return self._clock.now() - self._start_s
+
+    def _run(self, parts: Parts) -> float:
+        seconds = self._runner.run(parts)
+        self._guess.observe(shape_of(parts), seconds)
+        return seconds
+
+    def _survey(self, steps: CalibrationSteps, measured: Measurements) -> list[Parts]:
+        """Steps that can be measured. Cheap ones come early, so that a slow machine measures many."""
+        guessed = {parts: self._guess.predict(shape_of(parts)).seconds for parts in steps.training + steps.held_out}
+        surveyed = []
+        for parts in sorted(guessed, key=lambda parts: self._rng.random() * guessed[parts]):
+            if not self._runner.fits(parts):
+                measured.left_out[NO_ROOM] += 1
+            elif self._guess.predict(shape_of(parts)).seconds > self._pace.max_step_s:
+                measured.left_out[TOO_LONG] += 1
+            elif self._elapsed_s > SURVEY_SHARE * self._pace.budget_s:
+                measured.left_out[NO_TIME] += 1
+            else:
+                self._run(parts)
+                surveyed.append(parts)
+                self._report(0.0)
+        return surveyed
+
+    def _round(self, steps: list[Parts], measured: Measurements) -> bool:
+        """Measures every step once; False when the time was over before."""
+        for index, parts in enumerate(self._rng.sample(steps, len(steps))):
+            if index % REFERENCE_EVERY == 0:
+                measured.reference_s.append(self._run(REFERENCE))
+            if self._elapsed_s + self._guess.predict(shape_of(parts)).seconds > self._pace.budget_s:
+                return False
+            measured.runs.append(MeasuredRun(parts, self._run(parts), len(measured.reference_s)))
+            self._report(len(measured.runs) / (len(steps) * self._pace.max_rounds))
+        return True
+
+    def _report(self, share_of_rounds: float) -> None:
+        self._progress(max(self._elapsed_s / self._pace.budget_s, share_of_rounds))

@@ -27,7 +27,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, int]
     """Why shapes were left out -> how many."""
     drift: float
-    """Spread of the machine's speed while it was measured: (q90 - q10) / median of the reference step's rolling time."""
+    """Spread of the machine's speed while it was measured: (q90 - q10) / median of a reference step's rolling time."""
     is_normalised: bool
     """Whether times, errors and noise floor are divided by the machine's speed of the moment."""
     raw_noise_floor: dict[str, float]

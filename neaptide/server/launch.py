@@ -18,28 +18,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from neaptide.engine.clock import Clock, MonotonicClock
-from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
-from neaptide.engine.messages import EngineFatal, EngineReady
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
+from neaptide.engine.messages import EngineFatal
 from neaptide.server.logs import configure_logging
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from neaptide.engine.core import EngineCore
-    from neaptide.engine.interfaces import Executor
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
 
 logger = logging.getLogger(__name__)
 
 REQUEST_LOG = "engine-requests.jsonl"
+PROFILES = "profiles"
+"""Below the data directory."""
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
-HEADROOM_RATIO = 0.1
-"""Of the KV blocks, kept for online work until a forecast takes its place."""
-SIM_NUM_BLOCKS = 4096
 CUT_S = 1.0
 """For streams that are cut to say so to their readers."""
 THREAD_SWITCH_S = 0.0005
@@ -62,14 +59,30 @@ class LaunchError(Exception):
     """The server cannot start; the message is one line for the operator."""
 
 
-def engine_config(settings: Settings, model_path: Path, max_model_len: int, data_dir: Path) -> EngineConfig:
-    """What the engine process is told. Unset targets take the defaults of the device."""
+def default_num_threads() -> int:
+    """One core stays with the API process: threads that wait for each other stall when they share theirs."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def engine_config(
+    settings: Settings, model_path: Path, fingerprint: str, max_model_len: int, data_dir: Path
+) -> EngineConfig:
+    """What the engine process is told. Unset targets take the defaults of the device.
+
+    Raises:
+        LaunchError: there is no such policy.
+    """
+    from neaptide.engine.scheduler.policies import POLICIES
+
+    if settings.policy not in POLICIES:
+        raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
     return EngineConfig(
         cache=CacheConfig(block_size=settings.block_size, kv_cache_bytes=kv_cache_bytes),
         scheduler=SchedulerConfig(
+            policy=settings.policy,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=max_model_len,
@@ -82,10 +95,10 @@ def engine_config(settings: Settings, model_path: Path, max_model_len: int, data
             model_path=str(model_path),
             device=settings.device,
             dtype=settings.dtype,
-            # One core stays with the API process: threads that wait for each other stall when they share theirs.
-            num_threads=settings.num_threads or max(1, len(os.sched_getaffinity(0)) - 1),
+            num_threads=settings.num_threads or default_num_threads(),
             sim_step_s=settings.sim_step_ms / 1e3,
         ),
+        profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
         request_log_path=str(data_dir / REQUEST_LOG),
         log_level=settings.log_level,
         log_format=settings.log_format,
@@ -270,7 +283,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     except (UnsupportedModelError, OSError, ValueError) as error:
         raise LaunchError(str(error)) from error
     max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
-    config = engine_config(settings, model_path, max_model_len, data_dir)
+    config = engine_config(settings, model_path, fingerprint, max_model_len, data_dir)
     context = ServingContext(
         model_id=settings.served_model_name or settings.model.rstrip("/").rpartition("/")[2],
         tokenizer=tokenizer,
@@ -291,80 +304,11 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
 # ---- engine process --------------------------------------------------------------------------------------
 
 
-def build_engine(config: EngineConfig, clock: Clock) -> "tuple[EngineCore, EngineReady]":
-    """The engine with its executor and models, warmed up.
-
-    Raises:
-        UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built; the message says why.
-    """
-    from neaptide.engine.batch import BatchShape
-    from neaptide.engine.core import EngineCore
-    from neaptide.engine.kv.headroom import FixedHeadroom
-    from neaptide.engine.process import RequestLogFile
-    from neaptide.engine.runner.model_config import load_model_config
-    from neaptide.engine.step_witness import StepWitness
-    from neaptide.estimator.calibrate import calibration_shapes, warm_up
-    from neaptide.estimator.iteration_time import LinearCostModel
-
-    model = load_model_config(Path(config.executor.model_path))
-    cost_model = LinearCostModel()
-    executor, device, dtype = _build_executor(config, clock, model.vocab_size)
-    if executor.num_blocks * config.cache.block_size < config.scheduler.max_model_len:
-        raise ValueError(
-            f"the KV cache holds {executor.num_blocks * config.cache.block_size} tokens, less than one request of "
-            f"max_model_len = {config.scheduler.max_model_len}; raise kv_cache_gib or lower max_model_len"
-        )
-    scheduler = config.scheduler
-    shapes = calibration_shapes(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.max_model_len)
-    start_s = clock.now()
-    if config.executor.kind == "torch":
-        steps = list(warm_up(executor, cost_model, clock, config.cache.block_size, shapes))
-        logger.info("warmed up with %d steps in %.1f s", len(steps), clock.now() - start_s)
-    core = EngineCore(
-        config,
-        executor,
-        cost_model,
-        FixedHeadroom(executor.num_blocks, HEADROOM_RATIO),
-        clock,
-        frozenset(model.eos_token_ids),
-        RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
-        StepWitness(config.witness_fd) if config.witness_fd is not None else None,
-    )
-    longest = BatchShape()
-    longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))
-    ready = EngineReady(
-        model_path=config.executor.model_path,
-        device=device,
-        dtype=dtype,
-        vocab_size=model.vocab_size,
-        max_model_len=scheduler.max_model_len,
-        block_size=config.cache.block_size,
-        num_blocks=executor.num_blocks,
-        eos_token_ids=list(model.eos_token_ids),
-        longest_step_s=cost_model.predict(longest).seconds,
-    )
-    return core, ready
-
-
-def _build_executor(config: EngineConfig, clock: Clock, vocab_size: int) -> "tuple[Executor, str, str]":
-    """The executor, its device and its dtype."""
-    if config.executor.kind == "sim":
-        from neaptide.estimator.iteration_time import ConstantCostModel
-        from neaptide.estimator.sim_executor import SimExecutor
-
-        num_blocks = config.cache.num_blocks or SIM_NUM_BLOCKS
-        sim = SimExecutor(num_blocks, ConstantCostModel(config.executor.sim_step_s), clock, vocab_size)
-        return sim, "sim", "none"
-    from neaptide.engine.runner.torch_executor import TorchExecutor
-
-    executor = TorchExecutor(config.executor, config.cache, clock)
-    return executor, executor.device.type, executor.dtype_name
-
-
 def engine_main(address: str, config_json: str, parent_pid: int) -> int:
     """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
     from neaptide.engine.parent import die_with_parent
     from neaptide.engine.process import EngineSocket, run_engine
+    from neaptide.server.build_engine import build_engine
 
     die_with_parent(parent_pid)
     # Where it stood, if it dies of a fault in native code, or when the server asks because it fell silent.

@@ -167,6 +167,12 @@ class ServerMetrics:
             buckets=ERROR_BUCKETS,
             registry=registry,
         )
+        self.steps = Counter("neaptide_steps_total", "Steps whose time was predicted.", registry=registry)
+        self.steps_within_margin = Counter(
+            "neaptide_steps_within_margin_total",
+            "Steps that took no longer than predicted plus margin.",
+            registry=registry,
+        )
         tokens = Counter("neaptide_step_tokens_total", "Tokens computed.", ["class", "phase"], registry=registry)
         preemptions = Counter("neaptide_preemptions_total", "Preemptions.", ["class"], registry=registry)
         self._step_counters: list[tuple[str, Counter]] = [
@@ -214,6 +220,9 @@ class ServerMetrics:
             histogram.observe(getattr(stats, field))
         if stats.duration_s > 0 and stats.predicted_s > 0:
             self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
+            self.steps.inc()
+            if stats.duration_s <= stats.predicted_s + stats.margin_s:
+                self.steps_within_margin.inc()
         for field, counter in self._step_counters:
             count = getattr(stats, field)
             if count:

@@ -31,7 +31,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """auto, cpu or cuda."""
     dtype: str = "auto"
     """auto, float32, bfloat16 or float16; auto is the checkpoint's own where the device computes it natively."""
+    profile: str | None = None
+    """Device profile, a name or a file; by default one of an earlier start, else a short measurement."""
     policy: str = "neaptide"
+    """Scheduling policy; those beside neaptide are baselines."""
     ttft_slo_ms: float = 1000.0
     """Default target for the time to the first token."""
     tpot_slo_ms: float | None = None
@@ -100,7 +103,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name, allowed in (
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16", "float16")),
-            ("policy", ("neaptide",)),
             ("metrics_compat", ("vllm", "none")),
             ("executor", ("torch", "sim")),
             ("log_level", ("debug", "info", "warning", "error")),

@@ -1,52 +1,176 @@
-"""Calibration at start: the executor is left as it was found, the model has learnt, and time is bounded."""
+"""Calibration: recovers a machine that it can represent, in a seeded order, within its time."""
+
+import random
+from dataclasses import dataclass, replace
 
 import pytest
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.clock import VirtualClock
-from neaptide.engine.interfaces import Prediction
-from neaptide.estimator.calibrate import MAX_TOTAL_S, calibration_shapes, warm_up
-from neaptide.estimator.iteration_time import LinearCostModel
-from neaptide.estimator.sim_executor import SimExecutor
+from neaptide.estimator.calibrate import NO_ROOM, NO_TIME, QUICK, TOO_LONG, Calibration, Measurements, Pace
+from neaptide.estimator.calibration_report import OURS, VISIBLE_DRIFT, Report, report
+from neaptide.estimator.calibration_steps import Limits, calibration_steps, ragged_step, start_steps
+from neaptide.estimator.device_profile import load_profile, save_profile
+from neaptide.estimator.iteration_time import Regime, regime_of
+from neaptide.estimator.micro_runs import MicroRunner, shape_of
+from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.subject import Subject
+from tests.estimator.machines import COST, DIFFERENT, SAME_EVERYWHERE, MachineExecutor
+
+LIMITS = Limits(max_batched_tokens=2048, max_seqs=64, max_model_len=8192, kv_tokens=2048 * 16)
+BRIEF = Pace(budget_s=60.0, max_step_s=1.0, max_rounds=2)
 
 
-class Machine:
-    """A linear machine; ``slow`` stretches everything."""
+@dataclass
+class Lab:
+    executor: MachineExecutor
+    calibration: Calibration
 
-    def __init__(self, slow: float = 1.0) -> None:
-        self._slow = slow
+    @classmethod
+    def of(cls, pace: Pace = BRIEF, *, seed: int = 0, slow: float = 1.0, num_blocks: int = 2048) -> "Lab":
+        return cls.on(MachineExecutor(VirtualClock(), num_blocks, slow=lambda: slow), pace, seed)
 
-    def predict(self, shape: BatchShape) -> Prediction:
-        return Prediction(self._slow * (2e-3 + 1e-4 * shape.num_tokens + 2e-7 * shape.decode_context_tokens), 0.0)
-
-    def observe(self, shape: BatchShape, seconds: float) -> None:
-        raise AssertionError("the executor's own model does not learn")
-
-
-def calibrate(machine: Machine, num_blocks: int = 2048) -> tuple[LinearCostModel, VirtualClock, int]:
-    clock, model = VirtualClock(), LinearCostModel()
-    executor = SimExecutor(num_blocks, machine, clock, vocab_size=100)
-    steps = list(warm_up(executor, model, clock, 16, calibration_shapes(2048, 256, 8192)))
-    return model, clock, len(steps)
+    @classmethod
+    def on(cls, executor: MachineExecutor, pace: Pace = BRIEF, seed: int = 0) -> "Lab":
+        runner = MicroRunner(executor, executor.clock, 16)
+        return cls(executor, Calibration(runner, executor.clock, LIMITS, pace, seed))
 
 
-def test_the_model_predicts_the_machine_after_calibration() -> None:
-    machine = Machine()
-    model, _, steps = calibrate(machine)
-    assert steps == 30
-    shape = BatchShape()
-    for context in (100, 200, 300):
-        shape.add(1, context)
-    shape.add(200, 0)
-    assert model.predict(shape).seconds == pytest.approx(machine.predict(shape).seconds, rel=0.1)
+@pytest.fixture(scope="module")
+def measured() -> Measurements:
+    return Lab.of().calibration.measure()
 
 
-def test_a_slow_machine_is_not_calibrated_for_long() -> None:
-    _, clock, steps = calibrate(Machine(slow=100.0))
-    assert steps < 30
-    assert clock.now() < MAX_TOTAL_S + 20.0
+@pytest.fixture(scope="module")
+def found(measured: Measurements) -> Report:
+    return report(measured)
 
 
-def test_shapes_that_do_not_fit_into_the_cache_are_left_out() -> None:
-    _, _, steps = calibrate(Machine(), num_blocks=40)
-    assert 0 < steps < 30
+def test_a_machine_that_the_model_can_represent_is_recovered_exactly(found: Report) -> None:
+    truth = RooflineModel(SAME_EVERYWHERE)
+    for sample in found.raw.training + found.raw.held_out:
+        assert found.raw.ours.predict(sample.shape).seconds == pytest.approx(truth.predict(sample.shape).seconds, 1e-6)
+    costs = found.raw.ours.costs
+    assert costs[Regime.PREFILL].pair_s == pytest.approx(COST.pair_s, rel=1e-5)
+    assert costs[Regime.DECODE].kv_token_s == pytest.approx(COST.kv_token_s, rel=1e-5)
+
+
+def test_regimes_that_differ_are_recovered_closely() -> None:
+    executor = MachineExecutor(VirtualClock(), costs=DIFFERENT)
+    found = report(Lab.on(executor, replace(BRIEF, max_rounds=1)).calibration.measure())
+    assert max(found.raw.mape[OURS].values()) < 0.03
+
+
+def test_every_model_is_judged_in_every_regime_and_ours_is_lowest_here(found: Report) -> None:
+    assert list(found.raw.mape) == ["echo_max", "echo_sum", "bros", "hygen", OURS]
+    for errors in found.raw.mape.values():
+        assert set(errors) == set(Regime)
+    assert all(found.raw.is_lowest(regime) and found.raw.is_within_bound(regime) for regime in Regime)
+    assert found.raw.echo in ("echo_max", "echo_sum")
+
+
+def test_a_machine_without_noise_has_no_noise_floor(found: Report) -> None:
+    assert max(found.raw.noise_floor.values()) < 1e-9
+    assert {found.raw.bound(regime) for regime in Regime} == {0.05}
+    assert found.measurements.drift == pytest.approx(0.0, abs=1e-9)
+    assert not found.is_normalised
+
+
+def test_held_out_steps_are_not_fitted(measured: Measurements) -> None:
+    steps = calibration_steps(LIMITS, 0)
+    assert not set(steps.training) & set(steps.held_out)
+    run = set(measured.by_step())
+    assert len(measured.samples(held_out=True)) == len(run & set(steps.held_out))
+    assert len(measured.samples(held_out=False)) == len(run & set(steps.training))
+
+
+def test_held_out_steps_lie_between_powers_of_two_and_differ_in_context() -> None:
+    held_out = calibration_steps(LIMITS, 0).held_out
+    assert any(shape_of(parts).num_tokens & (shape_of(parts).num_tokens - 1) for parts in held_out)
+    assert any(len({context for _, context in parts}) > 2 for parts in held_out)
+    assert {regime_of(shape_of(parts)) for parts in held_out} == set(Regime)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_keep_to_the_limits(seed: int) -> None:
+    limits = Limits(max_batched_tokens=300, max_seqs=10, max_model_len=512, kv_tokens=3000)
+    steps = calibration_steps(limits, seed)
+    for parts in steps.training + steps.held_out + start_steps(limits):
+        shape = shape_of(parts)
+        assert shape.num_tokens <= 300
+        assert len(parts) <= 10
+        assert shape.max_context_tokens <= 512
+        assert sum(sum(part) for part in parts) <= 3000
+
+
+def test_ragged_steps_are_of_the_kind_asked_for() -> None:
+    rng = random.Random(0)
+    for kind in Regime:
+        for _ in range(50):
+            assert regime_of(shape_of(ragged_step(LIMITS, rng, kind.value))) is kind
+
+
+def test_the_order_is_random_and_comes_from_the_seed() -> None:
+    pace = replace(BRIEF, budget_s=5.0)
+    first, again, other = (Lab.of(pace, seed=seed).calibration.measure() for seed in (1, 1, 2))
+    assert [run.parts for run in first.runs] == [run.parts for run in again.runs]
+    assert [run.parts for run in first.runs] != [run.parts for run in other.runs]
+    sizes = [shape_of(run.parts).num_tokens for run in first.runs]
+    assert sizes != sorted(sizes)
+
+
+def test_every_step_is_repeated_once_a_round(measured: Measurements) -> None:
+    assert {len(times) for times in measured.by_step().values()} == {2}
+    half = len(measured.runs) // 2
+    assert {run.parts for run in measured.runs[:half]} == {run.parts for run in measured.runs[half:]}
+
+
+def test_a_slow_machine_takes_no_longer_than_the_budget() -> None:
+    lab = Lab.of(QUICK, slow=20.0)
+    measured = lab.calibration.measure()
+    assert measured.seconds <= QUICK.budget_s + QUICK.max_step_s
+    assert measured.left_out[TOO_LONG] > 0
+    assert measured.left_out[NO_TIME] > 0
+    assert max(run.seconds for run in measured.runs) < 2 * QUICK.max_step_s
+
+
+def test_what_the_cache_does_not_hold_is_left_out() -> None:
+    measured = Lab.of(num_blocks=600).calibration.measure()
+    assert measured.left_out[NO_ROOM] > 0
+    assert max(sum(sum(part) for part in run.parts) for run in measured.runs) <= 600 * 16
+
+
+def test_no_time_at_all_is_an_error() -> None:
+    with pytest.raises(ValueError, match="too short"):
+        Lab.of(replace(QUICK, budget_s=1e-3)).calibration.measure()
+
+
+def test_the_executor_forgets_every_request() -> None:
+    lab = Lab.of(replace(QUICK, max_rounds=1))
+    lab.calibration.measure()
+    assert lab.executor.known_requests == frozenset()
+
+
+def test_a_machine_that_slows_down_is_normalised_by_its_reference_step() -> None:
+    clock = VirtualClock()
+    executor = MachineExecutor(clock, slow=lambda: 1.0 + 0.02 * clock.now())
+    found = report(Lab.on(executor, replace(BRIEF, max_rounds=8)).calibration.measure())
+    assert found.measurements.drift > VISIBLE_DRIFT
+    assert found.is_normalised
+    assert max(found.normalised.noise_floor.values()) < 0.02 < min(found.raw.noise_floor.values())
+    assert max(found.chosen.mape[OURS].values()) < 0.02
+
+
+def test_the_profile_holds_what_was_found(found: Report, tmp_path_factory: pytest.TempPathFactory) -> None:
+    subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16)
+    profile = found.profile(subject, "cpu-tiny", "2026-01-01", "abc")
+    assert (profile.device, profile.dtype, profile.model) == ("a machine", "float32", "tiny")
+    assert (profile.source, profile.date, profile.commit) == ("measured", "2026-01-01", "abc")
+    assert (profile.kv_bytes_per_token, profile.num_blocks, profile.block_size) == (1024, 2048, 16)
+    assert set(profile.held_out_mape) == {"echo_max", "echo_sum", "bros", "hygen", OURS}
+    assert profile.measurement is not None
+    assert profile.measurement.num_steps == len(found.measurements.runs)
+    file = tmp_path_factory.mktemp("profile") / "cpu-tiny.json"
+    save_profile(profile, file)
+    loaded = RooflineModel.from_profile(load_profile(file))
+    shape = shape_of(((100, 0), (1, 50)))
+    assert loaded.predict(shape) == found.chosen.ours.predict(shape)

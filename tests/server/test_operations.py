@@ -210,6 +210,8 @@ NAMES = {
     "neaptide_step_budget_seconds",
     "neaptide_step_predicted_seconds",
     "neaptide_step_prediction_error_ratio",
+    "neaptide_steps",
+    "neaptide_steps_within_margin",
     "neaptide_besteffort_paused",
     "neaptide_http_requests",
     "neaptide_http_request_seconds",
@@ -233,6 +235,15 @@ async def _samples(server: Server) -> dict[tuple[str, frozenset[tuple[str, str]]
     families = list(text_string_to_metric_families(reply.text))
     assert {family.name for family in families} >= NAMES
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+async def test_coverage_counts_steps_that_ended_within_their_margin(server: Server) -> None:
+    for duration_s in (0.010, 0.0115, 0.012, 0.013):
+        server.engine.emit_stats(duration_s=duration_s, predicted_s=0.011, margin_s=0.001)
+    server.engine.emit_stats(duration_s=0.01, predicted_s=0.0)  # not predicted
+    found = await _samples(server)
+    assert found["neaptide_steps_total", frozenset()] == 4
+    assert found["neaptide_steps_within_margin_total", frozenset()] == 3
 
 
 async def test_metrics_count_what_happened(server: Server) -> None:

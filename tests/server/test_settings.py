@@ -28,7 +28,6 @@ def test_lists_are_comma_separated_in_variables() -> None:
     [
         ({"NEAPTIDE_PORT": "x"}, "port"),
         ({"NEAPTIDE_PORT": "70000"}, "port"),
-        ({"NEAPTIDE_POLICY": "best"}, "policy"),
         ({"NEAPTIDE_DTYPE": "int4"}, "dtype"),
         ({"NEAPTIDE_TTFT_SLO_MS": "-1"}, "ttft_slo_ms"),
         ({"NEAPTIDE_OFFLINE_MAX_KV_RATIO": "1.5"}, "offline_max_kv_ratio"),

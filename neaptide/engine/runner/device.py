@@ -1,6 +1,7 @@
 """Which device and which dtype to run in."""
 
 import logging
+import platform
 from pathlib import Path
 
 import torch
@@ -56,3 +57,15 @@ def cpu_flags() -> set[str]:
         if line.startswith(("flags", "Features")):
             return set(line.partition(":")[2].split())
     return set()
+
+
+def device_name(device: torch.device) -> str:
+    """What a person calls it: a GPU's or a CPU's product name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -10,7 +10,7 @@ from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, Step
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, NUMERICAL_ERROR, SamplingParams
-from neaptide.engine.runner.device import pick_device, pick_dtype
+from neaptide.engine.runner.device import device_name, pick_device, pick_dtype
 from neaptide.engine.runner.input_batch import InputBatch, build_input_batch
 from neaptide.engine.runner.logprobs import Scored, score, to_host
 from neaptide.engine.runner.model_config import load_model_config, resolve_model
@@ -129,6 +129,30 @@ class TorchExecutor:
     def dtype_name(self) -> str:
         """For example ``float32``."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def device_name(self) -> str:
+        """A product name."""
+        return device_name(self.device)
+
+    @property
+    def num_threads(self) -> int:
+        """Compute threads; 0 where a GPU computes."""
+        return torch.get_num_threads() if self.device.type == "cpu" else 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.model_config.kv_bytes_per_token(self.dtype.itemsize)
+
+    def touch_blocks(self, count: int) -> None:
+        """Writes zeros to the first ``count`` KV blocks.
+
+        On a CPU all memory that nobody has written to is one page of zeros, which is read faster than real memory:
+        steps that are timed over such blocks would look too cheap.
+        """
+        with torch.inference_mode():
+            for layer in self._runner.kv_cache:
+                layer[:count].zero_()
 
     def submit(self, plan: StepPlan) -> TorchHandle:
         for request_id in plan.finished_ids:

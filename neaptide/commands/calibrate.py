@@ -1,0 +1,41 @@
+"""``neaptide calibrate``: measure step times on this machine, fit the models, write a device profile."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from neaptide.server.settings import EMBEDDED_MODEL
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="measure step times on this machine and write a device profile",
+        description="Measures steps of a model on this machine, fits the iteration-time models, says how well each "
+        "predicts steps that were held out, and writes a device profile. The machine should have nothing else to do.",
+    )
+    add = parser.add_argument
+    add("--model", default=EMBEDDED_MODEL, metavar="MODEL", help=f"directory, hub id, or {EMBEDDED_MODEL} (default)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add("--num-threads", type=int, default=0, metavar="N", help="compute threads on a CPU (0: as the server)")
+    add("--out", type=Path, required=True, metavar="FILE", help="the profile; its name is the file's")
+    add("--quick", action="store_true", help="20 s instead of 120, and less certain")
+    add("--budget-s", type=float, metavar="S", help="take so many seconds")
+    add("--seed", type=int, default=0, metavar="N", help="of the order of steps (0)")
+    add("--json", action="store_true", help="print the profile as one line of JSON and nothing else")
+    parser.set_defaults(func=run_command)
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Returns 0, or 1 with one line on standard error."""
+    from neaptide.commands.calibration import (
+        calibrate_to_file,
+    )  # numpy and more, which no other command should wait for
+
+    try:
+        calibrate_to_file(args)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"neaptide calibrate: {error}", file=sys.stderr)
+        return 1
+    return 0

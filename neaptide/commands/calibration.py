@@ -1,0 +1,155 @@
+"""One calibration from the model's name to the profile and what is printed about it."""
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, ExecutorConfig, SchedulerConfig
+from neaptide.estimator.calibrate import FULL, QUICK, Calibration, Pace
+from neaptide.estimator.calibration_report import OURS, Evaluation, Report, report
+from neaptide.estimator.calibration_steps import Limits
+from neaptide.estimator.device_profile import save_profile
+from neaptide.estimator.iteration_time import Regime
+from neaptide.estimator.micro_runs import MicroRunner
+from neaptide.estimator.subject import Subject
+from neaptide.server.launch import default_num_threads, embedded_model_path
+from neaptide.server.settings import EMBEDDED_MODEL
+
+LABELS = {"echo_max": "Echo, c as floor", "echo_sum": "Echo, c added", "bros": "BROS", "hygen": "HyGen", OURS: "ours"}
+
+
+def calibrate_to_file(args: argparse.Namespace) -> None:
+    """Carries out the command.
+
+    Raises:
+        OSError, ValueError, RuntimeError: it cannot be done; the message is one line.
+    """
+    pace = QUICK if args.quick else FULL
+    if args.budget_s is not None:
+        pace = Pace(args.budget_s, pace.max_step_s, pace.max_rounds)
+    out: Path = args.out
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent}: no such directory")
+    with _progress_bar() as progress:
+        task = progress.add_task("loading the model", total=1.0)
+        found, subject = calibrate_model(
+            args.model,
+            pace,
+            device=args.device,
+            dtype=args.dtype,
+            num_threads=args.num_threads,
+            seed=args.seed,
+            progress=lambda share: progress.update(task, completed=share, description="measuring"),
+        )
+    profile = found.profile(subject, out.stem, time.strftime("%Y-%m-%d"), _commit())
+    save_profile(profile, out)
+    if args.json:
+        print(json.dumps(msgspec.to_builtins(profile)))
+    else:
+        _show(found, subject)
+        print(f"profile {profile.name} written to {out}")
+
+
+def calibrate_model(
+    model: str,
+    pace: Pace,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    num_threads: int = 0,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> tuple[Report, Subject]:
+    """Loads the model as a server would and calibrates it.
+
+    Raises:
+        UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be loaded, or not in this time.
+    """
+    # As in the server's engine process; it counts only before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from neaptide.engine.runner.model_config import resolve_model
+    from neaptide.engine.runner.torch_executor import TorchExecutor
+
+    path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
+    clock, cache = MonotonicClock(), CacheConfig()
+    config = ExecutorConfig(
+        model_path=str(path), device=device, dtype=dtype, num_threads=num_threads or default_num_threads()
+    )
+    executor = TorchExecutor(config, cache, clock)
+    try:
+        executor.touch_blocks(executor.num_blocks)
+        positions = executor.model_config.max_position_embeddings
+        scheduler = SchedulerConfig(max_model_len=min(SchedulerConfig().max_model_len, positions))
+        limits = Limits.of(scheduler, executor.num_blocks * cache.block_size)
+        runner = MicroRunner(executor, clock, cache.block_size)
+        measurements = Calibration(runner, clock, limits, pace, seed, progress).measure()
+        return report(measurements), Subject.of(executor, path.resolve().name, cache.block_size)
+    finally:
+        executor.close()
+
+
+def _progress_bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _commit() -> str:
+    """Of the code that was measured; empty where it is not in a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def _show(found: Report, subject: Subject) -> None:
+    console, measured = Console(), found.measurements
+    console.print(
+        f"{subject.model} in {subject.dtype} on {subject.device}, {subject.num_threads} threads: {len(measured.runs)} "
+        f"steps of {len(measured.by_step())} shapes in {measured.seconds:.0f} s",
+        highlight=False,
+    )
+    for reason, count in measured.left_out.items():
+        if count:
+            console.print(f"left out, {reason}: {count} shapes", highlight=False)
+    spread = f"the machine's speed wandered by {measured.drift:.1%} while it was measured"
+    if found.is_normalised:
+        console.print(f"{spread}: times are divided by its speed of the moment", highlight=False)
+        console.print(error_table(found.normalised, "Mean relative error on held-out shapes, normalised"))
+        console.print(error_table(found.raw, "The same as measured, without normalising"))
+    else:
+        console.print(spread, highlight=False)
+        console.print(error_table(found.raw, "Mean relative error on held-out shapes"))
+
+
+def error_table(evaluation: Evaluation, title: str) -> Table:
+    """Models by regimes, with the noise floor and whether ours is where it should be."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for regime in Regime:
+        table.add_column(regime.value, justify="right")
+
+    def row(label: str, cell: Callable[[Regime], str]) -> None:
+        known = evaluation.mape[OURS]
+        table.add_row(label, *(cell(regime) if regime in known else "-" for regime in Regime))
+
+    for name, errors in evaluation.mape.items():
+        chosen = " (taken)" if name == evaluation.echo else ""
+        row(LABELS[name] + chosen, lambda regime, errors=errors: f"{errors[regime]:.1%}")  # type: ignore[misc]
+    row("noise floor", lambda regime: f"{evaluation.noise_floor[regime]:.1%}")
+    row("bound", lambda regime: f"{evaluation.bound(regime):.1%}")
+    row("ours is", lambda regime: "within" if evaluation.is_within_bound(regime) else "ABOVE")
+    row("", lambda regime: "lowest" if evaluation.is_lowest(regime) else "NOT LOWEST")
+    return table

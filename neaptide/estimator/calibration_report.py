@@ -1,0 +1,139 @@
+"""What a calibration says: our model fitted, and every model's error on steps that were not fitted."""
+
+from dataclasses import dataclass
+from statistics import median
+
+import msgspec
+
+from neaptide.engine.interfaces import CostModel
+from neaptide.estimator.calibrate import Measurements
+from neaptide.estimator.device_profile import DeviceProfile, Measurement
+from neaptide.estimator.iteration_time import Regime, Sample, mean_relative_error, regime_of
+from neaptide.estimator.micro_runs import shape_of
+from neaptide.estimator.paper_models import BrosModel, EchoModel, HygenModel
+from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.subject import Subject
+
+OURS = "ours"
+ECHO_READINGS = ("echo_max", "echo_sum")
+"""Echo's constant as a floor, and added."""
+LEAST_BOUND = 0.05
+NOISE_FACTOR = 1.5
+VISIBLE_DRIFT = 0.05
+
+ByRegime = dict[Regime, float]
+
+
+@dataclass(slots=True, frozen=True)
+class Evaluation:
+    """The models, fitted to the training steps and judged by the held-out ones."""
+
+    models: dict[str, CostModel]
+    ours: RooflineModel
+    training: list[Sample]
+    held_out: list[Sample]
+    mape: dict[str, ByRegime]
+    """Model -> regime -> mean relative error on held-out steps; regimes without such steps are missing."""
+    noise_floor: ByRegime
+    """Median relative deviation of repeats of one step from their median."""
+
+    @property
+    def echo(self) -> str:
+        """The reading of Echo's constant that fits better: taken as the paper's."""
+        return min(ECHO_READINGS, key=lambda name: sum(self.mape[name].values()))
+
+    def bound(self, regime: Regime) -> float:
+        """The error that our model may have."""
+        return max(LEAST_BOUND, NOISE_FACTOR * self.noise_floor[regime])
+
+    def is_within_bound(self, regime: Regime) -> bool:
+        return self.mape[OURS][regime] <= self.bound(regime)
+
+    def is_lowest(self, regime: Regime) -> bool:
+        """Whether no paper's model has a lower error than ours."""
+        return all(errors[regime] >= self.mape[OURS][regime] for errors in self.mape.values())
+
+
+@dataclass(slots=True, frozen=True)
+class Report:
+    measurements: Measurements
+    raw: Evaluation
+    """Of the times as they were measured."""
+    normalised: Evaluation
+    """Of the times divided by the machine's speed of the moment."""
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether the machine's speed wandered so far that the normalised evaluation is the one to use."""
+        return self.measurements.drift > VISIBLE_DRIFT
+
+    @property
+    def chosen(self) -> Evaluation:
+        return self.normalised if self.is_normalised else self.raw
+
+    def profile(self, subject: Subject, name: str, date: str, commit: str) -> DeviceProfile:
+        """With our model's coefficients, and all errors."""
+        measured, chosen = self.measurements, self.chosen
+        return msgspec.structs.replace(
+            subject.profile(name, date, chosen.ours.costs, commit),
+            noise_floor=_plain(chosen.noise_floor),
+            held_out_mape={model: _plain(errors) for model, errors in chosen.mape.items()},
+            measurement=Measurement(
+                num_threads=subject.num_threads,
+                num_shapes=len(measured.by_step()),
+                num_steps=len(measured.runs),
+                left_out={reason: count for reason, count in measured.left_out.items() if count},
+                drift=round(measured.drift, 4),
+                is_normalised=self.is_normalised,
+                raw_noise_floor=_plain(self.raw.noise_floor),
+                raw_held_out_mape={model: _plain(errors) for model, errors in self.raw.mape.items()},
+            ),
+        )
+
+
+def _plain(by_regime: ByRegime) -> dict[str, float]:
+    return {regime.value: round(value, 4) for regime, value in by_regime.items()}
+
+
+def report(measurements: Measurements) -> Report:
+    """Fits and judges all models, on raw and on normalised times.
+
+    Raises:
+        ValueError: there are no training steps.
+    """
+    return Report(measurements, evaluate(measurements), evaluate(measurements.normalised()))
+
+
+def evaluate(measurements: Measurements) -> Evaluation:
+    """Raises:
+    ValueError: there are no training steps.
+    """
+    training, held_out = (measurements.samples(held_out=held_out) for held_out in (False, True))
+    ours, bros, hygen = RooflineModel(), BrosModel(), HygenModel()
+    echo_max, echo_sum = EchoModel("max"), EchoModel("sum")
+    for model in (echo_max, echo_sum, bros, hygen, ours):
+        model.fit(training)
+    models: dict[str, CostModel] = {
+        ECHO_READINGS[0]: echo_max,
+        ECHO_READINGS[1]: echo_sum,
+        "bros": bros,
+        "hygen": hygen,
+        OURS: ours,
+    }
+    floor = noise_floor(measurements)
+    judged = {regime: [s for s in held_out if regime_of(s.shape) is regime] for regime in Regime}
+    mape = {
+        name: {regime: mean_relative_error(model, judged[regime]) for regime in Regime if judged[regime]}
+        for name, model in models.items()
+    }
+    return Evaluation(models, ours, training, held_out, mape, floor)
+
+
+def noise_floor(measurements: Measurements) -> ByRegime:
+    """Per regime the median relative deviation of repeats from their step's median; 0 where nothing was repeated."""
+    deviations: dict[Regime, list[float]] = {regime: [] for regime in Regime}
+    for parts, times in measurements.by_step().items():
+        if len(times) > 1:
+            middle = median(times)
+            deviations[regime_of(shape_of(parts))] += [abs(seconds / middle - 1.0) for seconds in times]
+    return {regime: median(found) if found else 0.0 for regime, found in deviations.items()}

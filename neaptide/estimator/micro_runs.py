@@ -1,0 +1,70 @@
+"""Steps of a chosen shape on an idle executor, timed."""
+
+from collections.abc import Iterable
+
+from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan
+from neaptide.engine.clock import Clock
+from neaptide.engine.interfaces import Executor
+from neaptide.engine.params import SamplingParams
+
+Parts = tuple[tuple[int, int], ...]
+"""A step: for each request the tokens to compute and the context tokens before them."""
+
+_TOKEN_ID = 7
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+def shape_of(parts: Parts) -> BatchShape:
+    shape = BatchShape()
+    for num_tokens, context in parts:
+        shape.add(num_tokens, context)
+    return shape
+
+
+class MicroRunner:
+    """Runs steps over blocks counted from 0. What the blocks hold is left as it is: only the time matters."""
+
+    def __init__(self, executor: Executor, clock: Clock, block_size: int) -> None:
+        self._executor = executor
+        self._clock = clock
+        self._block_size = block_size
+        self._steps = 0
+
+    def blocks_of(self, steps: Iterable[Parts]) -> int:
+        """Blocks of the largest of the steps."""
+        return max((sum(-(-sum(part) // self._block_size) for part in parts) for parts in steps), default=0)
+
+    def fits(self, parts: Parts) -> bool:
+        """Whether the KV cache holds it."""
+        return self.blocks_of([parts]) <= self._executor.num_blocks
+
+    def run(self, parts: Parts) -> float:
+        """Seconds of one step, submission to result, as the engine counts them.
+
+        Requests with context are made known to the executor before, as they would be; new prompts come with the step.
+
+        Raises:
+            ValueError: the KV cache does not hold it.
+        """
+        if not self.fits(parts):
+            raise ValueError(f"{len(parts)} requests do not fit into {self._executor.num_blocks} blocks")
+        self._steps += 1
+        plan = StepPlan(-self._steps, [], shape_of(parts))
+        known: list[NewRequest] = []
+        next_block = 0
+        for index, (num_tokens, context) in enumerate(parts):
+            request_id = f"calibrate-{self._steps}-{index}"
+            prompt = [_TOKEN_ID] * (context + num_tokens)
+            (known if context else plan.new_requests).append(NewRequest(request_id, prompt, _GREEDY))
+            count = -(-len(prompt) // self._block_size)
+            blocks = list(range(next_block, next_block + count))
+            plan.scheduled.append(ScheduledRequest(request_id, prompt[context:], context, blocks, True, 0))
+            next_block += count
+        if known:
+            self._executor.submit(StepPlan(plan.step, [], BatchShape(), new_requests=known)).wait()
+        start_s = self._clock.now()
+        self._executor.submit(plan).wait()
+        seconds = self._clock.now() - start_s
+        finished = [part.request_id for part in plan.scheduled]
+        self._executor.submit(StepPlan(plan.step, [], BatchShape(), finished_ids=finished)).wait()
+        return seconds

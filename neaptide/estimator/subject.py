@@ -1,0 +1,102 @@
+"""What a device profile is of, and whether one fits."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from neaptide import __version__
+from neaptide.engine.interfaces import Executor
+from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.iteration_time import Regime
+from neaptide.estimator.step_cost import StepCost
+
+
+class ProfiledExecutor(Executor, Protocol):
+    """An executor on a real device."""
+
+    @property
+    def device_name(self) -> str: ...
+
+    @property
+    def dtype_name(self) -> str: ...
+
+    @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def kv_bytes_per_token(self) -> int: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Subject:
+    """What a profile is of."""
+
+    model: str
+    model_fingerprint: str
+    """Empty if unknown: then no profile is kept."""
+    device: str
+    dtype: str
+    num_threads: int
+    kv_bytes_per_token: int
+    num_blocks: int
+    block_size: int
+
+    @classmethod
+    def of(cls, executor: ProfiledExecutor, model: str, block_size: int, model_fingerprint: str = "") -> "Subject":
+        return cls(
+            model,
+            model_fingerprint,
+            executor.device_name,
+            executor.dtype_name,
+            executor.num_threads,
+            executor.kv_bytes_per_token,
+            executor.num_blocks,
+            block_size,
+        )
+
+    @property
+    def file_name(self) -> str:
+        """Of the profile that is kept: another one wherever step times differ."""
+        parts = (__version__, self.model_fingerprint, self.device, self.dtype, self.num_threads, self.block_size)
+        digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+        return f"{digest[:24]}.json"
+
+    def profile(self, name: str, date: str, costs: Mapping[Regime, StepCost], commit: str = "") -> DeviceProfile:
+        """A measured profile, without its errors."""
+        return DeviceProfile(
+            name=name,
+            source="measured",
+            device=self.device,
+            model=self.model,
+            dtype=self.dtype,
+            date=date,
+            commit=commit,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            costs={regime.value: cost for regime, cost in costs.items()},
+        )
+
+
+def check_profile(profile: DeviceProfile, subject: Subject) -> list[str]:
+    """What is not as in the profile, a phrase each; step times may differ.
+
+    Raises:
+        ValueError: it is nonsense for this model.
+    """
+    if profile.kv_bytes_per_token != subject.kv_bytes_per_token:
+        raise ValueError(
+            f"profile {profile.name} is of {profile.model} in {profile.dtype}, {profile.kv_bytes_per_token} bytes of "
+            f"KV per token; {subject.model} in {subject.dtype} has {subject.kv_bytes_per_token}: not the same model"
+        )
+    pairs = (
+        ("model", profile.model, subject.model),
+        ("device", profile.device, subject.device),
+        ("dtype", profile.dtype, subject.dtype),
+    )
+    differing = [f"{what} {theirs!r}, here {ours!r}" for what, theirs, ours in pairs if theirs != ours]
+    measurement = profile.measurement
+    if measurement is not None and measurement.num_threads != subject.num_threads:
+        differing.append(f"{measurement.num_threads} threads, here {subject.num_threads}")
+    return differing

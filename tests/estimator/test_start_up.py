@@ -1,0 +1,168 @@
+"""The cost model that an engine starts with: given, kept from an earlier start, or measured."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.clock import VirtualClock
+from neaptide.estimator.calibration_steps import Limits, start_steps
+from neaptide.estimator.device_profile import load_profile, save_profile
+from neaptide.estimator.micro_runs import MicroRunner, shape_of
+from neaptide.estimator.online_fit import OnlineCostModel
+from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.start_up import MAX_STEP_S, MAX_TOTAL_S, ROUNDS, WARM_UP_S, StartUp
+from neaptide.estimator.subject import Subject, check_profile
+from tests.estimator.machines import SAME_EVERYWHERE, MachineExecutor
+
+LIMITS = Limits(max_batched_tokens=2048, max_seqs=256, max_model_len=8192, kv_tokens=2048 * 16)
+STEPS = start_steps(LIMITS)
+TRUTH = RooflineModel(SAME_EVERYWHERE)
+
+
+def start(
+    kept_in: Path | None,
+    profile: str | None = None,
+    *,
+    fingerprint: str = "f",
+    slow: float = 1.0,
+    num_blocks: int = 2048,
+) -> tuple[OnlineCostModel, MachineExecutor]:
+    clock = VirtualClock()
+    executor = MachineExecutor(clock, num_blocks, slow=lambda: slow)
+    subject = Subject.of(executor, "tiny", 16, fingerprint)
+    start_up = StartUp(MicroRunner(executor, clock, 16), clock, LIMITS, subject, "2026-01-01", kept_in)
+    return start_up.cost_model(profile), executor
+
+
+def write_profile(path: Path, **changes: object) -> Path:
+    subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16, "f")
+    save_profile(replace(subject, **changes).profile(path.stem, "2026-01-01", SAME_EVERYWHERE), path)  # type: ignore[arg-type]
+    return path
+
+
+def error_of(model: OnlineCostModel, slow: float = 1.0) -> float:
+    """Over steps that were not measured."""
+    steps = [((100, 0),), ((1, 300),) * 20, ((48, 100), *((1, 200),) * 12)]
+    wanted = [slow * TRUTH.predict(shape_of(parts)).seconds for parts in steps]
+    found = [model.predict(shape_of(parts)).seconds for parts in steps]
+    return max(abs(x / y - 1.0) for x, y in zip(found, wanted, strict=True))
+
+
+def test_the_first_start_measures_and_keeps_a_profile(tmp_path: Path) -> None:
+    model, executor = start(tmp_path / "profiles")
+    assert executor.steps == ROUNDS * len(STEPS)
+    assert error_of(model) < 0.02
+    (file,) = (tmp_path / "profiles").iterdir()
+    assert load_profile(file).model == "tiny"
+
+
+def test_a_later_start_only_warms_up(tmp_path: Path) -> None:
+    start(tmp_path)
+    model, executor = start(tmp_path)
+    assert executor.steps == len(STEPS)
+    assert executor.known_requests == frozenset()
+    assert error_of(model) < 0.02
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_later_start_notices_that_the_machine_has_become_slower(tmp_path: Path) -> None:
+    start(tmp_path)
+    model, _ = start(tmp_path, slow=1.5)
+    assert error_of(model, slow=1.5) < 0.05
+
+
+def test_another_model_under_the_same_name_is_measured_anew(tmp_path: Path) -> None:
+    start(tmp_path)
+    _, executor = start(tmp_path, fingerprint="g")
+    assert executor.steps == ROUNDS * len(STEPS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model_fingerprint": "g"}, {"device": "other"}, {"dtype": "bfloat16"}, {"num_threads": 2}, {"block_size": 32}],
+)
+def test_a_profile_is_kept_for_each_thing_that_decides_over_step_times(changes: dict[str, object]) -> None:
+    subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16, "f")
+    assert replace(subject, **changes).file_name != subject.file_name  # type: ignore[arg-type]
+    assert replace(subject, num_blocks=1).file_name == subject.file_name
+
+
+def test_a_kept_profile_that_is_damaged_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text("{")
+    _, executor = start(tmp_path)
+    assert executor.steps == ROUNDS * len(STEPS)
+    assert "cannot be used" in caplog.text
+    assert load_profile(file).model == "tiny"
+
+
+def test_a_directory_that_cannot_be_written_does_not_stop_a_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    model, _ = start(tmp_path / "file")
+    assert error_of(model) < 0.02
+    assert "cannot be kept" in caplog.text
+
+
+@pytest.mark.parametrize(("kept_in", "fingerprint"), [(False, "f"), (True, "")])
+def test_nothing_is_kept_without_a_directory_or_a_fingerprint(tmp_path: Path, kept_in: bool, fingerprint: str) -> None:
+    start(tmp_path if kept_in else None, fingerprint=fingerprint)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_given_profile_is_taken_and_nothing_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    profile = write_profile(tmp_path / "given.json")
+    model, executor = start(tmp_path / "kept", str(profile))
+    assert executor.steps == len(STEPS)
+    assert error_of(model) < 0.02
+    assert not (tmp_path / "kept").exists()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    profile = write_profile(tmp_path / "other.json", kv_bytes_per_token=4096, model="big")
+    with pytest.raises(ValueError, match=r"other is of big in float32, 4096 bytes of KV per token; tiny .* has 1024"):
+        start(None, str(profile))
+
+
+def test_a_profile_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="no profile 'nonsense'"):
+        start(None, "nonsense")
+
+
+def test_a_profile_of_another_device_is_taken_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    profile = write_profile(tmp_path / "given.json", device="a faster machine")
+    model, _ = start(None, str(profile), slow=2.0)
+    assert "device 'a faster machine', here 'a machine'" in caplog.text
+    assert error_of(model, slow=2.0) < 0.1
+
+
+def test_a_profile_that_fits_differs_in_nothing(tmp_path: Path) -> None:
+    subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16, "f")
+    assert check_profile(load_profile(write_profile(tmp_path / "given.json")), subject) == []
+
+
+def test_a_slow_machine_is_not_measured_for_long(tmp_path: Path) -> None:
+    model, executor = start(tmp_path, slow=60.0)
+    assert executor.clock.now() <= MAX_TOTAL_S + 2 * MAX_STEP_S
+    assert executor.steps < ROUNDS * len(STEPS)
+    assert error_of(model, slow=60.0) < 0.1
+    _, executor = start(tmp_path, slow=60.0)
+    assert executor.clock.now() <= WARM_UP_S + MAX_STEP_S
+
+
+def test_steps_that_do_not_fit_into_the_cache_are_left_out() -> None:
+    _, executor = start(None, num_blocks=40)
+    assert 0 < executor.steps < ROUNDS * len(STEPS)
+
+
+def test_with_nothing_measured_the_first_guess_stays(tmp_path: Path) -> None:
+    model, executor = start(tmp_path, num_blocks=0)
+    assert executor.steps == 0
+    shape = shape_of(((100, 0),))
+    assert model.predict(shape).seconds == pytest.approx(RooflineModel.generic().predict(shape).seconds)
+    assert list(tmp_path.iterdir()) == []
