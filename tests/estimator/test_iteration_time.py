@@ -1,4 +1,4 @@
-"""The linear cost model: recovers a machine, follows one that changes, keeps a margin that covers."""
+"""What the models share; and the linear one: recovers a machine, follows one that changes, keeps a covering margin."""
 
 import random
 
@@ -8,7 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.engine.batch import BatchShape
-from neaptide.estimator.iteration_time import LinearCostModel, nonnegative_least_squares
+from neaptide.estimator.iteration_time import (
+    ConstantCostModel,
+    LinearCostModel,
+    Regime,
+    Sample,
+    mean_relative_error,
+    nonnegative_least_squares,
+    regime_of,
+)
+from tests.estimator.machines import decodes, prefills
+
+
+def test_regimes() -> None:
+    assert regime_of(prefills(1, 10)) is Regime.PREFILL
+    assert regime_of(decodes(3, 10)) is Regime.DECODE
+    assert regime_of(decodes(3, 10).plus(10, 0)) is Regime.MIXED
+    assert regime_of(BatchShape()) is Regime.DECODE
+
+
+def test_the_error_is_relative_to_the_measured_time() -> None:
+    samples = [Sample(decodes(1, 10), 2.0), Sample(decodes(1, 10), 0.5)]
+    assert mean_relative_error(ConstantCostModel(1.0), samples) == (0.5 + 1.0) / 2
 
 
 def random_shape(rng: random.Random) -> BatchShape:

@@ -1,0 +1,127 @@
+"""Profiles: published limits reproduced, capacities and all-reduce by hand, files read back as they were written."""
+
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.batch import BatchShape
+from neaptide.estimator.analytic import ANALYTIC_NAMES, LLAMA_3_1_8B, QWEN2_5_7B, analytic_profile
+from neaptide.estimator.device_profile import Efficiencies, load_profile, profile_names, save_profile
+from neaptide.estimator.roofline import RooflineModel
+from tests.estimator.machines import decodes, prefills
+
+LIMITS = Efficiencies(gemm=1.0, attention=1.0, bandwidth=1.0)
+
+
+def predicted_ms(name: str, shape: BatchShape, efficiencies: Efficiencies = LIMITS) -> float:
+    """At the device's limits, without host time."""
+    model = RooflineModel.from_profile(analytic_profile(name, efficiencies, host_s=0.0))
+    return 1e3 * model.predict(shape).seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "milliseconds"),
+    [
+        ("h100-80g-llama-3.1-8b", 1, 5.05),
+        ("h100-80g-llama-3.1-8b", 64, 7.87),
+        ("h100-80g-llama-3.1-8b", 256, 16.46),
+        ("h200-llama-3.1-8b", 1, 3.52),
+        ("h200-llama-3.1-8b", 64, 5.49),
+        ("h200-llama-3.1-8b", 256, 12.87),
+    ],
+)
+def test_decode_at_the_limits_takes_the_known_time(name: str, batch: int, milliseconds: float) -> None:
+    assert predicted_ms(name, decodes(batch, 1024)) == pytest.approx(milliseconds, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "milliseconds"),
+    [
+        ("h100-80g-llama-3.1-8b", 1.0, 165),
+        ("h100-80g-llama-3.1-8b", 0.55, 183),
+        ("h200-llama-3.1-8b", 1.0, 167),
+        ("h200-llama-3.1-8b", 0.55, 186),
+    ],
+)
+def test_prefill_of_8k_at_the_limits_takes_the_known_time(name: str, attention: float, milliseconds: float) -> None:
+    efficiencies = Efficiencies(gemm=1.0, attention=attention, bandwidth=1.0)
+    assert predicted_ms(name, prefills(1, 8192), efficiencies) == pytest.approx(milliseconds, abs=0.5)
+
+
+@pytest.mark.parametrize(("name", "milliseconds"), [("h100-80g-llama-3.1-8b", 148), ("h200-llama-3.1-8b", 150)])
+def test_prefill_of_eight_prompts_takes_the_known_time(name: str, milliseconds: float) -> None:
+    efficiencies = Efficiencies(gemm=1.0, attention=0.55, bandwidth=1.0)
+    assert predicted_ms(name, prefills(8, 1024), efficiencies) == pytest.approx(milliseconds, abs=0.5)
+
+
+def test_model_shapes_have_the_known_sizes() -> None:
+    assert LLAMA_3_1_8B.body_parameters == pytest.approx(6.98e9, rel=1e-3)
+    assert LLAMA_3_1_8B.weight_bytes == pytest.approx(2 * 8.03e9, rel=1e-3)
+    assert LLAMA_3_1_8B.kv_bytes_per_token == 128 * 1024
+    assert 2 * (QWEN2_5_7B.body_parameters + QWEN2_5_7B.head_parameters) == pytest.approx(14.1e9, rel=5e-3)
+    assert QWEN2_5_7B.kv_bytes_per_token == 56 * 1024
+
+
+def test_the_stated_efficiencies_give_the_stated_times() -> None:
+    model = RooflineModel.from_profile(load_profile("h100-80g-llama-3.1-8b"))
+    milliseconds = [round(1e3 * model.predict(decodes(batch, 1024)).seconds, 1) for batch in (1, 64, 256)]
+    assert milliseconds == [6.4, 9.6, 19.4]
+
+
+def test_kv_capacity_is_what_weights_and_activations_leave() -> None:
+    profile = load_profile("a100-40g-llama-3.1-8b")
+    free_bytes = 0.9 * 40 * 2**30 - 2 * 2**30 - 2 * 8.03e9
+    assert profile.kv_capacity_tokens == pytest.approx(free_bytes / 131072, rel=1e-3)
+    assert profile.kv_capacity_tokens == 16 * profile.num_blocks
+
+
+def test_tensor_parallel_profiles_pay_for_their_all_reduces() -> None:
+    cost = load_profile("a100-40g-sxm-opt-13b-tp2").costs["decode"]
+    all_reduces = 2 * 40
+    assert cost.fixed_s == pytest.approx(7e-4 + all_reduces * 1e-5)
+    assert cost.token_s == pytest.approx(all_reduces * (2 * 5120) * (2 * 1 / 2) / 300e9)
+    assert load_profile("a100-80g-llama-3.1-8b").costs["decode"].token_s == 0.0
+
+
+def test_every_profile_of_the_contracts_is_there() -> None:
+    assert {
+        "a100-40g-llama-3.1-8b",
+        "a100-80g-llama-3.1-8b",
+        "a100-80g-qwen2.5-7b",
+        "a100-80g-llama-2-7b",
+        "a100-40g-sxm-opt-13b-tp2",
+        "a100-40g-sxm-opt-30b-tp4",
+        "a100-80g-llama-3-70b-tp8",
+        "a100-80g-qwen2.5-72b-tp8",
+        "a100-80g-deepseek-67b-tp8",
+        "h100-80g-llama-3.1-8b",
+        "h200-llama-3.1-8b",
+    } == ANALYTIC_NAMES
+    assert set(profile_names()) >= ANALYTIC_NAMES
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_profile_loads_and_predicts(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.kv_capacity_tokens > 8192
+    seconds = RooflineModel.from_profile(profile).predict(decodes(8, 512)).seconds
+    assert 1e-4 < seconds < 1.0
+
+
+def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    profile = load_profile("a100-80g-llama-3-70b-tp8")
+    save_profile(profile, tmp_path / "mine.json")
+    assert load_profile(tmp_path / "mine.json") == profile
+
+
+def test_an_unknown_name_says_which_there_are() -> None:
+    with pytest.raises(ValueError, match=r"no profile 'h100'.*h100-80g-llama-3\.1-8b"):
+        load_profile("h100")
+
+
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text('{"name": "x"}')
+    with pytest.raises(ValueError, match="is not a device profile"):
+        load_profile(path)

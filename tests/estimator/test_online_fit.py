@@ -1,0 +1,171 @@
+"""Online correction: a machine that changes is followed, the margin covers what it promises, runs repeat exactly."""
+
+import random
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neaptide.estimator.conformal import MIN_LEVEL, AdaptiveQuantile
+from neaptide.estimator.iteration_time import Regime, Sample, mean_relative_error
+from neaptide.estimator.online_fit import OnlineCostModel
+from neaptide.estimator.roofline import RooflineModel
+from tests.estimator.machines import linear_machine, measure, random_shape
+
+MACHINE = partial(linear_machine, mixed=1.15)
+
+
+def slowing_run(seed: int, steps: int, noise: float = 0.03) -> list[Sample]:
+    """A changing mix of steps on a machine that becomes 1.5 times slower in the middle."""
+    rng, samples = random.Random(seed), []
+    for step in range(steps):
+        weights = ((1, 6, 3), (3, 4, 5), (1, 9, 1))[3 * step // steps]
+        shape = random_shape(rng, rng.choices(list(Regime), weights)[0])
+        slow = 1.5 if step >= steps // 2 else 1.0
+        samples.append(Sample(shape, slow * MACHINE(shape) * rng.lognormvariate(0.0, noise)))
+    return samples
+
+
+def errors(model: OnlineCostModel, samples: list[Sample]) -> list[float]:
+    """Relative errors before each step is observed."""
+    found = []
+    for sample in samples:
+        found.append(abs(model.predict(sample.shape).seconds / sample.seconds - 1.0))
+        model.observe(sample.shape, sample.seconds)
+    return found
+
+
+@dataclass
+class Base:
+    """Models to start from."""
+
+    calibrated: RooflineModel
+    generic: RooflineModel
+
+
+@pytest.fixture(scope="module")
+def base() -> Base:
+    calibrated = RooflineModel()
+    calibrated.fit(measure(MACHINE, 100, 150, noise=0.03))
+    return Base(calibrated, RooflineModel.generic())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("start", ["calibrated", "generic"])
+def test_after_a_slow_down_the_error_is_back_within_100_steps_and_coverage_holds(
+    base: Base, start: str, seed: int
+) -> None:
+    model = OnlineCostModel(getattr(base, start))
+    found = errors(model, slowing_run(seed, 1000))
+    rolling = {step: sum(found[step - 20 : step]) / 20 for step in range(20, 1001)}
+    assert found[500] > 0.25  # it was a change that hurts
+    assert all(rolling[step] < 0.08 for step in range(600, 1001))
+    assert model.coverage == pytest.approx(0.95, abs=0.015)
+    assert model.mape == pytest.approx(sum(found) / 1000)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.2])
+def test_the_margin_covers_the_share_that_was_asked_for(base: Base, alpha: float) -> None:
+    model = OnlineCostModel(base.calibrated, alpha)
+    errors(model, slowing_run(3, 2000))
+    assert model.coverage == pytest.approx(1.0 - alpha, abs=0.015)
+
+
+def test_a_slow_down_seen_in_decodes_is_expected_of_prefills(base: Base) -> None:
+    model = OnlineCostModel(base.calibrated)
+    errors(model, measure(MACHINE, 0, 100, 0.03))
+    errors(model, measure(lambda shape: 1.5 * MACHINE(shape), 1, 60, 0.03, Regime.DECODE))
+    unseen = measure(lambda shape: 1.5 * MACHINE(shape), 2, 50, 0.0, Regime.PREFILL)
+    assert mean_relative_error(model, unseen) < 0.1
+
+
+def test_one_stalled_step_changes_little(base: Base) -> None:
+    model = OnlineCostModel(base.calibrated)
+    errors(model, measure(MACHINE, 0, 200, 0.03))
+    sample = measure(MACHINE, 1, 1)[0]
+    before = model.predict(sample.shape).seconds
+    model.observe(sample.shape, 20.0 * sample.seconds)
+    assert model.predict(sample.shape).seconds < 1.1 * before
+
+
+def test_a_guess_ten_times_off_is_corrected(base: Base) -> None:
+    model = OnlineCostModel(base.generic)
+    errors(model, measure(lambda shape: 10.0 * MACHINE(shape), 0, 200))
+    assert mean_relative_error(model, measure(lambda shape: 10.0 * MACHINE(shape), 1, 100)) < 0.05
+
+
+def test_the_same_steps_give_the_same_model_bit_for_bit(base: Base) -> None:
+    run = slowing_run(0, 300)
+    first, second = OnlineCostModel(base.calibrated), OnlineCostModel(base.calibrated)
+    errors(first, run)
+    errors(second, run)
+    assert all(first.predict(sample.shape) == second.predict(sample.shape) for sample in run)
+
+
+def test_the_margin_is_at_most_the_prediction(base: Base) -> None:
+    rng, model = random.Random(0), OnlineCostModel(base.calibrated)
+    for sample in measure(MACHINE, 0, 300):
+        model.observe(sample.shape, sample.seconds * rng.choice([0.2, 5.0]))
+    seconds, margin_s = model.predict(random_shape(rng))
+    assert margin_s == pytest.approx(seconds)
+
+
+def test_the_base_is_not_changed(base: Base) -> None:
+    shape = random_shape(random.Random(0))
+    before = base.calibrated.predict(shape)
+    errors(OnlineCostModel(base.calibrated), slowing_run(0, 100))
+    assert base.calibrated.predict(shape) == before
+
+
+def test_before_the_first_step_there_is_nothing_to_say(base: Base) -> None:
+    model = OnlineCostModel(base.calibrated)
+    assert (model.coverage, model.mape) == (1.0, 0.0)
+    model.observe(random_shape(random.Random(0)), 0.0)
+    assert (model.coverage, model.mape) == (1.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def shaken(base: Base) -> OnlineCostModel:
+    model = OnlineCostModel(base.generic)
+    errors(model, measure(MACHINE, 5, 60, noise=0.7))
+    return model
+
+
+@settings(max_examples=200)
+@given(seed=st.integers(0, 10**6), tokens=st.integers(2, 2000), context=st.integers(0, 4000))
+def test_a_larger_chunk_never_takes_less_time(shaken: OnlineCostModel, seed: int, tokens: int, context: int) -> None:
+    shape = random_shape(random.Random(seed))
+    smaller, larger = shape.plus(tokens, context), shape.plus(tokens + 1, context)
+    assert shaken.predict(larger).seconds >= shaken.predict(smaller).seconds * (1 - 1e-12)
+
+
+def test_the_quantile_covers_scores_that_drift() -> None:
+    rng, quantile, missed = random.Random(0), AdaptiveQuantile(0.1), 0
+    for step in range(3000):
+        score = rng.gauss(step / 500.0, 1.0)
+        missed += score > quantile.value
+        quantile.observe(score, score > quantile.value)
+    assert missed / 3000 == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_quantile_of_few_scores_is_the_initial_bound() -> None:
+    quantile = AdaptiveQuantile(0.05, gamma=1e-6, initial=2.0)
+    for _ in range(18):
+        quantile.observe(1.0, missed=False)
+        assert quantile.value == 2.0
+    quantile.observe(1.0, missed=False)
+    assert quantile.value == 1.0
+
+
+def test_misses_are_made_up_for_but_not_without_end() -> None:
+    quantile = AdaptiveQuantile(0.05, gamma=0.01, window=100)
+    for _ in range(1000):
+        quantile.observe(1.0, missed=True)
+    steps = 0
+    while quantile.value == 1.0:
+        quantile.observe(0.0 if steps else 1.0, missed=False)
+        steps += 1
+    # The level comes back by gamma * alpha a step.
+    assert steps <= -MIN_LEVEL / (0.01 * 0.05) + 100
