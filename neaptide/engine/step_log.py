@@ -21,6 +21,7 @@ from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.stats import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class BatchLine(_Line, tag="batch"):
     """Row, prompt tokens, max_tokens, full blocks."""
     scores_prompt: list[int] = []
     """Rows that take no prefix hit."""
+    order: list[int] = []
+    """Under a policy that sorts rows by their text: the order of ``rows``, as indices into it."""
 
 
 class AbortLine(_Line, tag="abort"):
@@ -185,6 +188,7 @@ class StepRecorder:
         self._ended: list[tuple[int, int, int, Ranges]] = []
         self._ended_ids: list[str] = []
         """Their handles are asked for until the step is written."""
+        self._row_key = POLICIES[config.scheduler.policy].row_key
         prefix_cache = config.cache.enable_prefix_cache
         self._write(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
 
@@ -292,6 +296,9 @@ class StepRecorder:
         line.scores_prompt = [
             row for row, own in zip(message.rows, params, strict=True) if own.prompt_logprobs is not None
         ]
+        if self._row_key is not None:
+            keys = [self._row_key(tokens, row) for row in message.rows]
+            line.order = sorted(range(len(keys)), key=keys.__getitem__)
         self._write(line)
 
     def _intern_prompt(self, handle: int, prompt: list[int], salt: bytes) -> Ranges:
