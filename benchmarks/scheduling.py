@@ -19,7 +19,8 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddBatch, AddRequest
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
-from neaptide.estimator.iteration_time import LinearCostModel
+from neaptide.estimator.online_fit import OnlineCostModel
+from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.sim_executor import SimExecutor
 
 PROMPT_TOKENS = 250
@@ -31,7 +32,7 @@ def build(running: int, online: int, pooled: int, policy: str, directory: Path) 
     clock = VirtualClock()
     scheduler = SchedulerConfig(policy=policy, max_num_seqs=running, tpot_slo_s=1.0, offline_max_kv_ratio=1.0)
     num_blocks = running * (PROMPT_TOKENS + MAX_TOKENS) // 16 + 1000
-    cost_model = LinearCostModel()
+    cost_model = OnlineCostModel(RooflineModel.generic())
     executor = SimExecutor(num_blocks, cost_model, clock, vocab_size=32_000)
     headroom = FixedHeadroom(num_blocks, 0.0)
     config = EngineConfig(cache=CacheConfig(), scheduler=scheduler)

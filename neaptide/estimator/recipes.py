@@ -7,7 +7,7 @@ import msgspec
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.iteration_time import ConstantCostModel, LinearCostModel, Regime
+from neaptide.estimator.iteration_time import ConstantCostModel, Regime
 from neaptide.estimator.memory_forecast import ConformalForecast, MuSigmaForecast, QuantileForecast
 from neaptide.estimator.online_fit import OnlineCostModel
 from neaptide.estimator.roofline import RooflineModel
@@ -40,8 +40,6 @@ def build_cost_model(recipe: Recipe) -> CostModel:
     try:
         if recipe["kind"] == "constant":
             return ConstantCostModel(recipe["seconds"])
-        if recipe["kind"] == "linear":
-            return LinearCostModel()
         if recipe["kind"] not in ("roofline", "online"):
             raise ValueError(f"no cost model of kind {recipe['kind']!r}")
         costs = None

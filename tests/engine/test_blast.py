@@ -7,7 +7,8 @@ import pytest
 
 from neaptide.engine.messages import AbortRequest, AddRequest, CancelBatch, SetOffline
 from neaptide.engine.params import INTERNAL_ERROR, SamplingParams, Tier
-from neaptide.estimator.iteration_time import LinearCostModel
+from neaptide.estimator.online_fit import OnlineCostModel
+from neaptide.estimator.roofline import RooflineModel
 from tests.engine.harness import Harness, batch
 
 
@@ -25,7 +26,7 @@ def blast(seed: int, num_steps: int, tmp_path: Path, policy: str = "neaptide") -
     rng = random.Random(seed)
     harness = Harness(
         num_blocks=24,
-        cost_model=LinearCostModel(),
+        cost_model=OnlineCostModel(RooflineModel.generic()),
         headroom_ratio=0.1,
         max_num_seqs=6,
         max_num_batched_tokens=48,
