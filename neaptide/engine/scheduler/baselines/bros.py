@@ -270,7 +270,8 @@ class BrosScheduler(WholePromptScheduler):
         shape = draft.shape_without_last()
         step_s = self._seconds(shape, instead)
         remaining_s = self.urgency(spared)[0] - step.now_s
-        return self._fits(shape, instead) and step_s <= slack_s and step_s + self._mean_step_s <= remaining_s
+        next_s = self._mean_step_s or step_s
+        return self._fits(shape, instead) and step_s <= slack_s and step_s + next_s <= remaining_s
 
     def _make_best_effort_room(self, step: StepBuilder, draft: _Draft, request: Request, num_blocks: int) -> bool:
         """A resident request may drop younger ones to grow; a new one takes what is free."""
