@@ -30,11 +30,12 @@ class EchoBaseWithEstimator(OneQueueScheduler):
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)
 
     def _pack(self, step: StepBuilder) -> float:
+        num_dropped = self.preemptor.count.offline
         limit_s = self._pack_online(step)
         if not self.queues.waiting_online and not self.offline_paused:
             running = self.queues.running_online.values()
             limit_s = min((slack_s(request, step.now_s) for request in running), default=math.inf)
-            self._pack_offline(step, limit_s)
+            self._pack_offline(step, limit_s, num_dropped)
         step.at = None
         return limit_s
 
@@ -77,9 +78,11 @@ class EchoBaseWithEstimator(OneQueueScheduler):
 
     # ---- offline ----
 
-    def _pack_offline(self, step: StepBuilder, limit_s: float) -> None:
-        """Resident ones in order of admission, then the pool, as long as the step stays within the least slack."""
-        num_dropped = self.preemptor.count.offline
+    def _pack_offline(self, step: StepBuilder, limit_s: float, num_dropped: int) -> None:
+        """Resident ones in order of admission, then the pool, as long as the step stays within the least slack.
+
+        Nobody leaves the pool in a step that dropped somebody: there had been ``num_dropped`` before it.
+        """
         for request in list(self.queues.running_offline.values()):
             if request.request_id not in self.queues.running_offline:
                 continue  # dropped for an earlier one

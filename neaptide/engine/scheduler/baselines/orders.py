@@ -19,13 +19,14 @@ def by_prefix(tokens: TokenFile, row: int) -> bytes:
     return tokens.sort_key(row)
 
 
-def shuffled(tokens: TokenFile, row: int) -> int:
-    """Rows in a random order: their numbers, mixed as splitmix64 does. A bijection, so no two rows tie."""
-    return mix(row)
+def shuffled(seed: int) -> RowKey:
+    """Rows in a random order, another for every seed. The key is a bijection of the row, so no two rows tie."""
+    mixed_seed = mix(seed)
+    return lambda tokens, row: mix(row ^ mixed_seed)
 
 
 def mix(value: int) -> int:
-    """64 bits that look random, another for every value below 2**64 (splitmix64's increment and finalizer)."""
+    """64 bits that look random, others for every value below 2**64 (splitmix64's increment and finalizer)."""
     value = (value + 1) * 0x9E3779B97F4A7C15 & MASK_64
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
     value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK_64
@@ -41,4 +42,4 @@ class DepthFirstFcfs(VllmV1Fcfs):
 class ShuffledFcfs(VllmV1Fcfs):
     """``balance``: requests of every kind at any time, whatever order they were handed in."""
 
-    row_key: ClassVar[RowKey | None] = staticmethod(shuffled)
+    row_key: ClassVar[RowKey | None] = staticmethod(shuffled(seed=0))
