@@ -26,7 +26,8 @@ def test_online_request_takes_the_seat_of_the_last_offline_one(tmp_path: Path) -
 def test_only_as_many_make_way_as_the_prompt_needs() -> None:
     harness = Harness(num_blocks=6, policy="priority-v0")
     for index, request_id in enumerate("fgh"):
-        harness.core.handle(flex(request_id, [8 + index] * 6, max_tokens=4, arrival_s=index * 0.001))
+        max_tokens = 3 if request_id == "f" else 2
+        harness.core.handle(flex(request_id, [8 + index] * 6, max_tokens, arrival_s=index * 0.001))
     assert harness.step() == {"f": 6, "g": 6, "h": 6}  # two blocks each
     harness.core.handle(online("a", [7] * 11, max_tokens=1, arrival_s=harness.clock.now()))
     assert harness.step() == {"f": 1}  # three blocks: h and g make way
