@@ -23,7 +23,7 @@ class OfflineFeed:
 
     Args:
         max_tokens: context limit: prompts that leave no room for an output token are left out, outputs are cut.
-        refill: go on with fresh contents when fewer than ``low_water`` rows wait.
+        refill: go on with fresh contents when fewer rows wait than ``low_water``, or than half of the sets' rows.
         deadline_s: of every job, counted from its submission.
 
     Raises:
@@ -39,6 +39,7 @@ class OfflineFeed:
         seed: int,
         keep_order: bool,
         refill: bool,
+        low_water: int,
         deadline_s: float = NO_DEADLINE_S,
     ) -> None:
         batch_sizes = [one.batch_size for one in sets if one.batch_size is not None]
@@ -63,7 +64,7 @@ class OfflineFeed:
         self._pending = fitting
         self._generation = 0
         self.first_generation_size = len(fitting)
-        self._low_water = max(1024, len(fitting) // 2)
+        self._low_water = max(low_water, len(fitting) // 2)
         self.num_submitted = 0
         self.num_ended = 0
         """Rows whose end was reported by ``row_ended``."""

@@ -41,6 +41,8 @@ MAX_BLOCKED_S = 60.0
 CUT_SHARE = 0.1
 """Of a run without online work, cut off at both ends."""
 PROGRESS_STEPS = 200
+LOW_WATER_SEATS = 4
+"""A pool is refilled while it could still fill the engine's seats so often."""
 
 OnPlan = Callable[[Scheduler, StepPlan], None]
 """Called with every plan before it runs."""
@@ -170,6 +172,7 @@ class _Simulation:
             seed=scenario.seed,
             keep_order=scenario.keep_order,
             refill=scenario.refill,
+            low_water=LOW_WATER_SEATS * scenario.max_num_seqs,
             deadline_s=scenario.offline_deadline_s,
         )
         self._submitted_s: dict[str, float] = {}

@@ -1,0 +1,179 @@
+import random
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.clock import VirtualClock
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from neaptide.engine.core import EngineCore
+from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.step_log import StepLine, StepRecorder, create_log, read_log
+from neaptide.estimator.iteration_time import ConstantCostModel
+from neaptide.estimator.recipes import build_cost_model, build_headroom
+from neaptide.estimator.replay import Replay, replay
+from neaptide.estimator.sim_executor import SimExecutor
+from neaptide.estimator.simulator import simulate
+from tests.engine.harness import batch, online
+from tests.estimator.scenes import mixed
+from tests.golden.renew import GOLDEN_LOG
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_decides_in_a_replay_as_it_did(policy: str, tmp_path: Path) -> None:
+    """Its own cost model learns from noisy steps, rows have shared prefixes, the pool is too small."""
+    scenario = mixed(num_online=12, policy=policy, step_noise=0.1, cost_model=None)
+    run = simulate(scenario, step_log=tmp_path / "log")
+    assert run.num_unfinished == 0
+    assert run.result.valid
+    assert replay(tmp_path / "log") == Replay(run.result.steps, None)
+
+
+def test_the_golden_log_replays() -> None:
+    assert replay(GOLDEN_LOG).difference is None
+
+
+@pytest.mark.parametrize("headroom", ["mu-sigma", "quantile", "conformal"])
+def test_the_header_says_which_headroom_to_keep(headroom: str, tmp_path: Path) -> None:
+    simulate(mixed(headroom=headroom), step_log=tmp_path / "log")
+    assert replay(tmp_path / "log").difference is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "altered", "said"),
+    [
+        ('"chunks":[[0,', '"chunks":[[1,', "computes"),
+        ('"policy":"neaptide"', '"policy":"fcfs"', "step"),
+        ('"offline_max_kv_ratio":0.9', '"offline_max_kv_ratio":0.5', "step"),
+    ],
+)
+def test_the_first_difference_is_named(recorded: str, altered: str, said: str, tmp_path: Path) -> None:
+    text = GOLDEN_LOG.read_text()
+    assert recorded in text
+    (tmp_path / "log").write_text(text.replace(recorded, altered, 1))
+    result = replay(tmp_path / "log")
+    assert result.difference is not None
+    assert said in result.difference
+
+
+def test_a_replay_reports_each_step_with_its_outputs() -> None:
+    seen: list[int] = []
+    ended: list[str] = []
+
+    def on_step(line: StepLine, outputs: object) -> None:
+        seen.append(line.step)
+        ended.extend(o.request_id for o in outputs.outputs if o.finish_reason is not None)  # type: ignore[attr-defined]
+
+    result = replay(GOLDEN_LOG, on_step=on_step)
+    assert len(seen) == result.steps
+    assert len([request_id for request_id in ended if request_id.startswith("online-")]) == 24
+
+
+class Recorded:
+    """An engine with the hashing executor, fed by hand on a clock that moves a little between any two readings."""
+
+    def __init__(self, log: Path, **scheduler: object) -> None:
+        values: dict[str, object] = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "max_model_len": 4096} | scheduler
+        config = EngineConfig(cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(**values))  # type: ignore[arg-type]
+        self.cost_model = build_cost_model({"kind": "online"})
+        recipe = {"cost_model": {"kind": "online"}, "headroom": "fixed"}
+        self.clock = RestlessClock()
+        self.executor = SimExecutor(24, ConstantCostModel(0.01), self.clock, vocab_size=1000)
+        self.recorder = StepRecorder(create_log(log), config, 24, recipe)
+        self.core = EngineCore(
+            config,
+            self.executor,
+            self.cost_model,
+            build_headroom("fixed", 24),
+            self.clock,
+            recorder=self.recorder,
+        )
+        self.texts: dict[str, list[int]] = {}
+
+    def step(self, *messages: ToEngine) -> None:
+        for message in messages:
+            self.core.handle(message)
+        for output in self.core.step().outputs:
+            self.texts.setdefault(output.request_id, []).extend(output.new_token_ids)
+
+    def run(self) -> None:
+        while self.core.has_work:
+            self.step()
+
+
+class RestlessClock(VirtualClock):
+    def now(self) -> float:
+        self.sleep_until(super().now() + 1e-6)
+        return super().now()
+
+
+def test_a_conversation_finds_its_own_answer_in_the_cache(tmp_path: Path) -> None:
+    """The second prompt holds the first answer: the log knows no token of it, and still the replay finds its blocks."""
+    engine = Recorded(tmp_path / "log")
+    prompt = list(range(10, 17))
+    engine.step(online("a", prompt, max_tokens=12))
+    engine.run()
+    engine.step(online("b", prompt + engine.texts["a"] + [5, 6], max_tokens=3))
+    engine.run()
+    engine.recorder.close()
+    admitted = [pair for line in read_log(tmp_path / "log") if isinstance(line, StepLine) for pair in line.admit]
+    assert admitted == [(0, 0), (1, 16)]
+    assert replay(tmp_path / "log").difference is None
+
+
+def test_a_batch_in_two_files_an_abort_and_a_pause_replay(tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log")
+    first = batch(tmp_path, "job", [[9] * 8, [9] * 8 + [7], [8] * 5])
+    second = batch(tmp_path, "more", [[]] * 3 + [[9] * 9, [6]])
+    engine.step(first, online("a", [7] * 9, max_tokens=9))
+    again = AddBatch("job", second.path, [3, 4], second.params_table, [0, 0], [], 1e9)
+    engine.step(again, SetOffline(True))
+    for _ in range(3):
+        engine.step()
+    engine.step(AbortRequest(["a", "job:1"]), SetOffline(False))
+    engine.step(CancelBatch("job"), batch(tmp_path, "last", [[5] * 6]))
+    engine.run()
+    engine.recorder.close()
+    assert replay(tmp_path / "log").difference is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_messages_on_a_small_pool_replay(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    engine = Recorded(tmp_path / "log")
+    for index in range(120):
+        messages: list[ToEngine] = []
+        if rng.random() < 0.5:
+            prompt = [rng.randrange(3)] * rng.choice([0, 4, 9, 16]) + [rng.randrange(6, 50)] * rng.randrange(1, 24)
+            params = SamplingParams(max_tokens=rng.choice([0, 1, 5, 17]), prompt_logprobs=rng.choice([None, None, 0]))
+            tier, slo_s = rng.choice(list(Tier)[:3]), rng.choice([0.01, 0.2])
+            messages.append(AddRequest(f"r{index}", prompt, params, tier, engine.clock.now(), slo_s, 0.02))
+        if index % 40 == 0:
+            messages.append(batch(tmp_path, f"job{index}", [[rng.randrange(6, 9)] * rng.randrange(0, 40)] * 9))
+        if rng.random() < 0.1:
+            messages.append(AbortRequest([f"r{rng.randrange(index + 1)}"]))
+        engine.step(*messages)
+    engine.run()
+    engine.recorder.close()
+    result = replay(tmp_path / "log")
+    assert result.difference is None
+    assert result.steps > 100
+
+
+def test_steps_that_the_cost_model_saw_before_are_shown_to_it_again(tmp_path: Path) -> None:
+    """Without them the replayed model believes something else, and decides something else."""
+    engine = Recorded(tmp_path / "log")
+    for tokens in range(1, 40):
+        shape = BatchShape()
+        shape.add(tokens, 0)
+        engine.cost_model.observe(shape, 0.01 * tokens)
+        engine.recorder.observed(shape, 0.01 * tokens)
+    engine.step(online("a", [7] * 9, max_tokens=30, tpot_slo_s=0.02), batch(tmp_path, "job", [[9] * 30, [8] * 30]))
+    engine.run()
+    engine.recorder.close()
+    assert replay(tmp_path / "log").difference is None
+    forgetful = [line for line in (tmp_path / "log").read_text().splitlines(True) if '"is":"observe"' not in line]
+    (tmp_path / "forgetful").write_text("".join(forgetful))
+    assert replay(tmp_path / "forgetful").difference is not None

@@ -1,0 +1,135 @@
+"""What the recorder writes. That a log holds all that a replay needs is shown in test_replay.py."""
+
+import errno
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.messages import AbortRequest, AddRequest, SetOffline
+from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.engine.step_log import (
+    AbortLine,
+    AddLine,
+    BatchLine,
+    HeaderLine,
+    OfflineLine,
+    StepLine,
+    StepRecorder,
+    create_log,
+    read_log,
+)
+from neaptide.estimator.simulator import simulate
+from tests.estimator.scenes import constant, mixed, offline, online
+from tests.golden.renew import GOLDEN_LOG, write_log
+
+
+def test_the_golden_log_is_made_again_byte_for_byte(tmp_path: Path) -> None:
+    """If decisions have changed on purpose: ``python -m tests.golden.renew``, and look at the difference."""
+    run = write_log(tmp_path / "log")
+    assert run.result.preemptions.count_by_kind["recompute"] > 10
+    assert GOLDEN_LOG.stat().st_size < 100_000
+    assert (tmp_path / "log").read_text() == GOLDEN_LOG.read_text()
+
+
+def test_a_step_by_step_log_by_hand(tmp_path: Path) -> None:
+    """Prompt of 9 tokens in chunks of 5, three outputs, blocks of 4."""
+    simulate(constant(online((0.0, 9, 3)), max_num_batched_tokens=5), step_log=tmp_path / "log")
+    header, add, *steps = read_log(tmp_path / "log")
+    assert isinstance(header, HeaderLine)
+    assert header.scheduler.policy == "neaptide"
+    assert add == AddLine("online-0", Tier.DEFAULT, 0.0, 10.0, 10.0, 247, 9, [0, 2])
+    first, second, third, fourth = (step for step in steps if isinstance(step, StepLine))
+    assert (first.t, first.chunks, first.admit) == ([0.0, 0.1], [(0, 5)], [(0, 0)])
+    assert (second.chunks, second.join, second.admit) == ([(0, 4)], [], [])
+    assert (third.chunks, third.join, third.leave, third.end) == ([], [0], [], [])
+    assert (fourth.join, fourth.leave) == ([], [])
+    # Two kept output tokens and the end token; the third block, 9th token and two outputs, is not full.
+    assert fourth.end == [(0, 2, FinishReason.STOP, [])]
+    assert [step.kv for step in (first, second, third, fourth)] == [[0, 2, 0], [0, 3, 0], [0, 3, 0], [2, 0, 0]]
+
+
+def test_equal_prefixes_are_equal_block_numbers(tmp_path: Path) -> None:
+    simulate(constant((), [offline((8, 4, 1), (8, 4, 1), (0, 8, 1))]), step_log=tmp_path / "log")
+    (batch,) = [line for line in read_log(tmp_path / "log") if isinstance(line, BatchLine)][:1]
+    assert [row[3] for row in batch.rows] == [[0, 3], [0, 2, 3, 1], [4, 2]]
+
+
+def test_a_log_holds_no_token_of_a_prompt(tmp_path: Path) -> None:
+    secret = 123_456_789
+    out = io.BytesIO()
+    recorder = StepRecorder(out, EngineConfig(), 64, {})
+    params = SamplingParams(max_tokens=4)
+    recorder.message(AddRequest("a", [secret] * 40, params, Tier.PRIORITY, 0.0, 1.0, 0.1, b"salt"), 0.0)
+    assert b"salt" not in out.getvalue()
+    assert str(secret).encode() not in out.getvalue()
+    assert b'"tokens":40,"blocks":[0,2]' in out.getvalue().replace(b"[1,2]", b"[0,2]")
+
+
+def test_salts_keep_equal_text_apart() -> None:
+    out = io.BytesIO()
+    recorder = StepRecorder(out, EngineConfig(), 64, {})
+    for name, salt in (("a", b"x"), ("b", b"y"), ("c", b"x")):
+        recorder.message(AddRequest(name, [9] * 16, SamplingParams(), Tier.DEFAULT, 0.0, 1.0, 0.1, salt), 0.0)
+    a, b, c = out.getvalue().splitlines()[1:]
+    blocks = [line.partition(b'"blocks":')[2] for line in (a, b, c)]
+    assert blocks[0] == blocks[2] != blocks[1]
+
+
+def test_aborts_and_the_operators_switch_are_written() -> None:
+    out = io.BytesIO()
+    recorder = StepRecorder(out, EngineConfig(), 64, {})
+    recorder.message(AbortRequest(["a", "b"], FinishReason.STOP), 1.0)
+    recorder.message(SetOffline(True), 2.0)
+    out.seek(0)
+    path_lines = out.getvalue().splitlines()[1:]
+    assert path_lines == [b'{"is":"abort","ids":["a","b"],"reason":0}', b'{"is":"offline","paused":true}']
+
+
+def test_lines_are_read_as_written(tmp_path: Path) -> None:
+    with create_log(tmp_path / "log.gz") as out:
+        recorder = StepRecorder(out, EngineConfig(), 64, {"seed": 3})
+        recorder.message(AbortRequest(["a"]), 1.0)
+        recorder.message(SetOffline(False), 2.0)
+    header, *lines = read_log(tmp_path / "log.gz")
+    assert isinstance(header, HeaderLine)
+    assert header.recipe == {"seed": 3}
+    assert lines == [AbortLine(["a"], FinishReason.ABORT), OfflineLine(False)]
+
+
+def test_a_compressed_log_is_the_same_log_and_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.gz", "b.gz", "plain"):
+        simulate(mixed(num_online=4, num_rows=4, refill=False), step_log=tmp_path / name)
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == (tmp_path / "plain").read_bytes()
+
+
+def test_a_full_disk_ends_the_log_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    class FullDisk(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    recorder = StepRecorder(FullDisk(), EngineConfig(), 64, {})
+    recorder.message(SetOffline(True), 0.0)
+    assert recorder.failed
+    assert len(caplog.records) == 1
+
+
+def test_what_is_no_step_log_is_refused(tmp_path: Path) -> None:
+    for name, text, message in (
+        ("damaged", b'{"is":"header"}\n', "line 1"),
+        ("headless", b'{"is":"offline","paused":true}\n', "one header"),
+        ("foreign", b"not json\n", "line 1"),
+    ):
+        (tmp_path / name).write_bytes(text)
+        with pytest.raises(ValueError, match=message):
+            list(read_log(tmp_path / name))
+
+
+def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
+    text = GOLDEN_LOG.read_text().replace('"version":1', '"version":99', 1)
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(ValueError, match="version 99"):
+        list(read_log(tmp_path / "log"))
