@@ -40,7 +40,7 @@ def calibrate_to_file(args: argparse.Namespace) -> None:
     out: Path = args.out
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent}: no such directory")
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("loading the model", total=1.0)
         found, subject = calibrate_model(
             args.model,
@@ -98,7 +98,8 @@ def calibrate_model(
         executor.close()
 
 
-def _progress_bar() -> Progress:
+def progress_bar() -> Progress:
+    """On standard error, and only where somebody looks."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -13,17 +13,17 @@ from statistics import median
 import numpy as np
 
 from neaptide.engine.clock import Clock
-from neaptide.estimator.calibration_steps import REFERENCE, CalibrationSteps, Limits, calibration_steps, start_steps
-from neaptide.estimator.iteration_time import Sample
+from neaptide.estimator.calibration_steps import REFERENCE, Limits, calibration_steps, start_steps
+from neaptide.estimator.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.micro_runs import MicroRunner, Parts, shape_of
 from neaptide.estimator.online_fit import OnlineCostModel
 from neaptide.estimator.roofline import RooflineModel
 
 SURVEY_SHARE = 0.25
 """Of the time, for the survey at most: what it has run then is measured."""
-REFERENCE_EVERY = 8
+REFERENCE_EVERY = 4
 """Steps between two runs of the reference step."""
-ROLLING = 5
+ROLLING = 7
 """Runs of the reference step whose median is the machine's speed of the moment."""
 TOO_LONG = "would take too long"
 NO_TIME = "no time was left"
@@ -140,7 +140,7 @@ class Calibration:
         for parts in start_steps(self._limits):
             if self._guess.predict(shape_of(parts)).seconds <= self._pace.max_step_s:
                 self._run(parts)
-        surveyed = self._survey(self._steps, measured)
+        surveyed = self._survey(measured)
         for _ in range(self._pace.max_rounds):
             if not self._round(surveyed, measured):
                 break
@@ -162,11 +162,10 @@ class Calibration:
         self._guess.observe(shape_of(parts), seconds)
         return seconds
 
-    def _survey(self, steps: CalibrationSteps, measured: Measurements) -> list[Parts]:
-        """Steps that can be measured. Cheap ones come early, so that a slow machine measures many."""
-        guessed = {parts: self._guess.predict(shape_of(parts)).seconds for parts in steps.training + steps.held_out}
+    def _survey(self, measured: Measurements) -> list[Parts]:
+        """Runs every step once; returns those that can be measured."""
         surveyed = []
-        for parts in sorted(guessed, key=lambda parts: self._rng.random() * guessed[parts]):
+        for parts in self._survey_order():
             if not self._runner.fits(parts):
                 measured.left_out[NO_ROOM] += 1
             elif self._guess.predict(shape_of(parts)).seconds > self._pace.max_step_s:
@@ -178,6 +177,17 @@ class Calibration:
                 surveyed.append(parts)
                 self._report(0.0)
         return surveyed
+
+    def _survey_order(self) -> list[Parts]:
+        """Random, but cheap steps early and regimes by turns: a slow machine should measure many of every kind."""
+        ranked = []
+        for steps, each_turn in ((self._steps.training, 2), (self._steps.held_out, 1)):
+            for regime in Regime:
+                kind = [parts for parts in steps if regime_of(shape_of(parts)) is regime]
+                cost = {parts: self._rng.random() * self._guess.predict(shape_of(parts)).seconds for parts in kind}
+                kind.sort(key=cost.__getitem__)
+                ranked += [(index // each_turn, parts) for index, parts in enumerate(kind)]
+        return [parts for _, parts in sorted(ranked)]
 
     def _round(self, steps: list[Parts], measured: Measurements) -> bool:
         """Measures every step once; False when the time was over before."""

@@ -64,8 +64,8 @@ class Report:
 
     @property
     def is_normalised(self) -> bool:
-        """Whether the machine's speed wandered so far that the normalised evaluation is the one to use."""
-        return self.measurements.drift > VISIBLE_DRIFT
+        """Whether the machine's speed wandered visibly, and repeats agree better once it is divided out."""
+        return self.measurements.drift > VISIBLE_DRIFT and _total(self.normalised) < _total(self.raw)
 
     @property
     def chosen(self) -> Evaluation:
@@ -89,6 +89,10 @@ class Report:
                 raw_held_out_mape={model: _plain(errors) for model, errors in self.raw.mape.items()},
             ),
         )
+
+
+def _total(evaluation: Evaluation) -> float:
+    return sum(evaluation.noise_floor.values())
 
 
 def _plain(by_regime: ByRegime) -> dict[str, float]:

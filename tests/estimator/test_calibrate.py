@@ -14,7 +14,7 @@ from neaptide.estimator.iteration_time import Regime, regime_of
 from neaptide.estimator.micro_runs import MicroRunner, shape_of
 from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
-from tests.estimator.machines import COST, DIFFERENT, SAME_EVERYWHERE, MachineExecutor
+from tests.estimator.machine_executor import COST, DIFFERENT, SAME_EVERYWHERE, MachineExecutor
 
 LIMITS = Limits(max_batched_tokens=2048, max_seqs=64, max_model_len=8192, kv_tokens=2048 * 16)
 BRIEF = Pace(budget_s=60.0, max_step_s=1.0, max_rounds=2)

@@ -14,7 +14,7 @@ from neaptide.estimator.online_fit import OnlineCostModel
 from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.start_up import MAX_STEP_S, MAX_TOTAL_S, ROUNDS, WARM_UP_S, StartUp
 from neaptide.estimator.subject import Subject, check_profile
-from tests.estimator.machines import SAME_EVERYWHERE, MachineExecutor
+from tests.estimator.machine_executor import SAME_EVERYWHERE, MachineExecutor
 
 LIMITS = Limits(max_batched_tokens=2048, max_seqs=256, max_model_len=8192, kv_tokens=2048 * 16)
 STEPS = start_steps(LIMITS)

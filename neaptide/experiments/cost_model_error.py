@@ -1,0 +1,218 @@
+"""Errors of the iteration-time models on held-out steps of this machine, and how fast ours follows a slow-down.
+
+Every model is fitted to the same training steps, measured in this process, and judged by the same held-out ones. The
+slow-down is artificial: the measured steps are shown to ``OnlineCostModel`` in the order in which they ran, and from
+the middle on each takes 1.5 times as long.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from neaptide.commands.calibration import LABELS, calibrate_model, progress_bar
+from neaptide.estimator.calibrate import FULL, QUICK, Measurements, Pace
+from neaptide.estimator.calibration_report import OURS, Report
+from neaptide.estimator.iteration_time import Sample
+from neaptide.estimator.micro_runs import shape_of
+from neaptide.estimator.online_fit import OnlineCostModel
+from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.subject import Subject
+from neaptide.experiments.result import ExperimentResult, Row
+from neaptide.server.settings import EMBEDDED_MODEL
+
+NAME = "cost-model-error"
+ABOUT = "iteration-time models on held-out steps of this machine (minutes; a quiet machine), recovery from a slow-down"
+
+LARGE_QUICK = Pace(budget_s=40.0, max_step_s=1.0, max_rounds=5)
+LARGE_FULL = Pace(budget_s=300.0, max_step_s=1.5, max_rounds=10)
+"""For the 111M model, whose steps are longer than the embedded one's."""
+SLOW_DOWN = 1.5
+ERROR_BOUND = 0.08
+RECOVERY_STEPS = 100
+WINDOW_STEPS = 20
+"""Steps whose mean error is the rolling error."""
+LEAST_STEPS = 1000
+"""Fewer measured ones are shown again from the first on."""
+NOMINAL_COVERAGE = 0.95
+COVERAGE_TOLERANCE = 0.015
+
+
+@dataclass(slots=True, frozen=True)
+class Recovery:
+    """How the corrected model fares when the machine slows down at half of the steps."""
+
+    rolling_error: list[float]
+    """Mean relative error of the last ``WINDOW_STEPS`` predictions, after each step; 0 before there are so many."""
+    slow_from: int
+    steps: int | None
+    """After the slow-down until the rolling error, over slow steps only, is below the bound; None: never."""
+    coverage: float
+    """Share of all steps that took no longer than predicted plus margin."""
+    late_error: float
+    """Mean error of the second half of the slow steps."""
+
+
+def measure_recovery(base: RooflineModel, steps: Sequence[Sample]) -> Recovery:
+    """Shows the steps to an ``OnlineCostModel`` over ``base``, those of the second half ``SLOW_DOWN`` times as long."""
+    model = OnlineCostModel(base)
+    count = max(len(steps), LEAST_STEPS)
+    slow_from = count // 2
+    errors: list[float] = []
+    for index, step in enumerate(islice(cycle(steps), count)):
+        seconds = step.seconds * (SLOW_DOWN if index >= slow_from else 1.0)
+        errors.append(abs(model.predict(step.shape).seconds / seconds - 1.0))
+        model.observe(step.shape, seconds)
+    rolling = [0.0] * (WINDOW_STEPS - 1)
+    rolling += [_mean(errors[i : i + WINDOW_STEPS]) for i in range(count - WINDOW_STEPS + 1)]
+    first = slow_from + WINDOW_STEPS - 1
+    below = (i for i in range(first, count) if rolling[i] < ERROR_BOUND)
+    recovered = next(below, None)
+    return Recovery(
+        rolling,
+        slow_from,
+        None if recovered is None else recovered - slow_from + 1,
+        model.coverage,
+        _mean(errors[(slow_from + count) // 2 :]),
+    )
+
+
+def run(quick: bool) -> ExperimentResult:
+    paces = {EMBEDDED_MODEL: QUICK if quick else FULL}
+    large = model_111m()
+    if large.is_dir():
+        paces[str(large)] = LARGE_QUICK if quick else LARGE_FULL
+    rows: list[Row] = []
+    notes: list[str] = []
+    data: dict[str, Any] = {"quick": quick}
+    found: list[tuple[str, Report, Recovery]] = []
+    for model, pace in paces.items():
+        report, subject = _calibrate(model, pace)
+        recovery = measure_recovery(report.chosen.ours, recorded(report.measurements))
+        found.append((subject.model, report, recovery))
+        rows += error_rows(subject.model, report) + recovery_rows(subject.model, recovery)
+        notes += _notes(subject, report)
+        data[subject.model] = _data(subject, report, recovery)
+    notes.append("Echo, BROS and HyGen print no error of their models: the paper column is empty.")
+    if len(paces) == 1:
+        notes.append(f"Not measured, because it is not there: the 111M model. python tools/make_111m.py --out {large}")
+    return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(found, figure))
+
+
+def model_111m() -> Path:
+    """Where the benchmarks keep the benchmark model."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "neaptide" / "llama-111m"
+
+
+def recorded(measurements: Measurements) -> list[Sample]:
+    """Every measured step in the order in which it ran, with the time that it took."""
+    return [Sample(shape_of(run.parts), run.seconds) for run in measurements.runs]
+
+
+def _calibrate(model: str, pace: Pace) -> tuple[Report, Subject]:
+    with progress_bar() as progress:
+        task = progress.add_task(f"measuring {Path(model).name}", total=1.0)
+        return calibrate_model(model, pace, progress=lambda share: progress.update(task, completed=share))
+
+
+def error_rows(model: str, report: Report) -> list[Row]:
+    """Held-out errors of every model by regime; ours must be the lowest and within its bound."""
+    chosen = report.chosen
+    rows = []
+    for regime in chosen.mape[OURS]:
+        for name, errors in chosen.mape.items():
+            if name != OURS:
+                taken = ", taken as the paper's" if name == chosen.echo else ""
+                rows.append(_percent(f"{model} {regime}: {LABELS[name]}{taken}", errors[regime]))
+        holds = chosen.is_lowest(regime) and chosen.is_within_bound(regime)
+        floor, bound = chosen.noise_floor[regime], chosen.bound(regime)
+        case = f"{model} {regime}: ours; noise floor {floor:.1%}, bound {bound:.1%}"
+        rows.append(_percent(case, chosen.mape[OURS][regime], holds=holds))
+    return rows
+
+
+def recovery_rows(model: str, recovery: Recovery) -> list[Row]:
+    case = f"{model}: steps after a {SLOW_DOWN} x slow-down until the error is < {ERROR_BOUND:.0%}"
+    if recovery.steps is None:
+        steps = len(recovery.rolling_error) - recovery.slow_from
+        recovered = Row(f"{case} (never in so many)", steps, digits=0, holds=False)
+    else:
+        recovered = Row(case, recovery.steps, digits=0, holds=recovery.steps <= RECOVERY_STEPS)
+    off_nominal = abs(recovery.coverage - NOMINAL_COVERAGE)
+    return [
+        recovered,
+        _percent(f"{model}: error late after the slow-down", recovery.late_error),
+        _percent(
+            f"{model}: coverage of the margin over the whole run, nominal {NOMINAL_COVERAGE:.0%}",
+            recovery.coverage,
+            holds=off_nominal <= COVERAGE_TOLERANCE,
+        ),
+    ]
+
+
+def _percent(case: str, value: float, *, holds: bool | None = None) -> Row:
+    return Row(case, 100.0 * value, unit="%", digits=1, holds=holds)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _notes(subject: Subject, report: Report) -> list[str]:
+    measured, chosen = report.measurements, report.chosen
+    counts = f"{len(measured.runs)} steps of {len(chosen.training)} training and {len(chosen.held_out)} held-out shapes"
+    notes = [
+        f"{subject.model}: {subject.dtype}, {subject.device}, {subject.num_threads} threads; {counts} in "
+        f"{measured.seconds:.0f} s; the machine's speed wandered by {measured.drift:.1%}."
+    ]
+    if report.is_normalised:
+        raw = ", ".join(f"{regime} {error:.1%}" for regime, error in report.raw.mape[OURS].items())
+        notes.append(f"{subject.model}: times are divided by its speed of the moment; without that ours errs by {raw}.")
+    left_out = [f"{count} ({reason})" for reason, count in measured.left_out.items() if count]
+    if left_out:
+        notes.append(f"{subject.model}: shapes left out: {', '.join(left_out)}.")
+    for regime in chosen.mape[OURS]:
+        if not chosen.is_lowest(regime):
+            best = min(chosen.mape, key=lambda name: chosen.mape[name][regime])
+            notes.append(f"{subject.model}: {LABELS[best]} predicts {regime} steps better than ours here.")
+    return notes
+
+
+def _data(subject: Subject, report: Report, recovery: Recovery) -> dict[str, Any]:
+    measured = report.measurements
+    return {
+        "device": subject.device,
+        "dtype": subject.dtype,
+        "num_threads": subject.num_threads,
+        "steps": len(measured.runs),
+        "seconds": measured.seconds,
+        "drift": measured.drift,
+        "is_normalised": report.is_normalised,
+        "left_out": dict(measured.left_out),
+        "normalised": {"mape": report.normalised.mape, "noise_floor": report.normalised.noise_floor},
+        "raw": {"mape": report.raw.mape, "noise_floor": report.raw.noise_floor},
+        "recovery": {"steps": recovery.steps, "coverage": recovery.coverage, "late_error": recovery.late_error},
+    }
+
+
+def _plot(found: Sequence[tuple[str, Report, Recovery]], figure: Any) -> None:
+    """A row a model: predicted against measured time of held-out steps, and the rolling error around the slow-down."""
+    panels = figure.subplots(len(found), 2, squeeze=False)
+    for (model, report, recovery), (left, right) in zip(found, panels, strict=True):
+        chosen = report.chosen
+        measured_ms = [1e3 * sample.seconds for sample in chosen.held_out]
+        for name in (chosen.echo, "bros", "hygen", OURS):
+            predicted_ms = [1e3 * chosen.models[name].predict(sample.shape).seconds for sample in chosen.held_out]
+            left.loglog(measured_ms, predicted_ms, ".", markersize=5 if name == OURS else 3, label=LABELS[name])
+        ends = [min(measured_ms), max(measured_ms)]
+        left.loglog(ends, ends, color="grey", linewidth=1)
+        left.set(title=model, xlabel="measured, ms", ylabel="predicted, ms")
+        left.legend(fontsize=8)
+        right.plot([100 * error for error in recovery.rolling_error], linewidth=1)
+        right.axvline(recovery.slow_from, color="grey", linestyle=":")
+        right.axhline(100 * ERROR_BOUND, color="grey", linewidth=1)
+        right.set(
+            title=f"{SLOW_DOWN} x slower from the middle on", xlabel="step", ylabel=f"error of {WINDOW_STEPS} steps, %"
+        )
