@@ -26,6 +26,8 @@ class BatchShape:
     shared_prefix_tokens: int = 0
     """KV tokens that several readers share and a kernel reads once (0 without such a kernel)."""
     swapped_blocks: int = 0
+    prefill_context_tokens: int = 0
+    """KV tokens that prefill chunks read: the context before them, summed."""
 
     @property
     def num_tokens(self) -> int:
@@ -39,6 +41,7 @@ class BatchShape:
         else:
             self.prefill_requests += 1
             self.prefill_tokens += num_tokens
+            self.prefill_context_tokens += context_tokens
             self.prefill_attention_pairs += num_tokens * context_tokens + num_tokens * (num_tokens + 1) // 2
         if context_tokens + num_tokens > self.max_context_tokens:
             self.max_context_tokens = context_tokens + num_tokens
@@ -66,6 +69,7 @@ class BatchShape:
             self.max_context_tokens,
             self.shared_prefix_tokens,
             self.swapped_blocks,
+            self.prefill_context_tokens,
         )
 
 

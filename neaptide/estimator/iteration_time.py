@@ -24,6 +24,11 @@ def regime_of(shape: BatchShape) -> Regime:
     return Regime.MIXED if shape.decode_requests else Regime.PREFILL
 
 
+def read_kv_tokens(shape: BatchShape) -> int:
+    """KV tokens that a step reads: those of decodes, and the context before prefill chunks."""
+    return max(shape.decode_context_tokens + shape.prefill_context_tokens - shape.shared_prefix_tokens, 0)
+
+
 @dataclass(slots=True, frozen=True)
 class Sample:
     """A step that was measured."""

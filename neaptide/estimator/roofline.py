@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.iteration_time import Regime, Sample, read_kv_tokens, regime_of
 from neaptide.estimator.roofline_fit import fit_costs
 from neaptide.estimator.step_cost import StepCost, StepFormula, Terms
 
@@ -31,7 +31,7 @@ class RooflineModel:
 
     def __init__(self, costs: Mapping[Regime, StepCost] | None = None, overlap_kappa: float = 1.0) -> None:
         self.costs = dict(costs or dict.fromkeys(Regime, GENERIC))
-        self._kappa = overlap_kappa
+        self.overlap_kappa = overlap_kappa
         self._compile()
 
     @classmethod
@@ -58,7 +58,7 @@ class RooflineModel:
             shape.prefill_attention_pairs,
             shape.prefill_requests,
             shape.decode_requests,
-            max(shape.decode_context_tokens - shape.shared_prefix_tokens, 0),
+            read_kv_tokens(shape),
             shape.swapped_blocks,
         )
 
@@ -78,4 +78,4 @@ class RooflineModel:
         self._compile()
 
     def _compile(self) -> None:
-        self._formulas = {regime: StepFormula(cost, self._kappa) for regime, cost in self.costs.items()}
+        self._formulas = {regime: StepFormula(cost, self.overlap_kappa) for regime, cost in self.costs.items()}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from neaptide.engine.batch import BatchShape
-from neaptide.estimator.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.iteration_time import Regime, Sample, read_kv_tokens, regime_of
 from neaptide.estimator.least_squares import Array, fit_relative
 from neaptide.estimator.step_cost import StepCost
 
@@ -51,7 +51,7 @@ def _features(shape: BatchShape, num_segments: int) -> list[float]:
         1.0,
         *curve,
         float(shape.prefill_attention_pairs),
-        float(max(shape.decode_context_tokens - shape.shared_prefix_tokens, 0)),
+        float(read_kv_tokens(shape)),
         float(shape.decode_requests),
         float(shape.prefill_requests),
         float(shape.swapped_blocks),

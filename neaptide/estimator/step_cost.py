@@ -18,7 +18,7 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pair_s: float
     """Prefill attention, per (query, key) pair."""
     kv_token_s: float
-    """Decode attention, per KV token read."""
+    """Reading cached keys and values, per KV token: of decodes, and of the context before prefill chunks."""
     decode_request_s: float = 0.0
     prefill_request_s: float = 0.0
     swap_block_s: float = 0.0
