@@ -60,6 +60,16 @@ def test_the_serial_formula_by_hand() -> None:
     assert model.predict(mixed_step()) == (compute_s + 0.5 * 55 + 0.25 * 40 + rest_s, 0.0)
 
 
+def test_a_chunk_reads_the_context_before_it_once() -> None:
+    model = RooflineModel.from_profile(profile("analytic"))
+    shape = BatchShape()
+    shape.add(10, 100)
+    shape.add(2, 30)
+    pairs = 10 * 100 + 55 + 2 * 30 + 3
+    rest_s = 1.0 + 0.75 * 12 + 3.0 * 2
+    assert model.predict(shape).seconds == 2.0 * 12 + 1.5 * 2 + 0.5 * pairs + 0.25 * 130 + rest_s
+
+
 def test_few_tokens_wait_for_the_weights() -> None:
     model = RooflineModel.from_profile(profile("analytic"))
     assert model.predict(decodes(1, 8)).seconds == 1.0 + 20.0 + 0.25 * 8 + 0.125 + 0.75
