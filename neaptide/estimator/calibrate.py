@@ -41,7 +41,7 @@ class Pace:
 
 
 FULL = Pace(budget_s=120.0, max_step_s=1.0, max_rounds=15)
-QUICK = Pace(budget_s=20.0, max_step_s=0.5, max_rounds=5)
+QUICK = Pace(budget_s=20.0, max_step_s=0.5, max_rounds=9)
 
 
 @dataclass(slots=True, frozen=True)

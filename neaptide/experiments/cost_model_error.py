@@ -15,7 +15,7 @@ from typing import Any
 from neaptide.commands.calibration import LABELS, calibrate_model, progress_bar
 from neaptide.estimator.calibrate import FULL, QUICK, Measurements, Pace
 from neaptide.estimator.calibration_report import OURS, Report
-from neaptide.estimator.iteration_time import Sample
+from neaptide.estimator.iteration_time import Sample, regime_of
 from neaptide.estimator.micro_runs import shape_of
 from neaptide.estimator.online_fit import OnlineCostModel
 from neaptide.estimator.roofline import RooflineModel
@@ -128,7 +128,8 @@ def error_rows(model: str, report: Report) -> list[Row]:
                 rows.append(_percent(f"{model} {regime}: {LABELS[name]}{taken}", errors[regime]))
         holds = chosen.is_lowest(regime) and chosen.is_within_bound(regime)
         floor, bound = chosen.noise_floor[regime], chosen.bound(regime)
-        case = f"{model} {regime}: ours; noise floor {floor:.1%}, bound {bound:.1%}"
+        shapes = sum(regime_of(sample.shape) is regime for sample in chosen.held_out)
+        case = f"{model} {regime}: ours; noise floor {floor:.1%}, bound {bound:.1%}, {shapes} shapes"
         rows.append(_percent(case, chosen.mape[OURS][regime], holds=holds))
     return rows
 
