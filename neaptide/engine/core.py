@@ -70,7 +70,8 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._log = request_log or (lambda event, request_id: None)
         self._witness = witness or (lambda request_ids: None)
-        self._recorder = recorder
+        self.recorder = recorder
+        """To be closed when the engine ends."""
         self._outputs: list[RequestOutput] = []
         """Terminal outputs that no step made: refusals, aborts."""
 
@@ -82,8 +83,8 @@ class EngineCore:
 
     def handle(self, message: ToEngine) -> None:
         now_s = self._clock.now()
-        if self._recorder is not None:
-            self._recorder.message(message, now_s)
+        if self.recorder is not None:
+            self.recorder.message(message, now_s)
         if isinstance(message, AddRequest):
             try:
                 self._add_request(message)
@@ -165,8 +166,8 @@ class EngineCore:
             return StepOutputs(self._take_outputs(), [])
         timer.scheduled()
         if plan is None:
-            if self._recorder is not None:
-                self._recorder.idle(timer.start_s)
+            if self.recorder is not None:
+                self.recorder.idle(timer.start_s)
             return StepOutputs(self._take_outputs(), [])
         for new in plan.new_requests:
             self._log("start", new.request_id)
@@ -177,8 +178,8 @@ class EngineCore:
         self._commit(plan, result, timer.executed_at_s)
         if result.is_whole:
             self._learn(plan, timer.execute_s)
-        if self._recorder is not None:
-            self._recorder.step(plan, result, timer, self.scheduler)
+        if self.recorder is not None:
+            self.recorder.step(plan, result, timer, self.scheduler)
         outputs = self._take_outputs()
         timer.committed()
         return StepOutputs(outputs, [step_stats(plan, result, timer, self.scheduler)])
@@ -242,8 +243,8 @@ class EngineCore:
     ) -> None:
         """The one place where an admitted or waiting request ends."""
         assert request.status is not RequestStatus.FINISHED
-        if self._recorder is not None:
-            self._recorder.ended(request, reason)
+        if self.recorder is not None:
+            self.recorder.ended(request, reason)
         output = self._report(request)
         output.finish_reason = reason
         output.error = error

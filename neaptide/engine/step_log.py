@@ -18,7 +18,7 @@ from neaptide.engine.batch import BatchShape, StepPlan, StepResult
 from neaptide.engine.config import EngineConfig, SchedulerConfig
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
 from neaptide.engine.offline.token_file import TokenFile
-from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.engine.params import FinishReason, Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.policies import POLICIES
@@ -142,9 +142,9 @@ class _BlockNumbers:
         self._numbers: dict[int, int] = {}
         """By 64-bit hash: far too few blocks for two of them to meet."""
 
-    def intern(self, parent: int, token_ids: "array[int]") -> tuple[int, Ranges]:
-        """The number of the last full block, and the numbers of all; ``parent`` is what stands before the first."""
-        content = token_ids.tobytes()
+    def intern(self, parent: int, content: bytes) -> tuple[int, Ranges]:
+        """The number of the last full block of int32 tokens, and the numbers of all; ``parent`` is what stands before
+        the first."""
         numbers, expected = self._numbers, -1
         ranges: Ranges = []
         for start in range(0, len(content) - self._block_bytes + 1, self._block_bytes):
@@ -218,7 +218,7 @@ class StepRecorder:
         """A request ends, in the running step or between steps."""
         handle = self._handle(request.request_id)
         num_full = request.num_prompt_tokens // self._block_size
-        tail = array("i", request.token_ids[num_full * self._block_size :])
+        tail = array("i", request.token_ids[num_full * self._block_size :]).tobytes()
         _, ranges = self._numbers.intern(self._last_block.pop(handle), tail)
         self._ended.append((handle, request.num_output_tokens, reason, ranges))
         self._ended_ids.append(request.request_id)
@@ -266,7 +266,7 @@ class StepRecorder:
     def _add(self, message: AddRequest) -> None:
         handle = self._next_handle()
         self._handles[message.request_id] = handle
-        ranges = self._intern_prompt(handle, message.prompt_token_ids, message.salt)
+        ranges = self._intern_prompt(handle, array("i", message.prompt_token_ids).tobytes(), message.salt)
         self._write(
             AddLine(
                 message.request_id,
@@ -284,15 +284,17 @@ class StepRecorder:
     def _add_batch(self, message: AddBatch, now_s: float) -> None:
         try:
             tokens = TokenFile(message.path)
-            prompts = [tokens.prompt(row) for row in message.rows]
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError):
             return  # the engine refuses it as a whole
-        params: list[SamplingParams] = [message.params_table[index] for index in message.params_index]
+        if not message.rows or max(message.rows) >= len(tokens):
+            return  # the same
+        params = [message.params_table[index] for index in message.params_index]
         line = BatchLine(message.batch_id, now_s, message.deadline_s, [])
         handles = self._rows.setdefault(message.batch_id, {})
-        for row, prompt, own in zip(message.rows, prompts, params, strict=True):
+        for row, own in zip(message.rows, params, strict=True):
             handle = handles[row] = self._next_handle()
-            line.rows.append((row, len(prompt), own.max_tokens, self._intern_prompt(handle, prompt, message.salt)))
+            ranges = self._intern_prompt(handle, tokens.content(row), message.salt)
+            line.rows.append((row, tokens.num_tokens(row), own.max_tokens, ranges))
         line.scores_prompt = [
             row for row, own in zip(message.rows, params, strict=True) if own.prompt_logprobs is not None
         ]
@@ -301,8 +303,8 @@ class StepRecorder:
             line.order = sorted(range(len(keys)), key=keys.__getitem__)
         self._write(line)
 
-    def _intern_prompt(self, handle: int, prompt: list[int], salt: bytes) -> Ranges:
-        self._last_block[handle], ranges = self._numbers.intern(self._numbers.root(salt), array("i", prompt))
+    def _intern_prompt(self, handle: int, content: bytes, salt: bytes) -> Ranges:
+        self._last_block[handle], ranges = self._numbers.intern(self._numbers.root(salt), content)
         return ranges
 
     def _next_handle(self) -> int:

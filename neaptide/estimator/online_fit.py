@@ -56,7 +56,7 @@ class OnlineCostModel:
     """
 
     def __init__(self, base: RooflineModel, alpha: float = 0.05) -> None:
-        self._base = base
+        self.base = base
         self._logs = np.zeros(SIZE)
         """Common part, then the own parts of every regime's terms."""
         own_decay = 1.0 - 1.0 / MEMORY_STEPS
@@ -87,7 +87,7 @@ class OnlineCostModel:
         return self._sum_errors / self._num_observed if self._num_observed else 0.0
 
     def predict(self, shape: BatchShape) -> Prediction:
-        fixed, gemm, attention, kv, requests, swap = self._base.terms(shape)
+        fixed, gemm, attention, kv, requests, swap = self.base.terms(shape)
         a, b, c, d, e, f = self._factors[regime_of(shape)]
         seconds = a * fixed + b * gemm + c * attention + d * kv + e * requests + f * swap
         return Prediction(seconds, seconds * self._relative_margin)
@@ -111,7 +111,7 @@ class OnlineCostModel:
         # How the logarithm of the prediction changes with each parameter: a term's share of the prediction.
         slope = np.zeros(SIZE)
         slope[0] = 1.0
-        parts = zip(self._factors[regime], self._base.terms(shape), strict=True)
+        parts = zip(self._factors[regime], self.base.terms(shape), strict=True)
         slope[TERMS] = slope[OWN[regime]] = [factor * term / predicted_s for factor, term in parts]
 
         self._trend += TREND_RATE * (min(max(error, -MAX_TREND_ERROR), MAX_TREND_ERROR) - self._trend)

@@ -28,6 +28,12 @@ def roofline_recipe(profile: DeviceProfile, overlap_kappa: float, *, learns: boo
     }
 
 
+def recipe_of(model: OnlineCostModel) -> Recipe:
+    """The model before it has seen any step: what it has learnt is not in the recipe."""
+    costs = {regime.value: msgspec.to_builtins(cost) for regime, cost in model.base.costs.items()}
+    return {"kind": "online", "costs": costs, "overlap_kappa": model.base.overlap_kappa}
+
+
 def constant_recipe(seconds: float) -> Recipe:
     return {"kind": "constant", "seconds": seconds}
 

@@ -42,6 +42,8 @@ class StartUp:
         self._steps = start_steps(limits)
         self._subject = subject
         self._date = date
+        self.observed: list[Sample] = []
+        """What the cost model has been shown, in order."""
         self._file = kept_in / subject.file_name if kept_in is not None and subject.model_fingerprint else None
 
     def cost_model(self, profile: str | None) -> OnlineCostModel:
@@ -55,15 +57,17 @@ class StartUp:
         known = self._given(profile) if profile is not None else self._kept()
         if known is not None:
             model = OnlineCostModel(RooflineModel.from_profile(known))
-            count = sum(1 for _ in self._run(model, 1, WARM_UP_S, WARM_UP_STEP_S))
+            self.observed = [sample for _, sample in self._run(model, 1, WARM_UP_S, WARM_UP_STEP_S)]
             source = f"profile {known.name}"
         else:
             runs = list(self._run(OnlineCostModel(RooflineModel.generic()), ROUNDS, MAX_TOTAL_S, MAX_STEP_S))
             model = OnlineCostModel(self._measured(runs))
-            for _, sample in runs:
+            self.observed = [sample for _, sample in runs]
+            for sample in self.observed:
                 model.observe(sample.shape, sample.seconds)
-            count, source = len(runs), "measured"
-        logger.info("warmed up with %d steps in %.1f s, cost model: %s", count, self._clock.now() - start_s, source)
+            source = "measured"
+        took_s = self._clock.now() - start_s
+        logger.info("warmed up with %d steps in %.1f s, cost model: %s", len(self.observed), took_s, source)
         return model
 
     def _given(self, name: str) -> DeviceProfile:

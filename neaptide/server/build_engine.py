@@ -3,6 +3,7 @@
 Torch is imported where an executor needs it: a simulated engine does without.
 """
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,17 +12,17 @@ from neaptide.engine.batch import BatchShape
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.core import EngineCore
-from neaptide.engine.interfaces import CostModel
-from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import EngineReady
 from neaptide.engine.process import RequestLogFile
 from neaptide.engine.runner.model_config import load_model_config
+from neaptide.engine.step_log import StepRecorder, create_log
 from neaptide.engine.step_witness import StepWitness
 from neaptide.estimator.calibration_steps import Limits, start_steps
 from neaptide.estimator.device_profile import load_profile
-from neaptide.estimator.iteration_time import ConstantCostModel
+from neaptide.estimator.iteration_time import ConstantCostModel, Sample
 from neaptide.estimator.micro_runs import MicroRunner
 from neaptide.estimator.online_fit import OnlineCostModel
+from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.sim_executor import SimExecutor
 from neaptide.estimator.start_up import StartUp
@@ -30,8 +31,6 @@ from neaptide.estimator.subject import Subject
 if TYPE_CHECKING:
     from neaptide.engine.runner.torch_executor import TorchExecutor
 
-HEADROOM_RATIO = 0.1
-"""Of the KV blocks, kept for online work until a forecast takes its place."""
 SIM_NUM_BLOCKS = 4096
 
 
@@ -49,16 +48,17 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
             f"the KV cache holds {executor.num_blocks * config.cache.block_size} tokens, less than one request of "
             f"max_model_len = {scheduler.max_model_len}; raise kv_cache_gib or lower max_model_len"
         )
-    cost_model = _cost_model(config, executor, clock)
+    cost_model, observed = _cost_model(config, executor, clock)
     core = EngineCore(
         config,
         executor,
         cost_model,
-        FixedHeadroom(executor.num_blocks, HEADROOM_RATIO),
+        build_headroom("fixed", executor.num_blocks),
         clock,
         frozenset(model.eos_token_ids),
         RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
         StepWitness(config.witness_fd) if config.witness_fd is not None else None,
+        None if config.step_log_path is None else _recorder(config, executor.num_blocks, cost_model, observed),
     )
     longest = BatchShape()
     longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))
@@ -90,12 +90,15 @@ def _build_executor(
     return executor, executor.device.type, executor.dtype_name
 
 
-def _cost_model(config: EngineConfig, executor: "SimExecutor | TorchExecutor", clock: Clock) -> CostModel:
-    """From a profile, or from micro-runs where steps are real; the executor is warm afterwards."""
+def _cost_model(
+    config: EngineConfig, executor: "SimExecutor | TorchExecutor", clock: Clock
+) -> tuple[OnlineCostModel, list[Sample]]:
+    """From a profile, or from micro-runs where steps are real, and the steps that it was shown; the executor is warm
+    afterwards."""
     profile = config.profile
     if isinstance(executor, SimExecutor):
         base = RooflineModel() if profile.name is None else RooflineModel.from_profile(load_profile(profile.name))
-        return OnlineCostModel(base)
+        return OnlineCostModel(base), []
     block_size = config.cache.block_size
     limits = Limits.of(config.scheduler, executor.num_blocks * block_size)
     runner = MicroRunner(executor, clock, block_size)
@@ -103,4 +106,17 @@ def _cost_model(config: EngineConfig, executor: "SimExecutor | TorchExecutor", c
     kept_in = None if profile.kept_in is None else Path(profile.kept_in)
     subject = Subject.of(executor, Path(config.executor.model_path).name, block_size, profile.model_fingerprint)
     start_up = StartUp(runner, clock, limits, subject, time.strftime("%Y-%m-%d"), kept_in)
-    return start_up.cost_model(profile.name)
+    return start_up.cost_model(profile.name), start_up.observed
+
+
+def _recorder(
+    config: EngineConfig, num_blocks: int, cost_model: OnlineCostModel, observed: list[Sample]
+) -> StepRecorder:
+    assert config.step_log_path is not None
+    if os.path.exists(config.step_log_path):
+        os.replace(config.step_log_path, f"{config.step_log_path}.1")
+    recipe = {"cost_model": recipe_of(cost_model), "headroom": "fixed"}
+    recorder = StepRecorder(create_log(config.step_log_path), config, num_blocks, recipe)
+    for sample in observed:
+        recorder.observed(sample.shape, sample.seconds)
+    return recorder

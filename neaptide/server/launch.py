@@ -100,6 +100,7 @@ def engine_config(
         ),
         profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
         request_log_path=str(data_dir / REQUEST_LOG),
+        step_log_path=settings.step_log,
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -324,7 +325,11 @@ def engine_main(address: str, config_json: str, parent_pid: int) -> int:
         except (OSError, ValueError, RuntimeError) as error:
             link.send(EngineFatal(str(error)))
             return 1
-        run_engine(core, ready, link, link, clock)
+        try:
+            run_engine(core, ready, link, link, clock)
+        finally:
+            if core.recorder is not None:
+                core.recorder.close()
         return 0
     finally:
         link.close()

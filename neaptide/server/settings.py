@@ -74,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_level: str = "info"
     log_format: str = "json"
     """json or text; one line for each request either way."""
+    step_log: str | None = None
+    """File for the step log: every decision of the scheduler, for replay. None by default."""
     executor: str = "torch"
     """sim computes no model: tokens from a hash, for tests of everything around it."""
     sim_step_ms: float = 5.0

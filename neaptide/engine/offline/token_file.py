@@ -85,6 +85,10 @@ class TokenFile:
         """Orders prompts as their token ids do (none is negative); comparing is one memcmp."""
         return self._tokens[self._offsets[row] : self._offsets[row + 1]].astype(">u4").tobytes()
 
+    def content(self, row: int) -> bytes:
+        """A prompt as it stands in the file."""
+        return self._tokens[self._offsets[row] : self._offsets[row + 1]].tobytes()
+
     def prompt(self, row: int) -> list[int]:
         start, end = self._offsets[row], self._offsets[row + 1]
         tokens: list[int] = self._tokens[start:end].tolist()
