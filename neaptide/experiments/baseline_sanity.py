@@ -5,7 +5,7 @@ vLLM on a CPU in the simulator: what ``priority`` does to online latency there m
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -342,17 +342,14 @@ def _valid(runs: PolicyRuns) -> bool:
 
 
 def _plot(figure: Any, runs: dict[str, PolicyRuns]) -> None:
-    left, right = figure.subplots(1, 2)
-    names = list(runs)
-    ttft_ms = [_ms(one.flood.result.online.ttft_s["p99"]) for one in runs.values()]
-    alone_ms = [_ms(one.alone.result.online.ttft_s["p99"]) for one in runs.values()]
-    left.barh(names, ttft_ms, label="beside the flood")
-    left.barh(names, alone_ms, height=0.3, label="alone")
-    left.set(xscale="log", xlabel="online TTFT p99, ms")
-    left.legend()
-    attainment = [100.0 * (one.flood.result.online.attainment["both"] or 0.0) for one in runs.values()]
-    tokens_per_s = [one.flood.result.offline.tokens_per_s for one in runs.values()]
-    right.scatter(tokens_per_s, attainment)
-    for name, x, y in zip(names, tokens_per_s, attainment, strict=True):
-        right.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points")
-    right.set(xlabel="offline tokens/s beside online", ylabel="online requests within both targets, %")
+    names, ones = list(runs), list(runs.values())
+    panels: tuple[tuple[str, Callable[[Outcome], float], list[Outcome]], ...] = (
+        ("online TTFT p99, ms", lambda one: _ms(one.result.online.ttft_s["p99"]), [one.alone for one in ones]),
+        ("online TPOT p99, ms", lambda one: _ms(one.result.online.tpot_s["p99"]), [one.alone for one in ones]),
+        ("offline tokens/s", lambda one: one.result.offline.tokens_per_s, [one.ceiling for one in ones]),
+    )
+    for axes, (label, value, others) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        axes.barh(names, [value(one.flood) for one in ones], label="beside each other")
+        axes.barh(names, [value(other) for other in others], height=0.3, label="alone")
+        axes.set(xlabel=label, xscale="log" if "ms" in label else "linear")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
