@@ -57,6 +57,6 @@ def test_what_the_policy_packs_is_within_every_bound_and_never_better_than_the_o
 def test_the_gap_is_as_documented() -> None:
     gap = measure(2_000)
     counts = (gap.infeasible, gap.dropped, gap.violated, gap.compared, gap.optimal, gap.as_many, gap.none)
-    assert counts == (55, 232, 2, 1489, 314, 1276, 178)
+    assert counts == (55, 224, 2, 1489, 314, 1276, 178)
     assert gap.mean_ratio == pytest.approx(0.6473, abs=5e-5)
     assert gap.max_ratio == 1.0

@@ -8,8 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from heapq import merge
-from itertools import islice
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from neaptide.engine.batch import BatchShape, StepPlan
 from neaptide.engine.config import SchedulerConfig
@@ -39,15 +38,6 @@ class AdaptiveBatchSize:
 
     def observe(self, returned_early: bool) -> None:
         self.limit = self._initial if returned_early else min(self.limit + 1, self._most)
-
-
-class Pulled(NamedTuple):
-    """RT requests for one step."""
-
-    urgent: list[Request]
-    """Least remaining time first; as many as the batch may hold."""
-    slack_s: float
-    """Least remaining time of those that can still make their deadline; infinite without any."""
 
 
 class _Draft:
@@ -136,9 +126,9 @@ class BrosScheduler(WholePromptScheduler):
 
     def _pack(self, step: StepBuilder) -> float:
         self._note_returned_tokens(step.now_s)
-        urgent, slack_s = self.pull(step.now_s)
+        slack_s = self.tightest_slack_s(step.now_s)
         draft, num_dropped = _Draft(step), self._num_dropped
-        returned_early = self._choose_urgent(step, draft, urgent, slack_s)
+        returned_early = self._choose_urgent(step, draft, slack_s)
         if not returned_early and not self.offline_paused:
             self._add_resident_best_effort(step, draft, slack_s)
             if self._num_dropped == num_dropped:
@@ -168,8 +158,8 @@ class BrosScheduler(WholePromptScheduler):
             return (request.arrival_s + request.ttft_slo_s, request.arrival_s, request.request_id)
         return (returned_s + request.tpot_slo_s, request.arrival_s, request.request_id)
 
-    def pull(self, now_s: float) -> Pulled:
-        """The most urgent RT requests, and the tightest slack.
+    def pull(self) -> Iterator[Request]:
+        """RT requests, most urgent first.
 
         Section 4.2, "Request pulling optimization": only requests with tokens are sorted; those that wait for their
         first stand in order already, and the two are polled in turn.
@@ -177,32 +167,43 @@ class BrosScheduler(WholePromptScheduler):
         waiting = self.queues.waiting_online
         first = bisect_left(waiting, True, key=lambda r: r.num_output_tokens == 0)
         pending = sorted([*self.queues.running_online.values(), *waiting[:first]], key=self.urgency)
-        urgent: list[Request] = []
-        slack_s = math.inf
-        for request in merge(pending, islice(waiting, first, None), key=self.urgency):
-            if len(urgent) < self.batch_size.limit:
-                urgent.append(request)
-            elif slack_s < math.inf:
-                break
-            remaining_s = self.urgency(request)[0] - now_s
-            if slack_s == math.inf and remaining_s > 0.0 and self._seconds(BatchShape(), request) <= remaining_s:
-                slack_s = remaining_s
-        return Pulled(urgent, slack_s)
+        return merge(pending, waiting[first:], key=self.urgency)
 
-    def _choose_urgent(self, step: StepBuilder, draft: _Draft, urgent: list[Request], slack_s: float) -> bool:
-        """Lines 5-15: until the batch is full, blocks run out or the step would outlast the tightest slack.
+    def tightest_slack_s(self, now_s: float) -> float:
+        """Least remaining time of the RT requests that can still make their deadline; infinite without any.
 
-        Returns whether the last was the case: the early return of lines 11-12. The first request is taken anyway:
-        an empty batch would help nobody.
+        A request that is lost would otherwise stop all the others: the paper means "the one closest to its deadline
+        [that] does not fail".
         """
-        for request in urgent:
+        for request in self.pull():
+            remaining_s = self.urgency(request)[0] - now_s
+            if remaining_s > 0.0 and self._seconds(BatchShape(), request) <= remaining_s:
+                return remaining_s
+        return math.inf
+
+    def _choose_urgent(self, step: StepBuilder, draft: _Draft, slack_s: float) -> bool:
+        """Lines 5-15: until the batch is full, or the step would outlast the tightest slack.
+
+        Returns whether the latter was the case: the early return of lines 11-12. The first request is taken anyway:
+        an empty batch would help nobody. Behind a waiting request that lacks memory only resident ones are taken,
+        and behind a resident one that had others dropped.
+        """
+        can_admit, num_dropped = True, self.preemptor.count.online
+        for request in self.pull():
+            if draft.num_requests >= self.batch_size.limit:
+                break
+            if is_waiting(request) and not can_admit:
+                continue
             step.at = request
             outlasts = self._seconds(draft.shape, request) > slack_s
             if outlasts and draft.chosen:
                 return True
             num_blocks = self._blocks(request)
-            if not self._fits(draft.shape, request) or not self._make_urgent_room(draft, request, num_blocks):
-                break
+            has_room = self._fits(draft.shape, request) and self._make_urgent_room(draft, request, num_blocks)
+            if not has_room:
+                can_admit &= not is_waiting(request)
+                continue
+            can_admit &= self.preemptor.count.online == num_dropped
             draft.take(request, num_blocks)
             if outlasts:
                 return True
@@ -210,7 +211,8 @@ class BrosScheduler(WholePromptScheduler):
         return False
 
     def _make_urgent_room(self, draft: _Draft, request: Request, num_blocks: int) -> bool:
-        """Drops BE requests, youngest first, then RT requests with more remaining time, most first (section 5.2)."""
+        """Drops BE requests, youngest first. A resident request that must grow may also drop RT requests with more
+        remaining time, most first (section 5.2); if a waiting one could, they would drop each other in turn."""
         available = self.queues.kv.pool.num_available
         seats = max(self._num_seats_taken(draft) + is_waiting(request) - self.config.max_num_seqs, 0)
         if not seats and draft.num_blocks + num_blocks <= available:
@@ -218,9 +220,10 @@ class BrosScheduler(WholePromptScheduler):
 
         def victims() -> Iterator[Request]:
             yield from reversed(list(self.queues.running_offline.values()))
-            urgency = self.urgency(request)
-            later = [r for r in self.queues.running_online.values() if self.urgency(r) > urgency]
-            yield from sorted(later, key=self.urgency, reverse=True)
+            if not is_waiting(request):
+                urgency = self.urgency(request)
+                later = [r for r in self.queues.running_online.values() if self.urgency(r) > urgency]
+                yield from sorted(later, key=self.urgency, reverse=True)
 
         return self.preemptor.make_room(draft.num_blocks + num_blocks, victims(), seats=seats)
 
