@@ -34,6 +34,8 @@ TREND_RATE, TREND_DRIFT = 0.2, 0.3
 OUTLIER = 3.0
 """Errors count for at most so many standard deviations: one stalled step is not a slow machine."""
 MAX_TREND_ERROR = 0.3
+FIRST_MARGIN = 0.1
+"""Until a regime has shown enough steps for a quantile."""
 MAX_MARGIN = log(2.0)
 """On a machine noisier than that a wider margin would only stop offline work."""
 
@@ -47,7 +49,8 @@ class OnlineCostModel:
     which every parameter has its own forgetting; a term's own part is pulled back to 0. Factors are positive, so more
     work never takes less time within a regime.
 
-    The margin is a quantile of recent relative errors by adaptive conformal inference (``AdaptiveQuantile``).
+    The margin is a quantile of the regime's recent relative errors by adaptive conformal inference
+    (``AdaptiveQuantile``): one regime may be noisier than another, and each is covered as promised.
     State depends on nothing but the base and the steps observed, in order.
 
     Args:
@@ -70,8 +73,8 @@ class OnlineCostModel:
         self._growth[0, 0] = COMMON_DRIFT**2
         self._factors = {regime: [1.0] * NUM_TERMS for regime in Regime}
         self._trend = 0.0
-        self._quantile = AdaptiveQuantile(alpha, initial=0.1)
-        self._relative_margin = expm1(0.1)
+        self._quantiles = {regime: AdaptiveQuantile(alpha, initial=FIRST_MARGIN) for regime in Regime}
+        self._relative_margins = dict.fromkeys(Regime, expm1(FIRST_MARGIN))
         self._num_observed = 0
         self._num_covered = 0
         self._sum_errors = 0.0
@@ -88,9 +91,10 @@ class OnlineCostModel:
 
     def predict(self, shape: BatchShape) -> Prediction:
         fixed, gemm, attention, kv, requests, swap = self.base.terms(shape)
-        a, b, c, d, e, f = self._factors[regime_of(shape)]
+        regime = regime_of(shape)
+        a, b, c, d, e, f = self._factors[regime]
         seconds = a * fixed + b * gemm + c * attention + d * kv + e * requests + f * swap
-        return Prediction(seconds, seconds * self._relative_margin)
+        return Prediction(seconds, seconds * self._relative_margins[regime])
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         predicted_s, margin_s = self.predict(shape)
@@ -101,8 +105,10 @@ class OnlineCostModel:
         self._num_covered += covered
         self._sum_errors += abs(predicted_s / seconds - 1.0)
         error = log(seconds / predicted_s)
-        self._quantile.observe(error, not covered)
-        self._relative_margin = expm1(min(max(self._quantile.value, 0.0), MAX_MARGIN))
+        regime = regime_of(shape)
+        quantile = self._quantiles[regime]
+        quantile.observe(error, not covered)
+        self._relative_margins[regime] = expm1(min(max(quantile.value, 0.0), MAX_MARGIN))
         self._learn(shape, predicted_s, error)
 
     def _learn(self, shape: BatchShape, predicted_s: float, error: float) -> None:

@@ -73,6 +73,21 @@ def test_the_margin_covers_the_share_that_was_asked_for(base: Base, alpha: float
     assert model.coverage == pytest.approx(1.0 - alpha, abs=0.015)
 
 
+def test_noisy_and_quiet_regimes_are_both_covered_as_promised(base: Base) -> None:
+    rng, model = random.Random(0), OnlineCostModel(base.calibrated)
+    noise = {Regime.PREFILL: 0.08, Regime.DECODE: 0.02, Regime.MIXED: 0.08}
+    covered: dict[Regime, list[bool]] = {regime: [] for regime in Regime}
+    for _ in range(2400):
+        regime = rng.choice(list(Regime))
+        shape = random_shape(rng, regime)
+        seconds = MACHINE(shape) * rng.lognormvariate(0.0, noise[regime])
+        predicted_s, margin_s = model.predict(shape)
+        covered[regime].append(seconds <= predicted_s + margin_s)
+        model.observe(shape, seconds)
+    for met in covered.values():
+        assert sum(met) / len(met) == pytest.approx(0.95, abs=0.015)
+
+
 def test_a_slow_down_seen_in_decodes_is_expected_of_prefills(base: Base) -> None:
     model = OnlineCostModel(base.calibrated)
     errors(model, measure(MACHINE, 0, 100, 0.03))
