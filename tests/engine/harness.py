@@ -78,7 +78,10 @@ class Harness:
         step = self.core.scheduler.last
         if step is None or step is before:
             return {}
-        return {request.request_id: num_tokens for request, num_tokens in step.scheduled}
+        tokens = {request.request_id: num_tokens for request, num_tokens in step.scheduled}
+        assert len(tokens) == len(step.scheduled), "a request takes part twice"
+        assert sum(tokens.values()) <= self.core.scheduler.max_step_tokens
+        return tokens
 
     def run(self, max_steps: int = 10_000) -> list[dict[str, int]]:
         steps = []
