@@ -24,7 +24,7 @@ SURVEY_SHARE = 0.25
 REFERENCE_EVERY = 4
 """Steps between two runs of the reference step."""
 ROLLING = 7
-"""Runs of the reference step whose median is the machine's speed of the moment."""
+"""Runs of the reference step whose median is the machine's speed of the moment, where nothing else is said."""
 TOO_LONG = "would take too long"
 NO_TIME = "no time was left"
 NO_ROOM = "does not fit into the KV cache"
@@ -64,27 +64,26 @@ class Measurements:
     seconds: float = 0.0
     """What all of it took."""
 
-    @property
-    def rolling_reference_s(self) -> list[float]:
-        """For each run of the reference step the median of ``ROLLING`` around it."""
-        half = ROLLING // 2
+    def rolling_reference_s(self, window: int = ROLLING) -> list[float]:
+        """For each run of the reference step the median of ``window`` around it."""
+        half = window // 2
         times = self.reference_s
         return [median(times[max(i - half, 0) : i + half + 1]) for i in range(len(times))]
 
     @property
     def drift(self) -> float:
         """(q90 - q10) / median of the rolling reference time."""
-        low, middle, high = np.quantile(self.rolling_reference_s, (0.1, 0.5, 0.9))
+        low, middle, high = np.quantile(self.rolling_reference_s(), (0.1, 0.5, 0.9))
         return float((high - low) / middle)
 
-    def normalised(self) -> "Measurements":
+    def normalised(self, window: int = ROLLING) -> "Measurements":
         """Every time divided by the machine's speed of the moment: 1 at the median of the reference step."""
-        rolling = self.rolling_reference_s
+        rolling = self.rolling_reference_s(window)
         middle = median(rolling)
-        runs = [
-            MeasuredRun(run.parts, run.seconds * middle / rolling[min(run.at, len(rolling) - 1)], run.at)
-            for run in self.runs
-        ]
+        runs = []
+        for run in self.runs:
+            around_s = (rolling[run.at - 1] + rolling[run.at]) / 2
+            runs.append(MeasuredRun(run.parts, run.seconds * middle / around_s, run.at))
         return Measurements(self.held_out, runs, self.reference_s, self.left_out, self.seconds)
 
     def by_step(self) -> dict[Parts, list[float]]:
