@@ -48,6 +48,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run_command(args: argparse.Namespace) -> int:
     """Returns 0, or 2 if the command cannot be carried out."""
     try:
+        for path in (args.json, args.chrome_trace):
+            if path is not None:
+                path.touch()  # what cannot be written is told before the run, not after it
         scenario = _scenario(args)
         explainer = Explainer(args.explain) if args.explain is not None else None
         run = _simulate(scenario, args, explainer)
@@ -145,6 +148,8 @@ def _warn(run: Run, scenario: Scenario) -> None:
         notes.append(f"{run.num_left_out} requests do not fit into {scenario.max_tokens} tokens and are left out")
     if run.num_unfinished:
         notes.append(f"{run.num_unfinished} online requests were not finished; they count as missed")
+    if run.num_failed:
+        notes.append(f"{run.num_failed} offline requests failed in the engine")
     for note in notes:
         print(f"neaptide simulate: {note}", file=sys.stderr)
 

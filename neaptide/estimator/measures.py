@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from neaptide.engine.messages import StepOutputs, StepStats
+from neaptide.engine.messages import RequestOutput, StepOutputs, StepStats
 from neaptide.engine.params import FinishReason
 from neaptide.estimator.trace_executor import StepTally
 
@@ -83,23 +83,20 @@ class Measures:
         self.offline_waits_s = array("d")
         """From a row's submission to its first step, of the rows that have ended."""
         self.num_steps = 0
-        self.num_offline_failed = 0
 
     def arrived(self, request_id: str, arrival_s: float) -> None:
         self.online[request_id] = OnlineRecord(arrival_s)
 
-    def step(self, outputs: StepOutputs, tally: StepTally, swapped_blocks: int, now_s: float) -> list[str]:
-        """Takes in what a step reported at its end; returns the offline requests that ended."""
+    def step(self, outputs: StepOutputs, tally: StepTally, swapped_blocks: int, now_s: float) -> list[RequestOutput]:
+        """Takes in what a step reported at its end; returns the ends of offline requests."""
         for stats in outputs.stats:
             self._add_step(stats, tally, swapped_blocks)
-        ended: list[str] = []
+        ended: list[RequestOutput] = []
         online, gaps_s = self.online, self.itl_s
         for output in outputs.outputs:
             record = online.get(output.request_id)
             if record is None:
-                ended.append(output.request_id)
-                if output.finish_reason is FinishReason.ERROR:
-                    self.num_offline_failed += 1
+                ended.append(output)
                 continue
             if output.new_token_ids or output.stop_token_id is not None:
                 if record.tokens:

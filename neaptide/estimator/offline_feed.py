@@ -1,7 +1,7 @@
 """Offline work for a simulation: sets of requests become batch jobs over token files, as the server makes them."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from neaptide.engine.messages import AddBatch
@@ -22,7 +22,7 @@ class OfflineFeed:
     size comes in batches instead, each when the one before has ended.
 
     Args:
-        max_tokens: context limit: prompts that leave no room for an output token are left out, outputs are cut.
+        output_limit: ``max_tokens`` of a request; those without room for a token are left out, longer outputs are cut.
         refill: go on with fresh contents when fewer rows wait than ``low_water``, or than half of the sets' rows.
         deadline_s: of every job, counted from its submission.
 
@@ -35,7 +35,7 @@ class OfflineFeed:
         sets: Sequence[OfflineSet],
         directory: Path,
         *,
-        max_tokens: int,
+        output_limit: Callable[[TraceRequest], int],
         seed: int,
         keep_order: bool,
         refill: bool,
@@ -47,11 +47,11 @@ class OfflineFeed:
             raise ValueError("a set that is submitted in batches cannot be mixed with other sets")
         self._sets = sets
         self._directory = directory
-        self._max_tokens = max_tokens
+        self._output_limit = output_limit
         self._deadline_s = deadline_s
         self._refill = refill
-        self._jobs: list[list[TraceRequest]] = []
-        """What was submitted, by the number in the job's id."""
+        self._jobs: list[tuple[int, list[TraceRequest]]] = []
+        """Generation and rows of what was submitted, by the number in the job's id."""
         requests = [request for one in sets for request in one.requests]
         self._order = list(range(len(requests)))
         if not keep_order and len(sets) > 1:  # a single set comes shuffled
@@ -63,7 +63,7 @@ class OfflineFeed:
         self.batch_size = batch_sizes[0] if batch_sizes else None
         self._pending = fitting
         self._generation = 0
-        self.first_generation_size = len(fitting)
+        self.first_generation_size = self._first_open = len(fitting)
         self._low_water = max(low_water, len(fitting) // 2)
         self.num_submitted = 0
         self.num_ended = 0
@@ -71,7 +71,7 @@ class OfflineFeed:
 
     @property
     def first_generation_done(self) -> bool:
-        return self.num_ended >= self.first_generation_size
+        return not self._first_open
 
     def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
         """Jobs to submit now, while ``waiting`` rows wait in the pool. The engine must take each one before the next
@@ -84,14 +84,16 @@ class OfflineFeed:
         elif self._sets and self._refill and waiting < self._low_water:
             yield from self._submit(self.first_generation_size, now_s)
 
-    def row_ended(self) -> None:
+    def row_ended(self, request_id: str) -> None:
         self.num_ended += 1
+        generation, _ = self._jobs[int(request_id[len(OFFLINE_PREFIX) :].partition(":")[0])]
+        self._first_open -= generation == 0
 
     def output_tokens(self, request_id: str) -> int:
         """The true output length of a row, cut to the context."""
         job, _, row = request_id[len(OFFLINE_PREFIX) :].partition(":")
-        request = self._jobs[int(job)][int(row)]
-        return min(request.output_tokens, self._max_tokens - request.input_tokens)
+        request = self._jobs[int(job)][1][int(row)]
+        return min(request.output_tokens, self._output_limit(request))
 
     def _submit(self, count: int, now_s: float) -> Iterator[AddBatch]:
         if not self._pending:
@@ -100,13 +102,13 @@ class OfflineFeed:
             self._pending = self._fitting(refilled)
         requests, self._pending = self._pending[:count], self._pending[count:]
         batch_id = f"{OFFLINE_PREFIX}{len(self._jobs)}"
-        self._jobs.append(requests)
+        self._jobs.append((self._generation, requests))
         self.num_submitted += len(requests)
         stem = self._directory / batch_id
         with TokenFileWriter(stem) as writer:
             for request in requests:
                 writer.append(token_ids(request.segments, PROMPT_VOCABULARY).tolist())
-        limits = [self._max_tokens - request.input_tokens for request in requests]
+        limits = [self._output_limit(request) for request in requests]
         table = sorted(set(limits))
         index = {limit: k for k, limit in enumerate(table)}
         yield AddBatch(
@@ -123,4 +125,4 @@ class OfflineFeed:
             path.unlink()
 
     def _fitting(self, requests: list[TraceRequest]) -> list[TraceRequest]:
-        return [requests[k] for k in self._order if 0 < requests[k].input_tokens < self._max_tokens]
+        return [requests[k] for k in self._order if requests[k].segments and self._output_limit(requests[k]) > 0]

@@ -18,8 +18,8 @@ from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel
-from neaptide.engine.messages import AddRequest, StepOutputs
-from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.messages import AddRequest, RequestOutput, StepOutputs
+from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.step_log import StepRecorder, create_log
 from neaptide.estimator import sim_result
@@ -82,6 +82,8 @@ class Scenario:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int = 131_072
+    max_output_tokens: int | None = None
+    """``max_tokens`` of every request, all that a policy knows of lengths; None asks for the rest of the context."""
     truth: CostModel | None = None
     """How long steps really take; None takes the profile's model."""
     cost_model: Recipe | None = None
@@ -95,6 +97,11 @@ class Scenario:
     def max_tokens(self) -> int:
         """Prompt and output of one request at most."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def output_limit(self, request: TraceRequest) -> int:
+        """Its ``max_tokens``; not positive if the prompt leaves no room."""
+        room = self.max_tokens - request.input_tokens
+        return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
 
     def engine_config(self) -> EngineConfig:
         scheduler = SchedulerConfig(
@@ -123,6 +130,8 @@ class Run:
     """Requests whose prompt leaves no room in the context: never submitted, and counted nowhere else."""
     num_unfinished: int
     """Online requests without an end; they count as missed."""
+    num_failed: int
+    """Offline rows that the engine gave up: a bug in a policy."""
     dry_s: float | None
     """When the offline pool first ran dry inside the window."""
 
@@ -135,7 +144,7 @@ def simulate(
     on_progress: OnProgress | None = None,
 ) -> Run:
     """Runs the scenario to its end: with online work until that is finished, else until the first generation of the
-    offline sets is.
+    offline sets is (or as many rows as two of them have, under a policy that leaves some for last).
 
     Raises:
         ValueError: there is nothing to simulate, or the offline sets do not go together.
@@ -163,12 +172,12 @@ class _Simulation:
         self._measures = Measures()
         self._on_progress = on_progress
         self._plan_s = array("d")
-        self._online = [r for r in scenario.online if 0 < r.input_tokens < scenario.max_tokens]
+        self._online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
         self._next_online = 0
         self._feed = OfflineFeed(
             scenario.offline,
             directory,
-            max_tokens=scenario.max_tokens,
+            output_limit=scenario.output_limit,
             seed=scenario.seed,
             keep_order=scenario.keep_order,
             refill=scenario.refill,
@@ -178,8 +187,9 @@ class _Simulation:
         self._submitted_s: dict[str, float] = {}
         """Of every offline job."""
         self._makespan_s: float | None = None
-        self._dry_from_s: list[float] = []
-        """Ends of steps after which no row waited although there should be some."""
+        self._dry_s: float | None = None
+        """When no row waited for the first time."""
+        self._num_failed = 0
         self._late_rows = 0
         self._open_rows: dict[str, int] = {}
         """Rows without an end, of every offline job."""
@@ -240,7 +250,7 @@ class _Simulation:
 
     def _is_over(self) -> bool:
         if not self._online:
-            return self._feed.first_generation_done
+            return self._feed.first_generation_done or self._feed.num_ended >= 2 * self._feed.first_generation_size
         if self._next_online < len(self._online):
             return False
         queues = self._core.scheduler.queues
@@ -262,7 +272,7 @@ class _Simulation:
                 AddRequest(
                     request_id,
                     token_ids(request.segments, PROMPT_VOCABULARY).tolist(),
-                    SamplingParams(max_tokens=self._scenario.max_tokens - request.input_tokens),
+                    SamplingParams(max_tokens=self._scenario.output_limit(request)),
                     Tier.DEFAULT,
                     request.arrival_s,
                     self._scenario.ttft_slo_s,
@@ -274,32 +284,32 @@ class _Simulation:
             self._submitted_s[message.batch_id] = now_s
             self._open_rows[message.batch_id] = len(message.rows)
             self._core.handle(message)
-        if self._scenario.offline and self._feed.batch_size is None and not len(pool):
-            self._dry_from_s.append(now_s)
+        if self._dry_s is None and self._scenario.offline and self._feed.batch_size is None and not len(pool):
+            self._dry_s = now_s
 
     def _take_in(self, outputs: StepOutputs) -> None:
         now_s = self._clock.now()
         swapped_blocks = 0
         if outputs.stats and (last := self._core.scheduler.last) is not None:
             swapped_blocks = last.budget.shape.swapped_blocks
-        ended = set(self._measures.step(outputs, self._executor.tally, swapped_blocks, now_s))
-        if ended:
-            for output in outputs.outputs:
-                if output.request_id in ended:
-                    self._row_ended(output.request_id, output.scheduled_s, now_s)
+        for output in self._measures.step(outputs, self._executor.tally, swapped_blocks, now_s):
+            self._row_ended(output, now_s)
         if self._on_progress is not None and self._measures.num_steps % PROGRESS_STEPS == 0:
             if self._online:
                 self._on_progress(now_s, self._online[-1].arrival_s)
             else:
                 self._on_progress(self._feed.num_ended, self._feed.first_generation_size)
 
-    def _row_ended(self, request_id: str, scheduled_s: float, now_s: float) -> None:
-        job = request_id.partition(":")[0]
+    def _row_ended(self, output: RequestOutput, now_s: float) -> None:
+        job = output.request_id.partition(":")[0]
         submitted_s = self._submitted_s[job]
         self._open_rows[job] -= 1
-        self._measures.offline_ended(submitted_s, scheduled_s, now_s)
         self._late_rows += now_s > submitted_s + self._scenario.offline_deadline_s
-        self._feed.row_ended()
+        if output.finish_reason is FinishReason.ERROR:
+            self._num_failed += 1
+        else:
+            self._measures.offline_ended(submitted_s, output.scheduled_s, now_s)
+        self._feed.row_ended(output.request_id)
         if self._feed.first_generation_done and self._makespan_s is None:
             self._makespan_s = now_s
 
@@ -318,7 +328,7 @@ class _Simulation:
         if request_id.startswith(OFFLINE_PREFIX):
             return self._feed.output_tokens(request_id)
         request = self._online[int(request_id[len(ONLINE_PREFIX) :])]
-        return min(request.output_tokens, self._scenario.max_tokens - request.input_tokens)
+        return min(request.output_tokens, self._scenario.output_limit(request))
 
     def _watch_planning(self, on_plan: OnPlan | None) -> None:
         """Measures the wall time of planning, which takes no time on the virtual clock and enters no decision."""
@@ -347,7 +357,7 @@ class _Simulation:
     def _reduce(self) -> Run:
         scenario, measures, window_s = self._scenario, self._measures, self._window_s()
         end_s = self._clock.now()
-        dry_s = next((t for t in self._dry_from_s if t <= window_s[1]), None)
+        dry_s = self._dry_s if self._dry_s is not None and self._dry_s <= window_s[1] else None
         result = SimResult(
             valid=dry_s is None,
             policy=scenario.policy,
@@ -366,7 +376,7 @@ class _Simulation:
         )
         left_out = len(scenario.online) - len(self._online) + self._feed.num_left_out
         unfinished = sum(not record.is_done for record in measures.online.values())
-        return Run(result, window_s, left_out, unfinished, dry_s)
+        return Run(result, window_s, left_out, unfinished, self._num_failed, dry_s)
 
     def _misses(self, end_s: float) -> int:
         """Rows that ended late, and rows that are late and not ended."""

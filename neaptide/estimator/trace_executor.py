@@ -29,7 +29,7 @@ class _Request:
     last_position: int
     """Of its output: where the end token comes."""
     token_id: int
-    is_online: bool
+    is_offline: bool
     reached_tokens: int = 0
     """Tokens whose KV was in the cache at some time."""
 
@@ -89,7 +89,7 @@ class TraceExecutor:
                 len(new.prompt_token_ids),
                 self._output_tokens(new.request_id) - 1,
                 PROMPT_VOCABULARY + self._num_seen,
-                self._is_online(new.request_id),
+                not self._is_online(new.request_id),
             )
             self._num_seen += 1
         seconds = self._truth.predict(plan.shape).seconds
@@ -109,16 +109,16 @@ class TraceExecutor:
         for part in plan.scheduled:
             request = requests[part.request_id]
             start = part.num_computed_tokens
-            end = start + len(part.token_ids)
             if start == request.reached_tokens >= request.prompt_tokens:
-                request.reached_tokens = end
+                # All but the token sampled last is in the cache, as nearly always: one token, and it samples.
+                request.reached_tokens = start + 1
             else:
-                self._count_chunk(request, start, end, tally)
-            if part.sample:
-                is_last = part.output_position == request.last_position
-                token_ids[part.request_id] = END_TOKEN_ID if is_last else request.token_id
-                if not request.is_online:
-                    offline_output_tokens += 1
+                self._count_chunk(request, start, start + len(part.token_ids), tally)
+                if not part.sample:
+                    continue
+            is_last = part.output_position == request.last_position
+            token_ids[part.request_id] = END_TOKEN_ID if is_last else request.token_id
+            offline_output_tokens += request.is_offline
         tally.offline_output_tokens = offline_output_tokens
         self.tally = tally
 
@@ -127,6 +127,6 @@ class TraceExecutor:
         reached = request.reached_tokens
         tally.again_tokens += max(min(end, reached) - start, 0)
         request.reached_tokens = max(reached, end)
-        if not request.is_online:
+        if request.is_offline:
             done_before = min(reached, request.prompt_tokens)
             tally.offline_prompt_tokens += min(request.reached_tokens, request.prompt_tokens) - done_before

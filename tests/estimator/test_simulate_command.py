@@ -1,0 +1,160 @@
+"""``neaptide simulate`` from the outside."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neaptide.cli import main
+from neaptide.estimator.device_profile import save_profile
+from neaptide.estimator.replay import replay
+from tests.estimator.scenes import profile
+
+TRACE = "arrival_s,input_tokens,output_tokens,client\n0.5,20,3,a\n1.0,30,1,b\n3.0,9,4,a\n9.0,9,4,a\n"
+KEYS = {
+    "valid": None,
+    "policy": None,
+    "profile": None,
+    "seed": None,
+    "steps": None,
+    "online": {
+        "requests": None,
+        "ttft_s": {"p50", "p90", "p99"},
+        "tpot_s": {"p50", "p90", "p99"},
+        "itl_s": {"p50", "p90", "p99"},
+        "normalized_latency_s": None,
+        "attainment": {"ttft", "tpot", "both"},
+        "goodput_rps": None,
+    },
+    "offline": {
+        "requests_completed": None,
+        "tokens_per_s": None,
+        "output_tokens_per_s": None,
+        "computed_tokens_per_s": None,
+        "makespan_s": None,
+        "longest_wait_s": None,
+        "deadline_misses": None,
+    },
+    "kv": {"hit_ratio": None, "saving_ratio": None, "saving_ratio_bound": None, "occupancy_by_class": None},
+    "preemptions": {"count_by_kind", "recomputed_tokens", "swapped_blocks", "checkpointed_slots"},
+    "wasted_tokens": None,
+    "scheduler_ms": {"mean", "p99"},
+    "prediction": {"mape", "coverage"},
+    "peak_memory_bytes": None,
+    "wall_s": None,
+}
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    """A small trace and batch file on a small profile."""
+    (tmp_path / "trace.csv").write_text(TRACE)
+    save_profile(profile(num_blocks=64, block_size=16), tmp_path / "profile.json")
+    lines = [
+        {
+            "custom_id": str(k),
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": "m",
+                "max_tokens": 5,
+                "messages": [{"role": "user", "content": f"number {k}: " + "x" * 99}],
+            },
+        }
+        for k in range(30)
+    ]
+    (tmp_path / "batch.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = {"--profile": "profile.json", "--online": "trace.csv", "--offline": "batch.jsonl"}
+    return ["simulate", *(text for flag, name in files.items() for text in (flag, str(tmp_path / name)))]
+
+
+def assert_keys(result: dict[str, object], keys: dict[str, object]) -> None:
+    assert result.keys() == keys.keys()
+    for name, inner in keys.items():
+        value = result[name]
+        if isinstance(inner, set):
+            assert isinstance(value, dict)
+            assert value.keys() == inner
+        elif isinstance(inner, dict):
+            assert isinstance(value, dict)
+            assert_keys(value, inner)
+
+
+def test_the_last_line_is_the_result_with_every_key(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--json", str(tmp_path / "out.json")]) == 0
+    *table, last = capsys.readouterr().out.strip().splitlines()
+    result = json.loads(last)
+    assert_keys(result, KEYS)
+    assert result == json.loads((tmp_path / "out.json").read_text())
+    assert result["online"]["requests"] == 4
+    assert any("online requests" in line and "4" in line for line in table)
+
+
+def test_window_and_speed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--online-window", "1:9", "--speed", "2"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["online"]["requests"] == 2
+
+
+def test_log_trace_and_explanation(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, trace = tmp_path / "log.gz", tmp_path / "trace.json"
+    outputs = ["--step-log", str(log), "--chrome-trace", str(trace)]
+    assert main([*arguments, "--online-window", "0:2", *outputs, "--explain", "3"]) == 0
+    assert "step 3 at " in capsys.readouterr().out
+    assert replay(log).difference is None
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_online_alone_and_offline_alone(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--offline", "none"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["offline"]["tokens_per_s"] == 0
+    assert main([*arguments, "--online", "none"]) == 0
+    ceiling = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert ceiling["online"]["requests"] == 0
+    assert ceiling["offline"]["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--policy", "best"], "there is no policy 'best'"),
+        (["--online", "nowhere"], "no trace 'nowhere'"),
+        (["--offline", "nothing"], "no offline set 'nothing'"),
+        (["--offline", "none", "mmlu"], "stands alone"),
+        (["--profile", "abacus"], "no profile 'abacus'"),
+        (["--online-window", "ten"], "A:B"),
+        (["--online-window", "100:200"], "in the window"),
+        (["--online-window", "5:1"], "no length"),
+        (["--online", "none", "--online-window", "1:2"], "needs --online"),
+        (["--online", "none", "--offline", "none"], "neither online nor offline"),
+        (["--speed", "0"], "--speed must be positive"),
+        (["--tpot-slo-s", "-1"], "--tpot-slo-s must be positive"),
+        (["--overlap-kappa", "2"], "overlap_kappa"),
+        (["--json", "/nowhere/out.json"], "/nowhere/out.json"),
+        (["--step-log", "/nowhere/log"], "/nowhere/log"),
+        (["--offline", "bros-be", "mmlu"], "cannot be mixed"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    flags: list[str], message: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("neaptide simulate: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_pool_that_runs_dry_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from neaptide.commands import simulate as command
+    from tests.estimator.scenes import constant, offline, online
+
+    scenario = constant(online((0.0, 4, 1), (5.0, 4, 1)), [offline((0, 4, 5))], refill=False)
+    monkeypatch.setattr(command, "_scenario", lambda args: scenario)
+    assert main(["simulate"]) == 0
+    captured = capsys.readouterr()
+    assert "the offline pool ran dry at 0.1 s" in captured.err
+    assert "NOT VALID" in captured.out
+    assert json.loads(captured.out.splitlines()[-1])["valid"] is False
