@@ -19,8 +19,6 @@ from neaptide.engine.scheduler.baselines.whole_prompts import WholePromptSchedul
 from neaptide.engine.scheduler.queues import OnlineOrder
 from neaptide.engine.scheduler.step import StepBuilder
 
-INITIAL_BATCH_SIZE = 16
-"""The paper's number is lost."""
 MEAN_WEIGHT = 0.1
 """Weight of the newest step in the moving average of step times; the paper gives no window."""
 
@@ -101,6 +99,8 @@ class BrosScheduler(WholePromptScheduler):
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(waiting_order)
+    initial_batch_size: ClassVar[int] = 16
+    """The paper's number is lost."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class BrosScheduler(WholePromptScheduler):
         headroom: HeadroomPredictor,
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
-        self.batch_size = AdaptiveBatchSize(INITIAL_BATCH_SIZE, config.max_num_seqs)
+        self.batch_size = AdaptiveBatchSize(self.initial_batch_size, config.max_num_seqs)
         self._mean_step_s = 0.0
         self._returned_s: dict[str, float] = {}
         """When the last token of each RT request was returned."""
