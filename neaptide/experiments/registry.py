@@ -9,7 +9,7 @@ from typing import Protocol
 
 from neaptide.experiments.result import ExperimentResult
 
-EXPERIMENT_NAMES = ("golden", "cost-model-error", "forecast-coverage", "baseline-sanity")
+EXPERIMENT_NAMES = ("golden", "cost-model-error", "forecast-coverage", "sim-fidelity", "baseline-sanity")
 """As on the command line; ``sim-fidelity`` is the module ``sim_fidelity``."""
 
 
