@@ -94,6 +94,7 @@ class EngineCore:
         elif isinstance(message, AbortRequest):
             for request_id in message.request_ids:
                 self._abort(request_id, message.reason)
+            self.scheduler.observe_held(now_s)  # perhaps nothing is left to run, and no step will tell
         elif isinstance(message, AddBatch):
             self._add_batch(message, now_s)
         elif isinstance(message, CancelBatch):
@@ -196,6 +197,7 @@ class EngineCore:
                 self._commit_one(request, part, result, now_s)
             except Exception:
                 self._fail(request)
+        self.scheduler.observe_held(now_s)
 
     def _commit_one(self, request: Request, part: ScheduledRequest, result: StepResult, now_s: float) -> None:
         error = result.errors.get(part.request_id)

@@ -53,7 +53,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         config,
         executor,
         cost_model,
-        build_headroom("fixed", executor.num_blocks),
+        build_headroom("conformal", executor.num_blocks),
         clock,
         frozenset(model.eos_token_ids),
         RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
@@ -115,7 +115,7 @@ def _recorder(
     assert config.step_log_path is not None
     if os.path.exists(config.step_log_path):
         os.replace(config.step_log_path, f"{config.step_log_path}.1")
-    recipe = {"cost_model": recipe_of(cost_model), "headroom": "fixed"}
+    recipe = {"cost_model": recipe_of(cost_model), "headroom": "conformal"}
     recorder = StepRecorder(create_log(config.step_log_path), config, num_blocks, recipe)
     for sample in observed:
         recorder.observed(sample.shape, sample.seconds)

@@ -67,6 +67,10 @@ class Scheduler(ABC):
         """An online request was accepted."""
         self.headroom.observe_arrival(request.arrival_s)
 
+    def observe_held(self, now_s: float) -> None:
+        """Blocks have been taken or given back."""
+        self.headroom.observe(now_s, self.queues.kv.pool.num_online)
+
     def observe_step(self, plan: StepPlan, seconds: float) -> None:  # noqa: B027 (a policy need not learn)
         """A planned step took ``seconds``."""
 
@@ -95,7 +99,7 @@ class Scheduler(ABC):
             PlanningError: a request could not be planned for.
         """
         self._step += 1
-        self.headroom.observe(now_s, self.queues.kv.pool.num_online)
+        self.observe_held(now_s)
         budget = StepBudget(self.cost_model, self.max_step_tokens)
         step = StepBuilder(self._step, now_s, self.queues, self.preemptor, budget)
         try:
