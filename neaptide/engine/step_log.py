@@ -79,6 +79,7 @@ class BatchLine(_Line, tag="batch"):
 class AbortLine(_Line, tag="abort"):
     ids: list[str]
     reason: int
+    now_s: float
 
 
 class CancelLine(_Line, tag="cancel"):
@@ -204,7 +205,7 @@ class StepRecorder:
         elif isinstance(message, AddBatch):
             self._add_batch(message, now_s)
         elif isinstance(message, AbortRequest):
-            self._write(AbortLine(message.request_ids, message.reason))
+            self._write(AbortLine(message.request_ids, message.reason, now_s))
         elif isinstance(message, CancelBatch):
             self._write(CancelLine(message.batch_id))
         elif isinstance(message, SetOffline):

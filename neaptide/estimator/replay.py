@@ -254,6 +254,7 @@ class _Driver:
         if isinstance(line, BatchLine):
             return self._batch(line)
         if isinstance(line, AbortLine):
+            self._clock.script([line.now_s])
             return AbortRequest(line.ids, FinishReason(line.reason))
         if isinstance(line, CancelLine):
             return CancelBatch(line.id)

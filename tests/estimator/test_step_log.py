@@ -85,7 +85,7 @@ def test_aborts_and_the_operators_switch_are_written() -> None:
     recorder.message(SetOffline(True), 2.0)
     out.seek(0)
     path_lines = out.getvalue().splitlines()[1:]
-    assert path_lines == [b'{"is":"abort","ids":["a","b"],"reason":0}', b'{"is":"offline","paused":true}']
+    assert path_lines == [b'{"is":"abort","ids":["a","b"],"reason":0,"now_s":1.0}', b'{"is":"offline","paused":true}']
 
 
 def test_lines_are_read_as_written(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_lines_are_read_as_written(tmp_path: Path) -> None:
     header, *lines = read_log(tmp_path / "log.gz")
     assert isinstance(header, HeaderLine)
     assert header.recipe == {"seed": 3}
-    assert lines == [AbortLine(["a"], FinishReason.ABORT), OfflineLine(False)]
+    assert lines == [AbortLine(["a"], FinishReason.ABORT, 1.0), OfflineLine(False)]
 
 
 def test_a_compressed_log_is_the_same_log_and_the_same_bytes(tmp_path: Path) -> None:
