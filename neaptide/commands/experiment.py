@@ -57,7 +57,7 @@ def _show(result: ExperimentResult) -> None:
     console = Console(width=TABLE_WIDTH)
     table = Table(title=result.name, title_justify="left")
     table.add_column("case")
-    for column in ("paper", "ours", "ratio", ""):
+    for column in (result.against, "ours", "ratio", ""):
         table.add_column(column, justify="right")
     for row in result.rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"

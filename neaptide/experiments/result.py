@@ -12,7 +12,7 @@ class Row:
     case: str
     ours: float
     paper: float | None = None
-    """What the paper prints, in the same unit; None where it says nothing."""
+    """What the paper prints (or see ``ExperimentResult.against``), in the same unit; None where it says nothing."""
     unit: str = ""
     """For example ``%`` or ``ms``; stands behind both numbers."""
     digits: int = 2
@@ -49,6 +49,8 @@ class ExperimentResult:
     """More for the JSON: series, settings, moments. Must be JSON."""
     plot: Callable[[Any], None] | None = None
     """Draws on an empty ``matplotlib.figure.Figure``. matplotlib is optional, so it is not imported here."""
+    against: str = "paper"
+    """What the rows are compared with, where it is not a paper: the heading of ``Row.paper``."""
 
     @property
     def failed(self) -> list[Row]:
@@ -64,6 +66,7 @@ class ExperimentResult:
         return {
             "experiment": self.name,
             "holds": not self.failed,
+            "against": self.against,
             "rows": rows,
             "notes": self.notes,
             "data": self.data,

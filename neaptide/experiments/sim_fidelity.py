@@ -190,7 +190,7 @@ def _result(
     notes = [
         f"Model {model.name}; {len(load.arrivals_s)} online requests at {len(load.arrivals_s) / load.duration_s:.2f}/s "
         f"beside offline work for {load.duration_s:.0f} s; targets TTFT {1e3 * load.ttft_slo_s:.0f} ms, TPOT "
-        f"{1e3 * load.tpot_slo_s:.0f} ms; {len(real.steps)} real steps. paper = the real run.",
+        f"{1e3 * load.tpot_slo_s:.0f} ms; {len(real.steps)} real steps.",
         "Drift correction: the calibrated step time times measured over predicted time of the real steps within "
         f"{DRIFT_WINDOW_S / 2:.0f} s: here {machine.drift.min():.2f} to {machine.drift.max():.2f}. About it, steps "
         f"scatter by {machine.noise:.1%}, which the simulation draws anew; mean error {machine.mape:.1%}.",
@@ -205,7 +205,7 @@ def _result(
     series = _series(real, replayed, simulated.outcome)
     if real.dry or simulated.outcome.dry:
         notes.append("The offline rows ran out before the end: the throughput says little.")
-    return ExperimentResult(NAME, rows, notes, series, lambda figure: _plot(figure, series, load))
+    return ExperimentResult(NAME, rows, notes, series, lambda figure: _plot(figure, series, load), against="real run")
 
 
 def _replay_row(replayed: Replayed) -> Row:

@@ -85,6 +85,7 @@ def test_the_last_line_is_the_json_that_is_also_written(
     assert main(["experiment", "golden", "--json", str(tmp_path / "out.json")]) == 0
     expected = {
         "experiment": "made",
+        "against": "paper",
         "holds": True,
         "rows": [
             {"case": "speed", "paper": 2.0, "ours": 3.0, "ratio": 1.5, "unit": "", "holds": True},
