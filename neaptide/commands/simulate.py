@@ -157,11 +157,13 @@ def _warn(run: Run, scenario: Scenario) -> None:
 def _show(run: Run) -> None:
     result = run.result
     start_s, end_s = run.window_s
-    title = f"{result.policy} on {result.profile}, window {start_s:.1f} to {end_s:.1f} s, {result.steps} steps"
-    table = Table(title=title, title_justify="left", show_header=False)
+    console = Console(width=TABLE_WIDTH)
+    window = f"window {start_s:.1f} to {end_s:.1f} s"
+    console.print(f"{result.policy} on {result.profile}, {window}, {result.steps} steps", highlight=False)
+    table = Table(show_header=False)
     for name, value in _rows(result):
         table.add_row(name, value)
-    Console(width=TABLE_WIDTH).print(table)
+    console.print(table)
 
 
 def _rows(result: SimResult) -> Iterator[tuple[str, str]]:

@@ -125,6 +125,8 @@ class Run:
     """A simulation that is over."""
 
     result: SimResult
+    measures: Measures
+    """Behind the result: times of every online request, columns of every step."""
     window_s: Window
     num_left_out: int
     """Requests whose prompt leaves no room in the context: never submitted, and counted nowhere else."""
@@ -376,7 +378,7 @@ class _Simulation:
         )
         left_out = len(scenario.online) - len(self._online) + self._feed.num_left_out
         unfinished = sum(not record.is_done for record in measures.online.values())
-        return Run(result, window_s, left_out, unfinished, self._num_failed, dry_s)
+        return Run(result, measures, window_s, left_out, unfinished, self._num_failed, dry_s)
 
     def _misses(self, end_s: float) -> int:
         """Rows that ended late, and rows that are late and not ended."""

@@ -133,7 +133,7 @@ def test_online_alone_and_offline_alone(arguments: list[str], capsys: pytest.Cap
         (["--overlap-kappa", "2"], "overlap_kappa"),
         (["--json", "/nowhere/out.json"], "/nowhere/out.json"),
         (["--step-log", "/nowhere/log"], "/nowhere/log"),
-        (["--offline", "bros-be", "mmlu"], "cannot be mixed"),
+        (["--offline", "bros-be", "bros-be-64"], "cannot be mixed"),
     ],
 )
 def test_bad_input_is_one_clear_line(

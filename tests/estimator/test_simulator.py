@@ -1,3 +1,4 @@
+import math
 import os
 import subprocess
 import sys
@@ -161,6 +162,20 @@ def test_tokens_computed_twice_are_waste(tmp_path: Path) -> None:
     result = write_log(tmp_path / "log").result
     assert result.preemptions.count_by_kind["recompute"] > 10
     assert 0 < result.wasted_tokens < result.preemptions.recomputed_tokens
+
+
+@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority-v0"])
+def test_every_prompt_and_output_token_counts_exactly_once(policy: str) -> None:
+    """Whatever was preempted, found in the cache, and computed again."""
+    scene = mixed(policy=policy, refill=False, online=mixed().online + online((5.0, 4, 1)))
+    run = simulate(scene)
+    rows = scene.offline[0].requests
+    steps = run.measures.steps((-1.0, math.inf))
+    assert steps["prompt_tokens"].sum() == sum(row.input_tokens for row in rows)
+    assert steps["output_tokens"].sum() == sum(row.output_tokens for row in rows)
+    assert steps["admitted_tokens"].sum() == sum(row.input_tokens for row in rows)
+    assert len(run.measures.offline_ends_s) == len(rows)
+    assert [record.tokens for record in run.measures.online.values()] == [r.output_tokens for r in scene.online]
 
 
 def test_occupancy_adds_up() -> None:
