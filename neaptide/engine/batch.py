@@ -28,6 +28,9 @@ class BatchShape:
     swapped_blocks: int = 0
     prefill_context_tokens: int = 0
     """KV tokens that prefill chunks read: the context before them, summed."""
+    prefill_masked_pairs: int = 0
+    """n*(n-1)/2 for every chunk of n tokens behind context: pairs that a kernel without causal tiles computes as well,
+    to throw them away."""
 
     @property
     def num_tokens(self) -> int:
@@ -42,6 +45,8 @@ class BatchShape:
             self.prefill_requests += 1
             self.prefill_tokens += num_tokens
             self.prefill_context_tokens += context_tokens
+            if context_tokens > 0:
+                self.prefill_masked_pairs += num_tokens * (num_tokens - 1) // 2
             self.prefill_attention_pairs += num_tokens * context_tokens + num_tokens * (num_tokens + 1) // 2
         if context_tokens + num_tokens > self.max_context_tokens:
             self.max_context_tokens = context_tokens + num_tokens
@@ -70,6 +75,7 @@ class BatchShape:
             self.shared_prefix_tokens,
             self.swapped_blocks,
             self.prefill_context_tokens,
+            self.prefill_masked_pairs,
         )
 
 

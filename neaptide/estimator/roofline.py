@@ -56,6 +56,7 @@ class RooflineModel:
         return self._formulas[regime_of(shape)].terms(
             shape.prefill_tokens,
             shape.prefill_attention_pairs,
+            shape.prefill_masked_pairs,
             shape.prefill_requests,
             shape.decode_requests,
             read_kv_tokens(shape),

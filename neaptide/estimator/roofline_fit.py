@@ -43,7 +43,7 @@ def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
 
 
 def _features(shape: BatchShape, num_segments: int) -> list[float]:
-    """What the coefficients are multiplied with: fixed, curve increments, pairs, KV tokens, requests, swap."""
+    """What the coefficients are multiplied with, in the order of ``_cost``."""
     curve = [min(max(shape.num_tokens - (1 << k), 0) / (1 << k), 1.0) for k in range(num_segments)]
     last = num_segments - 1
     curve[last] = max(shape.num_tokens - (1 << last), 0) / (1 << last)
@@ -51,6 +51,7 @@ def _features(shape: BatchShape, num_segments: int) -> list[float]:
         1.0,
         *curve,
         float(shape.prefill_attention_pairs),
+        float(shape.prefill_masked_pairs),
         float(read_kv_tokens(shape)),
         float(shape.decode_requests),
         float(shape.prefill_requests),
@@ -75,11 +76,14 @@ def _cost(coefficients: list[float], num_segments: int) -> StepCost:
     knots = [0.0]
     for increment in increments:
         knots.append(knots[-1] + increment)
-    pair_s, kv_token_s, decode_request_s, prefill_request_s, swap_block_s = coefficients[1 + num_segments :]
+    pair_s, masked_pair_s, kv_token_s, decode_request_s, prefill_request_s, swap_block_s = coefficients[
+        1 + num_segments :
+    ]
     return StepCost(
         fixed_s=fixed_s,
         gemm_s=tuple(knots),
         pair_s=pair_s,
+        masked_pair_s=masked_pair_s,
         kv_token_s=kv_token_s,
         decode_request_s=decode_request_s,
         prefill_request_s=prefill_request_s,

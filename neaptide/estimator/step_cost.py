@@ -19,6 +19,8 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prefill attention, per (query, key) pair."""
     kv_token_s: float
     """Reading cached keys and values, per KV token: of decodes, and of the context before prefill chunks."""
+    masked_pair_s: float = 0.0
+    """Per pair above the diagonal of a chunk behind context, where those are computed as well."""
     decode_request_s: float = 0.0
     prefill_request_s: float = 0.0
     swap_block_s: float = 0.0
@@ -62,13 +64,20 @@ class StepFormula:
         return self._knots[k] + self._slopes[k] * (num_tokens - (1 << k))
 
     def terms(
-        self, prefill_tokens: int, pairs: int, prefill_requests: int, decode_requests: int, kv_tokens: int, swapped: int
+        self,
+        prefill_tokens: int,
+        pairs: int,
+        masked_pairs: int,
+        prefill_requests: int,
+        decode_requests: int,
+        kv_tokens: int,
+        swapped: int,
     ) -> Terms:
         cost = self._cost
         num_tokens = prefill_tokens + decode_requests
         compute_s = self.gemm_s(num_tokens) + cost.row_s * (prefill_requests + decode_requests)
         gemm_s = compute_s if compute_s > cost.weights_s else cost.weights_s
-        attention_s = cost.pair_s * pairs
+        attention_s = cost.pair_s * pairs + cost.masked_pair_s * masked_pairs
         kv_s = cost.kv_token_s * kv_tokens
         if self._kappa != 1.0:
             serial_s = gemm_s + attention_s + kv_s
