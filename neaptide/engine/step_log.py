@@ -187,8 +187,8 @@ class StepRecorder:
         self._running: set[int] = set()
         self._one_token: set[int] = set()
         self._ended: list[tuple[int, int, int, Ranges]] = []
-        self._ended_ids: list[str] = []
-        """Their handles are asked for until the step is written."""
+        self._ended_ids: dict[str, int] = {}
+        """Handles of requests that ended since the last step was written: its plan may still name them."""
         self._row_key = POLICIES[config.scheduler.policy].row_key
         prefix_cache = config.cache.enable_prefix_cache
         self._write(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
@@ -222,7 +222,8 @@ class StepRecorder:
         tail = array("i", request.token_ids[num_full * self._block_size :]).tobytes()
         _, ranges = self._numbers.intern(self._last_block.pop(handle), tail)
         self._ended.append((handle, request.num_output_tokens, reason, ranges))
-        self._ended_ids.append(request.request_id)
+        del self._handles[request.request_id]
+        self._ended_ids[request.request_id] = handle
 
     def step(self, plan: StepPlan, result: StepResult, timer: StepTimer, scheduler: Scheduler) -> None:
         """A step is done and committed."""
@@ -256,9 +257,7 @@ class StepRecorder:
         line.leave = sorted(self._one_token - now)
         self._one_token = now - gone
         self._running -= gone
-        for request_id in self._ended_ids:
-            del self._handles[request_id]
-        self._ended, self._ended_ids = [], []
+        self._ended, self._ended_ids = [], {}
         self._write(line)
 
     def close(self) -> None:
@@ -314,10 +313,14 @@ class StepRecorder:
 
     def _handle(self, request_id: str) -> int:
         handle = self._handles.get(request_id)
-        if handle is None:
-            batch_id, _, row = request_id.rpartition(":")
-            handle = self._handles[request_id] = self._rows[batch_id].pop(int(row))
-        return handle
+        if handle is not None:
+            return handle
+        batch_id, _, row = request_id.rpartition(":")
+        rows = self._rows.get(batch_id, {})
+        if row.isdecimal() and int(row) in rows:  # first, because a row that ended may have been submitted again
+            handle = self._handles[request_id] = rows.pop(int(row))
+            return handle
+        return self._ended_ids[request_id]
 
     def _write(self, line: Line) -> None:
         if self.failed:

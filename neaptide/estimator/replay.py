@@ -141,10 +141,13 @@ class _Answer:
 class ReplayExecutor:
     """Implements ``Executor``: results as recorded. ``line`` is the step that comes next."""
 
-    def __init__(self, num_blocks: int, answers: dict[str, _Answer], names: Sequence[LoggedRequest]) -> None:
+    def __init__(self, num_blocks: int, names: Sequence[LoggedRequest], answers: Sequence[_Answer]) -> None:
         self._num_blocks = num_blocks
-        self._answers = answers
         self._names = names
+        self._answers = answers
+        """By handle, as the names."""
+        self.handles: dict[str, int] = {}
+        """Of the requests that the engine has been told of; an id may come again when its request has ended."""
         self.line: StepLine | None = None
         self.plan: StepPlan | None = None
         """The last one."""
@@ -171,7 +174,7 @@ class ReplayExecutor:
     def close(self) -> None: ...
 
     def _token(self, part: ScheduledRequest) -> int:
-        answer = self._answers[part.request_id]
+        answer = self._answers[self.handles[part.request_id]]
         if answer.reason is FinishReason.STOP and part.output_position == answer.num_tokens:
             return END_TOKEN_ID
         return answer.token(answer.prompt_tokens + part.output_position)
@@ -198,10 +201,10 @@ class _Driver:
             self._requests.take(line)
         self._next_handle = 0
         self._answers = self._read_answers(lines)
-        self._running: set[str] = set()
-        self._one_token: set[str] = set()
+        self._running: set[int] = set()
+        self._one_token: set[int] = set()
         self._clock = ReplayClock()
-        self._executor = ReplayExecutor(header.num_blocks, self._answers, self._requests)
+        self._executor = ReplayExecutor(header.num_blocks, self._requests, self._answers)
         self._cost_model = cost_model or build_cost_model(header.recipe["cost_model"])
         cache = CacheConfig(block_size=header.block_size, enable_prefix_cache=header.prefix_cache)
         self._core = EngineCore(
@@ -240,11 +243,9 @@ class _Driver:
 
     def _message(self, line: Line) -> ToEngine:
         if isinstance(line, AddLine):
-            handle = self._next_handle
-            self._next_handle += 1
             return AddRequest(
                 line.id,
-                self._prompt(handle),
+                self._next_prompt(),
                 _params(line.max_tokens, line.scores_prompt),
                 line.tier,
                 line.arrival_s,
@@ -262,8 +263,7 @@ class _Driver:
         return SetOffline(line.paused)
 
     def _batch(self, line: BatchLine) -> AddBatch:
-        prompts = {row: self._prompt(self._next_handle + k) for k, (row, *_) in enumerate(line.rows)}
-        self._next_handle += len(line.rows)
+        prompts = {row: self._next_prompt() for row, *_ in line.rows}
         stem = self._directory / str(self._num_batches)
         self._num_batches += 1
         with TokenFileWriter(stem) as writer:
@@ -296,34 +296,36 @@ class _Driver:
     def difference(self, line: StepLine) -> str | None:
         """The first thing in which the step just made differs from ``line``."""
         where = f"step {line.step} at {line.t[0]:.6f} s"
-        plan, name = self._executor.plan, self._name
+        plan, handles, name = self._executor.plan, self._executor.handles, self._name
         if plan is None:
             return f"{where}: nobody runs, {len(line.join) + len(line.chunks)} requests did"
         if not self._clock.is_exhausted:
             raise ReplayError(f"{where}: the engine read its clock less often than when the log was written")
-        expected = {name(handle): tokens for handle, tokens in line.chunks}
-        one_token = (self._one_token - {name(h) for h in line.leave}) | {name(h) for h in line.join}
-        expected |= dict.fromkeys(one_token, 1)
-        actual = {part.request_id: len(part.token_ids) for part in plan.scheduled}
-        for request_id in sorted(expected.keys() | actual.keys()):
-            before, now = expected.get(request_id, 0), actual.get(request_id, 0)
+        one_token = self._one_token.difference(line.leave).union(line.join)
+        expected = dict(line.chunks) | dict.fromkeys(one_token, 1)
+        actual = {handles[part.request_id]: len(part.token_ids) for part in plan.scheduled}
+        for handle in sorted(expected.keys() | actual.keys()):
+            before, now = expected.get(handle, 0), actual.get(handle, 0)
             if before != now:
-                return f"{where}: {request_id} computes {now} tokens, the log says {before}"
-        self._running -= {name(handle) for handle in line.preempt}
-        admitted = {p.request_id: p.num_computed_tokens for p in plan.scheduled if p.request_id not in self._running}
-        if admitted != (logged := {name(handle): cached for handle, cached in line.admit}):
-            return f"{where}: admitted with cached tokens {admitted}, the log says {logged}"
+                return f"{where}: {name(handle)} computes {now} tokens, the log says {before}"
+        self._running.difference_update(line.preempt)
+        cached = {handles[part.request_id]: part.num_computed_tokens for part in plan.scheduled}
+        admitted = {handle: tokens for handle, tokens in cached.items() if handle not in self._running}
+        for handle in sorted(admitted.keys() | dict(line.admit).keys()):
+            found, logged = admitted.get(handle), dict(line.admit).get(handle)
+            if found != logged:
+                return f"{where}: {name(handle)} is admitted with {found} cached tokens, the log says {logged}"
+        gone = {handle for handle, *_ in line.end}
         self._running |= admitted.keys()
-        gone = {name(handle) for handle, *_ in line.end}
         self._running -= gone
         self._one_token = one_token - gone
         return self._state_difference(where, line)
 
     def _state_difference(self, where: str, line: StepLine) -> str | None:
         queues = self._core.scheduler.queues
-        running = {request.request_id for request in queues.running()}
+        running = {self._executor.handles[request.request_id] for request in queues.running()}
         if running != self._running:
-            changed = ", ".join(sorted(running ^ self._running))
+            changed = ", ".join(self._name(handle) for handle in sorted(running ^ self._running))
             return f"{where}: after it, these hold KV in one run only: {changed}"
         pool = queues.kv.pool
         blocks = [pool.num_cached, pool.num_online, pool.num_offline]
@@ -336,28 +338,30 @@ class _Driver:
 
     # ---- tokens that stand for the recorded blocks ----
 
-    def _read_answers(self, lines: Sequence[Line]) -> dict[str, _Answer]:
+    def _read_answers(self, lines: Sequence[Line]) -> list[_Answer]:
         ends = [end for line in lines if isinstance(line, StepLine) for end in line.end]
         blocks = [request.blocks for request in self._requests] + [end[3] for end in ends]
         first_filler = FIRST_BLOCK_TOKEN_ID + max((sum(pair) for b in blocks for pair in _pairs(b)), default=0)
-        answers = {
-            request.request_id: _Answer(
+        answers = [
+            _Answer(
                 request.prompt_tokens,
                 first_filler + handle,
                 request.prompt_tokens // self._block_size * self._block_size,
             )
             for handle, request in enumerate(self._requests)
-        }
+        ]
         for handle, num_tokens, reason, tail in ends:
-            answer = answers[self._requests[handle].request_id]
+            answer = answers[handle]
             answer.num_tokens, answer.reason = num_tokens, FinishReason(reason)
             answer.tail = list(self._tokens(tail))
         return answers
 
-    def _prompt(self, handle: int) -> list[int]:
-        request = self._requests[handle]
+    def _next_prompt(self) -> list[int]:
+        """The prompt of the request that the log names next; from now on its id means this request."""
+        request, answer = self._requests[self._next_handle], self._answers[self._next_handle]
+        self._executor.handles[request.request_id] = self._next_handle
+        self._next_handle += 1
         prompt = list(self._tokens(request.blocks))
-        answer = self._answers[request.request_id]
         return prompt + [answer.token(position) for position in range(len(prompt), request.prompt_tokens)]
 
     def _tokens(self, blocks: Ranges) -> Iterator[int]:

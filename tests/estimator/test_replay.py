@@ -139,6 +139,18 @@ def test_a_batch_in_two_files_an_abort_and_a_pause_replay(tmp_path: Path) -> Non
     assert replay(tmp_path / "log").difference is None
 
 
+def test_a_job_that_was_cancelled_and_comes_again_under_its_name_replays(tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log")
+    engine.step(batch(tmp_path, "job", [[9] * 8, [8] * 9], max_tokens=9))
+    engine.step()
+    engine.step(CancelBatch("job"), batch(tmp_path, "job", [[7] * 13, [6] * 5], max_tokens=3))
+    engine.run()
+    engine.recorder.close()
+    result = replay(tmp_path / "log")
+    assert result.difference is None
+    assert result.steps > 4
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_messages_on_a_small_pool_replay(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
