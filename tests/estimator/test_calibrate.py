@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 
 from neaptide.engine.clock import VirtualClock
@@ -52,6 +53,14 @@ def test_a_machine_that_the_model_can_represent_is_recovered_exactly(found: Repo
     costs = found.raw.ours.costs
     assert costs[Regime.PREFILL].pair_s == pytest.approx(COST.pair_s, rel=1e-5)
     assert costs[Regime.DECODE].kv_token_s == pytest.approx(COST.kv_token_s, rel=1e-5)
+
+
+def test_reads_of_context_and_masked_pairs_of_chunks_are_recovered() -> None:
+    costs = dict.fromkeys(Regime, msgspec.structs.replace(COST, pair_s=5e-8, masked_pair_s=2e-8, kv_token_s=1e-6))
+    executor = MachineExecutor(VirtualClock(), costs=costs)
+    found = report(Lab.on(executor, replace(BRIEF, max_rounds=1)).calibration.measure())
+    assert max(found.raw.mape[OURS].values()) < 1e-5
+    assert found.raw.ours.costs[Regime.PREFILL].masked_pair_s == pytest.approx(2e-8, rel=1e-3)
 
 
 def test_regimes_that_differ_are_recovered_closely() -> None:
