@@ -27,6 +27,7 @@ from neaptide.engine.stats import StepTimer
 logger = logging.getLogger(__name__)
 
 VERSION = 1
+GZIP_MAGIC = b"\x1f\x8b"
 Ranges = list[int]
 """Ascending runs of block numbers, flat: first number, count, first number, count, ..."""
 
@@ -354,22 +355,32 @@ class _OwningGzip(gzip.GzipFile):
 
 
 def read_log(path: str | Path) -> Iterator[Line]:
-    """The lines of a step log.
+    """The lines of a step log. One that was cut off, by the end of its engine, ends before what is cut.
 
     Raises:
         ValueError: the file is not a step log of this version, or a line is damaged.
         OSError: it cannot be read.
     """
     decoder = msgspec.json.Decoder(Line)
-    opened = gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb")  # noqa: SIM115
-    with opened as lines:
-        for number, text in enumerate(lines, 1):
+    for number, text in enumerate(_whole_lines(path), 1):
+        try:
+            line: Line = decoder.decode(text)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        if (number == 1) != isinstance(line, HeaderLine):
+            raise ValueError(f"{path}, line {number}: a step log has one header, its first line")
+        if isinstance(line, HeaderLine) and line.version != VERSION:
+            raise ValueError(f"{path} is a step log of version {line.version}, not {VERSION}")
+        yield line
+
+
+def _whole_lines(path: str | Path) -> Iterator[bytes]:
+    with open(path, "rb") as raw:
+        if raw.peek(2)[:2] != GZIP_MAGIC:
+            yield from (text for text in raw if text.endswith(b"\n"))
+            return
+        with gzip.GzipFile(fileobj=raw) as lines:
             try:
-                line: Line = decoder.decode(text)
-            except msgspec.MsgspecError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            if (number == 1) != isinstance(line, HeaderLine):
-                raise ValueError(f"{path}, line {number}: a step log has one header, its first line")
-            if isinstance(line, HeaderLine) and line.version != VERSION:
-                raise ValueError(f"{path} is a step log of version {line.version}, not {VERSION}")
-            yield line
+                yield from (text for text in lines if text.endswith(b"\n"))
+            except EOFError:
+                return

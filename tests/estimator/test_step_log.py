@@ -133,3 +133,14 @@ def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(text)
     with pytest.raises(ValueError, match="version 99"):
         list(read_log(tmp_path / "log"))
+
+
+@pytest.mark.parametrize("name", ["log", "log.gz"])
+def test_a_log_that_was_cut_off_is_read_as_far_as_it_goes(name: str, tmp_path: Path) -> None:
+    write_log(tmp_path / name)
+    whole = list(read_log(tmp_path / name))
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) * 3 // 4])
+    part = list(read_log(tmp_path / name))
+    assert len(whole) // 2 < len(part) < len(whole)
+    assert part == whole[: len(part)]
