@@ -108,3 +108,21 @@ def test_bs_e_differs_from_priority_and_fcfs_by_what_the_estimator_allows(tmp_pa
         "priority": {"a": 20, "priority:0": 44},
         "fcfs": {"fcfs:0": 60, "a": 4},
     }
+
+
+def test_every_token_is_in_time_by_the_deadlines_from_arrival_though_not_by_tpot_from_the_first_token(
+    tmp_path: Path,
+) -> None:
+    harness = bs_e(num_blocks=2000)
+    add_online(harness, "a", 20, 12, ttft=0.5005, tpot=0.02)
+    assert harness.step() == {"a": 20}
+    token_times = [harness.clock.now()]
+    harness.core.handle(batch(tmp_path, "be", [prompt(300, 10 + row) for row in range(20)], max_tokens=9))
+    while "a" not in harness.ends:
+        step = harness.step()
+        assert "a" in step
+        assert len(step) > 1
+        token_times.append(harness.clock.now())
+    assert all(time_s <= 0.5005 + k * 0.02 for k, time_s in enumerate(token_times))
+    # The first token came at 30, 470 early; offline work had it all.
+    assert (token_times[-1] - token_times[0]) / 11 > 3 * 0.02
