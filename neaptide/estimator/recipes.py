@@ -15,6 +15,8 @@ from neaptide.estimator.step_cost import StepCost
 
 Recipe = dict[str, Any]
 HEADROOM_RATIO = 0.1
+DEFAULT_HEADROOM = "conformal"
+"""What the server and the simulator take: see docs/forecast.md."""
 HEADROOM_KINDS = ("fixed", "mu-sigma", "quantile", "conformal")
 
 

@@ -26,7 +26,7 @@ from neaptide.estimator import sim_result
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.measures import Measures, Window
 from neaptide.estimator.offline_feed import NO_DEADLINE_S, OFFLINE_PREFIX, OfflineFeed
-from neaptide.estimator.recipes import Recipe, build_cost_model, build_headroom, roofline_recipe
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, build_cost_model, build_headroom, roofline_recipe
 from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.sim_result import SimResult
 from neaptide.estimator.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, TraceExecutor
@@ -77,7 +77,7 @@ class Scenario:
     """So long after the last arrival the run goes on for online requests that are not finished."""
     step_noise: float = 0.0
     """Standard deviation of the logarithm of a step's time."""
-    headroom: str = "fixed"
+    headroom: str = DEFAULT_HEADROOM
     """See ``neaptide.estimator.recipes``."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048

@@ -22,7 +22,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.iteration_time import ConstantCostModel, Sample
 from neaptide.estimator.micro_runs import MicroRunner
 from neaptide.estimator.online_fit import OnlineCostModel
-from neaptide.estimator.recipes import build_headroom, recipe_of
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_of
 from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.sim_executor import SimExecutor
 from neaptide.estimator.start_up import StartUp
@@ -53,7 +53,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         config,
         executor,
         cost_model,
-        build_headroom("conformal", executor.num_blocks),
+        build_headroom(DEFAULT_HEADROOM, executor.num_blocks),
         clock,
         frozenset(model.eos_token_ids),
         RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
@@ -115,7 +115,7 @@ def _recorder(
     assert config.step_log_path is not None
     if os.path.exists(config.step_log_path):
         os.replace(config.step_log_path, f"{config.step_log_path}.1")
-    recipe = {"cost_model": recipe_of(cost_model), "headroom": "conformal"}
+    recipe = {"cost_model": recipe_of(cost_model), "headroom": DEFAULT_HEADROOM}
     recorder = StepRecorder(create_log(config.step_log_path), config, num_blocks, recipe)
     for sample in observed:
         recorder.observed(sample.shape, sample.seconds)

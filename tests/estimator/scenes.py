@@ -94,6 +94,7 @@ def mixed(seed: int = 7, num_online: int = 24, num_rows: int = 40, **fields: obj
         max_num_seqs=16,
         max_num_batched_tokens=96,
         cost_model=roofline_recipe(shape, 1.0, learns=False),
+        headroom="fixed",
         keep_order=True,
         seed=seed,
     )
