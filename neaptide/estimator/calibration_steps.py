@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from neaptide.engine.config import SchedulerConfig
 from neaptide.estimator.micro_runs import Parts
 
-DECODE_CONTEXTS = (16, 4096)
+DECODE_KV_TOKENS = (16, 4096)
 PREFILL_CONTEXTS = (0, 256, 1024, 4096)
-RAGGED_PER_REGIME = 16
-"""Of training and of held-out steps each."""
+RAGGED_TRAINING = 32
+"""Ragged steps to fit, of each regime ..."""
+RAGGED_HELD_OUT = 16
+"""... and to judge."""
 HELD_OUT_EVERY = 6
 """Of the grid's steps, one in so many is held out."""
 
@@ -54,9 +56,14 @@ def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
     grid = [parts for parts in dict.fromkeys(_prefills() + _decodes(limits) + _mixed()) if limits.allow(parts)]
     rng.shuffle(grid)
     cut = len(grid) // HELD_OUT_EVERY
-    ragged = [ragged_step(limits, rng, kind) for kind in _KINDS for _ in range(2 * RAGGED_PER_REGIME)]
-    ragged = [parts for parts in dict.fromkeys(ragged) if limits.allow(parts) and parts not in grid]
-    return CalibrationSteps(grid[cut:] + ragged[::2], grid[:cut] + ragged[1::2])
+    training, held_out = grid[cut:], grid[:cut]
+    for kind in _KINDS:
+        ragged = [ragged_step(limits, rng, kind) for _ in range(RAGGED_TRAINING + RAGGED_HELD_OUT)]
+        new = [parts for parts in dict.fromkeys(ragged) if limits.allow(parts) and parts not in grid]
+        cut = len(new) * RAGGED_TRAINING // (RAGGED_TRAINING + RAGGED_HELD_OUT)
+        training += new[:cut]
+        held_out += new[cut:]
+    return CalibrationSteps(training, held_out)
 
 
 def start_steps(limits: Limits) -> list[Parts]:
@@ -85,8 +92,9 @@ def powers_of_two(first: int, last: int) -> list[int]:
     return [1 << k for k in range(last.bit_length()) if first <= 1 << k <= last]
 
 
-def _equal(requests: int, context: int) -> Parts:
-    return ((1, context),) * requests
+def _equal(requests: int, kv_tokens: int) -> Parts:
+    """Decodes that each read so many tokens, their own included: one more would begin another block."""
+    return ((1, kv_tokens - 1),) * requests
 
 
 def _prefills() -> list[Parts]:
@@ -96,16 +104,16 @@ def _prefills() -> list[Parts]:
 
 
 def _decodes(limits: Limits) -> list[Parts]:
-    return [_equal(b, c) for b in powers_of_two(1, limits.max_seqs) for c in powers_of_two(*DECODE_CONTEXTS)]
+    return [_equal(b, c) for b in powers_of_two(1, limits.max_seqs) for c in powers_of_two(*DECODE_KV_TOKENS)]
 
 
 def _mixed() -> list[Parts]:
     return [
-        ((chunk, context), *_equal(decodes, decode_context))
+        ((chunk, context), *_equal(decodes, decode_kv_tokens))
         for chunk in (16, 64, 256, 1024)
         for context in (0, 1024)
         for decodes in (1, 4, 16, 64, 128)
-        for decode_context in (32, 128, 512, 2048)
+        for decode_kv_tokens in (32, 128, 512, 2048)
     ]
 
 
