@@ -222,7 +222,8 @@ class EngineCore:
 
     def _append_token(self, request: Request, result: StepResult, now_s: float) -> None:
         token_id = result.token_ids[request.request_id]
-        params, num_output_tokens = request.params, request.num_output_tokens
+        params = request.params
+        num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
         if num_output_tokens == 0:
             request.first_token_s = now_s
         is_end = (token_id in self._eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids

@@ -55,9 +55,8 @@ class KVCacheManager:
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """Extends the block table for the next ``num_tokens`` tokens. Raises RuntimeError when blocks run out."""
-        count = self.blocks_needed(request, num_tokens)
-        if count:
-            request.block_ids += self.pool.allocate(count, request.request_class)
+        if request.num_computed_tokens + num_tokens > len(request.block_ids) * self.block_size:
+            request.block_ids += self.pool.allocate(self.blocks_needed(request, num_tokens), request.request_class)
 
     def publish(self, request: Request) -> None:
         """Indexes the blocks that the computed tokens have filled."""

@@ -23,8 +23,10 @@ class OfflineFill:
     def fill(self, step: StepBuilder, limit_s: float) -> None:
         queues = step.queues
         resident = sorted(queues.running_offline.values(), key=lambda r: (r.last_step, r.admission_index))
-        decodes = [r for r in resident if r.num_uncomputed_tokens == 1]
-        prefills = [r for r in resident if r.num_uncomputed_tokens > 1]
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in resident:
+            (decodes if request.num_uncomputed_tokens == 1 else prefills).append(request)
         contexts = [r.num_computed_tokens + 1 for r in decodes]
         count = step.budget.most_decodes(contexts, limit_s)
         for request in decodes[: count if count or step.scheduled else 1]:
