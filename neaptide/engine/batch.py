@@ -31,6 +31,8 @@ class BatchShape:
     prefill_masked_pairs: int = 0
     """n*(n-1)/2 for every chunk of n tokens behind context: pairs that a kernel without causal tiles computes as well,
     to throw them away."""
+    longest_decode_tokens: int = 0
+    """KV tokens that the longest decode reads."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,6 +43,8 @@ class BatchShape:
         if num_tokens == 1 and context_tokens > 0:
             self.decode_requests += 1
             self.decode_context_tokens += context_tokens + 1
+            if context_tokens >= self.longest_decode_tokens:
+                self.longest_decode_tokens = context_tokens + 1
         else:
             self.prefill_requests += 1
             self.prefill_tokens += num_tokens
@@ -76,6 +80,7 @@ class BatchShape:
             self.swapped_blocks,
             self.prefill_context_tokens,
             self.prefill_masked_pairs,
+            self.longest_decode_tokens,
         )
 
 

@@ -29,6 +29,18 @@ def read_kv_tokens(shape: BatchShape) -> int:
     return max(shape.decode_context_tokens + shape.prefill_context_tokens - shape.shared_prefix_tokens, 0)
 
 
+def raggedness(shape: BatchShape) -> float:
+    """How far the decodes are from one length, in 0..1: 0 if they are equal, and never less with a decode more.
+
+    A kernel that runs decodes of similar length together runs ragged ones in more pieces: quickly two or three, then
+    hardly more. With x = requests - KV tokens / longest, the requests that are missing to the longest: x / (x + 1).
+    """
+    if shape.longest_decode_tokens == 0:
+        return 0.0
+    missing = max(shape.decode_requests - shape.decode_context_tokens / shape.longest_decode_tokens, 0.0)
+    return missing / (missing + 1.0)
+
+
 @dataclass(slots=True, frozen=True)
 class Sample:
     """A step that was measured."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.iteration_time import Regime, Sample, read_kv_tokens, regime_of
+from neaptide.estimator.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
 from neaptide.estimator.roofline_fit import fit_costs
 from neaptide.estimator.step_cost import StepCost, StepFormula, Terms
 
@@ -59,6 +59,7 @@ class RooflineModel:
             shape.prefill_masked_pairs,
             shape.prefill_requests,
             shape.decode_requests,
+            raggedness(shape),
             read_kv_tokens(shape),
             shape.swapped_blocks,
         )

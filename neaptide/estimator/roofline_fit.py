@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from neaptide.engine.batch import BatchShape
-from neaptide.estimator.iteration_time import Regime, Sample, read_kv_tokens, regime_of
+from neaptide.estimator.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
 from neaptide.estimator.least_squares import Array, fit_relative
 from neaptide.estimator.step_cost import StepCost
 
@@ -53,6 +53,7 @@ def _features(shape: BatchShape, num_segments: int) -> list[float]:
         float(shape.prefill_attention_pairs),
         float(shape.prefill_masked_pairs),
         float(read_kv_tokens(shape)),
+        raggedness(shape),
         float(shape.decode_requests),
         float(shape.prefill_requests),
         float(shape.swapped_blocks),
@@ -76,7 +77,7 @@ def _cost(coefficients: list[float], num_segments: int) -> StepCost:
     knots = [0.0]
     for increment in increments:
         knots.append(knots[-1] + increment)
-    pair_s, masked_pair_s, kv_token_s, decode_request_s, prefill_request_s, swap_block_s = coefficients[
+    pair_s, masked_pair_s, kv_token_s, ragged_s, decode_request_s, prefill_request_s, swap_block_s = coefficients[
         1 + num_segments :
     ]
     return StepCost(
@@ -85,6 +86,7 @@ def _cost(coefficients: list[float], num_segments: int) -> StepCost:
         pair_s=pair_s,
         masked_pair_s=masked_pair_s,
         kv_token_s=kv_token_s,
+        ragged_s=ragged_s,
         decode_request_s=decode_request_s,
         prefill_request_s=prefill_request_s,
         swap_block_s=swap_block_s,

@@ -21,6 +21,8 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Reading cached keys and values, per KV token: of decodes, and of the context before prefill chunks."""
     masked_pair_s: float = 0.0
     """Per pair above the diagonal of a chunk behind context, where those are computed as well."""
+    ragged_s: float = 0.0
+    """Decodes of lengths that differ, times ``raggedness``: they run in more pieces."""
     decode_request_s: float = 0.0
     prefill_request_s: float = 0.0
     swap_block_s: float = 0.0
@@ -70,6 +72,7 @@ class StepFormula:
         masked_pairs: int,
         prefill_requests: int,
         decode_requests: int,
+        raggedness: float,
         kv_tokens: int,
         swapped: int,
     ) -> Terms:
@@ -90,6 +93,8 @@ class StepFormula:
             gemm_s + cost.token_s * num_tokens,
             attention_s,
             kv_s,
-            cost.decode_request_s * decode_requests + cost.prefill_request_s * prefill_requests,
+            cost.decode_request_s * decode_requests
+            + cost.prefill_request_s * prefill_requests
+            + cost.ragged_s * raggedness,
             cost.swap_block_s * swapped,
         )

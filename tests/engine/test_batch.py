@@ -6,7 +6,9 @@ from neaptide.engine.batch import BatchShape
 def test_a_decode_reads_its_context_and_itself() -> None:
     shape = BatchShape()
     shape.add(1, 40)
-    assert shape == BatchShape(decode_requests=1, decode_context_tokens=41, max_context_tokens=41)
+    assert shape == BatchShape(
+        decode_requests=1, decode_context_tokens=41, max_context_tokens=41, longest_decode_tokens=41
+    )
 
 
 def test_a_first_chunk_attends_to_itself_alone() -> None:

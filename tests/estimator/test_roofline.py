@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from neaptide.engine.batch import BatchShape
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.iteration_time import Regime, Sample, mean_relative_error
+from neaptide.estimator.iteration_time import Regime, Sample, mean_relative_error, raggedness
 from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.step_cost import StepCost, StepFormula
 from tests.estimator.machines import decodes, linear_machine, measure, prefills, random_shape
@@ -206,3 +206,15 @@ def test_the_generic_guess_is_a_plausible_cpu() -> None:
     model = RooflineModel.generic()
     assert 1e-3 < model.predict(decodes(1, 100)).seconds < 0.1
     assert 0.05 < model.predict(prefills(1, 2048)).seconds < 5.0
+
+
+@given(contexts=st.lists(st.integers(1, 5000), min_size=1, max_size=20), more=st.integers(1, 5000))
+def test_raggedness_is_zero_for_equal_decodes_and_never_falls_with_one_more(contexts: list[int], more: int) -> None:
+    shape, equal = BatchShape(), BatchShape()
+    for context in contexts:
+        shape.add(1, context)
+        equal.add(1, contexts[0])
+    assert raggedness(equal) == 0.0
+    assert 0.0 <= raggedness(shape) < 1.0
+    assert raggedness(shape.plus(1, more)) >= raggedness(shape) - 1e-12
+    assert raggedness(shape.plus(100, 10)) == raggedness(shape)
