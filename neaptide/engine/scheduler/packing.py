@@ -79,26 +79,31 @@ class NeaptideScheduler(Scheduler):
     def _pack_prompts(self, step: StepBuilder, prompts: list[Request], limit_s: float, reserved: int) -> None:
         """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.
 
-        The first one always gets a block's worth: streams that fill the whole bound must not starve it.
+        The first one always gets a block's worth: streams that fill the whole bound must not starve it. Once one finds
+        no seat or no memory no other is admitted, but those that run go on: they hold what it waits for.
         """
-        floor = step.queues.kv.block_size
+        floor, can_admit = step.queues.kv.block_size, True
         for request in prompts:
+            is_running = request.request_id in self.queues.running_online
+            if not is_running and not can_admit:
+                continue
             step.at = request
             tokens_left = step.budget.tokens_left - reserved
-            is_running = request.request_id in self.queues.running_online
             hit = PrefixHit([], 0) if is_running else self.queues.kv.match_prefix(request)
             context = request.num_computed_tokens if is_running else hit.num_tokens
             left = request.num_tokens - context
             most = min(left, tokens_left)
             chunk = max(step.budget.largest_chunk(most, context, limit_s), min(most, floor))
-            floor = 0
             if chunk <= 0:
                 return
             if is_running:
-                if self._room_to_grow(step, request, chunk):
+                takes_part = self._room_to_grow(step, request, chunk)
+                if takes_part:
                     step.add(request, chunk)
-            elif not self._admit_online(step, request, hit, chunk):
-                return
+            else:
+                takes_part = can_admit = self._admit_online(step, request, hit, chunk)
+            if takes_part:
+                floor = 0
 
     def _waiting_prompts(self, now_s: float) -> tuple[list[Request], list[Request]]:
         """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``

@@ -1,0 +1,36 @@
+"""Requests that can no longer be in time: they wait behind the others, but the engine never stands still."""
+
+import pytest
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.interfaces import Prediction
+from neaptide.engine.params import FinishReason
+from tests.engine.harness import Harness, online
+
+
+class FiveMsAndOnePerToken:
+    """Implements ``CostModel``."""
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(0.005 + 0.001 * shape.num_tokens, 0.0)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "seats", "old_tokens", "late_slo_s"),
+    [(400, 1, 60, 0.13), (40, 8, 150, 0.15)],
+    ids=["one seat", "memory for one"],
+)
+def test_a_half_computed_prompt_goes_on_behind_an_older_one_that_waits_for_its_place(
+    num_blocks: int, seats: int, old_tokens: int, late_slo_s: float
+) -> None:
+    # ``late`` starts while it can be in time; ``old`` never could. Then ``late`` is late as well, and ``old``, which
+    # came first, stands before it and waits for what ``late`` holds.
+    harness = Harness(num_blocks, FiveMsAndOnePerToken(), max_num_seqs=seats, max_num_batched_tokens=16)
+    harness.core.handle(online("old", [7] * old_tokens, ttft_slo_s=0.01, tpot_slo_s=0.5))
+    harness.core.handle(online("late", [8] * 120, arrival_s=0.0001, ttft_slo_s=late_slo_s, tpot_slo_s=0.5))
+    steps = harness.run(max_steps=200)
+    assert all(steps)
+    assert harness.reason("old") is FinishReason.LENGTH
+    assert harness.reason("late") is FinishReason.LENGTH
