@@ -6,6 +6,8 @@ from math import ceil
 
 MIN_LEVEL = -0.25
 """Misses are made up for later, by a bound above all recent scores, but not without end."""
+MAX_LEVEL_FACTOR = 2.0
+"""Of ``alpha``. Steps that nothing can make miss, exact ones say, earn no more misses than that."""
 
 
 class AdaptiveQuantile:
@@ -13,7 +15,8 @@ class AdaptiveQuantile:
 
     The bound is a quantile of the last scores; its level moves against the misses (Gibbs and Candes 2021, equation 2:
     ``alpha_t += gamma * (alpha - missed)``), so that the share of misses comes out at ``alpha`` in the long run even
-    when the scores drift.
+    when the scores drift. The level is kept between ``MIN_LEVEL`` and twice ``alpha``: a long calm is not paid back by
+    a run of misses, and there may be fewer misses than ``alpha`` where scores only fall.
 
     Args:
         gamma: how fast the level moves.
@@ -33,7 +36,8 @@ class AdaptiveQuantile:
 
     def observe(self, score: float, missed: bool) -> None:
         """``missed``: whether the score was above the bound that stood when it was predicted."""
-        self._level = max(self._level + self._gamma * (self._alpha - missed), MIN_LEVEL)
+        level = self._level + self._gamma * (self._alpha - missed)
+        self._level = min(max(level, MIN_LEVEL), MAX_LEVEL_FACTOR * self._alpha)
         if len(self._recent) == self._recent.maxlen:
             del self._ordered[bisect_left(self._ordered, self._recent[0])]
         self._recent.append(score)

@@ -1,6 +1,6 @@
 """Our iteration-time model, corrected by every step that was measured."""
 
-from math import exp, expm1, log, sqrt
+from math import exp, expm1, inf, log, sqrt
 
 import numpy as np
 
@@ -46,8 +46,9 @@ class OnlineCostModel:
     The logarithm of a term's factor is a common part plus the term's own part in the step's regime, so that a machine
     that slows down is noticed from any kind of step, also for kinds not seen since. An extended Kalman filter learns
     them from the logarithm of measured over predicted time, that is recursive least squares on the relative error in
-    which every parameter has its own forgetting; a term's own part is pulled back to 0. Factors are positive, so more
-    work never takes less time within a regime.
+    which every parameter has its own forgetting; a term's own part is pulled back to 0. Factors are positive: where a
+    step's terms all grow it never takes less time. With overlap a term may shrink as another grows, and then factors
+    that differ can make a step with more work shorter by a hair (0.1% was seen).
 
     The margin is a quantile of the regime's recent relative errors by adaptive conformal inference
     (``AdaptiveQuantile``): one regime may be noisier than another, and each is covered as promised.
@@ -97,8 +98,9 @@ class OnlineCostModel:
         return Prediction(seconds, seconds * self._relative_margins[regime])
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
+        """A time that is not positive and finite is ignored: it would never be forgotten."""
         predicted_s, margin_s = self.predict(shape)
-        if seconds <= 0.0 or predicted_s <= 0.0:
+        if not (0.0 < seconds < inf and 0.0 < predicted_s < inf):
             return
         covered = seconds <= predicted_s + margin_s
         self._num_observed += 1

@@ -134,6 +134,34 @@ def test_the_base_is_not_changed(base: Base) -> None:
     assert base.calibrated.predict(shape) == before
 
 
+@pytest.mark.parametrize("noise", ["normal", "rare spikes"])
+def test_a_long_calm_is_not_paid_back_by_misses_once_there_is_noise(base: Base, noise: str) -> None:
+    rng, model = random.Random(0), OnlineCostModel(base.calibrated)
+    shapes = [random_shape(rng, Regime.DECODE) for _ in range(200)]
+    for step in range(3000):
+        shape = shapes[step % 200]
+        spike = 1.1 if noise == "rare spikes" and rng.random() < 0.03 else 1.0
+        model.observe(shape, spike * base.calibrated.predict(shape).seconds)
+    covered = 0
+    for step in range(1000):
+        shape = shapes[step % 200]
+        seconds = base.calibrated.predict(shape).seconds * rng.lognormvariate(0.0, 0.05)
+        predicted_s, margin_s = model.predict(shape)
+        covered += seconds <= predicted_s + margin_s
+        model.observe(shape, seconds)
+    assert covered / 1000 == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_time_that_is_none_is_ignored(base: Base, seconds: float) -> None:
+    model = OnlineCostModel(base.calibrated)
+    run = slowing_run(0, 100)
+    errors(model, run[:50])
+    before = [model.predict(sample.shape) for sample in run], model.coverage, model.mape
+    model.observe(run[50].shape, seconds)
+    assert ([model.predict(sample.shape) for sample in run], model.coverage, model.mape) == before
+
+
 def test_before_the_first_step_there_is_nothing_to_say(base: Base) -> None:
     model = OnlineCostModel(base.calibrated)
     assert (model.coverage, model.mape) == (1.0, 0.0)
