@@ -1,6 +1,7 @@
 """Fits the coefficients of ``RooflineModel`` to measured steps."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,10 +10,13 @@ from neaptide.estimator.iteration_time import Regime, Sample, raggedness, read_k
 from neaptide.estimator.least_squares import Array, fit_relative
 from neaptide.estimator.step_cost import StepCost
 
-SHRINKAGE = 2.0
-"""Pull of a regime's coefficients towards those of all regimes together ..."""
+SHRINKAGES = (2.0, 0.5, 0.1, 0.02)
+"""Pull of a regime's coefficients towards those of all regimes together, in samples: cross-validation picks one ..."""
+FOLDS = 5
+LEAST_PER_FOLD = 6
+"""... if there are so many samples, else the strongest."""
 SMOOTHNESS = 0.1
-"""... and of neighbouring slopes of the matrix product curve towards each other; both in samples."""
+"""Pull of neighbouring slopes of the matrix product curve towards each other, in samples."""
 
 
 def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
@@ -31,15 +35,48 @@ def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
     smooth = _smoothness(features, seconds, num_segments)
     common = fit_relative(features, seconds, smooth, np.zeros(len(smooth)))
     # The same change of a coefficient counts by what it does to the predictions.
-    pull = np.diag(np.sqrt(SHRINKAGE * ((features / seconds[:, None]) ** 2).sum(axis=0) / len(samples)))
-    penalty = np.concatenate([smooth, pull])
-    target = np.concatenate([np.zeros(len(smooth)), pull @ common])
+    effect = ((features / seconds[:, None]) ** 2).mean(axis=0)
+    prior = _Prior(smooth, effect, common)
     costs = {}
     for regime in Regime:
         chosen = np.array([regime_of(sample.shape) is regime for sample in samples])
-        fitted = fit_relative(features[chosen], seconds[chosen], penalty, target) if chosen.any() else common
+        fitted = prior.fit(features[chosen], seconds[chosen]) if chosen.any() else common
         costs[regime] = _cost(fitted.tolist(), num_segments)
     return costs
+
+
+@dataclass(slots=True, frozen=True)
+class _Prior:
+    """What a regime's coefficients are pulled towards."""
+
+    smooth: Array
+    """Rows that are zero for a straight curve."""
+    effect: Array
+    """Of each coefficient on the predictions."""
+    common: Array
+    """Coefficients of all regimes together."""
+
+    def fit(self, features: Array, seconds: Array) -> Array:
+        """Coefficients of one regime, with the pull that predicts left-out samples best."""
+        if len(seconds) < FOLDS * LEAST_PER_FOLD:
+            return self._fit(features, seconds, SHRINKAGES[0])
+        return self._fit(features, seconds, min(SHRINKAGES, key=lambda s: self._left_out_error(features, seconds, s)))
+
+    def _fit(self, features: Array, seconds: Array, shrinkage: float) -> Array:
+        pull = np.diag(np.sqrt(shrinkage * self.effect))
+        target = np.concatenate([np.zeros(len(self.smooth)), pull @ self.common])
+        return fit_relative(features, seconds, np.concatenate([self.smooth, pull]), target)
+
+    def _left_out_error(self, features: Array, seconds: Array, shrinkage: float) -> float:
+        fold = np.arange(len(seconds)) % FOLDS
+        errors = [
+            np.abs(
+                features[fold == k] @ self._fit(features[fold != k], seconds[fold != k], shrinkage) / seconds[fold == k]
+                - 1
+            )
+            for k in range(FOLDS)
+        ]
+        return float(np.concatenate(errors).mean())
 
 
 def _features(shape: BatchShape, num_segments: int) -> list[float]:
