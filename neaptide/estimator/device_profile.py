@@ -6,7 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from neaptide.estimator.iteration_time import Regime
 from neaptide.estimator.step_cost import StepCost
+
+MAX_COST_S = 3600.0
+"""No coefficient of a real machine is as large."""
 
 
 class Efficiencies(msgspec.Struct, frozen=True):
@@ -78,7 +82,7 @@ def load_profile(name_or_path: str | Path) -> DeviceProfile:
     """A profile by its name, or from a JSON file.
 
     Raises:
-        ValueError: no such profile, or the file is not one.
+        ValueError: no such profile, or the file is not one, lacks a regime or holds costs that no machine has.
         OSError: the file cannot be read.
     """
     from neaptide.estimator.analytic import ANALYTIC_NAMES, analytic_profile
@@ -112,6 +116,28 @@ def profile_names() -> list[str]:
 
 def _decode(data: bytes, name: str) -> DeviceProfile:
     try:
-        return msgspec.json.decode(data, type=DeviceProfile)
-    except msgspec.MsgspecError as error:
+        profile = msgspec.json.decode(data, type=DeviceProfile)
+        for regime in Regime:
+            if regime.value not in profile.costs:
+                raise ValueError(f"it has no costs of {regime} steps")
+            _check_cost(profile.costs[regime.value], regime)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"{name} is not a device profile: {error}") from error
+    return profile
+
+
+def _check_cost(cost: StepCost, regime: Regime) -> None:
+    """A curve that falls is allowed: a real one may.
+
+    Raises:
+        ValueError: no steps of a machine cost that.
+    """
+    if len(cost.gemm_s) < 2:
+        raise ValueError(f"gemm_s of {regime} steps needs the times of 1 and 2 tokens at least")
+    single = {name: seconds for name, seconds in msgspec.structs.asdict(cost).items() if name != "gemm_s"}
+    coefficients: dict[str, float] = single | {f"gemm_s[{k}]": seconds for k, seconds in enumerate(cost.gemm_s)}
+    for name, seconds in coefficients.items():
+        if not 0.0 <= seconds < MAX_COST_S:
+            raise ValueError(f"{name} of {regime} steps is {seconds} s, not in 0..{MAX_COST_S:.0f}")
+    if sum(coefficients.values()) <= 0.0:  # nothing is learnt from a prediction of 0
+        raise ValueError(f"{regime} steps cost nothing")

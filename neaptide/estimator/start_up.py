@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neaptide.engine.clock import Clock
 from neaptide.estimator.calibration_steps import Limits, start_steps
-from neaptide.estimator.device_profile import DeviceProfile, load_profile, save_profile
+from neaptide.estimator.device_profile import load_profile, save_profile
 from neaptide.estimator.iteration_time import Sample
 from neaptide.estimator.micro_runs import MicroRunner, Parts, shape_of
 from neaptide.estimator.online_fit import OnlineCostModel
@@ -39,12 +39,14 @@ class StartUp:
     ) -> None:
         self._runner = runner
         self._clock = clock
-        self._steps = start_steps(limits)
+        self._steps = [parts for parts in start_steps(limits) if runner.fits(parts)]
         self._subject = subject
         self._date = date
         self.observed: list[Sample] = []
         """What the cost model has been shown, in order."""
-        self._file = kept_in / subject.file_name if kept_in is not None and subject.model_fingerprint else None
+        self._file: Path | None = None
+        if kept_in is not None and subject.model_fingerprint:
+            self._file = kept_in / subject.file_name(limits, self._steps)
 
     def cost_model(self, profile: str | None) -> OnlineCostModel:
         """From ``profile`` (a name or a file) if there is one, else from an earlier start, else measured.
@@ -54,11 +56,11 @@ class StartUp:
             OSError: its file cannot be read.
         """
         start_s = self._clock.now()
-        known = self._given(profile) if profile is not None else self._kept()
-        if known is not None:
-            model = OnlineCostModel(RooflineModel.from_profile(known))
+        base = self._given(profile) if profile is not None else self._kept()
+        if base is not None:
+            model = OnlineCostModel(base)
             self.observed = [sample for _, sample in self._run(model, 1, WARM_UP_S, WARM_UP_STEP_S)]
-            source = f"profile {known.name}"
+            source = f"profile {profile}" if profile is not None else "kept from an earlier start"
         else:
             runs = list(self._run(OnlineCostModel(RooflineModel.generic()), ROUNDS, MAX_TOTAL_S, MAX_STEP_S))
             model = OnlineCostModel(self._measured(runs))
@@ -70,30 +72,38 @@ class StartUp:
         logger.info("warmed up with %d steps in %.1f s, cost model: %s", len(self.observed), took_s, source)
         return model
 
-    def _given(self, name: str) -> DeviceProfile:
+    def _given(self, name: str) -> RooflineModel:
         profile = load_profile(name)
         for difference in check_profile(profile, self._subject):
             logger.warning("profile %s was made for %s: its step times may be wrong at first", name, difference)
-        return profile
+        return RooflineModel.from_profile(profile)
 
-    def _kept(self) -> DeviceProfile | None:
+    def _kept(self) -> RooflineModel | None:
         if self._file is None or not self._file.exists():
             return None
         try:
             profile = load_profile(self._file)
             check_profile(profile, self._subject)
+            return RooflineModel.from_profile(profile)
         except (ValueError, OSError) as error:
             logger.warning("the profile of an earlier start cannot be used: %s", error)
             return None
-        return profile
 
     def _measured(self, runs: list[tuple[Parts, Sample]]) -> RooflineModel:
-        """Fitted to the last run of each step: those before warmed it up."""
+        """Fitted to the last run of each step: those before warmed it up.
+
+        Kept only if every step has run: what a start measured in a slow moment, before its time was over, should not
+        be believed by all later ones.
+        """
         model = RooflineModel()
-        if not runs:
+        last = dict(runs)
+        if not last:
             return model
-        model.fit(list(dict(runs).values()))
-        self._keep(model)
+        model.fit(list(last.values()))
+        if len(last) == len(self._steps):
+            self._keep(model)
+        elif self._file is not None:
+            logger.info("only %d of %d steps had time: the next start measures again", len(last), len(self._steps))
         return model
 
     def _keep(self, model: RooflineModel) -> None:
@@ -116,7 +126,7 @@ class StartUp:
         for parts, shape in shapes * rounds:
             if self._clock.now() - start_s > max_total_s:
                 return
-            if self._runner.fits(parts) and model.predict(shape).seconds <= max_step_s:
+            if model.predict(shape).seconds <= max_step_s:
                 seconds = self._runner.run(parts)
                 model.observe(shape, seconds)
                 yield parts, Sample(shape, seconds)

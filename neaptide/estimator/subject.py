@@ -1,14 +1,16 @@
 """What a device profile is of, and whether one fits."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from neaptide import __version__
 from neaptide.engine.interfaces import Executor
+from neaptide.estimator.calibration_steps import Limits
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.iteration_time import Regime
+from neaptide.estimator.micro_runs import Parts
 from neaptide.estimator.step_cost import StepCost
 
 
@@ -55,10 +57,21 @@ class Subject:
             block_size,
         )
 
-    @property
-    def file_name(self) -> str:
-        """Of the profile that is kept: another one wherever step times differ."""
-        parts = (__version__, self.model_fingerprint, self.device, self.dtype, self.num_threads, self.block_size)
+    def file_name(self, limits: Limits, steps: Sequence[Parts]) -> str:
+        """Of the profile that is kept: another one wherever step times differ, or what ``steps`` under ``limits`` tell
+        of them. Blocks count only as far as they decide which steps there are."""
+        parts = (
+            __version__,
+            self.model_fingerprint,
+            self.device,
+            self.dtype,
+            self.num_threads,
+            self.block_size,
+            limits.max_batched_tokens,
+            limits.max_seqs,
+            limits.max_model_len,
+            steps,
+        )
         digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
         return f"{digest[:24]}.json"
 

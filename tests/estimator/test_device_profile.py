@@ -1,12 +1,15 @@
 """Profiles: published limits reproduced, capacities and all-reduce by hand, files read back as they were written."""
 
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from neaptide.engine.batch import BatchShape
 from neaptide.estimator.analytic import ANALYTIC_NAMES, LLAMA_3_1_8B, QWEN2_5_7B, analytic_profile
 from neaptide.estimator.device_profile import Efficiencies, load_profile, profile_names, save_profile
+from neaptide.estimator.iteration_time import Regime
 from neaptide.estimator.roofline import RooflineModel
 from tests.estimator.machines import decodes, prefills
 
@@ -124,4 +127,38 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text('{"name": "x"}')
     with pytest.raises(ValueError, match="is not a device profile"):
+        load_profile(path)
+
+
+GOOD = {"fixed_s": 1e-3, "gemm_s": [0.0, 1e-4, 0.5e-4], "pair_s": 0.0, "kv_token_s": 1e-7}
+FREE = {"fixed_s": 0.0, "gemm_s": [0.0, 0.0], "pair_s": 0.0, "kv_token_s": 0.0}
+
+
+def write_costs(path: Path, costs: dict[str, object]) -> Path:
+    profile = msgspec.to_builtins(load_profile("h100-80g-llama-3.1-8b")) | {"costs": costs}
+    path.write_text(json.dumps(profile))
+    return path
+
+
+def test_a_curve_that_falls_is_taken(tmp_path: Path) -> None:
+    path = write_costs(tmp_path / "profile.json", dict.fromkeys(Regime, GOOD))
+    assert load_profile(path).costs["decode"].gemm_s == (0.0, 1e-4, 0.5e-4)
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        (None, "it has no costs of decode steps"),
+        (GOOD | {"gemm_s": [1e-4]}, "gemm_s of decode steps needs the times of 1 and 2 tokens"),
+        (GOOD | {"gemm_s": []}, "gemm_s of decode steps needs the times of 1 and 2 tokens"),
+        (GOOD | {"fixed_s": -5.0}, r"fixed_s of decode steps is -5\.0 s"),
+        (GOOD | {"gemm_s": [1e-4, -1e-4]}, r"gemm_s\[1\] of decode steps is -0\.0001 s"),
+        (GOOD | {"kv_token_s": 1e308}, r"kv_token_s of decode steps is 1e\+308 s"),
+        (FREE, "decode steps cost nothing"),
+    ],
+)
+def test_a_profile_with_costs_that_no_machine_has_is_refused(tmp_path: Path, decode: object, message: str) -> None:
+    costs: dict[str, object] = {"prefill": GOOD, "mixed": GOOD}
+    path = write_costs(tmp_path / "profile.json", costs if decode is None else costs | {"decode": decode})
+    with pytest.raises(ValueError, match=f"is not a device profile: {message}"):
         load_profile(path)

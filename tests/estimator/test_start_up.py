@@ -1,5 +1,6 @@
 """The cost model that an engine starts with: given, kept from an earlier start, or measured."""
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +29,12 @@ def start(
     fingerprint: str = "f",
     slow: float = 1.0,
     num_blocks: int = 2048,
+    limits: Limits = LIMITS,
 ) -> tuple[OnlineCostModel, MachineExecutor]:
     clock = VirtualClock()
     executor = MachineExecutor(clock, num_blocks, slow=lambda: slow)
     subject = Subject.of(executor, "tiny", 16, fingerprint)
-    start_up = StartUp(MicroRunner(executor, clock, 16), clock, LIMITS, subject, "2026-01-01", kept_in)
+    start_up = StartUp(MicroRunner(executor, clock, 16), clock, limits, subject, "2026-01-01", kept_in)
     return start_up.cost_model(profile), executor
 
 
@@ -85,14 +87,62 @@ def test_another_model_under_the_same_name_is_measured_anew(tmp_path: Path) -> N
 )
 def test_a_profile_is_kept_for_each_thing_that_decides_over_step_times(changes: dict[str, object]) -> None:
     subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16, "f")
-    assert replace(subject, **changes).file_name != subject.file_name  # type: ignore[arg-type]
-    assert replace(subject, num_blocks=1).file_name == subject.file_name
+    other = replace(subject, **changes)  # type: ignore[arg-type]
+    assert other.file_name(LIMITS, STEPS) != subject.file_name(LIMITS, STEPS)
+    more_blocks = replace(subject, num_blocks=4096).file_name(replace(LIMITS, kv_tokens=4096 * 16), STEPS)
+    assert more_blocks == subject.file_name(LIMITS, STEPS)
 
 
-def test_a_kept_profile_that_is_damaged_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("changes", [{"max_batched_tokens": 64}, {"max_seqs": 16}, {"max_model_len": 512}])
+def test_a_profile_is_kept_for_the_limits_it_was_measured_under(tmp_path: Path, changes: dict[str, int]) -> None:
+    start(tmp_path, limits=replace(LIMITS, **changes))
+    model, executor = start(tmp_path)
+    assert executor.steps == ROUNDS * len(STEPS)
+    assert error_of(model) < 0.02
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_small_cache_is_measured_apart(tmp_path: Path) -> None:
+    start(tmp_path, num_blocks=40)
+    _, executor = start(tmp_path)
+    assert executor.steps == ROUNDS * len(STEPS)
+
+
+def test_a_first_start_that_ran_out_of_time_is_not_kept(tmp_path: Path) -> None:
+    start(tmp_path, slow=60.0)
+    assert list(tmp_path.iterdir()) == []
+    model, executor = start(tmp_path)
+    assert executor.steps == ROUNDS * len(STEPS)
+    assert error_of(model) < 0.02
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def damage(text: str, kind: str) -> str:
+    profile = json.loads(text)
+    mixed = profile["costs"]["mixed"]
+    if kind == "no regime":
+        del profile["costs"]["mixed"]
+    elif kind == "short curve":
+        mixed["gemm_s"] = [1.0]
+    elif kind == "negative":
+        mixed["fixed_s"] = -5.0
+    elif kind == "zero":
+        profile["costs"]["mixed"] = {"fixed_s": 0.0, "gemm_s": [0.0, 0.0], "pair_s": 0.0, "kv_token_s": 0.0}
+    else:
+        return "{"
+    return json.dumps(profile)
+
+
+DAMAGES = ["cut off", "no regime", "short curve", "negative", "zero"]
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_kept_profile_that_is_damaged_is_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     start(tmp_path)
     (file,) = tmp_path.iterdir()
-    file.write_text("{")
+    file.write_text(damage(file.read_text(), kind))
     _, executor = start(tmp_path)
     assert executor.steps == ROUNDS * len(STEPS)
     assert "cannot be used" in caplog.text
@@ -134,6 +184,14 @@ def test_a_profile_that_does_not_exist_is_refused() -> None:
         start(None, "nonsense")
 
 
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_given_profile_that_is_damaged_is_refused(tmp_path: Path, kind: str) -> None:
+    profile = write_profile(tmp_path / "given.json")
+    profile.write_text(damage(profile.read_text(), kind))
+    with pytest.raises(ValueError, match=r"given\.json is not a device profile"):
+        start(None, str(profile))
+
+
 def test_a_profile_of_another_device_is_taken_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     profile = write_profile(tmp_path / "given.json", device="a faster machine")
     model, _ = start(None, str(profile), slow=2.0)
@@ -151,7 +209,12 @@ def test_a_slow_machine_is_not_measured_for_long(tmp_path: Path) -> None:
     assert executor.clock.now() <= MAX_TOTAL_S + 2 * MAX_STEP_S
     assert executor.steps < ROUNDS * len(STEPS)
     assert error_of(model, slow=60.0) < 0.1
+
+
+def test_a_machine_that_became_slow_is_not_warmed_up_for_long(tmp_path: Path) -> None:
+    start(tmp_path)
     _, executor = start(tmp_path, slow=60.0)
+    assert 0 < executor.steps < len(STEPS)
     assert executor.clock.now() <= WARM_UP_S + MAX_STEP_S
 
 
