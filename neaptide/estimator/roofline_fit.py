@@ -10,10 +10,10 @@ from neaptide.estimator.iteration_time import Regime, Sample, raggedness, read_k
 from neaptide.estimator.least_squares import Array, fit_relative
 from neaptide.estimator.step_cost import StepCost
 
-SHRINKAGES = (2.0, 0.5, 0.1, 0.02)
+SHRINKAGES = (2.0, 0.2, 0.02)
 """Pull of a regime's coefficients towards those of all regimes together, in samples: cross-validation picks one ..."""
-FOLDS = 5
-LEAST_PER_FOLD = 6
+FOLDS = 3
+LEAST_PER_FOLD = 8
 """... if there are so many samples, else the strongest."""
 SMOOTHNESS = 0.1
 """Pull of neighbouring slopes of the matrix product curve towards each other, in samples."""
