@@ -16,14 +16,14 @@ ACTIVATION_BYTES = 2 * GIB
 HOST_S = 7e-4
 """Per step: launches and what preparation is not hidden."""
 ALL_REDUCE_LATENCY_S = 1e-5
-EFFICIENCIES = Efficiencies(gemm=0.85, attention=0.55, bandwidth=0.88)
-"""Chosen with ``HOST_S`` so that Llama-3.1-8B on an H100 takes 6.4 / 9.6 / 19.4 ms at batch 1 / 64 / 256 with 1k
-contexts, which is about what good engines reach."""
+EFFICIENCIES = Efficiencies(gemm=0.85, attention=0.55, bandwidth=0.88, link=0.75)
+"""The first three chosen with ``HOST_S`` so that Llama-3.1-8B on an H100 takes 6.4 / 9.6 / 19.4 ms at batch 1 / 64 /
+256 with 1k contexts, which is about what good engines reach. The share of a link that all-reduces reach is assumed."""
 
 
 @dataclass(slots=True, frozen=True)
 class Device:
-    """Limits that plain copies and large matrix products reach, not the data sheet's."""
+    """Limits that plain copies and large matrix products reach, not the data sheet's where nothing else is said."""
 
     name: str
     memory_bytes: int
@@ -32,7 +32,7 @@ class Device:
     host_link_bytes_s: float
     """To host memory, one direction."""
     peer_link_bytes_s: float = 0.0
-    """Between the devices, one direction; 0 where none is assumed."""
+    """Between the devices, one direction, the data sheet's; 0 where none is assumed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,6 +113,7 @@ def analytic_cost(
     all_reduces = 2 * model.layers if tensor_parallel > 1 else 0
     # Ring all-reduce: every device sends and receives 2 (p - 1) / p of the bytes.
     reduced_bytes = 2 * (tensor_parallel - 1) / tensor_parallel * BYTES_PER_VALUE * model.hidden
+    link_bytes_s = device.peer_link_bytes_s * efficiencies.link
     gemm_token_s = 2 * model.body_parameters / (flops * efficiencies.gemm)
     return StepCost(
         fixed_s=host_s + all_reduces * ALL_REDUCE_LATENCY_S,
@@ -122,7 +123,7 @@ def analytic_cost(
         swap_block_s=BLOCK_SIZE * model.kv_bytes_per_token / (tensor_parallel * device.host_link_bytes_s),
         weights_s=BYTES_PER_VALUE * (model.body_parameters + model.head_parameters) / bandwidth,
         row_s=2 * model.head_parameters / (flops * efficiencies.gemm),
-        token_s=all_reduces * reduced_bytes / device.peer_link_bytes_s if all_reduces else 0.0,
+        token_s=all_reduces * reduced_bytes / link_bytes_s if all_reduces else 0.0,
     )
 
 

@@ -19,6 +19,8 @@ class Efficiencies(msgspec.Struct, frozen=True):
     gemm: float
     attention: float
     bandwidth: float
+    link: float
+    """Between devices."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,13 +129,15 @@ def _decode(data: bytes, name: str) -> DeviceProfile:
 
 
 def _check_cost(cost: StepCost, regime: Regime) -> None:
-    """A curve that falls is allowed: a real one may.
+    """A curve that falls is allowed, because a real one may, but not at its end: it goes on with its last slope.
 
     Raises:
         ValueError: no steps of a machine cost that.
     """
     if len(cost.gemm_s) < 2:
         raise ValueError(f"gemm_s of {regime} steps needs the times of 1 and 2 tokens at least")
+    if cost.gemm_s[-1] < cost.gemm_s[-2]:
+        raise ValueError(f"gemm_s of {regime} steps falls at its end")
     single = {name: seconds for name, seconds in msgspec.structs.asdict(cost).items() if name != "gemm_s"}
     coefficients: dict[str, float] = single | {f"gemm_s[{k}]": seconds for k, seconds in enumerate(cost.gemm_s)}
     for name, seconds in coefficients.items():

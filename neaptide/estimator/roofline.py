@@ -22,7 +22,9 @@ GENERIC = StepCost(
 
 
 class RooflineModel:
-    """Implements ``CostModel``. Time is monotone in every kind of work within a regime.
+    """Implements ``CostModel``. Within a regime a longer chunk or a request more never takes less time, unless the
+    curve of a profile that was given falls. It may where the regime changes, or where decodes' lengths become more
+    even.
 
     Args:
         costs: coefficients for each regime.

@@ -13,7 +13,7 @@ from neaptide.estimator.iteration_time import Regime
 from neaptide.estimator.roofline import RooflineModel
 from tests.estimator.machines import decodes, prefills
 
-LIMITS = Efficiencies(gemm=1.0, attention=1.0, bandwidth=1.0)
+LIMITS = Efficiencies(gemm=1.0, attention=1.0, bandwidth=1.0, link=1.0)
 
 
 def predicted_ms(name: str, shape: BatchShape, efficiencies: Efficiencies = LIMITS) -> float:
@@ -47,13 +47,13 @@ def test_decode_at_the_limits_takes_the_known_time(name: str, batch: int, millis
     ],
 )
 def test_prefill_of_8k_at_the_limits_takes_the_known_time(name: str, attention: float, milliseconds: float) -> None:
-    efficiencies = Efficiencies(gemm=1.0, attention=attention, bandwidth=1.0)
+    efficiencies = Efficiencies(gemm=1.0, attention=attention, bandwidth=1.0, link=1.0)
     assert predicted_ms(name, prefills(1, 8192), efficiencies) == pytest.approx(milliseconds, abs=0.5)
 
 
 @pytest.mark.parametrize(("name", "milliseconds"), [("h100-80g-llama-3.1-8b", 148), ("h200-llama-3.1-8b", 150)])
 def test_prefill_of_eight_prompts_takes_the_known_time(name: str, milliseconds: float) -> None:
-    efficiencies = Efficiencies(gemm=1.0, attention=0.55, bandwidth=1.0)
+    efficiencies = Efficiencies(gemm=1.0, attention=0.55, bandwidth=1.0, link=1.0)
     assert predicted_ms(name, prefills(8, 1024), efficiencies) == pytest.approx(milliseconds, abs=0.5)
 
 
@@ -82,7 +82,7 @@ def test_tensor_parallel_profiles_pay_for_their_all_reduces() -> None:
     cost = load_profile("a100-40g-sxm-opt-13b-tp2").costs["decode"]
     all_reduces = 2 * 40
     assert cost.fixed_s == pytest.approx(7e-4 + all_reduces * 1e-5)
-    assert cost.token_s == pytest.approx(all_reduces * (2 * 5120) * (2 * 1 / 2) / 300e9)
+    assert cost.token_s == pytest.approx(all_reduces * (2 * 5120) * (2 * 1 / 2) / (0.75 * 300e9))
     assert load_profile("a100-80g-llama-3.1-8b").costs["decode"].token_s == 0.0
 
 
@@ -130,7 +130,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
         load_profile(path)
 
 
-GOOD = {"fixed_s": 1e-3, "gemm_s": [0.0, 1e-4, 0.5e-4], "pair_s": 0.0, "kv_token_s": 1e-7}
+GOOD = {"fixed_s": 1e-3, "gemm_s": [0.0, 1e-4, 5e-5, 1e-4], "pair_s": 0.0, "kv_token_s": 1e-7}
 FREE = {"fixed_s": 0.0, "gemm_s": [0.0, 0.0], "pair_s": 0.0, "kv_token_s": 0.0}
 
 
@@ -142,7 +142,7 @@ def write_costs(path: Path, costs: dict[str, object]) -> Path:
 
 def test_a_curve_that_falls_is_taken(tmp_path: Path) -> None:
     path = write_costs(tmp_path / "profile.json", dict.fromkeys(Regime, GOOD))
-    assert load_profile(path).costs["decode"].gemm_s == (0.0, 1e-4, 0.5e-4)
+    assert load_profile(path).costs["decode"].gemm_s == (0.0, 1e-4, 5e-5, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,9 @@ def test_a_curve_that_falls_is_taken(tmp_path: Path) -> None:
         (GOOD | {"gemm_s": [1e-4]}, "gemm_s of decode steps needs the times of 1 and 2 tokens"),
         (GOOD | {"gemm_s": []}, "gemm_s of decode steps needs the times of 1 and 2 tokens"),
         (GOOD | {"fixed_s": -5.0}, r"fixed_s of decode steps is -5\.0 s"),
-        (GOOD | {"gemm_s": [1e-4, -1e-4]}, r"gemm_s\[1\] of decode steps is -0\.0001 s"),
+        (GOOD | {"gemm_s": [-1e-4, 1e-4]}, r"gemm_s\[0\] of decode steps is -0\.0001 s"),
         (GOOD | {"kv_token_s": 1e308}, r"kv_token_s of decode steps is 1e\+308 s"),
+        (GOOD | {"gemm_s": [0.0, 2e-4, 1e-4]}, "gemm_s of decode steps falls at its end"),
         (FREE, "decode steps cost nothing"),
     ],
 )
