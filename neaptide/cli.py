@@ -8,6 +8,9 @@ from neaptide import __version__
 from neaptide.commands import batch, calibrate, demo, experiment, simulate
 from neaptide.server.settings import client_base_url
 
+INTERRUPTED = 130
+"""The exit status that shells give to a command ended by Ctrl-C."""
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -79,5 +82,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    status: int = args.func(args)
+    try:
+        status: int = args.func(args)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
     return status

@@ -2,50 +2,92 @@
 
 import argparse
 import json
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from neaptide.experiments.registry import EXPERIMENT_NAMES, load_experiment
+from neaptide.commands.outputs import check_writable
+from neaptide.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide.experiments.result import ExperimentResult, Row
 
 NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'neaptide[plots]'"
 TABLE_WIDTH = 118
+DURATIONS = (
+    "On two CPU cores: golden takes a second; forecast-coverage half a minute; baseline-sanity and sim-fidelity a few "
+    "minutes; cost-model-error 2 minutes, and 5 more where the 111M model is. --quick takes a minute or two at most."
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("experiment", help="reproduce numbers of the papers, and measure our own")
+    parser = subparsers.add_parser(
+        "experiment", help="reproduce numbers of the papers, and measure our own", epilog=DURATIONS
+    )
     parser.add_argument("name", metavar="NAME", help="an experiment, or list")
     parser.add_argument("--quick", action="store_true", help="smaller samples, same definitions")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the result to this file")
-    parser.add_argument("--plot", type=Path, metavar="OUT.png", help="draw the experiment's plot into this file")
+    parser.add_argument(
+        "--plot", type=Path, metavar="OUT.png", help="draw the experiment's plot into this file (.png, .pdf, .svg, ...)"
+    )
     parser.set_defaults(func=run_command)
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, 1 if a row that must hold does not, 2 if the command cannot be carried out."""
+    """Returns 0, 1 if a row that must hold does not, 2 if the command cannot be carried out.
+
+    The JSON line is printed for every result there is, also where a file of it could not be written.
+    """
+    try:
+        _check(args)
+    except ValueError as error:
+        return _refuse(str(error))
     if args.name == "list":
         for name in EXPERIMENT_NAMES:
             print(f"{name:<20} {load_experiment(name).ABOUT}")
         return 0
-    if args.name not in EXPERIMENT_NAMES:
-        return _refuse(f"there is no experiment {args.name!r}; there are: {', '.join(EXPERIMENT_NAMES)}")
-    if args.plot is not None and find_spec("matplotlib") is None:
-        return _refuse(NO_MATPLOTLIB)
-    result = load_experiment(args.name).run(args.quick)
+    experiment = load_experiment(args.name)
+    with _progress(args.name):
+        result = experiment.run(args.quick)
     _show(result)
+    found = result.to_json()
+    line = json.dumps(found, allow_nan=False)
+    status = 1 if result.failed else 0
     try:
         if args.json is not None:
-            args.json.write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            args.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         if args.plot is not None:
             _draw(result, args.plot)
     except OSError as error:
-        return _refuse(f"{error.filename}: {error.strerror}")
-    print(json.dumps(result.to_json(), allow_nan=False))
-    return 1 if result.failed else 0
+        status = _refuse(f"{error.filename}: {error.strerror}")
+    print(line)
+    return status
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What cannot be done is told before minutes of work. Raises ValueError with one line."""
+    if args.name == "list":
+        if args.quick or args.json is not None or args.plot is not None:
+            raise ValueError("list takes no --quick, --json or --plot")
+        return
+    if args.name not in EXPERIMENT_NAMES:
+        raise ValueError(f"there is no experiment {args.name!r}; there are: {', '.join(EXPERIMENT_NAMES)}")
+    if args.json is not None:
+        check_writable(args.json)
+    if args.plot is not None:
+        if find_spec("matplotlib") is None:
+            raise ValueError(NO_MATPLOTLIB)
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        formats = FigureCanvasBase.get_supported_filetypes()
+        if args.plot.suffix.lower().removeprefix(".") not in formats:
+            raise ValueError(f"--plot {args.plot}: the file must end in one of .{', .'.join(sorted(formats))}")
+        check_writable(args.plot)
 
 
 def _refuse(message: str) -> int:
@@ -53,11 +95,45 @@ def _refuse(message: str) -> int:
     return 2
 
 
+class _Follower(logging.Handler):
+    """Shows what part of an experiment runs: behind the spinner on a terminal, else a line each."""
+
+    def __init__(self, name: str, progress: Progress, task: TaskID) -> None:
+        super().__init__(logging.INFO)
+        self._name = name
+        self._progress = progress
+        self._task = task
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{self._name}: {record.getMessage()}"
+        if self._progress.disable:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._progress.update(self._task, description=text)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[None]:
+    """On standard error: a spinner with the time that has passed, on a terminal; the parts of the experiment."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        follower = _Follower(name, progress, progress.add_task(name, total=None))
+        level = LOGGER.level
+        LOGGER.addHandler(follower)
+        LOGGER.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            LOGGER.removeHandler(follower)
+            LOGGER.setLevel(level)
+
+
 def _show(result: ExperimentResult) -> None:
     console = Console(width=TABLE_WIDTH)
     table = Table(title=result.name, title_justify="left")
     table.add_column("case")
-    for column in (result.against, "ours", "ratio", ""):
+    for column in (result.against, "ours", "ratio", "our check"):
         table.add_column(column, justify="right")
     for row in result.rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"

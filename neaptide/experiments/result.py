@@ -18,7 +18,8 @@ class Row:
     digits: int = 2
     """Decimal places shown."""
     holds: bool | None = None
-    """True or False where the number must hold; None where it only informs."""
+    """Our check: True or False where our number must be what we say it is (not: what the paper prints); None where it
+    only informs or cannot be judged."""
 
     @property
     def ratio(self) -> float | None:

@@ -1,6 +1,7 @@
 """``neaptide experiment``."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from neaptide.cli import main
 from neaptide.commands import experiment
-from neaptide.experiments.registry import EXPERIMENT_NAMES, load_experiment
+from neaptide.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide.experiments.result import ExperimentResult, Row
 
 
@@ -127,6 +128,99 @@ def test_a_plot_without_matplotlib_says_how_to_install_it(
     assert made.quick is None, "it says so before it spends minutes"
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+@pytest.mark.parametrize(
+    ("path", "complaint"), [("missing/out.png", "no such directory"), ("made.png", "is a directory")]
+)
+def test_a_file_that_cannot_be_written_is_told_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    option: str,
+    path: str,
+    complaint: str,
+) -> None:
+    pytest.importorskip("matplotlib")
+    made = Made()
+    use(monkeypatch, made)
+    (tmp_path / "made.png").mkdir()
+    assert main(["experiment", "golden", option, str(tmp_path / path)]) == 2
+    shown = capsys.readouterr()
+    assert complaint in shown.err
+    assert shown.err.count("\n") == 1
+    assert made.quick is None
+
+
+@pytest.mark.parametrize("name", ["plot.xyz", "plot"])
+def test_a_plot_in_an_unknown_format_is_told_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    made = Made()
+    use(monkeypatch, made)
+    assert main(["experiment", "golden", "--plot", str(tmp_path / name)]) == 2
+    assert ".png" in capsys.readouterr().err
+    assert made.quick is None
+
+
+def test_the_json_line_is_printed_though_a_file_could_not_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    use(monkeypatch, Made(Row("speed", 3.0)))
+    monkeypatch.setattr(experiment, "check_writable", lambda path: None)
+    assert main(["experiment", "golden", "--json", str(tmp_path / "gone" / "out.json")]) == 2
+    shown = capsys.readouterr()
+    assert "No such file or directory" in shown.err
+    assert json.loads(shown.out.splitlines()[-1])["experiment"] == "made"
+
+
+@pytest.mark.parametrize("option", [["--json", "out.json"], ["--plot", "out.png"], ["--quick"]])
+def test_list_refuses_what_it_would_ignore(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "list", *option]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert option[0] in shown.err
+
+
+def test_the_parts_of_an_experiment_are_told_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made()
+    run = made.run
+
+    def slow(quick: bool) -> ExperimentResult:
+        logging.getLogger("neaptide.experiments.made").info("policy %s", "fcfs")
+        return run(quick)
+
+    monkeypatch.setattr(made, "run", slow)
+    use(monkeypatch, made)
+    assert main(["experiment", "golden"]) == 0
+    assert capsys.readouterr().err == "golden: policy fcfs\n"
+    assert LOGGER.handlers == []
+
+
+def test_what_holds_is_our_check_and_not_the_papers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Made(Row("saving", 65.42, 58.1, holds=True)))
+    assert main(["experiment", "golden"]) == 0
+    (header,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("┃")]
+    assert [cell.strip() for cell in header.split("┃")[1:-1]] == ["case", "paper", "ours", "ratio", "our check"]
+
+
+def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Made()
+
+    def stopped(quick: bool) -> ExperimentResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(made, "run", stopped)
+    use(monkeypatch, made)
+    assert main(["experiment", "golden"]) == 130
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "stopped\n")
+
+
 def test_a_plot_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     use(monkeypatch, Made(plot=lambda figure: figure.add_subplot().plot([1, 2], [3, 4])))
@@ -141,14 +235,6 @@ def test_an_experiment_without_a_plot_says_so(
     use(monkeypatch, Made())
     assert main(["experiment", "golden", "--plot", str(tmp_path / "out.png")]) == 0
     assert "made has no plot" in capsys.readouterr().err
-
-
-def test_a_path_that_cannot_be_written_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    use(monkeypatch, Made())
-    assert main(["experiment", "golden", "--json", str(tmp_path / "missing" / "out.json")]) == 2
-    assert "No such file or directory" in capsys.readouterr().err
 
 
 def test_nan_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
