@@ -149,8 +149,15 @@ def error_table(evaluation: Evaluation, title: str) -> Table:
     for name, errors in evaluation.mape.items():
         chosen = " (taken)" if name == evaluation.echo else ""
         row(LABELS[name] + chosen, lambda regime, errors=errors: f"{errors[regime]:.1%}")  # type: ignore[misc]
-    row("noise floor", lambda regime: f"{evaluation.noise_floor[regime]:.1%}")
+    row("ours, grid", lambda regime: _cell(evaluation.grid_mape[OURS].get(regime)))
+    row("ours, ragged", lambda regime: _cell(evaluation.ragged_mape[OURS].get(regime)))
+    row("noise floor", lambda regime: f"{evaluation.noise_floor[regime]:.1%}" if evaluation.repeats[regime] else "?")
+    row("from repeats", lambda regime: f"{evaluation.repeats[regime]}")
     row("bound", lambda regime: f"{evaluation.bound(regime):.1%}")
     row("ours is", lambda regime: "within" if evaluation.is_within_bound(regime) else "ABOVE")
     row("", lambda regime: "lowest" if evaluation.is_lowest(regime) else "NOT LOWEST")
     return table
+
+
+def _cell(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1%}"

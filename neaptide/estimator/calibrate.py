@@ -7,7 +7,7 @@ new random order, until the time is over. A reference step in between shows how 
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
@@ -57,6 +57,8 @@ class Measurements:
     """Everything that was timed, in order, without the survey."""
 
     held_out: frozenset[Parts]
+    grid: frozenset[Parts]
+    """Steps that are not ragged."""
     runs: list[MeasuredRun] = field(default_factory=list)
     reference_s: list[float] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -84,7 +86,7 @@ class Measurements:
         for run in self.runs:
             around_s = (rolling[run.at - 1] + rolling[run.at]) / 2
             runs.append(MeasuredRun(run.parts, run.seconds * middle / around_s, run.at))
-        return Measurements(self.held_out, runs, self.reference_s, self.left_out, self.seconds)
+        return replace(self, runs=runs)
 
     def by_step(self) -> dict[Parts, list[float]]:
         times: dict[Parts, list[float]] = defaultdict(list)
@@ -92,12 +94,12 @@ class Measurements:
             times[run.parts].append(run.seconds)
         return dict(times)
 
-    def samples(self, *, held_out: bool) -> list[Sample]:
-        """Each step at its median time."""
+    def samples(self, *, held_out: bool, of_grid: bool | None = None) -> list[Sample]:
+        """Each step at its median time; both those of the grid and ragged ones where ``of_grid`` is not given."""
         return [
             Sample(shape_of(parts), median(times))
             for parts, times in self.by_step().items()
-            if (parts in self.held_out) == held_out
+            if (parts in self.held_out) == held_out and of_grid in (None, parts in self.grid)
         ]
 
 
@@ -135,7 +137,7 @@ class Calibration:
             ValueError: there was no time for a single step.
         """
         self._start_s = self._clock.now()
-        measured = Measurements(frozenset(self._steps.held_out))
+        measured = Measurements(frozenset(self._steps.held_out), self._steps.grid)
         for parts in start_steps(self._limits):
             if self._guess.predict(shape_of(parts)).seconds <= self._pace.max_step_s:
                 self._run(parts)

@@ -1,7 +1,9 @@
 """What a calibration says: our model fitted, and every model's error on steps that were not fitted."""
 
 from dataclasses import dataclass
-from statistics import median
+from itertools import combinations
+from math import log, sqrt
+from statistics import median, median_low
 
 import msgspec
 
@@ -37,8 +39,14 @@ class Evaluation:
     held_out: list[Sample]
     mape: dict[str, ByRegime]
     """Model -> regime -> mean relative error on held-out steps; regimes without such steps are missing."""
+    grid_mape: dict[str, ByRegime]
+    """As ``mape``, of the grid's steps only ..."""
+    ragged_mape: dict[str, ByRegime]
+    """... and of ragged ones."""
     noise_floor: ByRegime
-    """Median relative deviation of repeats of one step from their median."""
+    """As ``noise_floor()`` has it."""
+    repeats: dict[Regime, int]
+    """Behind the noise floor; 0 where it is unknown."""
 
     @property
     def echo(self) -> str:
@@ -46,7 +54,7 @@ class Evaluation:
         return min(ECHO_READINGS, key=lambda name: sum(self.mape[name].values()))
 
     def bound(self, regime: Regime) -> float:
-        """The error that our model may have."""
+        """The error that our model may have: an unknown noise floor allows no more."""
         return max(LEAST_BOUND, NOISE_FACTOR * self.noise_floor[regime])
 
     def is_within_bound(self, regime: Regime) -> bool:
@@ -82,7 +90,7 @@ class Report:
         return msgspec.structs.replace(
             subject.profile(name, date, chosen.ours.costs, commit),
             noise_floor=_plain(chosen.noise_floor),
-            held_out_mape={model: _plain(errors) for model, errors in chosen.mape.items()},
+            held_out_mape=_plain_models(chosen.mape),
             measurement=Measurement(
                 num_threads=subject.num_threads,
                 num_shapes=len(measured.by_step()),
@@ -90,8 +98,11 @@ class Report:
                 left_out={reason: count for reason, count in measured.left_out.items() if count},
                 drift=round(measured.drift, 4),
                 is_normalised=self.is_normalised,
+                repeats={regime.value: count for regime, count in chosen.repeats.items()},
+                grid_mape=_plain_models(chosen.grid_mape),
+                ragged_mape=_plain_models(chosen.ragged_mape),
                 raw_noise_floor=_plain(self.raw.noise_floor),
-                raw_held_out_mape={model: _plain(errors) for model, errors in self.raw.mape.items()},
+                raw_held_out_mape=_plain_models(self.raw.mape),
             ),
         )
 
@@ -102,6 +113,10 @@ def _total(by_regime: ByRegime) -> float:
 
 def _plain(by_regime: ByRegime) -> dict[str, float]:
     return {regime.value: round(value, 4) for regime, value in by_regime.items()}
+
+
+def _plain_models(by_model: dict[str, ByRegime]) -> dict[str, dict[str, float]]:
+    return {model: _plain(errors) for model, errors in by_model.items()}
 
 
 def report(measurements: Measurements) -> Report:
@@ -130,20 +145,44 @@ def evaluate(measurements: Measurements) -> Evaluation:
         "hygen": hygen,
         OURS: ours,
     }
-    floor = noise_floor(measurements)
-    judged = {regime: [s for s in held_out if regime_of(s.shape) is regime] for regime in Regime}
-    mape = {
+    grid, ragged = (measurements.samples(held_out=True, of_grid=of_grid) for of_grid in (True, False))
+    return Evaluation(
+        models,
+        ours,
+        training,
+        held_out,
+        mape=_judge(models, held_out),
+        grid_mape=_judge(models, grid),
+        ragged_mape=_judge(models, ragged),
+        noise_floor=noise_floor(measurements),
+        repeats=repeats_of(measurements),
+    )
+
+
+def _judge(models: dict[str, CostModel], samples: list[Sample]) -> dict[str, ByRegime]:
+    judged = {regime: [s for s in samples if regime_of(s.shape) is regime] for regime in Regime}
+    return {
         name: {regime: mean_relative_error(model, judged[regime]) for regime in Regime if judged[regime]}
         for name, model in models.items()
     }
-    return Evaluation(models, ours, training, held_out, mape, floor)
 
 
 def noise_floor(measurements: Measurements) -> ByRegime:
-    """Per regime the median relative deviation of repeats from their step's median; 0 where nothing was repeated."""
-    deviations: dict[Regime, list[float]] = {regime: [] for regime in Regime}
+    """Per regime the median relative deviation of a single time from the true one, from pairs of repeats of one step:
+    median |log(a / b)| / sqrt 2. Steps that ran once tell nothing; 0 where there are no others.
+
+    Deviations from the median of few repeats would be too small: one of three is that median.
+    """
+    differences: dict[Regime, list[float]] = {regime: [] for regime in Regime}
+    for parts, times in measurements.by_step().items():
+        differences[regime_of(shape_of(parts))] += [abs(log(a / b)) for a, b in combinations(times, 2)]
+    return {regime: median(found) / sqrt(2.0) if found else 0.0 for regime, found in differences.items()}
+
+
+def repeats_of(measurements: Measurements) -> dict[Regime, int]:
+    """Per regime how often steps ran that ran more than once, in the median; 0 where none did."""
+    counts: dict[Regime, list[int]] = {regime: [] for regime in Regime}
     for parts, times in measurements.by_step().items():
         if len(times) > 1:
-            middle = median(times)
-            deviations[regime_of(shape_of(parts))] += [abs(seconds / middle - 1.0) for seconds in times]
-    return {regime: median(found) if found else 0.0 for regime, found in deviations.items()}
+            counts[regime_of(shape_of(parts))].append(len(times))
+    return {regime: median_low(found) if found else 0 for regime, found in counts.items()}

@@ -48,6 +48,8 @@ class Limits:
 class CalibrationSteps:
     training: list[Parts]
     held_out: list[Parts]
+    grid: frozenset[Parts]
+    """Those of both that are not ragged."""
 
 
 def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
@@ -63,7 +65,7 @@ def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
         cut = len(new) * RAGGED_TRAINING // (RAGGED_TRAINING + RAGGED_HELD_OUT)
         training += new[:cut]
         held_out += new[cut:]
-    return CalibrationSteps(training, held_out)
+    return CalibrationSteps(training, held_out, frozenset(grid))
 
 
 def start_steps(limits: Limits) -> list[Parts]:

@@ -36,6 +36,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Spread of the machine's speed while it was measured: (q90 - q10) / median of a reference step's rolling time."""
     is_normalised: bool
     """Whether times, errors and noise floor are divided by the machine's speed of the moment."""
+    repeats: dict[str, int] = {}
+    """By regime, of steps that ran more than once, in the median; 0 where none did: the noise floor is unknown."""
+    grid_mape: dict[str, dict[str, float]] = {}
+    """As ``held_out_mape``, of steps of the grid only ..."""
+    ragged_mape: dict[str, dict[str, float]] = {}
+    """... and of ragged ones."""
     raw_noise_floor: dict[str, float]
     """As ``noise_floor``, of the times as they were measured ..."""
     raw_held_out_mape: dict[str, dict[str, float]]
@@ -69,7 +75,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     costs: dict[str, StepCost]
     """By regime: prefill, decode, mixed."""
     noise_floor: dict[str, float] = {}
-    """Only measured, by regime: median relative deviation of repeats of one shape from their median."""
+    """Only measured, by regime: median relative deviation of a single time from the true one."""
     held_out_mape: dict[str, dict[str, float]] = {}
     """Only measured: model -> regime -> mean relative error on shapes that were not fitted, each at its median time."""
     measurement: Measurement | None = None

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import msgspec
 import pytest
 
+from neaptide.commands.calibration import error_table
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibrate import NO_ROOM, NO_TIME, QUICK, TOO_LONG, Calibration, Measurements, Pace
-from neaptide.estimator.calibration_report import OURS, VISIBLE_DRIFT, Report, report
+from neaptide.estimator.calibrate import NO_ROOM, NO_TIME, QUICK, TOO_LONG, Calibration, MeasuredRun, Measurements, Pace
+from neaptide.estimator.calibration_report import OURS, VISIBLE_DRIFT, Report, noise_floor, repeats_of, report
 from neaptide.estimator.calibration_steps import Limits, calibration_steps, ragged_step, start_steps
 from neaptide.estimator.device_profile import load_profile, save_profile
 from neaptide.estimator.iteration_time import Regime, regime_of
@@ -82,6 +83,66 @@ def test_a_machine_without_noise_has_no_noise_floor(found: Report) -> None:
     assert {found.raw.bound(regime) for regime in Regime} == {0.05}
     assert found.measurements.drift == pytest.approx(0.0, abs=1e-9)
     assert not found.is_normalised
+
+
+def noisy(repeats: int, sigma: float = 0.1, steps: int = 2000) -> Measurements:
+    """Decodes, each repeated so often on a machine with log-normal noise."""
+    rng, measured = random.Random(0), Measurements(frozenset(), frozenset())
+    for length in range(1, steps + 1):
+        for _ in range(repeats):
+            measured.runs.append(MeasuredRun(((1, length),), rng.lognormvariate(0.0, sigma), 1))
+    return measured
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 9])
+def test_the_noise_floor_does_not_depend_on_the_number_of_repeats(repeats: int) -> None:
+    # The median of |N(0, 1)| is 0.6745.
+    assert noise_floor(noisy(repeats))[Regime.DECODE] == pytest.approx(0.06745, rel=0.05)
+
+
+def test_steps_that_ran_once_tell_nothing_of_noise() -> None:
+    measured = noisy(3)
+    floor = noise_floor(measured)
+    measured.runs += [MeasuredRun(((2, length),), 1.0 + length, 1) for length in range(1000)]
+    measured.runs += [MeasuredRun(((1, 5000 + length),), 1.0 + length, 1) for length in range(1000)]
+    assert noise_floor(measured) == floor
+    assert repeats_of(measured) == {Regime.PREFILL: 0, Regime.DECODE: 3, Regime.MIXED: 0}
+
+
+def test_where_nothing_was_repeated_the_noise_is_unknown_and_the_bound_is_the_least(found: Report) -> None:
+    once = replace(found.raw, noise_floor=noise_floor(noisy(1)), repeats=repeats_of(noisy(1)))
+    assert {once.bound(regime) for regime in Regime} == {0.05}
+    table = error_table(once, "")
+    cells = {column.header: dict(zip(table.columns[0].cells, column.cells, strict=True)) for column in table.columns}
+    assert (cells["decode"]["noise floor"], cells["decode"]["from repeats"]) == ("?", "0")
+
+
+def test_the_report_says_how_often_steps_were_repeated(found: Report) -> None:
+    assert found.raw.repeats == dict.fromkeys(Regime, 2)
+
+
+def test_errors_on_the_grid_and_on_ragged_steps_make_up_the_whole(measured: Measurements, found: Report) -> None:
+    for evaluation in (found.raw, found.normalised):
+        for name, errors in evaluation.mape.items():
+            for regime in Regime:
+                count = [
+                    sum(
+                        regime_of(sample.shape) is regime for sample in measured.samples(held_out=True, of_grid=of_grid)
+                    )
+                    for of_grid in (True, False)
+                ]
+                assert min(count) > 0
+                both = count[0] * evaluation.grid_mape[name][regime] + count[1] * evaluation.ragged_mape[name][regime]
+                assert both / sum(count) == pytest.approx(errors[regime])
+
+
+def test_grid_steps_are_powers_of_two_and_the_others_ragged() -> None:
+    steps = calibration_steps(LIMITS, 0)
+    sizes = {num_tokens for parts in steps.grid for num_tokens, _ in parts}
+    assert all(size & (size - 1) == 0 for size in sizes)
+    assert steps.grid < set(steps.training + steps.held_out)
+    ragged = [parts for parts in steps.training + steps.held_out if parts not in steps.grid]
+    assert len(ragged) > 100
 
 
 def test_held_out_steps_are_not_fitted(measured: Measurements) -> None:
@@ -177,6 +238,8 @@ def test_the_profile_holds_what_was_found(found: Report, tmp_path_factory: pytes
     assert (profile.kv_bytes_per_token, profile.num_blocks, profile.block_size) == (1024, 2048, 16)
     assert set(profile.held_out_mape) == {"echo_max", "echo_sum", "bros", "hygen", OURS}
     assert profile.measurement is not None
+    assert profile.measurement.repeats == {"prefill": 2, "decode": 2, "mixed": 2}
+    assert set(profile.measurement.grid_mape[OURS]) == set(profile.measurement.ragged_mape[OURS]) == set(Regime)
     assert profile.measurement.num_steps == len(found.measurements.runs)
     file = tmp_path_factory.mktemp("profile") / "cpu-tiny.json"
     save_profile(profile, file)
