@@ -25,7 +25,7 @@ from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.stats import StepTimer, step_stats
-from neaptide.engine.step_log import StepRecorder
+from neaptide.engine.step_recorder import StepRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ class EngineCore:
         self._witness = witness or (lambda request_ids: None)
         self.recorder = recorder
         """To be closed when the engine ends."""
+        if recorder is not None:
+            self.scheduler.queues.pool.on_row = recorder.row
         self._outputs: list[RequestOutput] = []
         """Terminal outputs that no step made: refusals, aborts."""
 
@@ -154,6 +156,8 @@ class EngineCore:
         running = [r for r in queues.running_offline.values() if r.request_id.startswith(f"{batch_id}:")]
         for request in running + queues.pool.cancel_batch(batch_id):
             self._end(request, FinishReason.ABORT)
+        if self.recorder is not None:
+            self.recorder.cancelled(batch_id)
 
     # ---- one step ----
 
@@ -168,7 +172,7 @@ class EngineCore:
         timer.scheduled()
         if plan is None:
             if self.recorder is not None:
-                self.recorder.idle(timer.start_s)
+                self.recorder.idle(timer.start_s, self.scheduler)
             return StepOutputs(self._take_outputs(), [])
         for new in plan.new_requests:
             self._log("start", new.request_id)
@@ -192,7 +196,10 @@ class EngineCore:
     def _commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         step = self.scheduler.last
         assert step is not None
+        spoiled = step.take_back(result.errors) if result.errors else ()
         for (request, _), part in zip(step.scheduled, plan.scheduled, strict=True):
+            if request in spoiled:
+                continue  # it read what a failed request of this step should have written
             try:
                 self._commit_one(request, part, result, now_s)
             except Exception:
@@ -284,6 +291,8 @@ class EngineCore:
 
     def _emit_terminal(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
         """Ends something that never became a request with state."""
+        if self.recorder is not None:
+            self.recorder.refused(request_id)
         self._outputs.append(RequestOutput(request_id, [], finish_reason=reason, error=error))
         self._log("end", request_id)
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from neaptide.engine.block_numbers import Ranges
 from neaptide.engine.offline.pool import row_request_id
 from neaptide.engine.params import RequestClass, request_class
-from neaptide.engine.step_log import AddLine, BatchLine, Line, Ranges
+from neaptide.engine.step_log import AddLine, BatchLine, Line, RowLine
 
 
 @dataclass(slots=True)
@@ -13,6 +14,7 @@ class LoggedRequest:
     is_online: bool
     prompt_tokens: int
     blocks: Ranges
+    """Full blocks of the prompt; none as long as nobody has looked at it."""
 
 
 class LoggedRequests(list[LoggedRequest]):
@@ -23,4 +25,6 @@ class LoggedRequests(list[LoggedRequest]):
             is_online = request_class(line.tier) is RequestClass.ONLINE
             self.append(LoggedRequest(line.id, is_online, line.tokens, line.blocks))
         elif isinstance(line, BatchLine):
-            self += [LoggedRequest(row_request_id(line.id, row), False, tokens, b) for row, tokens, _, b in line.rows]
+            self += [LoggedRequest(row_request_id(line.id, row), False, tokens, []) for row, tokens, _ in line.rows]
+        elif isinstance(line, RowLine):
+            self[line.request].blocks = line.blocks

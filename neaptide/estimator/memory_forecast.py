@@ -42,15 +42,20 @@ class WindowForecast(ABC):
         self._forecast_blocks = 0
 
     def observe(self, now_s: float, online_held_blocks: int) -> None:
-        """Online work holds so many blocks from ``now_s`` on. Times must not decrease."""
+        """Online work holds so many blocks from ``now_s`` on. Times must not decrease.
+
+        Being told the same again changes nothing, not even the rounding of sums, as long as it is told once in a
+        window: the step log leaves out such planning.
+        """
         now_bin = int(now_s // BIN_S)
         if self._bin < 0:
             # What is held first counts as held since the bin began.
             self._bin, self._last_s, self._held_blocks = now_bin, now_bin * BIN_S, online_held_blocks
         elif now_bin > self._bin:
             self._close_bins_before(now_bin)
-        self._hold_until(now_s)
-        self._held_blocks = online_held_blocks
+        if online_held_blocks != self._held_blocks:
+            self._hold_until(now_s)
+            self._held_blocks = online_held_blocks
 
     def observe_arrival(self, now_s: float) -> None:
         self._num_arrivals += 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from neaptide.engine.batch import BatchShape, ScheduledRequest, StepPlan, StepResult
+from neaptide.engine.block_numbers import Ranges
 from neaptide.engine.config import CacheConfig, EngineConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
@@ -36,7 +37,7 @@ from neaptide.engine.step_log import (
     Line,
     ObserveLine,
     OfflineLine,
-    Ranges,
+    RowLine,
     StepLine,
     read_log,
 )
@@ -230,7 +231,7 @@ class _Driver:
                 raise ReplayError(f"at {line.start_s} s nobody could run, and now somebody can")
         elif isinstance(line, ObserveLine):
             self._cost_model.observe(BatchShape(*line.shape), line.seconds)
-        elif not isinstance(line, HeaderLine):
+        elif not isinstance(line, (HeaderLine, RowLine)):
             self._core.handle(self._message(line))
         return StepOutputs([], [])
 
@@ -270,7 +271,7 @@ class _Driver:
             for row in range(max(prompts, default=-1) + 1):
                 writer.append(prompts.get(row, []))
         scored = set(line.scores_prompt)
-        kinds = {(max_tokens, row in scored): 0 for row, _, max_tokens, _ in line.rows}
+        kinds = {(max_tokens, row in scored): 0 for row, _, max_tokens in line.rows}
         for index, kind in enumerate(kinds):
             kinds[kind] = index
         if line.order:
@@ -281,7 +282,7 @@ class _Driver:
             str(stem),
             [row for row, *_ in line.rows],
             [_params(*kind) for kind in kinds],
-            [kinds[max_tokens, row in scored] for row, _, max_tokens, _ in line.rows],
+            [kinds[max_tokens, row in scored] for row, _, max_tokens in line.rows],
             [],
             line.deadline_s,
         )

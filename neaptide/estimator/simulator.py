@@ -21,7 +21,8 @@ from neaptide.engine.interfaces import CostModel
 from neaptide.engine.messages import AddRequest, RequestOutput, StepOutputs
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.step_log import StepRecorder, create_log
+from neaptide.engine.step_log import create_log
+from neaptide.engine.step_recorder import StepRecorder
 from neaptide.estimator import sim_result
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.measures import Measures, Window

@@ -17,7 +17,8 @@ from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, Sc
 from neaptide.engine.core import EngineCore
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import StepOutputs
-from neaptide.engine.step_log import AddLine, StepLine, StepRecorder, create_log, read_log
+from neaptide.engine.step_log import AddLine, StepLine, create_log, read_log
+from neaptide.engine.step_recorder import StepRecorder
 from neaptide.estimator.calibrate import Calibration, Pace
 from neaptide.estimator.calibration_report import report
 from neaptide.estimator.calibration_steps import Limits

@@ -15,7 +15,8 @@ from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import EngineReady
 from neaptide.engine.process import RequestLogFile
 from neaptide.engine.runner.model_config import load_model_config
-from neaptide.engine.step_log import StepRecorder, create_log
+from neaptide.engine.step_log import create_log
+from neaptide.engine.step_recorder import StepRecorder
 from neaptide.engine.step_witness import StepWitness
 from neaptide.estimator.calibration_steps import Limits, start_steps
 from neaptide.estimator.device_profile import load_profile

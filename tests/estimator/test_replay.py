@@ -10,7 +10,8 @@ from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.step_log import StepLine, StepRecorder, create_log, read_log
+from neaptide.engine.step_log import StepLine, create_log, read_log
+from neaptide.engine.step_recorder import StepRecorder
 from neaptide.estimator.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.estimator.replay import Replay, replay

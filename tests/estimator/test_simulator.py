@@ -11,7 +11,7 @@ from neaptide.engine.batch import StepPlan
 from neaptide.engine.scheduler import policies
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.step import StepBuilder
-from neaptide.engine.step_log import AddLine, BatchLine, StepLine, read_log
+from neaptide.engine.step_log import AddLine, BatchLine, RowLine, StepLine, read_log
 from neaptide.estimator.explain import Explainer
 from neaptide.estimator.iteration_time import ConstantCostModel
 from neaptide.estimator.simulator import SimulationError, simulate
@@ -133,11 +133,11 @@ def test_a_pool_that_runs_dry_after_the_window_is_no_harm() -> None:
 def test_a_refill_brings_fresh_contents(tmp_path: Path) -> None:
     requests = online((0.0, 4, 1), (3.0, 4, 1))
     simulate(constant(requests, [offline((8, 4, 2), (8, 4, 2))], max_num_seqs=2), step_log=tmp_path / "log")
-    jobs = [line for line in read_log(tmp_path / "log") if isinstance(line, BatchLine)]
+    firsts = [line.blocks[0] for line in read_log(tmp_path / "log") if isinstance(line, RowLine)]
+    jobs = [firsts[k : k + 2] for k in range(0, len(firsts) - 1, 2)]
     assert len(jobs) > 2
-    firsts = [job.rows[0][3][0] for job in jobs]
-    assert len(set(firsts)) == len(jobs)
-    assert all(job.rows[0][3][0] == job.rows[1][3][0] for job in jobs), "what a generation shares it still shares"
+    assert len({first for first, _ in jobs}) == len(jobs)
+    assert all(first == second for first, second in jobs), "what a generation shares it still shares"
 
 
 def test_a_set_in_batches_submits_the_next_when_the_last_has_ended(tmp_path: Path) -> None:

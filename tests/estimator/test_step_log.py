@@ -13,14 +13,14 @@ from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.step_log import (
     AbortLine,
     AddLine,
-    BatchLine,
     HeaderLine,
     OfflineLine,
+    RowLine,
     StepLine,
-    StepRecorder,
     create_log,
     read_log,
 )
+from neaptide.engine.step_recorder import StepRecorder
 from neaptide.estimator.simulator import simulate
 from tests.estimator.scenes import constant, mixed, offline, online
 from tests.golden.renew import GOLDEN_LOG, write_log
@@ -53,8 +53,8 @@ def test_a_step_by_step_log_by_hand(tmp_path: Path) -> None:
 
 def test_equal_prefixes_are_equal_block_numbers(tmp_path: Path) -> None:
     simulate(constant((), [offline((8, 4, 1), (8, 4, 1), (0, 8, 1))]), step_log=tmp_path / "log")
-    (batch,) = [line for line in read_log(tmp_path / "log") if isinstance(line, BatchLine)][:1]
-    assert [row[3] for row in batch.rows] == [[0, 3], [0, 2, 3, 1], [4, 2]]
+    rows = [line for line in read_log(tmp_path / "log") if isinstance(line, RowLine)]
+    assert rows[:3] == [RowLine(0, [0, 3]), RowLine(1, [0, 2, 3, 1]), RowLine(2, [4, 2])]
 
 
 def test_a_log_holds_no_token_of_a_prompt(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_is_no_step_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
-    text = GOLDEN_LOG.read_text().replace('"version":1', '"version":99', 1)
+    text = GOLDEN_LOG.read_text().replace('"version":2', '"version":99', 1)
     (tmp_path / "log").write_text(text)
     with pytest.raises(ValueError, match="version 99"):
         list(read_log(tmp_path / "log"))

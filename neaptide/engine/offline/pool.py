@@ -73,6 +73,8 @@ class OfflinePool:
     """
 
     row_key: RowKey | None = None
+    on_row: Callable[[Request], None] | None = None
+    """Called when a batch row is made into a request: from now on the scheduler may look at its prompt."""
     _returned: deque[Request] = field(default_factory=deque)
     _flex: deque[Request] = field(default_factory=deque)
     _jobs: dict[str, deque[_Part]] = field(default_factory=dict)
@@ -185,7 +187,10 @@ class OfflinePool:
             batch_id, parts = next(iter(self._jobs.items()))
             while parts:
                 if parts[0].num_left:
-                    return self._next_part(parts).next_request()
+                    request = self._next_part(parts).next_request()
+                    if self.on_row is not None:
+                        self.on_row(request)
+                    return request
                 parts.popleft()
             del self._jobs[batch_id]
         return None
