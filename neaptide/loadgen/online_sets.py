@@ -1,6 +1,7 @@
 """Synthetic online load: Poisson arrivals at a rate or along the curve of a day, with drawn or bundled lengths."""
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -51,17 +52,34 @@ def online_requests(
     spec: ``NAME`` or ``NAME@RATE`` of ``generated_online_names()``, RATE in requests/s, by default 1 (the mean over
         the day for the day curves); anything else is a recorded trace.
     seed: draws the synthetic sets; a recorded trace does not depend on it.
-    The rest is as in ``load_online``. Raises ValueError for an unknown name and for a rate that is not positive.
+    The rest is as in ``load_online``. Raises ValueError as that does, and for a rate that is no positive number.
     """
     name, _, rate = str(spec).partition("@")
     if name not in generated_online_names():
+        _check_recorded(spec, name)
         return load_online(spec, window_s=window_s, speed=speed, max_input_tokens=max_input_tokens)
-    rate_rps = float(rate or 1.0)
-    if not rate_rps > 0:
+    try:
+        rate_rps = float(rate or 1.0)
+    except ValueError:
+        raise ValueError(f"{spec}: the rate is a number, in requests/s") from None
+    if not 0 < rate_rps < math.inf:
         raise ValueError(f"{spec}: the rate must be positive")
     rng = np.random.default_rng([content_base(str(spec)) >> 31, seed])
     requests = _bros_rt(rng, name, rate_rps) if name in BROS_TABLE_2 else _day(rng, name, rate_rps)
     return select(requests, window_s=window_s, speed=speed, max_input_tokens=max_input_tokens)
+
+
+def _check_recorded(spec: str | Path, name: str) -> None:
+    """Raises ValueError, with every name there is, if the spec is neither a recorded trace nor a file."""
+    if str(spec) in online_names() or Path(spec).is_file():
+        return
+    if name in online_names():
+        raise ValueError(f"{spec}: a recorded trace takes no rate; only its speed can be changed")
+    synthetic = ", ".join(generated_online_names())
+    raise ValueError(
+        f"no trace {str(spec)!r}: neither a file nor one of {', '.join(online_names())}, nor synthetic: {synthetic} "
+        "(NAME or NAME@RATE)"
+    )
 
 
 def poisson_arrivals(rng: np.random.Generator, rates_rps: Rates, bin_s: float) -> list[float]:

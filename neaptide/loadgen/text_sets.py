@@ -18,6 +18,7 @@ from neaptide.loadgen.traces import (
     Segments,
     TraceRequest,
     data_file,
+    numbered_jsonl,
     read_jsonl,
 )
 
@@ -82,17 +83,23 @@ def loogle_articles() -> list[tuple[str, list[tuple[str, str]]]]:
 def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | None) -> list[TraceRequest]:
     """The lines of an OpenAI batch file. The output is the line's own maximum, which a model may fall short of.
 
-    Raises ValueError, with the line's number, for a line that is no request with messages, prompt or input text.
+    Raises ValueError for an empty file and, with the line's number, for a line that is no request with messages, prompt
+    or input text.
     """
+    lines = numbered_jsonl(path)
+    if not lines:
+        raise ValueError(f"{path.name} has no requests")
     prompts, outputs = [], []
-    for number, line in enumerate(read_jsonl(path)[:limit], 1):
+    for number, line in lines[:limit]:
         try:
             body = line["body"]
             prompts.append(_body_text(body))
             limits = [body.get(key) for key in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
             outputs.append(int(next((value for value in limits if value), OPENAI_DEFAULT_OUTPUT_TOKENS)))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path.name}, line {number}: not a request ({error!r})") from error
+        except KeyError as error:
+            raise ValueError(f"{path.name}, line {number}: not a request: {error} is missing") from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path.name}, line {number}: not a request: a field has the wrong type") from error
     return text_requests(base, prompts, outputs, tokenize)
 
 
@@ -156,6 +163,8 @@ def _tokens(text: str) -> int:
 def _body_text(body: Row) -> str:
     if "messages" in body:
         return "".join(f"{message['role']}: {_content_text(message['content'])}\n" for message in body["messages"])
+    if "prompt" not in body and "input" not in body:
+        raise KeyError("messages, prompt or input")
     return _content_text(body["prompt"] if "prompt" in body else body["input"])
 
 

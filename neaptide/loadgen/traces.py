@@ -8,7 +8,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import resources
@@ -93,18 +93,24 @@ def select(
 ) -> list[TraceRequest]:
     """The requests of a window, replayed at a speed, sorted by arrival; the arguments are those of ``load_online``.
 
-    Raises ValueError for a window without length or a speed that is not positive.
+    Raises ValueError for a speed that is not positive, and for a window that starts before 0, has no length or holds
+    no request.
     """
-    if speed <= 0:
+    if not speed > 0:
         raise ValueError(f"speed must be positive, not {speed}")
     start_s, end_s = window_s or (0.0, float("inf"))
-    if end_s <= start_s:
-        raise ValueError(f"window {start_s}:{end_s} has no length")
+    if not start_s >= 0:
+        raise ValueError(f"window {start_s:g}:{end_s:g} starts before the trace, which starts at 0")
+    if not end_s > start_s:
+        raise ValueError(f"window {start_s:g}:{end_s:g} has no length")
+    inside = [request for request in requests if start_s <= request.arrival_s < end_s]
+    if requests and not inside:
+        last_s = max(request.arrival_s for request in requests)
+        raise ValueError(f"no request lies in the window {start_s:g}:{end_s:g}: the last one arrives at {last_s:.1f} s")
     kept = [
         TraceRequest((request.arrival_s - start_s) / speed, request.segments, request.output_tokens)
-        for request in requests
-        if start_s <= request.arrival_s < end_s
-        and (max_input_tokens is None or request.input_tokens <= max_input_tokens)
+        for request in inside
+        if max_input_tokens is None or request.input_tokens <= max_input_tokens
     ]
     return sorted(kept, key=lambda request: request.arrival_s)
 
@@ -162,13 +168,37 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def read_jsonl(path: Path) -> list[Row]:
-    """The objects of a JSON lines file, gzipped or not; empty lines are passed over."""
-    return [json.loads(line) for line in _read_text(path).split("\n") if line.strip()]
+    """The objects of a JSON lines file, gzipped or not; empty lines are passed over. Raises as ``numbered_jsonl``."""
+    return [row for _, row in numbered_jsonl(path)]
+
+
+def numbered_jsonl(path: Path) -> list[tuple[int, Row]]:
+    """The objects of a JSON lines file, each with the number of its line; the first is 1.
+
+    Raises ValueError, with the file's name and the line's number, for a line that is no JSON object.
+    """
+    rows = []
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path.name}, line {number}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path.name}, line {number}: not a JSON object")
+        rows.append((number, row))
+    return rows
 
 
 def _read_text(path: Path) -> str:
     content = path.read_bytes()
-    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    try:
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name}: not text in UTF-8") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise ValueError(f"{path.name}: not a gzip file, or cut off") from None
 
 
 def _online_path(name_or_path: str | Path) -> Path:
@@ -182,15 +212,26 @@ def _online_path(name_or_path: str | Path) -> Path:
 
 def _read_online(path: Path, base: int) -> list[TraceRequest]:
     rows: Sequence[Row] = read_csv(path) if ".csv" in path.suffixes else read_jsonl(path)
-    columns = set(rows[0]) if rows else set()
+    if not rows:
+        raise ValueError(f"{path.name} has no requests")
+    read = _format(path, set(rows[0]))
+    try:
+        return read(rows, base)
+    except KeyError as error:
+        raise ValueError(f"{path.name}: a row has no {error}") from error
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"{path.name}: a row is not as its format wants it: {error}") from error
+
+
+def _format(path: Path, columns: set[str]) -> Callable[[Sequence[Row], int], list[TraceRequest]]:
     if "TIMESTAMP" in columns:
-        return _azure(rows, base)
+        return _azure
     if "arrival_s" in columns:
-        return _resampled(rows, base)
+        return _resampled
     if "session" in columns:
-        return _agents(rows, base)
+        return _agents
     if {"timestamp", "hash_ids"} <= columns:
-        return _mooncake(rows, base)
+        return _mooncake
     raise ValueError(f"{path.name} has no columns of a known trace format: {sorted(columns)}")
 
 

@@ -1,0 +1,112 @@
+"""What is said of a trace or an offline set that cannot be used: which file, which line, what else there is."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from neaptide.loadgen.online_sets import all_online_names, online_requests
+from neaptide.loadgen.traces import load_online
+from neaptide.loadgen.workloads import load_offline, offline_names
+
+FINE = '{"body": {"prompt": "fine"}}\n'
+
+
+def complaint_about(path: Path, content: bytes | str) -> str:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - the callers compare the whole message
+        load_offline(path, seed=1)
+    return str(raised.value)
+
+
+def test_a_line_that_is_not_json_is_named_by_file_and_line(tmp_path: Path) -> None:
+    # the empty line counts
+    assert complaint_about(tmp_path / "bad.jsonl", FINE + "\nhello") == (
+        "bad.jsonl, line 3: not JSON: Expecting value: line 1 column 1 (char 0)"
+    )
+
+
+def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
+    assert complaint_about(tmp_path / "bad.jsonl", FINE + "[1]") == "bad.jsonl, line 2: not a JSON object"
+
+
+def test_a_binary_file_is_named(tmp_path: Path) -> None:
+    assert complaint_about(tmp_path / "bad.bin", b"\xff\xfe\x00") == "bad.bin: not text in UTF-8"
+
+
+@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"cut off" * 99)[:30]])
+def test_a_broken_gzip_file_is_named(tmp_path: Path, content: bytes) -> None:
+    assert complaint_about(tmp_path / "bad.jsonl.gz", content) == "bad.jsonl.gz: not a gzip file, or cut off"
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_empty_offline_file_is_refused(tmp_path: Path, content: str) -> None:
+    assert complaint_about(tmp_path / "empty.jsonl", content) == "empty.jsonl has no requests"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"custom_id": "1"}', "'body' is missing"),
+        ('{"body": {"model": "m"}}', "'messages, prompt or input' is missing"),
+        ('{"body": {"messages": [{"role": "user"}]}}', "'content' is missing"),
+        ('{"body": {"messages": [1]}}', "a field has the wrong type"),
+        ('{"body": {"prompt": "p", "max_tokens": "many"}}', "a field has the wrong type"),
+    ],
+)
+def test_a_line_that_is_no_request_is_told_without_an_exceptions_name(
+    tmp_path: Path, line: str, complaint: str
+) -> None:
+    assert complaint_about(tmp_path / "jobs.jsonl", line) == f"jobs.jsonl, line 1: not a request: {complaint}"
+
+
+def test_an_unknown_offline_set_lists_names_and_patterns() -> None:
+    with pytest.raises(ValueError, match="bros-be-N, batchllm-P-O-sD, blend-RHO-S") as raised:
+        load_offline("nosuch", seed=1)
+    assert all(name in str(raised.value) for name in offline_names())
+
+
+def test_an_unknown_online_set_lists_recorded_and_synthetic_names() -> None:
+    with pytest.raises(ValueError, match="NAME@RATE") as raised:
+        online_requests("nosuch")
+    assert all(name in str(raised.value) for name in all_online_names())
+
+
+def test_a_recorded_trace_takes_no_rate() -> None:
+    with pytest.raises(ValueError, match="azure_conv_2023@2: a recorded trace takes no rate"):
+        online_requests("azure_conv_2023@2")
+
+
+@pytest.mark.parametrize(("rate", "complaint"), [("fast", "is a number"), ("nan", "positive"), ("inf", "positive")])
+def test_a_rate_is_a_positive_number(rate: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        online_requests(f"bros-rt-lmsys@{rate}")
+
+
+@pytest.mark.parametrize(
+    ("window_s", "complaint"),
+    [
+        ((-5.0, 10.0), "window -5:10 starts before the trace, which starts at 0"),
+        ((float("nan"), 10.0), "starts before"),
+        ((5.0, float("nan")), "has no length"),
+        ((5000.0, 6000.0), "no request lies in the window 5000:6000: the last one arrives at 1740.0 s"),
+    ],
+)
+def test_a_window_that_holds_nothing_is_refused(window_s: tuple[float, float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        load_online("azure_conv_2023", window_s=window_s)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "mine.csv has no requests"),
+        ("arrival_s,input_tokens\n1,2\n", "mine.csv: a row has no 'output_tokens'"),
+        ("arrival_s,input_tokens,output_tokens\n1,many,2\n", "mine.csv: a row is not as its format wants it"),
+    ],
+)
+def test_a_trace_file_with_a_bad_row_is_named(tmp_path: Path, content: str, complaint: str) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=complaint):
+        load_online(path)
