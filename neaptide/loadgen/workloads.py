@@ -46,6 +46,8 @@ FIXED_GENERATORS: dict[str, tuple[Generator, int]] = {
     "batchllm-industry": (batchllm_industry, INDUSTRY_REQUESTS),
     **{f"blend-trace-{k}": (blend(*target), BLEND_REQUESTS) for k, target in TRACE_TARGETS.items()},
 }
+PATTERNS = ("bros-be-N", "batchllm-P-O-sD", "blend-RHO-S")
+"""Names with numbers in them: see ``load_offline``."""
 BROS_BATCH = 256
 BROS_BATCHES = 10
 
@@ -191,7 +193,10 @@ def _bundled(name: str, base: int, limit: int | None) -> list[TraceRequest]:
 
 def _openai_set(path: Path, seed: int, keep_order: bool, limit: int | None, tokenize: Tokenize | None) -> OfflineSet:
     if not path.is_file():
-        raise ValueError(f"no offline set {str(path)!r}: neither a file nor one of {', '.join(offline_names())}")
+        raise ValueError(
+            f"no offline set {str(path)!r}: neither a file nor one of {', '.join(offline_names())}, nor of the form "
+            f"{', '.join(PATTERNS)}"
+        )
     base = content_base(_namespace(path.name, 0))
     requests = text_sets.openai_batch(base, path, limit, tokenize)
     rng = np.random.default_rng([base >> 31, seed])
