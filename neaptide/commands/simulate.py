@@ -15,8 +15,9 @@ from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.estimator.chrome_trace import write_chrome_trace
 from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.explain import Explainer
+from neaptide.estimator.scenario import Scenario
 from neaptide.estimator.sim_result import Percentiles, SimResult
-from neaptide.estimator.simulator import OnProgress, Run, Scenario, SimulationError, simulate
+from neaptide.estimator.simulator import OnProgress, Run, SimulationError, simulate
 from neaptide.loadgen.online_sets import online_requests
 from neaptide.loadgen.workloads import load_offline
 
@@ -37,6 +38,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="target of further tokens (0.05)")
     add("--overlap-kappa", type=float, default=1.0, metavar="K", help="1: compute and memory do not overlap (1)")
     add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
+    add("--max-tokens", type=int, metavar="N", help="what clients ask for at most (the rest of the context)")
+    add("--max-model-len", type=int, default=131_072, metavar="N", help="context: prompt and output (131072)")
     add("--seed", type=int, default=0, metavar="N")
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
     add("--step-log", type=Path, metavar="OUT", help="write every decision, for replay; .gz compresses")
@@ -74,6 +77,9 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     for name in ("speed", "ttft_slo_s", "tpot_slo_s", "block_size"):
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive")
+    for name in ("max_tokens", "max_model_len"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if "none" in args.offline and len(args.offline) > 1:
         raise ValueError("--offline none stands alone")
     online = []
@@ -96,6 +102,8 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         block_size=args.block_size,
         seed=args.seed,
         keep_order=args.keep_order,
+        max_model_len=args.max_model_len,
+        max_output_tokens=args.max_tokens,
     )
 
 
@@ -146,6 +154,8 @@ def _warn(run: Run, scenario: Scenario) -> None:
         notes.append(f"the offline pool ran dry at {run.dry_s:.1f} s, inside the window: the result is not valid")
     if run.num_left_out:
         notes.append(f"{run.num_left_out} requests do not fit into {scenario.max_tokens} tokens and are left out")
+    if run.num_cut:
+        notes.append(f"{run.num_cut} requests have more output than they may ask for and are cut there")
     if run.num_unfinished:
         notes.append(f"{run.num_unfinished} online requests were not finished; they count as missed")
     if run.num_failed:
@@ -175,12 +185,13 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "gap p50 / p90 / p99", _milliseconds(online.itl_s)
         shares = " / ".join(_percent(online.attainment[name]) for name in ("ttft", "tpot", "both"))
         yield "attained TTFT / TPOT / both", shares
-        yield "goodput", f"{online.goodput_rps:.2f} requests/s"
+        if online.goodput_rps is not None:
+            yield "goodput", f"{online.goodput_rps:.2f} requests/s"
     if kv.saving_ratio_bound is not None:
         yield "offline requests completed", str(offline.requests_completed)
-        yield "offline tokens/s, logical", f"{offline.tokens_per_s:.0f}"
-        yield "of these output", f"{offline.output_tokens_per_s:.0f}"
-        yield "offline tokens/s, computed", f"{offline.computed_tokens_per_s:.0f}"
+        yield "offline tokens/s, logical", _rate(offline.tokens_per_s)
+        yield "of these output", _rate(offline.output_tokens_per_s)
+        yield "offline tokens/s, computed", _rate(offline.computed_tokens_per_s)
         if offline.makespan_s is not None:
             yield "makespan", f"{offline.makespan_s:.1f} s"
         shares = " / ".join(_percent(x) for x in (kv.hit_ratio, kv.saving_ratio, kv.saving_ratio_bound))
@@ -201,6 +212,10 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
 
 def _milliseconds(values: Percentiles) -> str:
     return " / ".join("-" if value is None else f"{1e3 * value:.0f}" for value in values.values()) + " ms"
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return "-" if tokens_per_s is None else f"{tokens_per_s:.0f}"
 
 
 def _percent(share: float | None) -> str:

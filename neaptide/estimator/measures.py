@@ -72,7 +72,7 @@ STEP_COLUMNS = (
 
 
 class Measures:
-    """Collects; ``neaptide.estimator.result`` reduces it to numbers."""
+    """Collects; ``neaptide.estimator.sim_result`` reduces it to numbers."""
 
     def __init__(self) -> None:
         self.online: dict[str, OnlineRecord] = {}
@@ -80,8 +80,8 @@ class Measures:
         """Gaps between the tokens of all online requests."""
         self._steps = array("d")
         self.offline_ends_s = array("d")
-        self.offline_waits_s = array("d")
-        """From a row's submission to its first step, of the rows that have ended."""
+        self.longest_offline_wait_s = 0.0
+        """From a row's submission to its first step, of the rows that have started."""
         self.num_steps = 0
 
     def arrived(self, request_id: str, arrival_s: float) -> None:
@@ -108,9 +108,11 @@ class Measures:
             record.is_done = output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         return ended
 
-    def offline_ended(self, submitted_s: float, scheduled_s: float, now_s: float) -> None:
+    def offline_started(self, wait_s: float) -> None:
+        self.longest_offline_wait_s = max(self.longest_offline_wait_s, wait_s)
+
+    def offline_ended(self, now_s: float) -> None:
         self.offline_ends_s.append(now_s)
-        self.offline_waits_s.append(scheduled_s - submitted_s)
 
     def steps(self, window_s: Window) -> dict[str, npt.NDArray[np.float64]]:
         """The columns of the steps that ended within the window, its end included."""
@@ -127,7 +129,7 @@ class Measures:
                 stats.predicted_s,
                 stats.margin_s,
                 stats.offline_prefill_tokens + stats.offline_decode_tokens,
-                stats.offline_prefill_tokens,
+                tally.offline_prefill_tokens,
                 tally.offline_prompt_tokens,
                 tally.offline_output_tokens,
                 tally.again_tokens,

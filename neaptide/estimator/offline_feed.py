@@ -23,11 +23,12 @@ class OfflineFeed:
 
     Args:
         output_limit: ``max_tokens`` of a request; those without room for a token are left out, longer outputs are cut.
-        refill: go on with fresh contents when fewer rows wait than ``low_water``, or than half of the sets' rows.
+        refill: go on with fresh contents when fewer rows wait than ``low_water``, or than half of the sets' rows,
+            in as many generations at once as it takes to have so many waiting again.
         deadline_s: of every job, counted from its submission.
 
     Raises:
-        ValueError: a set with a batch size beside others, or no request fits.
+        ValueError: a set with a batch size beside others, no request fits, or a set cannot be refilled.
     """
 
     def __init__(
@@ -45,6 +46,9 @@ class OfflineFeed:
         batch_sizes = [one.batch_size for one in sets if one.batch_size is not None]
         if batch_sizes and len(sets) > 1:
             raise ValueError("a set that is submitted in batches cannot be mixed with other sets")
+        if refill:
+            for one in sets:
+                one.check_refill()
         self._sets = sets
         self._directory = directory
         self._output_limit = output_limit
@@ -60,6 +64,8 @@ class OfflineFeed:
         self.num_left_out = len(requests) - len(fitting)
         if requests and not fitting:
             raise ValueError("no offline request fits into the context")
+        self.num_cut = sum(request.output_tokens > output_limit(request) for request in fitting)
+        """Rows of the sets whose answer is longer than its limit."""
         self.batch_size = batch_sizes[0] if batch_sizes else None
         self._pending = fitting
         self._generation = 0
@@ -78,11 +84,19 @@ class OfflineFeed:
         is asked for: its token file is gone then."""
         if self.batch_size is not None:
             if self.num_ended == self.num_submitted and (self._pending or self._refill):
-                yield from self._submit(self.batch_size, now_s)
-        elif self._pending:
-            yield from self._submit(len(self._pending), now_s)
-        elif self._sets and self._refill and waiting < self._low_water:
-            yield from self._submit(self.first_generation_size, now_s)
+                self._pending = self._pending or self._next_generation()
+                rows, self._pending = self._pending[: self.batch_size], self._pending[self.batch_size :]
+                yield from self._submit(rows, now_s)
+            return
+        if self._pending:
+            rows, self._pending = self._pending, []
+            waiting += len(rows)
+            yield from self._submit(rows, now_s)
+        if self._refill and self.first_generation_size and waiting < self._low_water:
+            rows = []
+            while waiting + len(rows) < self._low_water:  # a small set needs several generations to outlast a step
+                rows += self._next_generation()
+            yield from self._submit(rows, now_s)
 
     def row_ended(self, request_id: str) -> None:
         self.num_ended += 1
@@ -95,12 +109,11 @@ class OfflineFeed:
         request = self._jobs[int(job)][1][int(row)]
         return min(request.output_tokens, self._output_limit(request))
 
-    def _submit(self, count: int, now_s: float) -> Iterator[AddBatch]:
-        if not self._pending:
-            self._generation += 1
-            refilled = [request for one in self._sets for request in one.refill(self._generation).requests]
-            self._pending = self._fitting(refilled)
-        requests, self._pending = self._pending[:count], self._pending[count:]
+    def _next_generation(self) -> list[TraceRequest]:
+        self._generation += 1
+        return self._fitting([request for one in self._sets for request in one.refill(self._generation).requests])
+
+    def _submit(self, requests: list[TraceRequest], now_s: float) -> Iterator[AddBatch]:
         batch_id = f"{OFFLINE_PREFIX}{len(self._jobs)}"
         self._jobs.append((self._generation, requests))
         self.num_submitted += len(requests)

@@ -20,14 +20,14 @@ class OnlineResult(msgspec.Struct, kw_only=True):
     itl_s: Percentiles
     normalized_latency_s: float | None
     attainment: dict[str, float | None]
-    goodput_rps: float
+    goodput_rps: float | None
 
 
 class OfflineResult(msgspec.Struct, kw_only=True):
     requests_completed: int
-    tokens_per_s: float
-    output_tokens_per_s: float
-    computed_tokens_per_s: float
+    tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    computed_tokens_per_s: float | None
     makespan_s: float | None
     longest_wait_s: float | None
     deadline_misses: int
@@ -87,10 +87,13 @@ def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tu
 
 
 def offline_result(
-    measures: Measures, window_s: Window, makespan_s: float | None, deadline_misses: int
+    measures: Measures,
+    window_s: Window,
+    makespan_s: float | None,
+    longest_wait_s: float | None,
+    deadline_misses: int,
 ) -> OfflineResult:
     steps = measures.steps(window_s)
-    waits_s = measures.offline_waits_s
     output_tokens = float(steps["output_tokens"].sum())
     return OfflineResult(
         requests_completed=sum(window_s[0] < end_s <= window_s[1] for end_s in measures.offline_ends_s),
@@ -98,7 +101,7 @@ def offline_result(
         output_tokens_per_s=_rate(output_tokens, window_s),
         computed_tokens_per_s=_rate(float(steps["computed_tokens"].sum()), window_s),
         makespan_s=makespan_s,
-        longest_wait_s=max(waits_s) if waits_s else None,
+        longest_wait_s=longest_wait_s,
         deadline_misses=deadline_misses,
     )
 
@@ -162,9 +165,10 @@ def _share(met: Sequence[bool]) -> float | None:
     return sum(met) / len(met) if met else None
 
 
-def _rate(count: float, window_s: Window) -> float:
+def _rate(count: float, window_s: Window) -> float | None:
+    """None in a window without length: all requests arrived at one instant."""
     length_s = window_s[1] - window_s[0]
-    return count / length_s if length_s > 0 else 0.0
+    return count / length_s if length_s > 0 else None
 
 
 def _ratio(part: npt.NDArray[np.float64], whole: float) -> float | None:

@@ -8,31 +8,29 @@ what is not.
 import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from neaptide.engine.batch import StepPlan
 from neaptide.engine.clock import VirtualClock
-from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
-from neaptide.engine.interfaces import CostModel
 from neaptide.engine.messages import AddRequest, RequestOutput, StepOutputs
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.step_log import create_log
 from neaptide.engine.step_recorder import StepRecorder
 from neaptide.estimator import sim_result
-from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.measures import Measures, Window
-from neaptide.estimator.offline_feed import NO_DEADLINE_S, OFFLINE_PREFIX, OfflineFeed
-from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, build_cost_model, build_headroom, roofline_recipe
+from neaptide.estimator.offline_feed import OFFLINE_PREFIX, OfflineFeed
+from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.scenario import Scenario
 from neaptide.estimator.sim_result import SimResult
 from neaptide.estimator.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, TraceExecutor
-from neaptide.loadgen.traces import TraceRequest, token_ids
-from neaptide.loadgen.workloads import OfflineSet, prefix_sharing
+from neaptide.loadgen.traces import token_ids
+from neaptide.loadgen.workloads import prefix_sharing
 
 ONLINE_PREFIX = "online-"
 BLOCKED_WAIT_S = 0.005
@@ -55,72 +53,6 @@ class SimulationError(RuntimeError):
     """The engine stands still."""
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Scenario:
-    """What is simulated. Times in seconds."""
-
-    profile: DeviceProfile
-    online: Sequence[TraceRequest] = ()
-    offline: Sequence[OfflineSet] = ()
-    policy: str = "neaptide"
-    ttft_slo_s: float = 1.0
-    tpot_slo_s: float = 0.05
-    overlap_kappa: float = 1.0
-    block_size: int = 16
-    seed: int = 0
-    keep_order: bool = False
-    """Of the offline sets, when there are several; each comes in an order of its own."""
-    refill: bool = True
-    """The pool goes on with fresh contents. Without it the run may go dry."""
-    offline_deadline_s: float = NO_DEADLINE_S
-    """Of every offline job, counted from its submission."""
-    drain_s: float = 600.0
-    """So long after the last arrival the run goes on for online requests that are not finished."""
-    step_noise: float = 0.0
-    """Standard deviation of the logarithm of a step's time."""
-    headroom: str = DEFAULT_HEADROOM
-    """See ``neaptide.estimator.recipes``."""
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_model_len: int = 131_072
-    max_output_tokens: int | None = None
-    """``max_tokens`` of every request, all that a policy knows of lengths; None asks for the rest of the context."""
-    truth: CostModel | None = None
-    """How long steps really take; None takes the profile's model."""
-    cost_model: Recipe | None = None
-    """What the scheduler believes; None takes the profile's model, corrected online."""
-
-    @property
-    def num_blocks(self) -> int:
-        return self.profile.kv_capacity_tokens // self.block_size
-
-    @property
-    def max_tokens(self) -> int:
-        """Prompt and output of one request at most."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
-
-    def output_limit(self, request: TraceRequest) -> int:
-        """Its ``max_tokens``; not positive if the prompt leaves no room."""
-        room = self.max_tokens - request.input_tokens
-        return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
-
-    def engine_config(self) -> EngineConfig:
-        scheduler = SchedulerConfig(
-            policy=self.policy,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_tokens,
-            ttft_slo_s=self.ttft_slo_s,
-            tpot_slo_s=self.tpot_slo_s,
-        )
-        return EngineConfig(cache=CacheConfig(block_size=self.block_size), scheduler=scheduler)
-
-    def recipe(self) -> Recipe:
-        """For the header of the step log."""
-        cost_model = self.cost_model or roofline_recipe(self.profile, self.overlap_kappa)
-        return {"cost_model": cost_model, "headroom": self.headroom, "profile": self.profile.name, "seed": self.seed}
-
-
 @dataclass(slots=True)
 class Run:
     """A simulation that is over."""
@@ -131,6 +63,8 @@ class Run:
     window_s: Window
     num_left_out: int
     """Requests whose prompt leaves no room in the context: never submitted, and counted nowhere else."""
+    num_cut: int
+    """Requests whose answer is longer than their ``max_tokens`` and ends there; offline, of the sets as submitted."""
     num_unfinished: int
     """Online requests without an end; they count as missed."""
     num_failed: int
@@ -150,7 +84,7 @@ def simulate(
     offline sets is (or as many rows as two of them have, under a policy that leaves some for last).
 
     Raises:
-        ValueError: there is nothing to simulate, or the offline sets do not go together.
+        ValueError: there is nothing to simulate, or the offline sets do not go together or cannot be refilled.
         SimulationError: the policy stands still.
         OSError: the step log or a token file cannot be written.
     """
@@ -191,11 +125,15 @@ class _Simulation:
         """Of every offline job."""
         self._makespan_s: float | None = None
         self._dry_s: float | None = None
-        """When no row waited for the first time."""
+        """When planning took the last row for the first time since the window opened."""
         self._num_failed = 0
         self._late_rows = 0
         self._open_rows: dict[str, int] = {}
-        """Rows without an end, of every offline job."""
+        """Rows without an end, of every offline job ..."""
+        self._unstarted_rows: dict[str, int] = {}
+        """... and those of them without a first step."""
+        self._started_ids: set[str] = set()
+        """Rows between their first step and their end."""
         config = scenario.engine_config()
         truth = scenario.truth or RooflineModel.from_profile(scenario.profile, scenario.overlap_kappa)
         self._executor = TraceExecutor(
@@ -239,6 +177,7 @@ class _Simulation:
         while not self._is_over():
             self._hand_in()
             if not core.has_work:
+                self._check_pool(clock.now())
                 if self._next_online == len(self._online):
                     return
                 clock.sleep_until(self._next_arrival_s)
@@ -285,9 +224,16 @@ class _Simulation:
         pool = self._core.scheduler.queues.pool
         for message in self._feed.messages(len(pool), now_s):
             self._submitted_s[message.batch_id] = now_s
-            self._open_rows[message.batch_id] = len(message.rows)
+            self._open_rows[message.batch_id] = self._unstarted_rows[message.batch_id] = len(message.rows)
             self._core.handle(message)
-        if self._dry_s is None and self._scenario.offline and self._feed.batch_size is None and not len(pool):
+
+    def _check_pool(self, now_s: float) -> None:
+        """After planning: with a seat free and no row left to take it, offline work is missing."""
+        if self._dry_s is not None or not self._scenario.offline or self._feed.batch_size is not None:
+            return
+        queues = self._core.scheduler.queues
+        has_opened = not self._online or now_s >= self._online[0].arrival_s
+        if has_opened and queues.num_running < self._scenario.max_num_seqs and not len(queues.pool):
             self._dry_s = now_s
 
     def _take_in(self, outputs: StepOutputs) -> None:
@@ -307,11 +253,15 @@ class _Simulation:
         job = output.request_id.partition(":")[0]
         submitted_s = self._submitted_s[job]
         self._open_rows[job] -= 1
+        if output.request_id in self._started_ids:
+            self._started_ids.remove(output.request_id)
+        else:
+            self._unstarted_rows[job] -= 1
         self._late_rows += now_s > submitted_s + self._scenario.offline_deadline_s
         if output.finish_reason is FinishReason.ERROR:
             self._num_failed += 1
         else:
-            self._measures.offline_ended(submitted_s, output.scheduled_s, now_s)
+            self._measures.offline_ended(now_s)
         self._feed.row_ended(output.request_id)
         if self._feed.first_generation_done and self._makespan_s is None:
             self._makespan_s = now_s
@@ -333,8 +283,15 @@ class _Simulation:
         request = self._online[int(request_id[len(ONLINE_PREFIX) :])]
         return min(request.output_tokens, self._scenario.output_limit(request))
 
+    def _row_started(self, request_id: str, now_s: float) -> None:
+        job = request_id.partition(":")[0]
+        self._unstarted_rows[job] -= 1
+        self._started_ids.add(request_id)
+        self._measures.offline_started(now_s - self._submitted_s[job])
+
     def _watch_planning(self, on_plan: OnPlan | None) -> None:
-        """Measures the wall time of planning, which takes no time on the virtual clock and enters no decision."""
+        """Notes what every plan starts and leaves, and measures the wall time of planning, which takes no time on the
+        virtual clock and enters no decision."""
         scheduler, plan_s = self._core.scheduler, self._plan_s
         schedule = scheduler.schedule
 
@@ -343,8 +300,12 @@ class _Simulation:
             plan = schedule(now_s)
             if plan is not None:
                 plan_s.append(time.perf_counter() - before_s)
+                for new in plan.new_requests:
+                    if new.request_id.startswith(OFFLINE_PREFIX):
+                        self._row_started(new.request_id, now_s)
                 if on_plan is not None:
                     on_plan(scheduler, plan)
+            self._check_pool(now_s)
             return plan
 
         scheduler.schedule = watched  # type: ignore[method-assign]
@@ -368,7 +329,9 @@ class _Simulation:
             seed=scenario.seed,
             steps=measures.num_steps,
             online=sim_result.online_result(measures, window_s, end_s, (scenario.ttft_slo_s, scenario.tpot_slo_s)),
-            offline=sim_result.offline_result(measures, window_s, self._makespan_s, self._misses(end_s)),
+            offline=sim_result.offline_result(
+                measures, window_s, self._makespan_s, self._longest_wait_s(end_s), self._misses(end_s)
+            ),
             kv=sim_result.kv_result(measures, window_s, self._bound()),
             preemptions=sim_result.preemption_result(measures),
             wasted_tokens=sim_result.wasted_tokens(measures),
@@ -378,8 +341,16 @@ class _Simulation:
             wall_s=time.perf_counter() - self._started_s,
         )
         left_out = len(scenario.online) - len(self._online) + self._feed.num_left_out
+        cut = self._feed.num_cut + sum(r.output_tokens > scenario.output_limit(r) for r in self._online)
         unfinished = sum(not record.is_done for record in measures.online.values())
-        return Run(result, measures, window_s, left_out, unfinished, self._num_failed, dry_s)
+        return Run(result, measures, window_s, left_out, cut, unfinished, self._num_failed, dry_s)
+
+    def _longest_wait_s(self, end_s: float) -> float | None:
+        """A row that never started has waited until the end of the run."""
+        if not self._submitted_s:
+            return None
+        unstarted_s = [end_s - self._submitted_s[job] for job, rows in self._unstarted_rows.items() if rows]
+        return max([self._measures.longest_offline_wait_s, *unstarted_s])
 
     def _misses(self, end_s: float) -> int:
         """Rows that ended late, and rows that are late and not ended."""

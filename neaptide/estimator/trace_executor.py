@@ -41,6 +41,9 @@ class StepTally:
     offline_prompt_tokens: int = 0
     """Prompt tokens of offline requests that are done for the first time, found in the cache or computed."""
     offline_output_tokens: int = 0
+    offline_prefill_tokens: int = 0
+    """Computed for offline requests: prompt tokens, and tokens after the prompt that were computed before. The engine
+    counts the last token of a prompt as a decode if it is computed alone."""
     again_tokens: int = 0
     """Computed before, lost by a preemption, and computed once more."""
 
@@ -128,5 +131,6 @@ class TraceExecutor:
         tally.again_tokens += max(min(end, reached) - start, 0)
         request.reached_tokens = max(reached, end)
         if request.is_offline:
+            tally.offline_prefill_tokens += max(min(end, max(reached, request.prompt_tokens)) - start, 0)
             done_before = min(reached, request.prompt_tokens)
             tally.offline_prompt_tokens += min(request.reached_tokens, request.prompt_tokens) - done_before

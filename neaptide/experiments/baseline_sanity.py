@@ -17,8 +17,9 @@ from neaptide.engine.interfaces import Prediction
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
+from neaptide.estimator.scenario import Scenario
 from neaptide.estimator.sim_result import SimResult
-from neaptide.estimator.simulator import Scenario, simulate
+from neaptide.estimator.simulator import simulate
 from neaptide.estimator.step_cost import StepCost
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.online_sets import online_requests, poisson_arrivals
@@ -113,15 +114,15 @@ def _policy_runs(policy: str, quick: bool) -> PolicyRuns:
 def _policy_rows(runs: dict[str, PolicyRuns]) -> list[Row]:
     rows = []
     for policy, one in runs.items():
-        online, offline = one.flood.result.online, one.flood.result.offline
+        online, offline, ceiling = one.flood.result.online, one.flood.result.offline, one.ceiling.result.offline
         rows += [
             Row(f"{policy}: TTFT p99", _ms(online.ttft_s["p99"]), unit="ms", digits=0),
             Row(f"{policy}: TTFT p99, alone", _ms(one.alone.result.online.ttft_s["p99"]), unit="ms", digits=0),
             Row(f"{policy}: TPOT p99", _ms(online.tpot_s["p99"]), unit="ms", digits=1),
             Row(f"{policy}: TPOT p99, alone", _ms(one.alone.result.online.tpot_s["p99"]), unit="ms", digits=1),
             Row(f"{policy}: attainment", 100.0 * (online.attainment["both"] or 0.0), unit="%", digits=1),
-            Row(f"{policy}: offline", offline.tokens_per_s, unit="tokens/s", digits=0),
-            Row(f"{policy}: offline, ceiling", one.ceiling.result.offline.tokens_per_s, unit="tokens/s", digits=0),
+            Row(f"{policy}: offline", offline.tokens_per_s or 0.0, unit="tokens/s", digits=0),
+            Row(f"{policy}: offline, ceiling", ceiling.tokens_per_s or 0.0, unit="tokens/s", digits=0),
             Row(f"{policy}: preemptions", sum(one.flood.result.preemptions.count_by_kind.values()), digits=0),
         ]
         if policy != "fcfs":
@@ -346,7 +347,7 @@ def _plot(figure: Any, runs: dict[str, PolicyRuns]) -> None:
     panels: tuple[tuple[str, Callable[[Outcome], float], list[Outcome]], ...] = (
         ("online TTFT p99, ms", lambda one: _ms(one.result.online.ttft_s["p99"]), [one.alone for one in ones]),
         ("online TPOT p99, ms", lambda one: _ms(one.result.online.tpot_s["p99"]), [one.alone for one in ones]),
-        ("offline tokens/s", lambda one: one.result.offline.tokens_per_s, [one.ceiling for one in ones]),
+        ("offline tokens/s", lambda one: one.result.offline.tokens_per_s or 0.0, [one.ceiling for one in ones]),
     )
     for axes, (label, value, others) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
         axes.barh(names, [value(one.flood) for one in ones], label="beside each other")

@@ -50,6 +50,8 @@ PATTERNS = ("bros-be-N", "batchllm-P-O-sD", "blend-RHO-S")
 """Names with numbers in them: see ``load_offline``."""
 BROS_BATCH = 256
 BROS_BATCHES = 10
+NAMESPACE_IDS = 1 << 31
+"""Content ids from a ``content_base`` on."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,8 +83,24 @@ class OfflineSet:
         """See ``prefix_sharing``; a block size of 1 is the unaligned bound."""
         return prefix_sharing((request.segments for request in self.requests), block_size)
 
+    def check_refill(self) -> None:
+        """Raises ValueError if a content id lies outside the set's own namespace, which a refill moves."""
+        namespace = _namespace(self.name, self.generation)
+        base = content_base(namespace)
+        for request in self.requests:
+            for content, _ in request.segments:
+                if not 0 <= content - base < NAMESPACE_IDS:
+                    raise ValueError(
+                        f"offline set {self.name!r} cannot be refilled: content id {content} is not one of the "
+                        f"{NAMESPACE_IDS} from content_base({namespace!r})"
+                    )
+
     def refill(self, generation: int) -> "OfflineSet":
-        """The same set with content that no other generation has, so that a pool can go on for ever."""
+        """The same set with content that no other generation has, so that a pool can go on for ever.
+
+        Raises ValueError as ``check_refill``.
+        """
+        self.check_refill()
         shift = content_base(_namespace(self.name, generation)) - content_base(_namespace(self.name, self.generation))
         requests = [
             TraceRequest(r.arrival_s, tuple((content + shift, n) for content, n in r.segments), r.output_tokens)

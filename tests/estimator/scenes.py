@@ -7,7 +7,7 @@ from random import Random
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import constant_recipe, roofline_recipe
-from neaptide.estimator.simulator import Scenario
+from neaptide.estimator.scenario import Scenario
 from neaptide.estimator.step_cost import StepCost
 from neaptide.loadgen.traces import TraceRequest, content_base
 from neaptide.loadgen.workloads import OfflineSet

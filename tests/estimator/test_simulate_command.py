@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.cli import main
+from neaptide.engine.step_log import AddLine, read_log
 from neaptide.estimator.device_profile import save_profile
 from neaptide.estimator.replay import replay
 from tests.estimator.scenes import profile
@@ -97,6 +98,26 @@ def test_window_and_speed(arguments: list[str], capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["online"]["requests"] == 2
 
 
+def test_what_clients_ask_for_can_be_capped(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Outputs of 3, 1, 4 and 4 tokens in the trace, and 30 of 5 in the batch file."""
+    log = tmp_path / "log"
+    assert main([*arguments, "--max-tokens", "3", "--step-log", str(log)]) == 0
+    assert "32 requests have more output than they may ask for" in capsys.readouterr().err
+    assert {line.max_tokens for line in read_log(log) if isinstance(line, AddLine)} == {3}
+
+
+def test_the_context_can_be_set(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompts of 20, 30, 9 and 9 tokens; a cut answer does not end the way of the others."""
+    log = tmp_path / "log"
+    assert main([*arguments, "--offline", "none", "--max-model-len", "22", "--step-log", str(log)]) == 0
+    err = capsys.readouterr().err
+    assert "1 requests do not fit into 22 tokens" in err
+    assert "1 requests have more output than they may ask for" in err
+    assert [line.max_tokens for line in read_log(log) if isinstance(line, AddLine)] == [2, 13, 13]
+
+
 def test_log_trace_and_explanation(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, trace = tmp_path / "log.gz", tmp_path / "trace.json"
     outputs = ["--step-log", str(log), "--chrome-trace", str(trace)]
@@ -131,6 +152,8 @@ def test_online_alone_and_offline_alone(arguments: list[str], capsys: pytest.Cap
         (["--speed", "0"], "--speed must be positive"),
         (["--tpot-slo-s", "-1"], "--tpot-slo-s must be positive"),
         (["--overlap-kappa", "2"], "overlap_kappa"),
+        (["--max-tokens", "0"], "--max-tokens must be at least 1"),
+        (["--max-model-len", "0"], "--max-model-len must be at least 1"),
         (["--json", "/nowhere/out.json"], "/nowhere/out.json"),
         (["--step-log", "/nowhere/log"], "/nowhere/log"),
         (["--offline", "bros-be", "bros-be-64"], "cannot be mixed"),
@@ -155,6 +178,6 @@ def test_a_pool_that_runs_dry_is_said(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(command, "_scenario", lambda args: scenario)
     assert main(["simulate"]) == 0
     captured = capsys.readouterr()
-    assert "the offline pool ran dry at 0.1 s" in captured.err
+    assert "the offline pool ran dry at 0.0 s" in captured.err
     assert "NOT VALID" in captured.out
     assert json.loads(captured.out.splitlines()[-1])["valid"] is False

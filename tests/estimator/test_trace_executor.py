@@ -57,14 +57,26 @@ def test_after_a_preemption_only_new_tokens_count_and_the_others_are_waste() -> 
     engine.submit(plan(part("row", 10, 1, 1)))
     engine.submit(plan(part("row", 4, 8, 2)))
     assert engine.tally.again_tokens == 7
+    assert engine.tally.offline_prefill_tokens == 7
     assert engine.tally.offline_prompt_tokens == 0
     assert engine.tally.offline_output_tokens == 1
+
+
+def test_computed_prompt_tokens_count_even_one_by_one() -> None:
+    engine, _ = executor()
+    engine.submit(plan(part("row", 8, 1, None), new=("row",)))
+    assert engine.tally.offline_prefill_tokens == 1
+    engine.submit(plan(part("row", 9, 1, 0)))
+    assert engine.tally.offline_prefill_tokens == 1
+    engine.submit(plan(part("row", 10, 1, 1)))
+    assert engine.tally.offline_prefill_tokens == 0
 
 
 def test_online_tokens_are_not_offline_tokens() -> None:
     engine, _ = executor()
     engine.submit(plan(part("online", 0, 10, 0), new=("online",)))
     assert (engine.tally.offline_prompt_tokens, engine.tally.offline_output_tokens) == (0, 0)
+    assert engine.tally.offline_prefill_tokens == 0
 
 
 def test_noise_is_drawn_from_the_seed() -> None:

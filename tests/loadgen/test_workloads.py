@@ -15,7 +15,7 @@ from neaptide.loadgen.online_sets import (
     online_requests,
     servegen_day_curve,
 )
-from neaptide.loadgen.traces import TraceRequest, load_online
+from neaptide.loadgen.traces import TraceRequest, content_base, load_online
 from neaptide.loadgen.workloads import OfflineSet, load_offline, offline_names, prefix_sharing
 
 # requests; input mean, max; output mean, max (tokens); highest hit ratio: the statistics of the trace collection.
@@ -291,6 +291,13 @@ def test_a_refill_is_the_same_set_with_new_content(name: str) -> None:
     assert second.sharing(16) == first.sharing(16)
     assert second.refill(0) == first
     assert second.refill(2) == first.refill(2)
+
+
+@pytest.mark.parametrize("content", [0, content_base("mine#0") - 1, content_base("mine#0") + (1 << 31)])
+def test_content_of_another_namespace_is_refused_by_a_refill(content: int) -> None:
+    requests = [TraceRequest(0.0, ((content_base("mine#0"), 4), (content, 2)), 1)]
+    with pytest.raises(ValueError, match=f"'mine' cannot be refilled: content id {content}"):
+        OfflineSet("mine", requests, synthetic=True).refill(1)
 
 
 def test_an_openai_batch_file_shares_what_its_texts_share(tmp_path) -> None:
