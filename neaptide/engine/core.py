@@ -196,7 +196,10 @@ class EngineCore:
     def _commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         step = self.scheduler.last
         assert step is not None
+        spoiled = step.take_back(result.errors) if result.errors else ()
         for (request, _), part in zip(step.scheduled, plan.scheduled, strict=True):
+            if request in spoiled:
+                continue  # it read what a failed request of this step should have written
             try:
                 self._commit_one(request, part, result, now_s)
             except Exception:

@@ -142,6 +142,22 @@ def test_with_prefix_hits(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
         assert run.ends[str(i)].num_cached_tokens == (28 if i else 0)
 
 
+def test_with_prefix_hits_in_the_step_that_computes_the_prefix(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    directory, model = checkpoint
+    run = Run(directory, policy="fcfs")
+    prefix = prompts(1, seed=4, low=30, high=31)[0]
+    # The last has one token to compute, as a decode has.
+    asked = [prefix + tail for tail in prompts(4, seed=5, low=1, high=9)] + [prefix[:29]]
+    for i, prompt in enumerate(asked):
+        run.add(str(i), prompt)
+    run.step()
+    assert all(len(tokens) == 1 for tokens in run.tokens.values())
+    run.finish()
+    for i, prompt in enumerate(asked):
+        assert_greedy(model, prompt, run.tokens[str(i)])
+        assert run.ends[str(i)].num_cached_tokens == (28 if i else 0)
+
+
 def test_after_preemption_and_beside_other_work(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
     directory, model = checkpoint
     run = Run(directory, num_blocks=24, max_num_batched_tokens=40)

@@ -109,6 +109,32 @@ def test_only_the_poisoned_request_fails(
         assert_greedy(model, prompt, run.tokens[f"r{i}"])
 
 
+@pytest.mark.parametrize("hook", ["prepare", "model", "sampler"])
+def test_readers_of_the_poisoned_requests_blocks_in_one_step_get_their_own_text(
+    checkpoint: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    directory, model = checkpoint
+    prefix, *tails = prompts(7, seed=13, low=17, high=18)
+    poison, *others = [prefix + tail[: 1 + i] for i, tail in enumerate(tails)]
+    check = Poison(poison, 0)
+    owner, name = HOOKS[hook]
+    run = Run(directory, policy="fcfs")
+    monkeypatch.setattr(owner, name, guarded(getattr(check, hook), getattr(owner, name)))
+    run.add(POISON, poison)
+    for i, prompt in enumerate(others):
+        run.add(f"r{i}", prompt)
+    while run.core.has_work:
+        for output in run.core.step().outputs:
+            run.tokens[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                run.ends[output.request_id] = output
+        run.core.check_integrity()
+    assert run.ends[POISON].error == INTERNAL_ERROR
+    for i, prompt in enumerate(others):
+        assert run.ends[f"r{i}"].error is None
+        assert_greedy(model, prompt, run.tokens[f"r{i}"])
+
+
 @pytest.mark.acceptance("A6", "a row of eight with NaN logits")
 def test_blocks_with_nan_are_not_found_by_others(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
     directory, model = checkpoint

@@ -97,7 +97,7 @@ class BlockPool:
                     self._cached[block] = None
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Offers a full, computed block to the prefix index."""
+        """Offers a full block to the prefix index: computed, or about to be."""
         if self._hash[block_id] is None and self.index.add(block_hash, block_id):
             self._hash[block_id] = block_hash
 

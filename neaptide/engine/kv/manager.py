@@ -1,7 +1,7 @@
 """KVCacheManager: the facade over pool and index that the scheduler asks and tells.
 
-Ask, then act: ``match_prefix`` and ``blocks_needed`` change nothing; ``admit``, ``grow``, ``publish`` and
-``release`` do.
+Ask, then act: ``match_prefix`` and ``blocks_needed`` change nothing; ``admit``, ``grow``, ``publish``, ``retract``,
+``cut`` and ``release`` do.
 """
 
 from collections.abc import Iterable
@@ -58,17 +58,38 @@ class KVCacheManager:
         if request.num_computed_tokens + num_tokens > len(request.block_ids) * self.block_size:
             request.block_ids += self.pool.allocate(self.blocks_needed(request, num_tokens), request.request_class)
 
-    def publish(self, request: Request) -> None:
-        """Indexes the blocks that the computed tokens have filled."""
+    def publish(self, request: Request, num_planned_tokens: int = 0) -> None:
+        """Indexes the blocks that the computed tokens have filled, and the next ``num_planned_tokens`` will fill.
+
+        Who publishes planned tokens must ``retract`` them if they are not computed.
+        """
         if not self.enable_prefix_cache:
             return
-        num_full = request.num_computed_tokens // self.block_size
+        num_full = (request.num_computed_tokens + num_planned_tokens) // self.block_size
         if num_full <= request.num_indexed_blocks:
             return
         extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
         for i in range(request.num_indexed_blocks, num_full):
             self.pool.publish(request.block_ids[i], request.block_hashes[i])
         request.num_indexed_blocks = num_full
+
+    def retract(self, request: Request, num_tokens: int) -> list[int]:
+        """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the blocks, which no longer are found.
+
+        They must be the request's own: none of them may come from the hit that it was admitted with.
+        """
+        num_full = num_tokens // self.block_size
+        block_ids = request.block_ids[num_full : request.num_indexed_blocks]
+        self.pool.unpublish(block_ids)
+        request.num_indexed_blocks = min(request.num_indexed_blocks, num_full)
+        return block_ids
+
+    def cut(self, request: Request, num_blocks: int) -> None:
+        """Takes back all but the first ``num_blocks`` blocks, which are full: the rest is computed again."""
+        self.pool.release(request.block_ids[num_blocks:], request.request_class)
+        request.block_ids = request.block_ids[:num_blocks]
+        request.num_computed_tokens = num_blocks * self.block_size
+        request.num_indexed_blocks = min(request.num_indexed_blocks, num_blocks)
 
     def release(self, request: Request) -> None:
         """Takes every block back; what is indexed stays cached until it is evicted."""
@@ -89,3 +110,4 @@ class KVCacheManager:
             needed = -(-r.num_computed_tokens // self.block_size)
             assert len(r.block_ids) >= needed, f"{r.request_id}: {len(r.block_ids)} blocks, {needed} needed"
             assert r.num_computed_tokens <= r.num_tokens
+            assert r.num_indexed_blocks * self.block_size <= r.num_computed_tokens, f"{r.request_id} published too much"

@@ -35,6 +35,9 @@ class Scheduler(ABC):
     row_key: ClassVar[RowKey | None] = None
     """Order of a job's rows in the offline pool; None is file order."""
     uses_prefix_cache: ClassVar[bool] = True
+    publishes_when_planned: ClassVar[bool] = False
+    """Whether requests that are planned for later in a step find the blocks that earlier ones will fill in it; else
+    they find what the steps before have computed."""
 
     def __init__(
         self,
@@ -101,13 +104,15 @@ class Scheduler(ABC):
         self._step += 1
         self.observe_held(now_s)
         budget = StepBudget(self.cost_model, self.max_step_tokens)
-        step = StepBuilder(self._step, now_s, self.queues, self.preemptor, budget)
+        publishes = type(self).publishes_when_planned
+        step = StepBuilder(self._step, now_s, self.queues, self.preemptor, budget, publishes)
         try:
             limit_s = self._pack(step)
             step.at = None
             self.last = step
             return self._plan(step, limit_s) if step.scheduled else None
         except Exception as error:
+            step.take_back()
             if step.at is None:
                 raise
             raise PlanningError(step.at) from error

@@ -46,6 +46,23 @@ def test_dfs_shares_as_much_when_the_rows_come_in_several_messages(tmp_path: Pat
     assert sum(output.num_cached_tokens for (output,) in harness.ends.values()) == 11 * 8 + 3 * 3 * 8
 
 
+def saved_tokens(policy: str, tmp_path: Path) -> int:
+    """Prompt tokens not computed, of 40 groups of 4 prompts that share 16 tokens of 22: 2.7 prompts a step of 64
+    tokens where nothing is shared, all seats free, a cache for 15 prompts."""
+    prompts = [[100 + row % 40] * 16 + [200 + row] * 6 for row in range(160)]
+    harness = Harness(policy=policy, num_blocks=90, max_num_batched_tokens=64)
+    harness.core.handle(batch(tmp_path, policy, prompts, max_tokens=1))
+    computed = sum(sum(step.values()) for step in harness.run())
+    assert len(harness.ends) == len(prompts)
+    return 160 * 22 - computed
+
+
+def test_dfs_reaches_the_bound_with_all_seats_and_a_shuffled_fcfs_does_not(tmp_path: Path) -> None:
+    bound = 40 * 3 * 16
+    assert saved_tokens("dfs", tmp_path) == bound
+    assert 0 < saved_tokens("balance", tmp_path) < bound
+
+
 def test_dfs_walks_the_prefix_tree_in_the_order_of_the_tokens(tmp_path: Path) -> None:
     harness = Harness(policy="dfs", max_num_seqs=1)
     harness.core.handle(batch(tmp_path, "job", [[300], [2, 9], [2], [255, 1], [2, 7, 7]], max_tokens=1))

@@ -86,7 +86,7 @@ def test_round_robin_differs_from_fcfs(tmp_path: Path) -> None:
     for policy in ("round-robin", "fcfs"):
         harness = Harness(policy=policy)
         harness.core.handle(batch(tmp_path, policy, [prompt(8)], max_tokens=2))
-        harness.core.handle(online("a", prompt(5), max_tokens=2, arrival_s=0.0))
+        harness.core.handle(online("a", [70] * 5, max_tokens=2, arrival_s=0.0))
         steps[policy] = harness.run()
     assert steps["round-robin"] == [{"a": 5}, {"round-robin:0": 8}, {"a": 1}, {"round-robin:0": 1}]
     assert steps["fcfs"] == [{"a": 5, "fcfs:0": 8}, {"a": 1, "fcfs:0": 1}]

@@ -28,6 +28,8 @@ class EchoBaseWithEstimator(OneQueueScheduler):
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)
+    publishes_when_planned: ClassVar[bool] = True
+    """As in the vLLM v1 steps that are its frame."""
 
     def _pack(self, step: StepBuilder) -> float:
         num_dropped = self.preemptor.count.offline

@@ -21,6 +21,9 @@ class VllmV1Fcfs(OneQueueScheduler):
     asked.
     """
 
+    publishes_when_planned: ClassVar[bool] = True
+    """Theirs caches full blocks as it allocates them: the next waiting request of the same step finds them."""
+
     def _pack(self, step: StepBuilder) -> float:
         # A step in which everybody who was looked at got preempted is empty; the engine would plan again at once.
         while not step.scheduled:
