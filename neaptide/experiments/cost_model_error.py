@@ -5,17 +5,19 @@ slow-down is artificial: the measured steps are shown to ``OnlineCostModel`` in 
 the middle on each takes 1.5 times as long.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
-from neaptide.commands.calibration import LABELS, calibrate_model, progress_bar
+from neaptide.commands.calibration import LABELS, calibrate_model
 from neaptide.estimator.calibrate import FULL, QUICK, Measurements, Pace
 from neaptide.estimator.calibration_report import OURS, Report
-from neaptide.estimator.iteration_time import Sample, regime_of
+from neaptide.estimator.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.micro_runs import shape_of
 from neaptide.estimator.online_fit import OnlineCostModel
 from neaptide.estimator.roofline import RooflineModel
@@ -38,6 +40,10 @@ LEAST_STEPS = 1000
 """Fewer measured ones are shown again from the first on."""
 NOMINAL_COVERAGE = 0.95
 COVERAGE_TOLERANCE = 0.015
+LEAST_SHAPES = 5
+"""A mean error over fewer held-out shapes is shown, not judged."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,8 +57,15 @@ class Recovery:
     """After the slow-down until the rolling error, over slow steps only, is below the bound; None: never."""
     coverage: float
     """Share of all steps that took no longer than predicted plus margin."""
+    early_error: float
+    """Mean error of the second half of the steps before the slow-down."""
     late_error: float
     """Mean error of the second half of the slow steps."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the error was within the bound before: else no correction brings it back there."""
+        return self.early_error < ERROR_BOUND
 
 
 def measure_recovery(base: RooflineModel, steps: Sequence[Sample]) -> Recovery:
@@ -75,6 +88,7 @@ def measure_recovery(base: RooflineModel, steps: Sequence[Sample]) -> Recovery:
         slow_from,
         None if recovered is None else recovered - slow_from + 1,
         model.coverage,
+        _mean(errors[slow_from // 2 : slow_from]),
         _mean(errors[(slow_from + count) // 2 :]),
     )
 
@@ -89,11 +103,12 @@ def run(quick: bool) -> ExperimentResult:
     data: dict[str, Any] = {"quick": quick}
     found: list[tuple[str, Report, Recovery]] = []
     for model, pace in paces.items():
-        report, subject = _calibrate(model, pace)
+        log.info("measuring %s, for at most %.0f s", Path(model).name, pace.budget_s)
+        report, subject = calibrate_model(model, pace)
         recovery = measure_recovery(report.chosen.ours, recorded(report.measurements))
         found.append((subject.model, report, recovery))
         rows += error_rows(subject.model, report) + recovery_rows(subject.model, recovery)
-        notes += _notes(subject, report)
+        notes += _notes(subject, report) + _not_judged(subject.model, report, recovery)
         data[subject.model] = _data(subject, report, recovery)
     notes.append("Echo, BROS and HyGen print no error of their models: the paper column is empty.")
     if len(paces) == 1:
@@ -111,14 +126,8 @@ def recorded(measurements: Measurements) -> list[Sample]:
     return [Sample(shape_of(run.parts), run.seconds) for run in measurements.runs]
 
 
-def _calibrate(model: str, pace: Pace) -> tuple[Report, Subject]:
-    with progress_bar() as progress:
-        task = progress.add_task(f"measuring {Path(model).name}", total=1.0)
-        return calibrate_model(model, pace, progress=lambda share: progress.update(task, completed=share))
-
-
 def error_rows(model: str, report: Report) -> list[Row]:
-    """Held-out errors of every model by regime; ours must be the lowest and within its bound."""
+    """Held-out errors of every model by regime; ours must be the lowest and within its bound, where shapes suffice."""
     chosen = report.chosen
     rows = []
     for regime in chosen.mape[OURS]:
@@ -126,21 +135,28 @@ def error_rows(model: str, report: Report) -> list[Row]:
             if name != OURS:
                 taken = ", taken as the paper's" if name == chosen.echo else ""
                 rows.append(_percent(f"{model} {regime}: {LABELS[name]}{taken}", errors[regime]))
-        holds = chosen.is_lowest(regime) and chosen.is_within_bound(regime)
-        floor, bound = chosen.noise_floor[regime], chosen.bound(regime)
-        shapes = sum(regime_of(sample.shape) is regime for sample in chosen.held_out)
-        case = f"{model} {regime}: ours; noise floor {floor:.1%}, bound {bound:.1%}, {shapes} shapes"
+        holds: bool | None = chosen.is_lowest(regime) and chosen.is_within_bound(regime)
+        noise, bound, shapes = chosen.noise_floor[regime], chosen.bound(regime), held_out_shapes(report, regime)
+        case = f"{model} {regime}: ours; noise floor {noise:.1%}, bound {bound:.1%}, {shapes} shapes"
+        if shapes < LEAST_SHAPES:
+            case, holds = f"{case}: not judged", None
         rows.append(_percent(case, chosen.mape[OURS][regime], holds=holds))
     return rows
 
 
+def held_out_shapes(report: Report, regime: Regime) -> int:
+    return sum(regime_of(sample.shape) is regime for sample in report.chosen.held_out)
+
+
 def recovery_rows(model: str, recovery: Recovery) -> list[Row]:
+    """The return below the bound is judged only where the error was below it before; the coverage always."""
     case = f"{model}: steps after a {SLOW_DOWN} x slow-down until the error is < {ERROR_BOUND:.0%}"
-    if recovery.steps is None:
-        steps = len(recovery.rolling_error) - recovery.slow_from
-        recovered = Row(f"{case} (never in so many)", steps, digits=0, holds=False)
-    else:
-        recovered = Row(case, recovery.steps, digits=0, holds=recovery.steps <= RECOVERY_STEPS)
+    steps, holds = recovery.steps, recovery.steps is not None and recovery.steps <= RECOVERY_STEPS
+    if steps is None:
+        steps, case = len(recovery.rolling_error) - recovery.slow_from, f"{case} (never in so many)"
+    if not recovery.is_judged:
+        case = f"{case}: not judged, before it was {recovery.early_error:.1%}"
+    recovered = Row(case, steps, digits=0, holds=holds if recovery.is_judged else None)
     off_nominal = abs(recovery.coverage - NOMINAL_COVERAGE)
     return [
         recovered,
@@ -181,6 +197,23 @@ def _notes(subject: Subject, report: Report) -> list[str]:
     return notes
 
 
+def _not_judged(model: str, report: Report, recovery: Recovery) -> list[str]:
+    notes = []
+    few = {regime: held_out_shapes(report, regime) for regime in Regime}
+    if named := ", ".join(f"{regime} ({shapes})" for regime, shapes in few.items() if shapes < LEAST_SHAPES):
+        notes.append(
+            f"{model}: not judged for want of held-out shapes, fewer than {LEAST_SHAPES}: {named}. A longer run, or a "
+            "machine with nothing else to do, measures more."
+        )
+    if not recovery.is_judged:
+        notes.append(
+            f"{model}: the machine was too noisy to judge the recovery: the error was {recovery.early_error:.1%} "
+            f"before the slow-down, with {ERROR_BOUND:.0%} as the bound. Repeat it when the machine has nothing else "
+            "to do."
+        )
+    return notes
+
+
 def _data(subject: Subject, report: Report, recovery: Recovery) -> dict[str, Any]:
     measured = report.measurements
     return {
@@ -194,7 +227,12 @@ def _data(subject: Subject, report: Report, recovery: Recovery) -> dict[str, Any
         "left_out": dict(measured.left_out),
         "normalised": {"mape": report.normalised.mape, "noise_floor": report.normalised.noise_floor},
         "raw": {"mape": report.raw.mape, "noise_floor": report.raw.noise_floor},
-        "recovery": {"steps": recovery.steps, "coverage": recovery.coverage, "late_error": recovery.late_error},
+        "recovery": {
+            "steps": recovery.steps,
+            "coverage": recovery.coverage,
+            "early_error": recovery.early_error,
+            "late_error": recovery.late_error,
+        },
     }
 
 
@@ -210,10 +248,23 @@ def _plot(found: Sequence[tuple[str, Report, Recovery]], figure: Any) -> None:
         ends = [min(measured_ms), max(measured_ms)]
         left.loglog(ends, ends, color="grey", linewidth=1)
         left.set(title=model, xlabel="measured, ms", ylabel="predicted, ms")
+        for axis in (left.xaxis, left.yaxis):
+            axis.set_major_formatter(_plain_tick)
+            axis.set_minor_formatter(_plain_tick)
         left.legend(fontsize=8)
-        right.plot([100 * error for error in recovery.rolling_error], linewidth=1)
+        first = WINDOW_STEPS - 1  # before it no window is full
+        rolling = [100 * error for error in recovery.rolling_error[first:]]
+        right.plot(range(first, first + len(rolling)), rolling, linewidth=1)
         right.axvline(recovery.slow_from, color="grey", linestyle=":")
         right.axhline(100 * ERROR_BOUND, color="grey", linewidth=1)
         right.set(
-            title=f"{SLOW_DOWN} x slower from the middle on", xlabel="step", ylabel=f"error of {WINDOW_STEPS} steps, %"
+            title=f"{model}: {SLOW_DOWN} x slower from the middle on",
+            xlabel="step",
+            ylabel=f"error of {WINDOW_STEPS} steps, %",
         )
+
+
+def _plain_tick(value: float, _position: int) -> str:
+    """1, 2 and 5 times a power of ten, as plain numbers; the ticks between stay without a label."""
+    leading = round(value / 10 ** floor(log10(value)), 6)
+    return f"{value:g}" if leading in (1, 2, 5) else ""

@@ -12,16 +12,18 @@ from neaptide.engine.clock import VirtualClock
 from neaptide.estimator.calibrate import QUICK, Calibration, Measurements
 from neaptide.estimator.calibration_report import Report, report
 from neaptide.estimator.calibration_steps import Limits
-from neaptide.estimator.iteration_time import Regime, Sample
+from neaptide.estimator.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.micro_runs import MicroRunner, shape_of
 from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
 from neaptide.experiments import cost_model_error
 from neaptide.experiments.cost_model_error import (
+    LEAST_SHAPES,
     LEAST_STEPS,
     SLOW_DOWN,
     WINDOW_STEPS,
     Recovery,
+    error_rows,
     measure_recovery,
     recorded,
     recovery_rows,
@@ -78,14 +80,14 @@ def test_the_rolling_error_is_the_mean_of_its_window(measured: Measurements) -> 
 
 
 def test_a_model_that_never_recovers_is_shown_as_failing() -> None:
-    row, _, coverage = recovery_rows("m", Recovery([0.2] * 1000, 500, None, 0.90, 0.2))
+    row, _, coverage = recovery_rows("m", Recovery([0.2] * 1000, 500, None, 0.90, 0.05, 0.2))
     assert (row.ours, row.holds) == (500, False)
     assert "never" in row.case
     assert coverage.holds is False
 
 
 def test_a_slow_recovery_fails() -> None:
-    row, _, coverage = recovery_rows("m", Recovery([0.2] * 1000, 500, 101, 0.9349, 0.2))
+    row, _, coverage = recovery_rows("m", Recovery([0.2] * 1000, 500, 101, 0.9349, 0.05, 0.2))
     assert row.holds is False
     assert coverage.holds is False
 
@@ -116,7 +118,47 @@ def test_every_model_and_regime_has_a_row_and_the_result_is_json(
     json.dumps(both.to_json(), allow_nan=False)
 
 
+def test_a_recovery_to_where_the_error_never_was_is_not_judged(measured: Measurements) -> None:
+    recovery = measure_recovery(TRUTH, noisy_steps(measured, 0.2))
+    assert recovery.early_error > 0.08
+    row, _, coverage = recovery_rows("m", recovery)
+    assert row.holds is None
+    assert "not judged, before it was 1" in row.case
+    assert coverage.holds is not None, "the margin makes up for noise"
+
+
+def test_too_few_held_out_shapes_are_not_judged(
+    executor: MachineExecutor, found: Report, measured: Measurements
+) -> None:
+    mixed = [s for s in found.raw.held_out if regime_of(s.shape) is Regime.MIXED]
+    others = [s for s in found.raw.held_out if regime_of(s.shape) is not Regime.MIXED]
+    few = replace(found.raw, held_out=others + mixed[: LEAST_SHAPES - 1])
+    report_of_few = replace(found, raw=few, normalised=few)
+    judged = {row.case: row.holds for row in error_rows("m", report_of_few) if ": ours;" in row.case}
+    assert list(judged.values()) == [True, True, None]
+    assert list(judged)[2].endswith("4 shapes: not judged")
+    (note,) = cost_model_error._not_judged("m", report_of_few, measure_recovery(TRUTH, recorded(measured)))
+    assert note.startswith("m: not judged for want of held-out shapes, fewer than 5: mixed (4).")
+
+
+def test_a_noisy_machine_is_told_to_be_quiet(found: Report) -> None:
+    (note,) = cost_model_error._not_judged("m", found, Recovery([0.2] * 1000, 500, None, 0.95, 0.12, 0.2))
+    assert "too noisy" in note
+    assert "12.0% before the slow-down" in note
+    assert "Repeat it" in note
+
+
 def test_the_plot_has_a_row_for_each_model(found: Report) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    cost_model_error._plot([("a", found, Recovery([0.1] * 10, 5, 3, 0.95, 0.1))] * 2, figure)
-    assert len(figure.axes) == 4
+    recovery = Recovery([0.0] * (WINDOW_STEPS - 1) + [0.1] * 10, 5, 3, 0.95, 0.1, 0.1)
+    cost_model_error._plot([("a", found, recovery), ("b", found, recovery)], figure)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["a", "a: 1.5 x slower from the middle on", "b", "b: 1.5 x slower from the middle on"]
+    rolling = figure.axes[1].lines[0]
+    assert list(rolling.get_ydata()) == [10.0] * 10, "no false 0 where no window is full"
+    assert rolling.get_xdata()[0] == WINDOW_STEPS - 1
+
+
+@pytest.mark.parametrize(("value", "label"), [(0.2, "0.2"), (1.0, "1"), (3.0, ""), (50.0, "50"), (1000.0, "1000")])
+def test_ticks_are_plain_numbers(value: float, label: str) -> None:
+    assert cost_model_error._plain_tick(value, 0) == label
