@@ -1,6 +1,7 @@
 """``neaptide calibrate``: measure step times on this machine, fit the models, write a device profile."""
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -18,17 +19,33 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--model", default=EMBEDDED_MODEL, metavar="MODEL", help=f"directory, hub id, or {EMBEDDED_MODEL} (default)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    add("--num-threads", type=int, default=0, metavar="N", help="compute threads on a CPU (0: as the server)")
+    add("--num-threads", type=_num_threads, default=0, metavar="N", help="compute threads on a CPU (0: as the server)")
     add("--out", type=Path, required=True, metavar="FILE", help="the profile; its name is the file's")
     add("--quick", action="store_true", help="20 s instead of 120, and less certain")
-    add("--budget-s", type=float, metavar="S", help="take so many seconds")
+    add("--budget-s", type=_budget_s, metavar="S", help="take so many seconds")
     add("--seed", type=int, default=0, metavar="N", help="of the order of steps (0)")
     add("--json", action="store_true", help="print the profile as one line of JSON and nothing else")
     parser.set_defaults(func=run_command)
 
 
+def _num_threads(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of threads, nor 0 for as many as the server takes")
+    return int(text)
+
+
+def _budget_s(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return seconds
+
+
 def run_command(args: argparse.Namespace) -> int:
-    """Returns 0, or 1 with one line on standard error."""
+    """Returns 0, or 2 with one line on standard error."""
     from neaptide.commands.calibration import (
         calibrate_to_file,
     )  # numpy and more, which no other command should wait for
@@ -37,5 +54,5 @@ def run_command(args: argparse.Namespace) -> int:
         calibrate_to_file(args)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"neaptide calibrate: {error}", file=sys.stderr)
-        return 1
+        return 2
     return 0

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from neaptide.commands.outputs import check_writable
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig, SchedulerConfig
 from neaptide.estimator.calibrate import FULL, QUICK, Calibration, Pace
@@ -26,6 +27,8 @@ from neaptide.server.launch import default_num_threads, embedded_model_path
 from neaptide.server.settings import EMBEDDED_MODEL
 
 LABELS = {"echo_max": "Echo, c as floor", "echo_sum": "Echo, c added", "bros": "BROS", "hygen": "HyGen", OURS: "ours"}
+BUSY_DRIFT = 0.2
+"""A machine that does nothing else wanders less."""
 
 
 def calibrate_to_file(args: argparse.Namespace) -> None:
@@ -38,8 +41,7 @@ def calibrate_to_file(args: argparse.Namespace) -> None:
     if args.budget_s is not None:
         pace = Pace(args.budget_s, pace.max_step_s, pace.max_rounds)
     out: Path = args.out
-    if not out.parent.is_dir():
-        raise ValueError(f"{out.parent}: no such directory")
+    check_writable(out)
     with progress_bar() as progress:
         task = progress.add_task("loading the model", total=1.0)
         found, subject = calibrate_model(
@@ -93,6 +95,10 @@ def calibrate_model(
         limits = Limits.of(scheduler, executor.num_blocks * cache.block_size)
         runner = MicroRunner(executor, clock, cache.block_size)
         measurements = Calibration(runner, clock, limits, pace, seed, progress).measure()
+        if not measurements.samples(held_out=False):
+            raise ValueError(
+                f"{pace.budget_s:g} s are too short for a calibration: no step to fit was measured; give it more time"
+            )
         return report(measurements), Subject.of(executor, path.resolve().name, cache.block_size)
     finally:
         executor.close()
@@ -133,6 +139,22 @@ def _show(found: Report, subject: Subject) -> None:
     else:
         console.print(spread, highlight=False)
         console.print(error_table(found.raw, "Mean relative error on held-out shapes"))
+    if warning := busy_warning(found):
+        console.print(warning, highlight=False)
+
+
+def busy_warning(found: Report) -> str:
+    """What speaks against keeping this calibration; empty if nothing does."""
+    chosen, drift = found.chosen, found.measurements.drift
+    above = [regime.value for regime in chosen.mape[OURS] if not chosen.is_within_bound(regime)]
+    signs = []
+    if drift > BUSY_DRIFT:
+        signs.append(f"its speed wandered by {drift:.0%}")
+    if above:
+        signs.append(f"the error is above the bound in {', '.join(above)}")
+    if not signs:
+        return ""
+    return f"The machine was probably busy: {' and '.join(signs)}. Repeat this when it has nothing else to do."
 
 
 def error_table(evaluation: Evaluation, title: str) -> Table:

@@ -147,7 +147,7 @@ class Calibration:
                 break
         missing = len(surveyed) - len(measured.by_step())
         if missing == len(surveyed):
-            raise ValueError(f"{self._pace.budget_s:g} s are too short for a calibration")
+            raise ValueError(f"{self._pace.budget_s:g} s are too short for a calibration: give it more time")
         measured.left_out[NO_TIME] += missing
         measured.reference_s.append(self._run(REFERENCE))
         measured.seconds = self._elapsed_s
