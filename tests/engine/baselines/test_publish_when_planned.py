@@ -4,6 +4,7 @@ blocks that then are not computed. Blocks have 4 tokens."""
 import random
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -14,8 +15,10 @@ from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
 from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.estimator.replay import replay
 from neaptide.estimator.sim_executor import SimExecutor, SimHandle, simulated_token
 from tests.engine.harness import Harness, online
+from tests.estimator.test_replay import Recorded
 
 BLOCK_SIZE = 4
 SHARING = sorted(name for name, policy in POLICIES.items() if policy.publishes_when_planned)
@@ -212,6 +215,18 @@ def test_readers_keep_the_part_of_their_hit_that_was_computed_before() -> None:
     harness.run()
     assert_text(harness, "b", [7] * 12 + [9])
     assert harness.ends["b"][0].num_cached_tokens == 4
+
+
+def test_a_step_with_readers_of_a_failed_request_replays(tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", policy="fcfs")
+    executor = WitnessExecutor(engine.executor)
+    engine.core._executor._executor = executor
+    executor.raises["a"] = 0
+    engine.step(*(online(name, prompt, arrival_s=0.001 * i) for i, (name, prompt) in enumerate(CHAIN.items())))
+    engine.run()
+    engine.recorder.close()
+    assert executor.num_wrong == 2
+    assert replay(tmp_path / "log").difference is None
 
 
 def test_nan_of_one_request_does_not_reach_the_readers_of_its_step() -> None:
