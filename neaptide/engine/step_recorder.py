@@ -88,6 +88,11 @@ class StepRecorder:
         prefix_cache = config.cache.enable_prefix_cache
         self._header(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
 
+    @property
+    def num_open(self) -> int:
+        """Requests and rows of which something is kept."""
+        return len(self._live) + sum(map(len, self._rows.values()))
+
     @_harmless
     def observed(self, shape: BatchShape, seconds: float) -> None:
         """The cost model was shown a step of the warm-up."""

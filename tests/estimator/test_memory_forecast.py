@@ -183,3 +183,17 @@ def test_a_quantile_outside_its_range_is_refused(q: float) -> None:
 def test_an_alpha_outside_its_range_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match="alpha must be in"):
         ConformalForecast(100, alpha=alpha)
+
+
+@pytest.mark.parametrize("kind", [MuSigmaForecast, QuantileForecast, ConformalForecast])
+def test_being_told_the_same_again_changes_nothing(kind: type[WindowForecast]) -> None:
+    """Not even a rounding: the step log leaves out planning in which nothing happened."""
+    often, rarely = warmed(kind(100)), warmed(kind(100))
+    for step in range(20_000):
+        now_s, held = 0.005 * step, 30 + step // 700 % 3
+        often.observe(now_s, held)
+        if step % 100 == 0:
+            rarely.observe(now_s, held)
+        if step % 1000 == 0:
+            assert often.headroom_blocks(now_s) == rarely.headroom_blocks(now_s)
+            assert often.__dict__ == rarely.__dict__

@@ -1,16 +1,18 @@
 import random
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from neaptide.engine.batch import BatchShape
+from neaptide.engine.block_numbers import BlockNumbers
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.step_log import StepLine, create_log, read_log
+from neaptide.engine.step_log import IdleLine, StepLine, create_log, read_log
 from neaptide.engine.step_recorder import StepRecorder
 from neaptide.estimator.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
@@ -75,11 +77,11 @@ def test_a_replay_reports_each_step_with_its_outputs() -> None:
 class Recorded:
     """An engine with the hashing executor, fed by hand on a clock that moves a little between any two readings."""
 
-    def __init__(self, log: Path, **scheduler: object) -> None:
+    def __init__(self, log: Path, headroom: str = "fixed", **scheduler: object) -> None:
         values: dict[str, object] = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "max_model_len": 4096} | scheduler
         config = EngineConfig(cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(**values))  # type: ignore[arg-type]
         self.cost_model = build_cost_model({"kind": "online"})
-        recipe = {"cost_model": {"kind": "online"}, "headroom": "fixed"}
+        recipe = {"cost_model": {"kind": "online"}, "headroom": headroom}
         self.clock = RestlessClock()
         self.executor = SimExecutor(24, ConstantCostModel(0.01), self.clock, vocab_size=1000)
         self.recorder = StepRecorder(create_log(log), config, 24, recipe)
@@ -87,7 +89,7 @@ class Recorded:
             config,
             self.executor,
             self.cost_model,
-            build_headroom("fixed", 24),
+            build_headroom(headroom, 24),
             self.clock,
             recorder=self.recorder,
         )
@@ -152,8 +154,51 @@ def test_a_job_that_was_cancelled_and_comes_again_under_its_name_replays(tmp_pat
     assert result.steps > 4
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_messages_on_a_small_pool_replay(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("salts", list(permutations([b"A", b"B", b""])))
+def test_equal_text_under_every_salt_replays(salts: tuple[bytes, ...], tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log")
+    for index, (salt, length) in enumerate([(salts[0], 3), *((salt, 14) for salt in salts + salts)]):
+        engine.step(online(f"r{index}", list(range(6, 6 + length)), salt=salt))
+        engine.run()
+    engine.recorder.close()
+    admitted = [tokens for line in read_log(tmp_path / "log") if isinstance(line, StepLine) for _, tokens in line.admit]
+    assert admitted == [0, 0, 0, 0, 12, 12, 12]
+    assert replay(tmp_path / "log").difference is None
+
+
+def test_a_row_that_was_looked_at_and_cancelled_replays(tmp_path: Path) -> None:
+    """It finds its prefix in the cache, which counts, and still is never admitted."""
+    engine = Recorded(tmp_path / "log", max_num_seqs=1)
+    engine.step(online("a", [9] * 13, max_tokens=30), batch(tmp_path, "job", [[9] * 12, [7] * 9]))
+    for _ in range(5):
+        engine.step()
+    engine.step(CancelBatch("job"))
+    engine.run()
+    engine.recorder.close()
+    assert engine.recorder.num_open == 0
+    assert replay(tmp_path / "log").difference is None
+
+
+def test_a_long_pause_is_a_line_a_second_and_replays(tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", headroom="conformal")
+    engine.step(online("a", [7] * 9), batch(tmp_path, "job", [[9] * 8, [8] * 9], max_tokens=20))
+    engine.step(SetOffline(True))
+    for _ in range(7000):  # more than a horizon
+        engine.clock.sleep_until(engine.clock.now() + 0.005)
+        engine.step()
+    engine.step(SetOffline(False))
+    engine.run()
+    engine.recorder.close()
+    assert 30 <= sum(isinstance(line, IdleLine) for line in read_log(tmp_path / "log")) <= 40
+    assert replay(tmp_path / "log").difference is None
+
+
+@pytest.mark.parametrize(("seed", "least_swept"), [(0, 1 << 15), (1, 1 << 15), (2, 1 << 15), (3, 8)])
+def test_random_messages_on_a_small_pool_replay(
+    seed: int, least_swept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the recorder forgets what nobody can find as soon as it may."""
+    monkeypatch.setattr(BlockNumbers, "LEAST_SWEPT", least_swept)
     rng = random.Random(seed)
     engine = Recorded(tmp_path / "log")
     for index in range(120):
@@ -173,6 +218,7 @@ def test_random_messages_on_a_small_pool_replay(seed: int, tmp_path: Path) -> No
     result = replay(tmp_path / "log")
     assert result.difference is None
     assert result.steps > 100
+    assert engine.recorder.num_open == 0
 
 
 def test_steps_that_the_cost_model_saw_before_are_shown_to_it_again(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 import errno
 import gzip
 import io
+import zlib
 from pathlib import Path
 
 import pytest
 
+from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import EngineConfig
-from neaptide.engine.messages import AbortRequest, AddRequest, SetOffline
+from neaptide.engine.core import EngineCore
+from neaptide.engine.kv.headroom import FixedHeadroom
+from neaptide.engine.messages import AbortRequest, AddRequest, CancelBatch, SetOffline
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.step_log import (
     AbortLine,
@@ -21,7 +25,10 @@ from neaptide.engine.step_log import (
     read_log,
 )
 from neaptide.engine.step_recorder import StepRecorder
+from neaptide.estimator.iteration_time import ConstantCostModel
+from neaptide.estimator.sim_executor import SimExecutor
 from neaptide.estimator.simulator import simulate
+from tests.engine.harness import batch
 from tests.estimator.scenes import constant, mixed, offline, online
 from tests.golden.renew import GOLDEN_LOG, write_log
 
@@ -117,6 +124,80 @@ def test_a_full_disk_ends_the_log_not_the_engine(caplog: pytest.LogCaptureFixtur
     assert len(caplog.records) == 1
 
 
+class FullAtTheEnd(io.BytesIO):
+    """A buffered file on a full disk: closing it writes."""
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_a_disk_that_is_full_when_the_log_is_closed_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = StepRecorder(FullAtTheEnd(), EngineConfig(), 64, {})
+    recorder.close()
+    assert recorder.failed
+    assert [record.getMessage() for record in caplog.records] == [
+        "the step log cannot be written: [Errno 28] no space left"
+    ]
+
+
+def test_a_simulation_says_that_its_log_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.estimator.simulator.create_log", lambda path: FullAtTheEnd())
+    with pytest.raises(OSError, match="could not be written"):
+        simulate(constant(online((0.0, 9, 3))), step_log=tmp_path / "log")
+
+
+def test_a_recorder_that_fails_harms_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(StepRecorder, "_add", raises)
+    clock = VirtualClock()
+    recorder = StepRecorder(create_log(tmp_path / "log"), EngineConfig(), 64, {})
+    executor = SimExecutor(64, ConstantCostModel(0.01), clock, vocab_size=1000)
+    core = EngineCore(
+        EngineConfig(), executor, ConstantCostModel(0.01), FixedHeadroom(64, 0.0), clock, recorder=recorder
+    )
+    core.handle(AddRequest("a", [9] * 16, SamplingParams(max_tokens=2), Tier.DEFAULT, 0.0, 1.0, 0.1))
+    core.handle(AddRequest("b", [9] * 16, SamplingParams(max_tokens=2), Tier.DEFAULT, 0.0, 1.0, 0.1))
+    reasons = []
+    while core.has_work:
+        reasons += [o.finish_reason for o in core.step().outputs if o.finish_reason is not None]
+    recorder.close()
+    assert reasons == [FinishReason.LENGTH, FinishReason.LENGTH]
+    assert recorder.failed
+    assert len(caplog.records) == 1
+    assert len(list(read_log(tmp_path / "log"))) == 1
+
+
+def test_a_batch_is_logged_row_by_row_as_the_scheduler_comes_to_them(tmp_path: Path) -> None:
+    """Two at a time: what the engine is told costs nothing for the rows that wait."""
+    simulate(constant((), [offline(*[(8, 4, 3)] * 5)], max_num_seqs=2, refill=False), step_log=tmp_path / "log")
+    kinds = [type(line).__name__ for line in read_log(tmp_path / "log")]
+    assert kinds[1:5] == ["BatchLine", "RowLine", "RowLine", "RowLine"], "two run, the third is looked at"
+    assert kinds.count("RowLine") == 5
+    assert kinds.index("StepLine") < [k for k, kind in enumerate(kinds) if kind == "RowLine"][3]
+
+
+def test_nothing_is_kept_of_requests_that_are_refused_or_cancelled(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    recorder = StepRecorder(io.BytesIO(), EngineConfig(), 4, {})
+    executor = SimExecutor(4, ConstantCostModel(0.01), clock, vocab_size=1000)
+    core = EngineCore(
+        EngineConfig(), executor, ConstantCostModel(0.01), FixedHeadroom(4, 0.0), clock, recorder=recorder
+    )
+    core.handle(AddRequest("long", [9] * 999, SamplingParams(max_tokens=2), Tier.DEFAULT, 0.0, 1.0, 0.1))
+    core.handle(batch(tmp_path, "job", [[9] * 8, [9] * 999, [], [8] * 8, [8] * 40, [8] * 40]))
+    assert recorder.num_open == 4
+    core.step()
+    core.handle(CancelBatch("job"))
+    assert recorder.num_open == 0
+    assert not recorder.failed
+
+
 def test_what_is_no_step_log_is_refused(tmp_path: Path) -> None:
     for name, text, message in (
         ("damaged", b'{"is":"header"}\n', "line 1"),
@@ -133,6 +214,19 @@ def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(text)
     with pytest.raises(ValueError, match="version 99"):
         list(read_log(tmp_path / "log"))
+
+
+@pytest.mark.parametrize(("position", "error"), [(10, zlib.error), (-5, gzip.BadGzipFile)])
+def test_a_damaged_compressed_log_is_refused(position: int, error: type[Exception], tmp_path: Path) -> None:
+    """In its first compressed block, or in its checksum."""
+    write_log(tmp_path / "log.gz")
+    content = bytearray((tmp_path / "log.gz").read_bytes())
+    content[position] ^= 0xFF
+    (tmp_path / "log.gz").write_bytes(content)
+    with pytest.raises(error):
+        gzip.decompress(content)
+    with pytest.raises(ValueError, match=r"log\.gz"):
+        list(read_log(tmp_path / "log.gz"))
 
 
 @pytest.mark.parametrize("name", ["log", "log.gz"])
