@@ -10,22 +10,17 @@ SMALL_ERROR = 0.05
 """Relative errors above it count linearly, not squared: a stalled step must not bend the fit."""
 
 
-def nonnegative_solve(gram: Array, target: Array) -> Array:
+def nonnegative_solve(gram: Array, target: Array, start: Array | None = None) -> Array:
     """Minimises ``x'Gx/2 - t'x`` over x >= 0 by active sets (Lawson and Hanson 1974, algorithm 23.10).
 
-    ``gram`` is symmetric positive semi-definite and small, with a diagonal of about one.
+    ``gram`` is symmetric positive semi-definite and small, with a diagonal of about one. ``start`` is a guess.
     """
     size = len(target)
-    x = np.zeros(size)
-    free = np.zeros(size, dtype=bool)
+    x = np.zeros(size) if start is None else start
+    free = x > 0.0
     tolerance = 1e-10 * max(float(np.abs(target).max(initial=0.0)), 1e-300)
     for _ in range(10 * size):
-        slope = np.where(free, -np.inf, target - gram @ x)
-        best = int(np.argmax(slope))
-        if slope[best] <= tolerance:
-            break
-        free[best] = True
-        while True:
+        while free.any():
             trial = np.zeros(size)
             trial[free] = np.linalg.lstsq(gram[np.ix_(free, free)], target[free], rcond=1e-12)[0]
             blocked = free & (trial <= 0.0)
@@ -37,6 +32,11 @@ def nonnegative_solve(gram: Array, target: Array) -> Array:
             x = x + float(step.min()) * (trial - x)
             free &= ~blocked | (x > 1e-12 * np.abs(x).max(initial=0.0))
             x[~free] = 0.0
+        slope = np.where(free, -np.inf, target - gram @ x)
+        best = int(np.argmax(slope))
+        if slope[best] <= tolerance:
+            break
+        free[best] = True
     return x
 
 
@@ -62,7 +62,7 @@ def fit_relative(
     for _ in range(ROUNDS):
         weighted = rows * weights[:, None]
         x = nonnegative_solve(
-            weighted.T @ rows + penalty.T @ penalty, weighted.sum(axis=0) + penalty.T @ penalty_target
+            weighted.T @ rows + penalty.T @ penalty, weighted.sum(axis=0) + penalty.T @ penalty_target, x
         )
         weights = SMALL_ERROR / np.maximum(np.abs(rows @ x - 1.0), SMALL_ERROR)
     coefficients: Array = x / scale
