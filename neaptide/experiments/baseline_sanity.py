@@ -1,44 +1,64 @@
 """Every scheduling policy on one trace beside an offline flood, and the known failure of ``priority``.
 
-The first part runs all policies on the same online trace and the same pool. The second replays a live measurement of
-vLLM on a CPU in the simulator: what ``priority`` does to online latency there must come out of ours as well.
+The first part runs all policies on the same online trace and the same pool, ``bros`` also at its paper's targets and
+on its paper's load. The second replays a live measurement of vLLM on a CPU (``vllm_cpu_case``).
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
-import numpy as np
-
-from neaptide.engine.batch import BatchShape, StepPlan
-from neaptide.engine.interfaces import Prediction
+from neaptide.engine.batch import StepPlan
+from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.estimator.device_profile import DeviceProfile, load_profile
+from neaptide.estimator.device_profile import load_profile
+from neaptide.estimator.measures import CLOCK_ERROR_S
 from neaptide.estimator.scenario import Scenario
-from neaptide.estimator.sim_result import SimResult
-from neaptide.estimator.simulator import simulate
-from neaptide.estimator.step_cost import StepCost
+from neaptide.estimator.sim_result import Percentiles, SimResult
+from neaptide.estimator.simulator import Run, simulate
+from neaptide.experiments import bros_case
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.loadgen.online_sets import online_requests, poisson_arrivals
-from neaptide.loadgen.traces import TraceRequest, content_base
-from neaptide.loadgen.workloads import OfflineSet, load_offline
+from neaptide.experiments.vllm_cpu_case import CPU_CASES, MANY_FOLD, cpu_notes, cpu_rows, milliseconds, run_case
+from neaptide.loadgen.online_sets import online_requests
+from neaptide.loadgen.workloads import load_offline
 
 NAME = "baseline-sanity"
 ABOUT = "every policy beside an offline flood; what priority does to online latency against vLLM on a CPU"
 
 PROFILE = "h100-80g-llama-3.1-8b"
 TRACE, OFFLINE = "azure_conv_2023", "batchllm-2000-200-s4"
-WINDOW_S, WINDOW_QUICK_S = (600.0, 690.0), (600.0, 615.0)
 OFFLINE_REQUESTS = 1200
 """Submitted at once; more follow before they run out. Their prefixes are more than the cache holds."""
+WARM_UP_S = 10.0
+"""So long the flood runs before the first online request, which opens the window."""
 CONTEXT_TOKENS = 8192
 """Prompts of ``fcfs-v0`` and ``priority-v0`` share a step up to this many tokens: it is part of what they are."""
+CLIENT_LIMIT_TOKENS = 512
+"""``max_tokens`` of every request, online and offline: ``lpm`` reserves by it. Longer answers end there."""
 TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.05
-MANY_FOLD = 5.0
-"""The least rise of an online p99 that counts as the known failure."""
+DRAIN_S = 600.0
+"""So long after the last arrival online requests may end: enough for all."""
+
+
+@dataclass(slots=True, frozen=True)
+class Size:
+    """How much is run."""
+
+    window_s: tuple[float, float]
+    """Of the trace."""
+    drains: bool
+    """Whether every online request comes to its end. Otherwise the run ends when those without an end have missed."""
+    has_ceilings: bool
+    cpu_seeds: int
+    """Draws of the arrivals: the p99 of some 60 requests is the luck of one."""
+    bros_load_s: float
+
+
+FULL = Size((600.0, 660.0), drains=True, has_ceilings=True, cpu_seeds=5, bros_load_s=120.0)
+QUICK = Size((600.0, 608.0), drains=False, has_ceilings=False, cpu_seeds=1, bros_load_s=0.0)
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,6 +68,8 @@ class Outcome:
     result: SimResult
     digest: str
     """Of every step: who computed how many tokens."""
+    on_deadline: float | None
+    """Share of the online requests whose every token came by ``arrival + TTFT + (k - 1) * TPOT``; None without any."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,97 +77,231 @@ class PolicyRuns:
     flood: Outcome
     alone: Outcome
     """No offline work."""
-    ceiling: Outcome
+    ceiling: Outcome | None
     """No online work."""
 
 
 def run(quick: bool) -> ExperimentResult:
-    runs = {policy: _policy_runs(policy, quick) for policy in POLICIES}
-    cpu = [run_case(case, range(CPU_QUICK_SEEDS if quick else CPU_SEEDS)) for case in CPU_CASES]
-    rows = [*_policy_rows(runs), *_cpu_rows(cpu)]
+    size = QUICK if quick else FULL
+    runs = {policy: _policy_runs(policy, size) for policy in POLICIES}
+    bros = _bros_at_its_targets(size)
+    bros_load = bros_case.run_bros_load(0, size.bros_load_s) if size.bros_load_s else {}
+    cpu = [run_case(case, range(size.cpu_seeds)) for case in CPU_CASES]
+    rows = [*_policy_rows(runs, bros), *(bros_case.bros_rows(bros_load) if bros_load else []), *cpu_rows(cpu)]
     data = {
         "settings": {
             "profile": PROFILE,
             "trace": TRACE,
-            "window_s": list(WINDOW_QUICK_S if quick else WINDOW_S),
+            "window_s": list(size.window_s),
+            "warm_up_s": WARM_UP_S,
+            "drains": size.drains,
             "offline": OFFLINE,
             "context_tokens": CONTEXT_TOKENS,
+            "max_output_tokens": CLIENT_LIMIT_TOKENS,
             "ttft_slo_s": TTFT_SLO_S,
             "tpot_slo_s": TPOT_SLO_S,
         },
         "policies": {policy: _policy_data(one, runs["fcfs"]) for policy, one in runs.items()},
-        "cpu": {one.case.name: [_numbers(result) for result in one.results] for one in cpu},
+        "bros_at_its_targets": _numbers(bros),
+        "bros_load": {policy: _result_numbers(result) for policy, result in bros_load.items()},
+        "cpu": {one.case.name: [_result_numbers(result) for result in one.results] for one in cpu},
     }
-    return ExperimentResult(NAME, rows, _notes(runs), data, lambda figure: _plot(figure, runs))
+    notes = [*_setting_notes(size), *_policy_notes(runs, bros), *cpu_notes(cpu)]
+    return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(figure, runs), against="vllm-cpu")
 
 
-# ---- every policy on one trace ------------------------------------------------------------------------------
+# ---- the runs -----------------------------------------------------------------------------------------------
+
+
+class DeadlineWatch:
+    """Finds online requests with a token after its deadline ``D_k = arrival + TTFT + (k - 1) * TPOT`` (Echo).
+
+    A token is seen when the next step is planned, at the time its step ended. The last one is not: the request is
+    gone by then, and its time is in the measures.
+    """
+
+    def __init__(self) -> None:
+        self._seen_tokens: dict[str, int] = {}
+        self._late_ids: set[str] = set()
+
+    def plan(self, scheduler: Scheduler) -> None:
+        if scheduler.last is None:
+            return
+        now_s = scheduler.last.now_s
+        for request in (*scheduler.queues.running_online.values(), *scheduler.queues.waiting_online):
+            if request.num_output_tokens != self._seen_tokens.get(request.request_id, 0):
+                self._seen_tokens[request.request_id] = request.num_output_tokens
+                if now_s > _due_s(request) + CLOCK_ERROR_S:
+                    self._late_ids.add(request.request_id)
+
+    def share_on_deadline(self, run: Run, scenario: Scenario) -> float | None:
+        if not run.measures.online:
+            return None
+        num_met = 0
+        for request_id, record in run.measures.online.items():
+            due_s = record.arrival_s + scenario.ttft_slo_s + (record.tokens - 1) * scenario.tpot_slo_s
+            is_last_met = record.is_done and record.last_s <= due_s + CLOCK_ERROR_S
+            num_met += is_last_met and request_id not in self._late_ids
+        return num_met / len(run.measures.online)
+
+
+def _due_s(request: Request) -> float:
+    """Of its latest token."""
+    return request.arrival_s + request.ttft_slo_s + (request.num_output_tokens - 1) * request.tpot_slo_s
 
 
 def outcome(scenario: Scenario) -> Outcome:
     """Raises what ``simulate`` raises."""
     digest = hashlib.sha256()
+    watch = DeadlineWatch()
 
-    def add(_scheduler: Scheduler, plan: StepPlan) -> None:
+    def add(scheduler: Scheduler, plan: StepPlan) -> None:
         parts = ",".join(f"{part.request_id}={len(part.token_ids)}" for part in plan.scheduled)
         digest.update(f"{parts}\n".encode())
+        watch.plan(scheduler)
 
-    result = simulate(scenario, on_plan=add).result
-    return Outcome(result, digest.hexdigest())
+    run = simulate(scenario, on_plan=add)
+    return Outcome(run.result, digest.hexdigest(), watch.share_on_deadline(run, scenario))
 
 
-def _policy_runs(policy: str, quick: bool) -> PolicyRuns:
-    online = online_requests(TRACE, window_s=WINDOW_QUICK_S if quick else WINDOW_S)
-    base = Scenario(
+def _scenario(policy: str, size: Size, ttft_slo_s: float = TTFT_SLO_S, tpot_slo_s: float = TPOT_SLO_S) -> Scenario:
+    """With online and offline work."""
+    trace = online_requests(TRACE, window_s=size.window_s)
+    return Scenario(
         profile=load_profile(PROFILE),
         policy=policy,
-        ttft_slo_s=TTFT_SLO_S,
-        tpot_slo_s=TPOT_SLO_S,
+        online=[replace(request, arrival_s=request.arrival_s + WARM_UP_S) for request in trace],
+        offline=[load_offline(OFFLINE, seed=0, limit=OFFLINE_REQUESTS)],
+        ttft_slo_s=ttft_slo_s,
+        tpot_slo_s=tpot_slo_s,
         max_model_len=CONTEXT_TOKENS,
+        max_output_tokens=CLIENT_LIMIT_TOKENS,
+        drain_s=DRAIN_S if size.drains else ttft_slo_s + CLIENT_LIMIT_TOKENS * tpot_slo_s,
     )
-    offline = [load_offline(OFFLINE, seed=0, limit=OFFLINE_REQUESTS)]
+
+
+def _policy_runs(policy: str, size: Size) -> PolicyRuns:
+    logging.getLogger(__name__).info("policy %s", policy)
+    both = _scenario(policy, size)
     return PolicyRuns(
-        flood=outcome(replace(base, online=online, offline=offline)),
-        alone=outcome(replace(base, online=online)),
-        ceiling=outcome(replace(base, offline=offline)),
+        flood=outcome(both),
+        alone=outcome(replace(both, offline=())),
+        ceiling=outcome(replace(both, online=())) if size.has_ceilings else None,
     )
 
 
-def _policy_rows(runs: dict[str, PolicyRuns]) -> list[Row]:
-    rows = []
-    for policy, one in runs.items():
-        online, offline, ceiling = one.flood.result.online, one.flood.result.offline, one.ceiling.result.offline
-        rows += [
-            Row(f"{policy}: TTFT p99", _ms(online.ttft_s["p99"]), unit="ms", digits=0),
-            Row(f"{policy}: TTFT p99, alone", _ms(one.alone.result.online.ttft_s["p99"]), unit="ms", digits=0),
-            Row(f"{policy}: TPOT p99", _ms(online.tpot_s["p99"]), unit="ms", digits=1),
-            Row(f"{policy}: TPOT p99, alone", _ms(one.alone.result.online.tpot_s["p99"]), unit="ms", digits=1),
-            Row(f"{policy}: attainment", 100.0 * (online.attainment["both"] or 0.0), unit="%", digits=1),
-            Row(f"{policy}: offline", offline.tokens_per_s or 0.0, unit="tokens/s", digits=0),
-            Row(f"{policy}: offline, ceiling", ceiling.tokens_per_s or 0.0, unit="tokens/s", digits=0),
-            Row(f"{policy}: preemptions", sum(one.flood.result.preemptions.count_by_kind.values()), digits=0),
-        ]
-        if policy != "fcfs":
-            is_other = one.flood.digest != runs["fcfs"].flood.digest
-            rows.append(Row(f"{policy}: decides otherwise than fcfs", float(is_other), digits=0, holds=is_other))
+def _bros_at_its_targets(size: Size) -> Outcome:
+    logging.getLogger(__name__).info("policy bros at its paper's targets")
+    return outcome(_scenario("bros", size, bros_case.TTFT_SLO_S, bros_case.TPOT_SLO_S))
+
+
+# ---- what it says -------------------------------------------------------------------------------------------
+
+
+def _policy_rows(runs: dict[str, PolicyRuns], bros: Outcome) -> list[Row]:
+    rows = [
+        Row(f"{policy}: attainment", _percent(_attainment(one.flood)), unit="%", digits=1)
+        for policy, one in runs.items()
+    ]
+    others = [one for policy, one in runs.items() if policy != "fcfs"]
+    num_other = sum(one.flood.digest != runs["fcfs"].flood.digest for one in others)
     failing = runs["priority"]
     flood_s, alone_s = (one.result.online.tpot_s["p99"] or 0.0 for one in (failing.flood, failing.alone))
-    is_many_fold = flood_s >= MANY_FOLD * alone_s
-    rows.append(Row("priority: TPOT p99 over alone", flood_s / alone_s, unit="x", digits=1, holds=is_many_fold))
-    return rows
+    rise, is_many_fold = flood_s / alone_s, flood_s >= MANY_FOLD * alone_s
+    return [
+        *rows,
+        Row("bs+e: attainment by its own deadlines", _percent(runs["bs+e"].flood.on_deadline), unit="%", digits=1),
+        Row("bros: attainment at its paper's targets", _percent(_attainment(bros)), unit="%", digits=1),
+        Row("priority: TPOT p99 over alone", rise, unit="x", digits=1, holds=is_many_fold),
+        Row(f"policies unlike fcfs, of {len(others)}", num_other, digits=0, holds=num_other == len(others)),
+    ]
+
+
+def _setting_notes(size: Size) -> list[str]:
+    notes = [
+        f"Policies: {TRACE} beside {OFFLINE} that never runs dry and has run for {WARM_UP_S:.0f} s when the window "
+        f"opens; profile {PROFILE}, context {CONTEXT_TOKENS}, TTFT {TTFT_SLO_S:g} s, TPOT {1e3 * TPOT_SLO_S:g} ms.",
+        f"All requests come with max_tokens {CLIENT_LIMIT_TOKENS}, all that a policy knows of lengths; lpm reserves by "
+        "it. Longer answers end there.",
+        "Alone is the same policy with an empty pool. Policies that serve by arrival hardly do online work inside the "
+        "window: their TTFT is the time that the backlog takes, and their offline rate may exceed their ceiling.",
+    ]
+    if size.has_ceilings:
+        notes.append("Offline is given beside its ceiling: the same without online work, steady state.")
+    if not size.drains:
+        notes.append(
+            "A run ends when no request can attain its targets any more: TTFT p99 counts what requests without a token "
+            "have waited until then, TPOT p99 leaves out those without an end."
+        )
+    return notes
+
+
+def _policy_notes(runs: dict[str, PolicyRuns], bros: Outcome) -> list[str]:
+    own, alone = runs["bros"].flood, runs["bros"].alone
+    bs_e = runs["bs+e"].flood
+    notes = [
+        *(_line(policy, one) for policy, one in runs.items()),
+        f"bs+e: {_percent(_attainment(bs_e)):.1f}% attain TTFT and TPOT as they are measured here, "
+        f"{_percent(bs_e.on_deadline):.1f}% its own deadlines, arrival + TTFT + (k - 1) TPOT. A first token that comes "
+        "early is a reserve that it spends on offline work; a TPOT measured from the first token takes that for delay.",
+        f"bros: cuts no prompts, so a whole prompt must fit the least slack of the streams. At TPOT "
+        f"{1e3 * TPOT_SLO_S:g} ms long ones wait until they are late, {_percent(_attainment(own)):.1f}% attained, "
+        f"{_percent(_attainment(alone)):.1f}% even alone. At its paper's targets ({bros_case.TTFT_SLO_S:g} s, "
+        f"{bros_case.TPOT_SLO_S:g} s): {_percent(_attainment(bros)):.1f}%, TTFT p50 "
+        f"{_ms(bros.result.online.ttft_s, 'p50')} ms, p99 {_ms(bros.result.online.ttft_s, 'p99')} ms, offline "
+        f"{_rate(bros)} tokens/s. On its paper's load see docs/baselines.md.",
+    ]
+    notes += [f"{policy}: its pool ran dry, the run is not valid" for policy, one in runs.items() if not _valid(one)]
+    return notes
+
+
+def _line(policy: str, one: PolicyRuns) -> str:
+    """Latencies in ms."""
+    flood, alone = one.flood.result.online, one.alone.result.online
+    ceiling = f" of {_rate(one.ceiling)}" if one.ceiling is not None else ""
+    return (
+        f"{policy}: TTFT p99 {_ms(flood.ttft_s, 'p99')} ms (alone {_ms(alone.ttft_s, 'p99')}), "
+        f"TPOT p99 {_ms(flood.tpot_s, 'p99')} ms ({_ms(alone.tpot_s, 'p99')}), "
+        f"offline {_rate(one.flood)}{ceiling} tokens/s, {_num_preemptions(one.flood)} preemptions"
+    )
+
+
+def _plot(figure: Any, runs: dict[str, PolicyRuns]) -> None:
+    names, ones = list(runs), list(runs.values())
+    alone = [one.alone for one in ones]
+    ceilings = [one.ceiling for one in ones if one.ceiling is not None]
+    panels: tuple[tuple[str, Callable[[Outcome], float], list[Outcome]], ...] = (
+        ("online TTFT p99, ms", lambda one: milliseconds(one.result.online.ttft_s["p99"]), alone),
+        ("online TPOT p99, ms", lambda one: milliseconds(one.result.online.tpot_s["p99"]), alone),
+        ("offline tokens/s", lambda one: one.result.offline.tokens_per_s or 0.0, ceilings),
+    )
+    for axes, (label, value, others) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        axes.barh(names, [value(one.flood) for one in ones], label="beside each other")
+        if others:
+            axes.barh(names, [value(other) for other in others], height=0.3, label="alone")
+        axes.set(xlabel=label, xscale="log" if "ms" in label else "linear")
+    handles_and_labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles_and_labels, loc="outside upper center", ncols=2)
+
+
+# ---- numbers ------------------------------------------------------------------------------------------------
 
 
 def _policy_data(runs: PolicyRuns, fcfs: PolicyRuns) -> dict[str, Any]:
     return {
         "differs_from_fcfs": runs.flood.digest != fcfs.flood.digest,
         "digest": runs.flood.digest,
-        "flood": _numbers(runs.flood.result),
-        "alone": _numbers(runs.alone.result),
-        "ceiling": _numbers(runs.ceiling.result),
+        "flood": _numbers(runs.flood),
+        "alone": _numbers(runs.alone),
+        "ceiling": None if runs.ceiling is None else _numbers(runs.ceiling),
     }
 
 
-def _numbers(result: SimResult) -> dict[str, Any]:
+def _numbers(one: Outcome) -> dict[str, Any]:
+    return _result_numbers(one.result) | {"on_deadline": one.on_deadline}
+
+
+def _result_numbers(result: SimResult) -> dict[str, Any]:
     return {
         "valid": result.valid,
         "steps": result.steps,
@@ -162,195 +318,26 @@ def _numbers(result: SimResult) -> dict[str, Any]:
     }
 
 
-def _ms(seconds: float | None) -> float:
-    return float("nan") if seconds is None else 1e3 * seconds
+def _attainment(one: Outcome) -> float | None:
+    return one.result.online.attainment["both"]
 
 
-# ---- vLLM on a CPU ------------------------------------------------------------------------------------------
+def _percent(share: float | None) -> float:
+    return 100.0 * (share or 0.0)
 
 
-class VllmCpuCost:
-    """Step times of vllm-cpu 0.32 with the 111M model on two cores, from three of its measured figures.
-
-    One stream makes a token every 25 ms; a prompt of 128 tokens takes 59 ms to its first; 64 requests of 256 + 64
-    tokens take 6.67 s. That gives the three coefficients; attention over the context is in them, not apart.
-    """
-
-    FIXED_S = 24.5e-3
-    PREFILL_TOKEN_S = 0.27e-3
-    DECODE_S = 0.13e-3
-
-    def predict(self, shape: BatchShape) -> Prediction:
-        work_s = self.PREFILL_TOKEN_S * shape.prefill_tokens + self.DECODE_S * shape.decode_requests
-        return Prediction(self.FIXED_S + work_s, 0.0)
-
-    def observe(self, shape: BatchShape, seconds: float) -> None:
-        pass
+def _ms(percentiles: Percentiles, name: str) -> str:
+    seconds = percentiles[name]
+    return "-" if seconds is None else f"{1e3 * seconds:,.0f}"
 
 
-KV_BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2
-KV_BYTES = 4 << 30
-"""``VLLM_CPU_KVCACHE_SPACE=4``."""
-ONLINE_SECONDS, ONLINE_RPS = 60.0, 1.0
-ONLINE_LENGTHS, FLOOD_LENGTHS = (128, 32), (256, 64)
-FLOOD_REQUESTS = 512
-CPU_SEEDS, CPU_QUICK_SEEDS = 5, 2
-"""Draws of the arrivals: the p99 of some 60 requests is the luck of one."""
+def _rate(one: Outcome) -> str:
+    return f"{one.result.offline.tokens_per_s or 0.0:,.0f}"
 
 
-@dataclass(slots=True, frozen=True)
-class CpuCase:
-    """A configuration that was measured: milliseconds, the middle of the range of its runs."""
-
-    name: str
-    policy: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_offline: int
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    tpot_p50_ms: float
-    tpot_p99_ms: float
-
-
-ALONE = CpuCase("alone", "priority", 32, 512, 0, 59, 83, 25, 30)
-FLOODED = CpuCase("priority", "priority", 128, 2048, FLOOD_REQUESTS, 715, 3707, 170, 278.5)
-CPU_CASES = (
-    ALONE,
-    FLOODED,
-    CpuCase("priority, small limits", "priority", 32, 512, FLOOD_REQUESTS, 216.5, 1375.5, 66, 82.5),
-    CpuCase("fcfs", "fcfs", 128, 2048, FLOOD_REQUESTS, 21_100, 44_250, 76, 95),
-)
-
-
-@dataclass(slots=True, frozen=True)
-class CpuRuns:
-    """A case with several draws of the arrivals."""
-
-    case: CpuCase
-    results: list[SimResult]
-
-    def ttft_ms(self, percentile: str) -> float:
-        """The median over the draws of a percentile."""
-        return median(_ms(result.online.ttft_s[percentile]) for result in self.results)
-
-    def tpot_ms(self, percentile: str) -> float:
-        return median(_ms(result.online.tpot_s[percentile]) for result in self.results)
-
-    @property
-    def num_preemptions(self) -> int:
-        return sum(sum(result.preemptions.count_by_kind.values()) for result in self.results)
-
-
-def run_case(case: CpuCase, seeds: Iterable[int]) -> CpuRuns:
-    """The measurement's workload: Poisson arrivals at 1/s for 60 s beside 512 requests submitted at once."""
-    offline = OfflineSet("cpu-flood", _requests("cpu-flood", [0.0] * case.num_offline, FLOOD_LENGTHS), synthetic=True)
-    scenario = Scenario(
-        profile=_cpu_profile(),
-        truth=VllmCpuCost(),
-        policy=case.policy,
-        offline=[offline] if case.num_offline else [],
-        refill=False,
-        max_num_seqs=case.max_num_seqs,
-        max_num_batched_tokens=case.max_num_batched_tokens,
-        max_model_len=4096,
-    )
-    results = []
-    for seed in seeds:
-        arrivals_s = poisson_arrivals(np.random.default_rng(seed), np.full(1, ONLINE_RPS), ONLINE_SECONDS)
-        online = _requests("cpu-online", arrivals_s, ONLINE_LENGTHS)
-        results.append(simulate(replace(scenario, online=online)).result)
-    return CpuRuns(case, results)
-
-
-def _cpu_profile() -> DeviceProfile:
-    cost = StepCost(VllmCpuCost.FIXED_S, (VllmCpuCost.DECODE_S, 2 * VllmCpuCost.DECODE_S), 0.0, 0.0)
-    return DeviceProfile(
-        name="vllm-cpu-111m",
-        source="analytic",
-        device="2 CPU cores",
-        model="111M",
-        dtype="bfloat16",
-        date="2026-11-21",
-        commit="",
-        kv_bytes_per_token=KV_BYTES_PER_TOKEN,
-        num_blocks=KV_BYTES // KV_BYTES_PER_TOKEN // 16,
-        costs=dict.fromkeys(("prefill", "decode", "mixed"), cost),
-    )
-
-
-def _requests(name: str, arrivals_s: list[float], lengths: tuple[int, int]) -> list[TraceRequest]:
-    """Nothing is shared between them."""
-    base = content_base(name)
-    prompt, output = lengths
-    return [TraceRequest(arrival_s, ((base + k, prompt),), output) for k, arrival_s in enumerate(arrivals_s)]
-
-
-def _cpu_rows(cpu: list[CpuRuns]) -> list[Row]:
-    rows = []
-    for one in cpu:
-        case = one.case
-        rows += [
-            Row(f"CPU, {case.name}: TTFT p50", one.ttft_ms("p50"), case.ttft_p50_ms, "ms", 0),
-            Row(f"CPU, {case.name}: TTFT p99", one.ttft_ms("p99"), case.ttft_p99_ms, "ms", 0),
-            Row(f"CPU, {case.name}: TPOT p50", one.tpot_ms("p50"), case.tpot_p50_ms, "ms", 0),
-            Row(f"CPU, {case.name}: TPOT p99", one.tpot_ms("p99"), case.tpot_p99_ms, "ms", 0),
-        ]
-    alone, flooded = (next(one for one in cpu if one.case is case) for case in (ALONE, FLOODED))
-    rise = flooded.ttft_ms("p99") / alone.ttft_ms("p99")
-    return [
-        *rows,
-        Row(
-            "CPU, priority: TTFT p99 over alone",
-            rise,
-            FLOODED.ttft_p99_ms / ALONE.ttft_p99_ms,
-            "x",
-            1,
-            holds=rise >= MANY_FOLD,
-        ),
-        Row(
-            "CPU, priority: TPOT p50 over alone",
-            flooded.tpot_ms("p50") / alone.tpot_ms("p50"),
-            FLOODED.tpot_p50_ms / ALONE.tpot_p50_ms,
-            "x",
-            1,
-        ),
-        Row("CPU, priority: preemptions", flooded.num_preemptions, 0.0, digits=0, holds=flooded.num_preemptions == 0),
-    ]
-
-
-# ---- what it says -------------------------------------------------------------------------------------------
-
-
-def _notes(runs: dict[str, PolicyRuns]) -> list[str]:
-    notes = [
-        f"Policies: {TRACE} beside {OFFLINE} that never runs dry, profile {PROFILE}, context {CONTEXT_TOKENS}; a limit "
-        "on output tokens is not known to any policy but as the rest of the context.",
-        "Alone is the same policy with an empty pool; ceiling the same without online work, steady state. Policies "
-        "that serve by arrival do no online work inside the window, which begins with the flood: their offline rate "
-        "may exceed their ceiling.",
-        "CPU: the column paper is what vllm-cpu 0.32 was measured at, the middle of two runs; ours is simulated with "
-        "step times from three of its other figures, so the ratio tests the schedule and those times together. How "
-        "much of its time went to prompts and how much to decodes was not measured. The 512 requests end inside the "
-        "minute, there as here.",
-    ]
-    notes += [f"{policy}: its pool ran dry, the run is not valid" for policy, one in runs.items() if not _valid(one)]
-    return notes
+def _num_preemptions(one: Outcome) -> int:
+    return sum(one.result.preemptions.count_by_kind.values())
 
 
 def _valid(runs: PolicyRuns) -> bool:
     return runs.flood.result.valid
-
-
-def _plot(figure: Any, runs: dict[str, PolicyRuns]) -> None:
-    names, ones = list(runs), list(runs.values())
-    panels: tuple[tuple[str, Callable[[Outcome], float], list[Outcome]], ...] = (
-        ("online TTFT p99, ms", lambda one: _ms(one.result.online.ttft_s["p99"]), [one.alone for one in ones]),
-        ("online TPOT p99, ms", lambda one: _ms(one.result.online.tpot_s["p99"]), [one.alone for one in ones]),
-        ("offline tokens/s", lambda one: one.result.offline.tokens_per_s or 0.0, [one.ceiling for one in ones]),
-    )
-    for axes, (label, value, others) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
-        axes.barh(names, [value(one.flood) for one in ones], label="beside each other")
-        axes.barh(names, [value(other) for other in others], height=0.3, label="alone")
-        axes.set(xlabel=label, xscale="log" if "ms" in label else "linear")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)

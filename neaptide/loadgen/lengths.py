@@ -35,8 +35,8 @@ def lognormal_lengths(
     The cut moves both moments, so the parameters are moved against it until they fit. Raises ValueError if the bounds
     leave no such distribution.
     """
-    if count == 1:
-        return np.array([round(mean)])
+    if count < 2:
+        return np.full(count, round(mean), np.int64)
     normal = np.array([NormalDist().inv_cdf(rank) for rank in _ranks(count)])
     aim_mean, aim_std = mean, std
     lengths = np.zeros(count, np.int64)
