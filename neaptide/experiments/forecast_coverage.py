@@ -4,6 +4,7 @@ The demand is that of ``kv_demand``; one token stands for one block. Every secon
 only, says how much to reserve; it is right if the most that is held in the next 30 s stays within.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,6 +37,8 @@ CAPACITY_TOKENS = 400_000
 SAMPLES_PER_S = 10
 """The forecasts see the most that was held in each tenth of a second, about as often as an engine plans a step."""
 HORIZON_S = 30
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
@@ -127,6 +130,7 @@ def reservations(forecast: WindowForecast, samples: Tokens, arrivals_s: Sequence
 
 def measure(label: str, requests: Requests) -> Curves:
     """All forecasts with all knobs on one trace. It needs more requests than the warm-up, and some minutes."""
+    log.info("trace %s", label)
     arrivals_s = requests[0]
     held = demand_tokens(requests)
     ticks = round(1 / TICK_S)

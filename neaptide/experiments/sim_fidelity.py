@@ -5,6 +5,7 @@ the same latencies; a simulation from a profile that was calibrated before the r
 machine's speed, has the same throughput and latencies within stated errors.
 """
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,8 @@ ERRORS = {"tokens/s": 0.03, "p50": 0.05, "p99": 0.15}
 """What a simulation may be off, relative."""
 REPLAY_ERROR = 0.01
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, frozen=True)
 class Size:
@@ -109,10 +112,13 @@ class _Fidelity:
         self._cache = cache
 
     def run(self) -> ExperimentResult:
+        log.info("calibrating for %.0f s", self._size.calibration.budget_s)
         base = self._calibrate()
         load = self._load(base)
+        log.info("real run of %.0f s", self._size.duration_s)
         real = self._real_run(base, load)
         self._executor.close()
+        log.info("replay and simulations")
         replayed = self._replay(base)
         simulated, undrifted = (self._simulate(base, load, real, drift=drift) for drift in (True, False))
         return _result(self._model, load, real, replayed, simulated, undrifted)
