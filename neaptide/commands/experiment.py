@@ -20,8 +20,9 @@ from neaptide.experiments.result import ExperimentResult, Row
 NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'neaptide[plots]'"
 TABLE_WIDTH = 118
 DURATIONS = (
-    "On two CPU cores: golden takes a second; forecast-coverage half a minute; baseline-sanity and sim-fidelity a few "
-    "minutes; cost-model-error 2 minutes, and 5 more where the 111M model is. --quick takes a minute or two at most."
+    "Roughly, on two CPU cores: golden takes a second; forecast-coverage half a minute; sim-fidelity four minutes; "
+    "cost-model-error two, and five more where the 111M model is; baseline-sanity up to ten. With --quick none of them "
+    "takes more than four."
 )
 
 
