@@ -5,6 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+_PADDED_ROWS = range(8, 16)
+"""On a CPU, products of so many rows take up to 1.5 times as long as those of 16: fewer run in kernels for single rows."""
+
+
 class Linear:
     """``y = x W^T + b``; several projections of the same input are stacked in one weight."""
 
@@ -16,10 +20,16 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]."""
-        return F.linear(x, self.weight, self.bias)
+        rows = x.shape[0]
+        if rows in _PADDED_ROWS and x.device.type == "cpu":
+            x = F.pad(x, (0, 0, 0, _PADDED_ROWS.stop - rows))
+        return F.linear(x, self.weight, self.bias)[:rows]
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """``residual += x W^T + b`` in place: the sum rides along in the matrix product."""
+        if x.shape[0] in _PADDED_ROWS and x.device.type == "cpu":
+            residual.add_(self(x))
+            return
         residual.addmm_(x, self.weight.t())
         if self.bias is not None:
             residual.add_(self.bias)
