@@ -55,8 +55,8 @@ class KVCacheManager:
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """Extends the block table for the next ``num_tokens`` tokens. Raises RuntimeError when blocks run out."""
-        if request.num_computed_tokens + num_tokens > len(request.block_ids) * self.block_size:
-            request.block_ids += self.pool.allocate(self.blocks_needed(request, num_tokens), request.request_class)
+        if count := self.blocks_needed(request, num_tokens):
+            request.block_ids += self.pool.allocate(count, request.request_class)
 
     def publish(self, request: Request, num_planned_tokens: int = 0) -> None:
         """Indexes the blocks that the computed tokens have filled, and the next ``num_planned_tokens`` will fill.

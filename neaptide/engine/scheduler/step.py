@@ -27,6 +27,7 @@ class StepBuilder:
         self.preemptor = preemptor
         self.budget = budget
         self._publishes = publishes_when_planned
+        self._block_size = queues.kv.block_size
         self.at: Request | None = None
         """The request being looked at: whom to blame if planning fails."""
         self.scheduled: list[tuple[Request, int]] = []
@@ -41,8 +42,10 @@ class StepBuilder:
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Takes in a running request whose blocks are known to be available. It stays in the step from now on."""
-        self.queues.kv.grow(request, num_tokens)
-        self.budget.add(num_tokens, request.num_computed_tokens)
+        num_computed = request.num_computed_tokens
+        if num_computed + num_tokens > len(request.block_ids) * self._block_size:
+            self.queues.kv.grow(request, num_tokens)
+        self.budget.add(num_tokens, num_computed)
         request.last_step = self.index
         self.scheduled.append((request, num_tokens))
         if self._publishes:
