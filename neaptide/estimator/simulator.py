@@ -135,16 +135,7 @@ class _Simulation:
         self._started_ids: set[str] = set()
         """Rows between their first step and their end."""
         config = scenario.engine_config()
-        truth = scenario.truth or RooflineModel.from_profile(scenario.profile, scenario.overlap_kappa)
-        self._executor = TraceExecutor(
-            scenario.num_blocks,
-            truth,
-            self._clock,
-            self._output_tokens,
-            lambda request_id: request_id.startswith(ONLINE_PREFIX),
-            scenario.step_noise,
-            scenario.seed,
-        )
+        self._executor = self._build_executor()
         self._recorder = None
         if step_log is not None:
             self._recorder = StepRecorder(create_log(step_log), config, scenario.num_blocks, scenario.recipe())
@@ -158,6 +149,18 @@ class _Simulation:
             recorder=self._recorder,
         )
         self._watch_planning(on_plan)
+
+    def _build_executor(self) -> TraceExecutor:
+        scenario = self._scenario
+        return TraceExecutor(
+            scenario.num_blocks,
+            scenario.truth or RooflineModel.from_profile(scenario.profile, scenario.overlap_kappa),
+            self._clock,
+            self._output_tokens,
+            lambda request_id: request_id.startswith(ONLINE_PREFIX),
+            scenario.step_noise,
+            scenario.seed,
+        )
 
     def run(self) -> Run:
         try:

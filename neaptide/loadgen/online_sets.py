@@ -146,8 +146,3 @@ def _unshared(name: str, arrivals: list[float], prompts: list[int], outputs: lis
         TraceRequest(arrival_s, ((next(ids), prompt),), output)
         for arrival_s, prompt, output in zip(arrivals, prompts, outputs, strict=True)
     ]
-
-
-def all_online_names() -> tuple[str, ...]:
-    """Recorded traces, then synthetic sets."""
-    return (*online_names(), *generated_online_names())
