@@ -10,7 +10,6 @@ from neaptide.loadgen.blend_sets import DENSITY_TOKENS, TRACE_TARGETS, blend_cou
 from neaptide.loadgen.lengths import lognormal_lengths, shares_of
 from neaptide.loadgen.online_sets import (
     echo_day_curve,
-    generated_online_names,
     online_requests,
     servegen_day_curve,
 )
