@@ -39,8 +39,9 @@ class _EngineLost:
     is_counted: bool
 
 
+@dataclass(frozen=True, slots=True)
 class _EngineReady:
-    pass
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class Runner:
         self._on_done = on_done
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._jobs: dict[str, _Running] = {}
-        self._epoch = 0
+        self._epoch = self._heard_epoch = 0
+        """Engines that have come, and those of them whose coming the consumer has dealt with."""
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed_ids: set[str] = set()
@@ -122,7 +124,7 @@ class Runner:
 
     def on_engine_ready(self) -> None:
         self._epoch += 1
-        self._events.put_nowait(_EngineReady())
+        self._events.put_nowait(_EngineReady(self._epoch))
 
     def on_engine_lost(self, suspects: Sequence[str], *, is_counted: bool) -> None:
         self._events.put_nowait(_EngineLost(suspects, is_counted))
@@ -163,7 +165,8 @@ class Runner:
                 for running in self._jobs.values():
                     running.job.forget_open()
                 await self._suspect(suspects, is_counted)
-            case _EngineReady():
+            case _EngineReady(epoch):
+                self._heard_epoch = epoch
                 for running in list(self._jobs.values()):
                     await self._submit(running.job)
             case _Add(job):
@@ -194,10 +197,12 @@ class Runner:
             await asyncio.sleep(0)
 
     def _may_submit(self, job: Job) -> bool:
-        # A job added while the news of an engine waits in the queue would be submitted to it twice.
+        # A new engine gets nothing before its turn in the queue: the rows that its predecessor died with are
+        # suspects only from then on.
+        is_due = self._heard_epoch == self._epoch and self._engine.is_ready
         wanted = job.submitted_epoch != self._epoch or job.wants_part
         held_back = job.batch_id in self._closed_ids or self._suspended or self._disk_behind
-        return wanted and not held_back and self._engine.is_ready
+        return is_due and wanted and not held_back
 
     async def _on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         by_job: dict[str, list[RequestOutput]] = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.engine.messages import AddRequest, RequestOutput
+from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput, ToEngine
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.batches import batch_rows
 from neaptide.server.batches.store import StoreUnavailableError
@@ -87,6 +87,26 @@ async def test_a_line_in_the_last_step_of_two_engines_is_quarantined_alone(tmp_p
         found, errors = server.results(await server.until_status(batch.id, "completed"))
         assert list(found) == ["c0", "c2", "c3"]
         assert errors["c1"]["response"]["body"]["error"]["code"] == "engine_crash"
+
+
+async def test_an_engine_that_comes_while_rows_are_given_out_gets_no_suspects_beside_others(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        first = server.engine
+        take = first.send
+
+        def take_and_die(message: ToEngine) -> None:
+            take(message)
+            if isinstance(message, AddBatch):
+                # In the next round of the loop, before the runner asks whether there is more to give.
+                asyncio.get_running_loop().call_soon(server.new_engine, [f"{message.batch_id}:0"])
+
+        first.send = take_and_die  # type: ignore[method-assign]
+        batch = await server.create(numbered(3))
+        await server.until(batch.id, lambda _: server.engine is not first)
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        await server.until_given(batch.id, 2)
+        assert server.engine.added(batch.id) == [[1, 2], [0]]
 
 
 async def test_a_suspect_is_remembered_after_a_restart(tmp_path: Path) -> None:
