@@ -117,7 +117,7 @@ def analytic_cost(
     gemm_token_s = 2 * model.body_parameters / (flops * efficiencies.gemm)
     return StepCost(
         fixed_s=host_s + all_reduces * ALL_REDUCE_LATENCY_S,
-        gemm_s=(gemm_token_s, 2 * gemm_token_s),
+        gemm_curve_s=(gemm_token_s, 2 * gemm_token_s),
         pair_s=4 * model.heads * model.head_dim * model.layers / (flops * efficiencies.attention),
         kv_token_s=model.kv_bytes_per_token / bandwidth,
         swap_block_s=BLOCK_SIZE * model.kv_bytes_per_token / (tensor_parallel * device.host_link_bytes_s),

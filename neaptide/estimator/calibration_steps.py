@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from neaptide.engine.config import SchedulerConfig
 from neaptide.estimator.micro_runs import Parts
 
-DECODE_KV_TOKENS = (16, 4096)
+DECODE_KV_TOKENS = (16, 64, 256, 1024, 4096)
 PREFILL_CONTEXTS = (0, 256, 1024, 4096)
 RAGGED_TRAINING = 32
 """Ragged steps to fit, of each regime ..."""
@@ -106,7 +106,11 @@ def _prefills() -> list[Parts]:
 
 
 def _decodes(limits: Limits) -> list[Parts]:
-    return [_equal(b, c) for b in powers_of_two(1, limits.max_seqs) for c in powers_of_two(*DECODE_KV_TOKENS)]
+    powers = powers_of_two(1, limits.max_seqs)
+    between = [3 * b // 2 for b in powers if b > 1]  # where the curve of matrix products has knots as well
+    return [_equal(b, c) for b in powers for c in DECODE_KV_TOKENS] + [
+        _equal(b, c) for b in between for c in (64, 1024)
+    ]
 
 
 def _mixed() -> list[Parts]:

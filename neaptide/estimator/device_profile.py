@@ -140,12 +140,14 @@ def _check_cost(cost: StepCost, regime: Regime) -> None:
     Raises:
         ValueError: no steps of a machine cost that.
     """
-    if len(cost.gemm_s) < 2:
-        raise ValueError(f"gemm_s of {regime} steps needs the times of 1 and 2 tokens at least")
-    if cost.gemm_s[-1] < cost.gemm_s[-2]:
-        raise ValueError(f"gemm_s of {regime} steps falls at its end")
-    single = {name: seconds for name, seconds in msgspec.structs.asdict(cost).items() if name != "gemm_s"}
-    coefficients: dict[str, float] = single | {f"gemm_s[{k}]": seconds for k, seconds in enumerate(cost.gemm_s)}
+    if len(cost.gemm_curve_s) < 2:
+        raise ValueError(f"gemm_curve_s of {regime} steps needs the times of 1 and 2 tokens at least")
+    if cost.gemm_curve_s[-1] < cost.gemm_curve_s[-2]:
+        raise ValueError(f"gemm_curve_s of {regime} steps falls at its end")
+    single = {name: seconds for name, seconds in msgspec.structs.asdict(cost).items() if name != "gemm_curve_s"}
+    coefficients: dict[str, float] = single | {
+        f"gemm_curve_s[{k}]": seconds for k, seconds in enumerate(cost.gemm_curve_s)
+    }
     for name, seconds in coefficients.items():
         if not 0.0 <= seconds < MAX_COST_S:
             raise ValueError(f"{name} of {regime} steps is {seconds} s, not in 0..{MAX_COST_S:.0f}")

@@ -11,7 +11,7 @@ from neaptide.estimator.step_cost import StepCost, StepFormula, Terms
 
 GENERIC = StepCost(
     fixed_s=5e-3,
-    gemm_s=(1e-4, 2e-4),
+    gemm_curve_s=(1e-4, 2e-4),
     pair_s=1e-8,
     kv_token_s=1e-7,
     decode_request_s=1e-4,

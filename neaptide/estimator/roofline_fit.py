@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from neaptide.engine.batch import BatchShape
 from neaptide.estimator.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
 from neaptide.estimator.least_squares import Array, fit_relative
-from neaptide.estimator.step_cost import StepCost
+from neaptide.estimator.step_cost import StepCost, gemm_knot, gemm_segment
 
 SHRINKAGES = (2.0, 0.2, 0.02)
 """Pull of a regime's coefficients towards those of all regimes together, in samples: cross-validation picks one ..."""
@@ -29,7 +30,7 @@ def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
     """
     if not samples:
         raise ValueError("a model cannot be fitted without samples")
-    num_segments = max(2, max(s.shape.num_tokens for s in samples).bit_length())
+    num_segments = max(2, gemm_segment(max(s.shape.num_tokens for s in samples)) + 1)
     features = np.array([_features(sample.shape, num_segments) for sample in samples])
     seconds = np.array([sample.seconds for sample in samples])
     smooth = _smoothness(features, seconds, num_segments)
@@ -81,9 +82,9 @@ class _Prior:
 
 def _features(shape: BatchShape, num_segments: int) -> list[float]:
     """What the coefficients are multiplied with, in the order of ``_cost``."""
-    curve = [min(max(shape.num_tokens - (1 << k), 0) / (1 << k), 1.0) for k in range(num_segments)]
-    last = num_segments - 1
-    curve[last] = max(shape.num_tokens - (1 << last), 0) / (1 << last)
+    starts = [gemm_knot(k) for k in range(num_segments + 1)]
+    curve = [max(shape.num_tokens - start, 0) / (end - start) for start, end in pairwise(starts)]
+    curve[:-1] = [min(share, 1.0) for share in curve[:-1]]
     return [
         1.0,
         *curve,
@@ -103,8 +104,8 @@ def _smoothness(features: Array, seconds: Array, num_segments: int) -> Array:
     for k in range(num_segments - 1):
         reached = features[:, 1 + k] > 0.0
         weight = np.sqrt(SMOOTHNESS) / float(np.median(seconds[reached] if reached.any() else seconds))
-        # Increments over a segment of 2^k tokens: slopes are equal when the next increment is twice this one.
-        rows[k, 1 + k] = -2.0 * weight
+        # Slopes are equal when increments are as the widths of their segments.
+        rows[k, 1 + k] = -weight * (gemm_knot(k + 2) - gemm_knot(k + 1)) / (gemm_knot(k + 1) - gemm_knot(k))
         rows[k, 2 + k] = weight
     return rows
 
@@ -119,7 +120,7 @@ def _cost(coefficients: list[float], num_segments: int) -> StepCost:
     ]
     return StepCost(
         fixed_s=fixed_s,
-        gemm_s=tuple(knots),
+        gemm_curve_s=tuple(knots),
         pair_s=pair_s,
         masked_pair_s=masked_pair_s,
         kv_token_s=kv_token_s,

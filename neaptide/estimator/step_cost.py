@@ -13,8 +13,9 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fixed_s: float
     """Every step: launches, preparation, and whatever else does not depend on the batch."""
-    gemm_s: tuple[float, ...]
-    """Matrix products of a step of 1, 2, 4, 8, ... tokens; linear between these and beyond the last. At least two."""
+    gemm_curve_s: tuple[float, ...]
+    """Matrix products of a step of 1, 2, 3, 4, 6, 8, 12, ... tokens (``gemm_knot``); linear between these and beyond
+    the last. At least two."""
     pair_s: float
     """Prefill attention, per (query, key) pair."""
     kv_token_s: float
@@ -41,6 +42,18 @@ KV reads, requests, swap. A plain tuple, because hundreds are made per step."""
 NUM_TERMS = 6
 
 
+def gemm_knot(index: int) -> int:
+    """Tokens of a knot of the matrix product curve: powers of two, and halfway between them."""
+    octave, half = divmod(index + 1, 2)
+    return (2 + half) << octave - 1 if index else 1
+
+
+def gemm_segment(num_tokens: int) -> int:
+    """The knot at or below this many tokens."""
+    octave = num_tokens.bit_length() - 1
+    return 2 * octave - 1 + (num_tokens >= 3 << octave - 1) if octave else 0
+
+
 class StepFormula:
     """``StepCost`` made fast: every call is O(1) in plain floats.
 
@@ -49,21 +62,25 @@ class StepFormula:
     """
 
     def __init__(self, cost: StepCost, overlap_kappa: float = 1.0) -> None:
-        if len(cost.gemm_s) < 2:
+        if len(cost.gemm_curve_s) < 2:
             raise ValueError("the curve of matrix products needs the times of 1 and 2 tokens at least")
         self._cost = cost
         self._kappa = overlap_kappa
-        knots = cost.gemm_s
-        self._last = len(knots) - 2
-        self._slopes = tuple((after - before) / (1 << k) for k, (before, after) in enumerate(pairwise(knots)))
-        self._knots = knots
+        curve = cost.gemm_curve_s
+        self._last = len(curve) - 2
+        self._knots = tuple(map(gemm_knot, range(len(curve))))
+        widths = (after - before for before, after in pairwise(self._knots))
+        self._slopes = tuple(
+            (after - before) / width for (before, after), width in zip(pairwise(curve), widths, strict=True)
+        )
+        self._curve = curve
 
     def gemm_s(self, num_tokens: int) -> float:
         """Compute time of the matrix products."""
         if num_tokens <= 0:
             return 0.0
-        k = min(num_tokens.bit_length() - 1, self._last)
-        return self._knots[k] + self._slopes[k] * (num_tokens - (1 << k))
+        k = min(gemm_segment(num_tokens), self._last)
+        return self._curve[k] + self._slopes[k] * (num_tokens - self._knots[k])
 
     def terms(
         self,

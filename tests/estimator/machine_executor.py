@@ -11,14 +11,19 @@ from neaptide.estimator.sim_executor import SimExecutor, SimHandle
 from neaptide.estimator.step_cost import StepCost
 
 COST = StepCost(
-    fixed_s=3e-3, gemm_s=(0.0, 1e-4), pair_s=2e-8, kv_token_s=4e-7, decode_request_s=5e-5, prefill_request_s=2e-4
+    fixed_s=3e-3, gemm_curve_s=(0.0, 1e-4), pair_s=2e-8, kv_token_s=4e-7, decode_request_s=5e-5, prefill_request_s=2e-4
 )
 SAME_EVERYWHERE = dict.fromkeys(Regime, COST)
 DIFFERENT = {
     Regime.PREFILL: COST,
-    Regime.DECODE: StepCost(fixed_s=2e-3, gemm_s=(0.0, 8e-5), pair_s=0.0, kv_token_s=3e-7, decode_request_s=5e-5),
+    Regime.DECODE: StepCost(fixed_s=2e-3, gemm_curve_s=(0.0, 8e-5), pair_s=0.0, kv_token_s=3e-7, decode_request_s=5e-5),
     Regime.MIXED: StepCost(
-        fixed_s=4e-3, gemm_s=(0.0, 1.2e-4), pair_s=3e-8, kv_token_s=5e-7, decode_request_s=6e-5, prefill_request_s=3e-4
+        fixed_s=4e-3,
+        gemm_curve_s=(0.0, 1.2e-4),
+        pair_s=3e-8,
+        kv_token_s=5e-7,
+        decode_request_s=6e-5,
+        prefill_request_s=3e-4,
     ),
 }
 

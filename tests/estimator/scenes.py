@@ -16,7 +16,7 @@ STEP_S = 0.1
 BASE = content_base("scene#0")
 
 COST = StepCost(
-    fixed_s=4e-3, gemm_s=(1e-4, 2e-4), pair_s=1e-7, kv_token_s=1e-6, decode_request_s=1e-4, prefill_request_s=2e-4
+    fixed_s=4e-3, gemm_curve_s=(1e-4, 2e-4), pair_s=1e-7, kv_token_s=1e-6, decode_request_s=1e-4, prefill_request_s=2e-4
 )
 
 

@@ -130,8 +130,8 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
         load_profile(path)
 
 
-GOOD = {"fixed_s": 1e-3, "gemm_s": [0.0, 1e-4, 5e-5, 1e-4], "pair_s": 0.0, "kv_token_s": 1e-7}
-FREE = {"fixed_s": 0.0, "gemm_s": [0.0, 0.0], "pair_s": 0.0, "kv_token_s": 0.0}
+GOOD = {"fixed_s": 1e-3, "gemm_curve_s": [0.0, 1e-4, 5e-5, 1e-4], "pair_s": 0.0, "kv_token_s": 1e-7}
+FREE = {"fixed_s": 0.0, "gemm_curve_s": [0.0, 0.0], "pair_s": 0.0, "kv_token_s": 0.0}
 
 
 def write_costs(path: Path, costs: dict[str, object]) -> Path:
@@ -142,19 +142,19 @@ def write_costs(path: Path, costs: dict[str, object]) -> Path:
 
 def test_a_curve_that_falls_is_taken(tmp_path: Path) -> None:
     path = write_costs(tmp_path / "profile.json", dict.fromkeys(Regime, GOOD))
-    assert load_profile(path).costs["decode"].gemm_s == (0.0, 1e-4, 5e-5, 1e-4)
+    assert load_profile(path).costs["decode"].gemm_curve_s == (0.0, 1e-4, 5e-5, 1e-4)
 
 
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
         (None, "it has no costs of decode steps"),
-        (GOOD | {"gemm_s": [1e-4]}, "gemm_s of decode steps needs the times of 1 and 2 tokens"),
-        (GOOD | {"gemm_s": []}, "gemm_s of decode steps needs the times of 1 and 2 tokens"),
+        (GOOD | {"gemm_curve_s": [1e-4]}, "gemm_curve_s of decode steps needs the times of 1 and 2 tokens"),
+        (GOOD | {"gemm_curve_s": []}, "gemm_curve_s of decode steps needs the times of 1 and 2 tokens"),
         (GOOD | {"fixed_s": -5.0}, r"fixed_s of decode steps is -5\.0 s"),
-        (GOOD | {"gemm_s": [-1e-4, 1e-4]}, r"gemm_s\[0\] of decode steps is -0\.0001 s"),
+        (GOOD | {"gemm_curve_s": [-1e-4, 1e-4]}, r"gemm_curve_s\[0\] of decode steps is -0\.0001 s"),
         (GOOD | {"kv_token_s": 1e308}, r"kv_token_s of decode steps is 1e\+308 s"),
-        (GOOD | {"gemm_s": [0.0, 2e-4, 1e-4]}, "gemm_s of decode steps falls at its end"),
+        (GOOD | {"gemm_curve_s": [0.0, 2e-4, 1e-4]}, "gemm_curve_s of decode steps falls at its end"),
         (FREE, "decode steps cost nothing"),
     ],
 )

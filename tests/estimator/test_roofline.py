@@ -11,12 +11,12 @@ from neaptide.engine.batch import BatchShape
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.iteration_time import Regime, Sample, mean_relative_error, raggedness
 from neaptide.estimator.roofline import RooflineModel
-from neaptide.estimator.step_cost import StepCost, StepFormula
+from neaptide.estimator.step_cost import StepCost, StepFormula, gemm_knot, gemm_segment
 from tests.estimator.machines import decodes, linear_machine, measure, prefills, random_shape
 
 COST = StepCost(
     fixed_s=1.0,
-    gemm_s=(2.0, 4.0),
+    gemm_curve_s=(2.0, 4.0),
     pair_s=0.5,
     kv_token_s=0.25,
     decode_request_s=0.125,
@@ -86,7 +86,7 @@ def test_overlap_goes_from_the_bound_to_the_serial_time(kappa: float) -> None:
 
 
 def test_where_weights_are_negligible_overlap_is_the_longer_plus_kappa_of_the_shorter() -> None:
-    cost = StepCost(fixed_s=0.0, gemm_s=(2.0, 4.0), pair_s=0.5, kv_token_s=0.25)
+    cost = StepCost(fixed_s=0.0, gemm_curve_s=(2.0, 4.0), pair_s=0.5, kv_token_s=0.25)
     model = RooflineModel.from_profile(profile("analytic", cost), 0.2)
     compute_s, memory_s = 2.0 * 12 + 0.5 * 55, 0.25 * 40
     assert model.predict(mixed_step()).seconds == pytest.approx(compute_s + 0.2 * memory_s)
@@ -116,14 +116,19 @@ def test_reads_that_a_shared_prefix_saves_are_not_charged() -> None:
     assert model.predict(shape).seconds == without - 0.25 * 16
 
 
-def test_the_curve_is_linear_between_powers_of_two_and_beyond_the_last() -> None:
-    formula = StepFormula(StepCost(fixed_s=0.0, gemm_s=(1.0, 3.0, 4.0), pair_s=0.0, kv_token_s=0.0))
-    assert [formula.gemm_s(n) for n in (0, 1, 2, 3, 4, 8)] == [0.0, 1.0, 3.0, 3.5, 4.0, 6.0]
+def test_the_curve_has_knots_at_powers_of_two_and_halfway_between() -> None:
+    assert [gemm_knot(k) for k in range(10)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert [gemm_segment(n) for n in range(1, 18)] == [0, 1, 2, 3, 3, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7]
+
+
+def test_the_curve_is_linear_between_knots_and_beyond_the_last() -> None:
+    formula = StepFormula(StepCost(fixed_s=0.0, gemm_curve_s=(1.0, 3.0, 4.0, 4.5, 6.5), pair_s=0.0, kv_token_s=0.0))
+    assert [formula.gemm_s(n) for n in (0, 1, 2, 3, 4, 5, 6, 8)] == [0.0, 1.0, 3.0, 4.0, 4.5, 5.5, 6.5, 8.5]
 
 
 def test_a_curve_of_one_point_is_refused() -> None:
     with pytest.raises(ValueError, match="at least"):
-        StepFormula(StepCost(fixed_s=0.0, gemm_s=(1.0,), pair_s=0.0, kv_token_s=0.0))
+        StepFormula(StepCost(fixed_s=0.0, gemm_curve_s=(1.0,), pair_s=0.0, kv_token_s=0.0))
 
 
 def test_fit_recovers_a_machine_that_it_can_represent() -> None:

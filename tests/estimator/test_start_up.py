@@ -123,11 +123,11 @@ def damage(text: str, kind: str) -> str:
     if kind == "no regime":
         del profile["costs"]["mixed"]
     elif kind == "short curve":
-        mixed["gemm_s"] = [1.0]
+        mixed["gemm_curve_s"] = [1.0]
     elif kind == "negative":
         mixed["fixed_s"] = -5.0
     elif kind == "zero":
-        profile["costs"]["mixed"] = {"fixed_s": 0.0, "gemm_s": [0.0, 0.0], "pair_s": 0.0, "kv_token_s": 0.0}
+        profile["costs"]["mixed"] = {"fixed_s": 0.0, "gemm_curve_s": [0.0, 0.0], "pair_s": 0.0, "kv_token_s": 0.0}
     else:
         return "{"
     return json.dumps(profile)
