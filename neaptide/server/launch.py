@@ -188,7 +188,7 @@ def _http_server(
     from neaptide.server.app import ServerState, create_app
     from neaptide.server.auth import KeyRing
     from neaptide.server.batches.lines import ContextCompiler
-    from neaptide.server.batches.machine import BatchSettings
+    from neaptide.server.batches.parts import BatchSettings
     from neaptide.server.batches.service import BatchService
     from neaptide.server.batches.worker import WorkerChecker
     from neaptide.server.hosts import HostFilter

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from neaptide.server.app import ServerState, create_app
 from neaptide.server.batches.lines import ContextCompiler
-from neaptide.server.batches.machine import BatchSettings
+from neaptide.server.batches.parts import BatchSettings
 from neaptide.server.batches.service import BatchService
 from neaptide.server.engine_client import EngineClient
 from neaptide.server.routes.batches import batches_router

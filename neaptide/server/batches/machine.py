@@ -10,13 +10,9 @@ the rows alone say what is left to do.
 """
 
 import asyncio
-import errno
 import logging
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -24,65 +20,21 @@ import msgspec
 
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches import batch_rows, file_rows, finalize
-from neaptide.server.batches.create import window_seconds
-from neaptide.server.batches.files import DAY_S, FileDamagedError, FileStore, no_such_file
+from neaptide.server.batches.files import DAY_S
 from neaptide.server.batches.job import Job
-from neaptide.server.batches.lines import LineCompiler
-from neaptide.server.batches.models import BatchRecord, BatchStatus, FileRecord, LineState, NewLine, PendingLine
-from neaptide.server.batches.plan import check_seal, read_plan, remove_plan, seal_plan
+from neaptide.server.batches.models import BatchRecord, BatchStatus, FileRecord, LineState, PendingLine
+from neaptide.server.batches.parts import Parts
+from neaptide.server.batches.plan import check_seal, read_plan, remove_plan
 from neaptide.server.batches.retry import PatientDisk, ServerStoppingError
 from neaptide.server.batches.runner import Runner
-from neaptide.server.batches.store import Store, StoreUnavailableError
-from neaptide.server.batches.validate import Check, Checker, CheckerDiedError, Limits, LineFault, Report
-from neaptide.server.engine_client import EngineClient
-from neaptide.server.errors import ApiError, NotFoundError
+from neaptide.server.batches.store import StoreUnavailableError
+from neaptide.server.batches.validation import Validation
+from neaptide.server.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-CHECK_TRIES = 2
-"""Of one file, when the process that checks it dies: it may have been the file, or not."""
-MAX_IO_ERRORS = 8
-"""I/O errors (not: a full disk) on a file or a job's plan, within about two minutes, before its batch fails. Later a
-batch has results, and is not given up."""
 SWEEP_PERIOD_S = 60.0
 IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Unix seconds for what people see, and the engine's monotonic seconds for deadlines."""
-
-    wall: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSettings:
-    """Raises ValueError for a completion window that is not a length of time."""
-
-    data_dir: Path
-    completion_windows: tuple[str, ...] = ("24h",)
-    max_file_bytes: int = 200_000_000
-    limits: Limits = field(default_factory=Limits)
-    tick_s: float = 1.0
-    """Period of the check for overdue batches."""
-
-    def __post_init__(self) -> None:
-        for window in self.completion_windows:
-            window_seconds(window)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the machine works with."""
-
-    store: Store
-    files: FileStore
-    engine: EngineClient
-    compiler: LineCompiler
-    checker: Checker
-    settings: BatchSettings
-    clocks: Clocks
 
 
 class Machine:
@@ -90,16 +42,14 @@ class Machine:
 
     def __init__(self, parts: Parts) -> None:
         self._p = parts
-        self._jobs_dir = parts.settings.data_dir / "jobs"
         self._runner = Runner(parts.store, parts.engine, self._describe, self._on_lines_done)
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
         self._ending: set[str] = set()
-        self._io_errors: Counter[str] = Counter()
-        self._one_validation = asyncio.Semaphore(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
         self._disk = PatientDisk()
+        self._validation = Validation(parts, self._disk)
 
     # ---- start and stop ----
 
@@ -129,8 +79,8 @@ class Machine:
         await self._p.checker.close()
 
     def _clean_jobs_dir(self, live: set[str]) -> None:
-        self._jobs_dir.mkdir(exist_ok=True, mode=0o700)
-        for path in self._jobs_dir.iterdir():
+        self._p.jobs_dir.mkdir(exist_ok=True, mode=0o700)
+        for path in self._p.jobs_dir.iterdir():
             if path.stem not in live:
                 path.unlink()
 
@@ -164,94 +114,12 @@ class Machine:
     # ---- validating ----
 
     async def _validate(self, record: BatchRecord, stop: asyncio.Event) -> None:
-        begun = False
-        report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop))
-        if report is not None and report.errors:
-            await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop))
-        elif report is not None:
-            begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop))
+        begun = await self._validation.run(record, stop)
         del self._validating[record.id]
-        self._io_errors.pop(record.id, None)
         if stop.is_set():
             await self._finalize(record.id)
         elif begun:
             await self._resume(record.id)
-
-    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event) -> Report | None:
-        """The file's report, or None when ``stop`` came first."""
-        checking, stopped = asyncio.create_task(self._check(record)), asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({checking, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if checking.done():
-                return checking.result()
-            checking.cancel()
-            await asyncio.gather(checking, return_exceptions=True)
-            return None
-        finally:
-            stopped.cancel()
-
-    async def _check(self, record: BatchRecord) -> Report:
-        try:
-            return await self._check_file(record)
-        except OSError as error:
-            self._io_errors[record.id] += error.errno == errno.EIO
-            if self._io_errors[record.id] < MAX_IO_ERRORS:
-                raise
-            logger.error("batch %s is given up: %s", record.id, error)
-            fault = LineFault("storage_error", "The server's disk failed repeatedly on this batch.")
-            return Report(errors=[fault.entry(None)])
-
-    async def _check_file(self, record: BatchRecord) -> Report:
-        try:
-            path = await self._verify_input(record)
-        except NotFoundError:
-            fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
-            return Report(errors=[fault.entry(None)])
-        except FileDamagedError as error:
-            return Report(errors=[LineFault(error.code or "", error.message, "file_id").entry(None)])
-
-        async def keep(lines: Sequence[NewLine]) -> None:
-            await self._p.store.write(batch_rows.insert_lines, record.id, lines)
-
-        stem = self._stem(record.id)
-        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits)
-        async with self._one_validation:
-            for _ in range(CHECK_TRIES):
-                await self._p.store.write(batch_rows.discard_lines, record.id)
-                try:
-                    return await self._p.checker.check(check, keep)
-                except (OSError, StoreUnavailableError):
-                    raise
-                except CheckerDiedError as error:
-                    logger.error("batch %s: %s", record.id, error)
-                except Exception:
-                    logger.exception("batch %s: validation failed", record.id)
-                    break
-        return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
-
-    async def _verify_input(self, record: BatchRecord) -> Path:
-        """Raises NotFoundError and FileDamagedError, neither of which a live batch can cause itself."""
-        # The file as it was when the batch was created, even if it expires meanwhile.
-        file = await self._p.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
-        if file is None:
-            raise no_such_file()
-        await self._p.files.verify(file)
-        return self._p.files.path(file.id)
-
-    # Both ask for ``stop`` first: a disk that refuses must not keep a cancelled batch, and its plan's space.
-
-    async def _write_failed(self, record: BatchRecord, report: Report, stop: asyncio.Event) -> bool:
-        if stop.is_set():
-            return False
-        logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
-        return await self._p.store.write(batch_rows.fail_batch, record.id, report.errors, self._now(record))
-
-    async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event) -> bool:
-        if stop.is_set():
-            return False
-        await asyncio.to_thread(seal_plan, self._stem(record.id))
-        fingerprint, now = self._p.compiler.fingerprint, self._now(record)
-        return await self._p.store.write(batch_rows.begin_batch, record.id, report.model, fingerprint, now)
 
     # ---- running ----
 
@@ -276,7 +144,7 @@ class Machine:
             await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.MISMATCH_ERROR)
             return None
         try:
-            await self._verify_input(record)
+            await self._p.verify_input(record)
             return await asyncio.to_thread(self._read_job, record, lines)
         except (FileNotFoundError, ValueError, msgspec.DecodeError, ApiError) as error:
             logger.error("batch %s: its input or token file is lost: %s", batch_id, error)
@@ -284,7 +152,7 @@ class Machine:
             return None
 
     def _read_job(self, record: BatchRecord, lines: list[PendingLine]) -> Job:
-        stem = self._stem(record.id)
+        stem = self._p.stem(record.id)
         check_seal(stem)
         plan = read_plan(stem)
         if len(TokenFile(stem)) != len(plan.params_index):
@@ -293,7 +161,7 @@ class Machine:
 
     def _describe(self, job: Job) -> tuple[Path, float]:
         remaining_s = max(0.0, job.expires_at - self._p.clocks.wall())
-        return self._stem(job.batch_id), self._p.clocks.monotonic() + remaining_s
+        return self._p.stem(job.batch_id), self._p.clocks.monotonic() + remaining_s
 
     def _on_lines_done(self, batch_id: str) -> None:
         self._spawn(self._complete(batch_id))
@@ -303,7 +171,7 @@ class Machine:
     async def _complete(self, batch_id: str) -> None:
         async def begin() -> bool:
             record = await self._p.store.read(batch_rows.require_batch, batch_id)
-            return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._now(record))
+            return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._p.now(record))
 
         # Not taken: a cancel or the window's end came first, and whoever decided that finalizes.
         if await self._disk.retry(batch_id, begin):
@@ -319,7 +187,7 @@ class Machine:
             await self._disk.retry(batch_id, lambda: self._finalize_once(batch_id))
         except finalize.FinalizeStoppedError:
             return
-        await asyncio.to_thread(remove_plan, self._stem(batch_id))
+        await asyncio.to_thread(remove_plan, self._p.stem(batch_id))
 
     async def _finalize_once(self, batch_id: str) -> None:
         store = self._p.store
@@ -342,12 +210,12 @@ class Machine:
                 logger.error("batch %s: %s", batch_id, damage)
                 await store.write(batch_rows.fail_damaged_lines, batch_id, damage.line_nos, finalize.DAMAGED_ERROR)
                 output, error = await self._write_files(record)
-        await store.write(batch_rows.finish_batch, batch_id, output, error, self._now(record))
+        await store.write(batch_rows.finish_batch, batch_id, output, error, self._p.now(record))
         logger.info("batch %s: %s", batch_id, record.outcome)
 
     async def _write_files(self, record: BatchRecord) -> tuple[FileRecord | None, FileRecord | None]:
         directory, should_stop = self._p.files.directory, self._stopping.is_set
-        now = self._now(record)
+        now = self._p.now(record)
         return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now)
 
     async def _tick(self) -> None:
@@ -376,14 +244,6 @@ class Machine:
             self.end(batch_id)
 
     # ---- tools ----
-
-    def _stem(self, batch_id: str) -> Path:
-        return self._jobs_dir / batch_id
-
-    def _now(self, record: BatchRecord) -> int:
-        """Wall clock, but never before what already happened to the batch: clocks are set back at times."""
-        past = (record.created_at, record.in_progress_at, record.finalizing_at, record.cancelling_at)
-        return max(int(self._p.clocks.wall()), *(at for at in past if at is not None))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopping.is_set():

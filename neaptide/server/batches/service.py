@@ -12,7 +12,7 @@ from neaptide.server.batches.create import parse_create, window_seconds
 from neaptide.server.batches.file_rows import IdempotencyConflictError
 from neaptide.server.batches.files import FileStore
 from neaptide.server.batches.lines import LineCompiler
-from neaptide.server.batches.machine import BatchSettings, Clocks, Machine, Parts
+from neaptide.server.batches.machine import Machine
 from neaptide.server.batches.models import (
     BatchRecord,
     BatchStatus,
@@ -21,6 +21,7 @@ from neaptide.server.batches.models import (
     new_batch_id,
     new_file_id,
 )
+from neaptide.server.batches.parts import BatchSettings, Clocks, Parts
 from neaptide.server.batches.store import Store, StoreError
 from neaptide.server.batches.validate import Checker
 from neaptide.server.engine_client import EngineClient

@@ -19,8 +19,8 @@ from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason, SamplingParams
 from neaptide.server.batches.files import UploadForm
 from neaptide.server.batches.lines import Assembler, CompiledLine, LineCompiler
-from neaptide.server.batches.machine import BatchSettings, Clocks
 from neaptide.server.batches.models import TERMINAL, BatchRecord, FileRecord, NewLine
+from neaptide.server.batches.parts import BatchSettings, Clocks
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.validate import Check, Checker, Keep, Report, Validator
 from neaptide.server.engine_client import EngineClient

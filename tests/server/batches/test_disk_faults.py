@@ -212,7 +212,7 @@ async def test_a_batch_whose_plan_the_disk_refuses_to_seal_can_be_cancelled(
     def refuse(stem: Path) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr("neaptide.server.batches.machine.seal_plan", refuse)
+    monkeypatch.setattr("neaptide.server.batches.validation.seal_plan", refuse)
     monkeypatch.setattr("neaptide.server.batches.retry.FIRST_DELAY_S", 0.01)
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(3))

@@ -16,7 +16,7 @@ from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason, Tier
 from neaptide.server.app import ServerState, create_app
 from neaptide.server.batches.lines import ContextCompiler
-from neaptide.server.batches.machine import BatchSettings
+from neaptide.server.batches.parts import BatchSettings
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.worker import WorkerChecker
 from neaptide.server.engine_client import EngineClient
