@@ -11,13 +11,15 @@ from neaptide.estimator.iteration_time import Regime, Sample, raggedness, read_k
 from neaptide.estimator.least_squares import Array, fit_relative
 from neaptide.estimator.step_cost import StepCost, gemm_knot, gemm_segment
 
-SHRINKAGES = (2.0, 0.2, 0.02)
+SHRINKAGES = (20.0, 2.0, 0.2)
 """Pull of a regime's coefficients towards those of all regimes together, in samples: cross-validation picks one ..."""
 FOLDS = 3
 LEAST_PER_FOLD = 8
 """... if there are so many samples, else the strongest."""
 SMOOTHNESS = 0.1
-"""Pull of neighbouring slopes of the matrix product curve towards each other, in samples."""
+"""Pull of neighbouring slopes of the matrix product curve towards each other, in samples, up to ..."""
+TILE_TOKENS = 16
+"""... so many tokens; beyond, it grows with the tokens: a kernel's steps are as large as its tiles."""
 
 
 def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
@@ -103,7 +105,8 @@ def _smoothness(features: Array, seconds: Array, num_segments: int) -> Array:
     rows = np.zeros((num_segments - 1, features.shape[1]))
     for k in range(num_segments - 1):
         reached = features[:, 1 + k] > 0.0
-        weight = np.sqrt(SMOOTHNESS) / float(np.median(seconds[reached] if reached.any() else seconds))
+        pull = SMOOTHNESS * max(1.0, gemm_knot(k + 1) / TILE_TOKENS)
+        weight = np.sqrt(pull) / float(np.median(seconds[reached] if reached.any() else seconds))
         # Slopes are equal when increments are as the widths of their segments.
         rows[k, 1 + k] = -weight * (gemm_knot(k + 2) - gemm_knot(k + 1)) / (gemm_knot(k + 1) - gemm_knot(k))
         rows[k, 2 + k] = weight
