@@ -9,6 +9,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -61,6 +62,8 @@ RECIPE: dict[str, Any] = {"cost_model": {"kind": "online"}, "headroom": "fixed"}
 ERRORS = {"tokens/s": 0.03, "p50": 0.05, "p99": 0.15}
 """What a simulation may be off, relative."""
 REPLAY_ERROR = 0.01
+DRAWS = 9
+"""Simulations of the run, each with another draw of what steps scatter by; each measure is the median over them."""
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +87,8 @@ class Replayed:
 @dataclass(slots=True, frozen=True)
 class Simulated:
     machine: MachineModel
-    outcome: Outcome
+    outcomes: list[Outcome]
+    """One for each draw."""
 
 
 def run(quick: bool) -> ExperimentResult:
@@ -176,14 +180,20 @@ class _Fidelity:
         return Replayed(replay(self._log, cost_model=OnlineCostModel(base), headroom=headroom, on_step=take), measures)
 
     def _simulate(self, base: RooflineModel, load: Load, real: Outcome, *, drift: bool) -> Simulated:
+        draws = [self._draw(base, load, real, seed, drift=drift) for seed in range(DRAWS)]
+        return Simulated(draws[0][0], [outcome for _, outcome in draws])
+
+    def _draw(
+        self, base: RooflineModel, load: Load, real: Outcome, seed: int, *, drift: bool
+    ) -> tuple[MachineModel, Outcome]:
         clock = VirtualClock()
         machine = MachineModel(base, real.steps, clock, drift=drift)
         executor = TraceExecutor(
-            NUM_BLOCKS, machine, clock, lambda _: NEVER, lambda name: name.startswith("online"), machine.noise
+            NUM_BLOCKS, machine, clock, lambda _: NEVER, lambda name: name.startswith("online"), machine.noise, seed
         )
         headroom = FixedHeadroom(NUM_BLOCKS, HEADROOM_RATIO)
         core = EngineCore(self._config(load), executor, OnlineCostModel(base), headroom, clock)
-        return Simulated(machine, drive(core, clock, load))
+        return machine, drive(core, clock, load)
 
 
 # ---- what is reported ----
@@ -192,7 +202,7 @@ class _Fidelity:
 def _result(
     model: Path, load: Load, real: Outcome, replayed: Replayed, simulated: Simulated, undrifted: Simulated
 ) -> ExperimentResult:
-    rows = [_replay_row(replayed), *_replay_latencies(real, replayed), *_simulation_rows(real, simulated.outcome)]
+    rows = [_replay_row(replayed), *_replay_latencies(real, replayed), *_simulation_rows(real, simulated.outcomes)]
     machine, plain = simulated.machine, undrifted.machine
     notes = [
         f"Model {model.name}; {len(load.arrivals_s)} online requests at {len(load.arrivals_s) / load.duration_s:.2f}/s "
@@ -200,17 +210,18 @@ def _result(
         f"{1e3 * load.tpot_slo_s:.0f} ms; {len(real.steps)} real steps.",
         "Drift correction: the calibrated step time times measured over predicted time of the real steps within "
         f"{DRIFT_WINDOW_S / 2:.0f} s: here {machine.drift.min():.2f} to {machine.drift.max():.2f}. About it, steps "
-        f"scatter by {machine.noise:.1%}, which the simulation draws anew; mean error {machine.mape:.1%}.",
+        f"scatter by {machine.noise:.1%}, which the simulation draws anew, {DRAWS} times: its figures are medians over "
+        f"these; mean error {machine.mape:.1%}.",
         f"Without the correction the mean error of a step is {plain.mape:.1%}, and "
         + "; ".join(
             f"{row.case} is off by {abs(row.ratio - 1):.1%}"
-            for row in _simulation_rows(real, undrifted.outcome)
+            for row in _simulation_rows(real, undrifted.outcomes)
             if row.ratio
         )
         + ".",
     ]
-    series = _series(real, replayed, simulated.outcome)
-    if real.dry or simulated.outcome.dry:
+    series = _series(real, replayed, simulated.outcomes[0])
+    if real.dry or any(outcome.dry for outcome in simulated.outcomes):
         notes.append("The offline rows ran out before the end: the throughput says little.")
     return ExperimentResult(NAME, rows, notes, series, lambda figure: _plot(figure, series, load), against="real run")
 
@@ -232,23 +243,22 @@ def _replay_latencies(real: Outcome, replayed: Replayed) -> list[Row]:
     ]
 
 
-def _simulation_rows(real: Outcome, simulated: Outcome) -> list[Row]:
+def _simulation_rows(real: Outcome, simulated: list[Outcome]) -> list[Row]:
     rows = [
         _row(
             f"simulated: {kind} tokens/s",
             real.tokens_per_s(online=kind == "online"),
-            simulated.tokens_per_s(online=kind == "online"),
+            median(outcome.tokens_per_s(online=kind == "online") for outcome in simulated),
             "",
             ERRORS["tokens/s"],
         )
         for kind in ("offline", "online")
     ]
-    ours = online_percentiles(simulated.measures, simulated)
+    draws = [online_percentiles(outcome.measures, outcome) for outcome in simulated]
     for name, points in online_percentiles(real.measures, real).items():
         for point in ("p50", "p99"):
-            rows.append(
-                _row(f"simulated: {name} {point}", 1e3 * points[point], 1e3 * ours[name][point], "ms", ERRORS[point])
-            )
+            ours = median(draw[name][point] for draw in draws)
+            rows.append(_row(f"simulated: {name} {point}", 1e3 * points[point], 1e3 * ours, "ms", ERRORS[point]))
     return rows
 
 

@@ -14,6 +14,7 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.estimator.iteration_time import ConstantCostModel
 from neaptide.estimator.trace_executor import TraceExecutor
 from neaptide.experiments.fidelity_runs import Load, MachineModel, Outcome, Step, drive, online_percentiles
+from neaptide.experiments.sim_fidelity import _simulation_rows
 
 NUM_BLOCKS = 1024
 STEP_S = 0.01
@@ -105,3 +106,10 @@ def test_a_replay_of_a_real_run_decides_as_it_did() -> None:
     result = sim_fidelity.run(quick=True)
     assert result.rows[0].case.startswith("replay")
     assert result.rows[0].ours == 0.0
+
+
+def test_a_measure_of_the_simulation_is_the_median_over_its_draws(tmp_path: Path) -> None:
+    load = make_load(tmp_path)
+    real, slow = (run(load, ConstantCostModel(seconds), VirtualClock()) for seconds in (STEP_S, 2.0 * STEP_S))
+    assert all(row.ratio == 1.0 for row in _simulation_rows(real, [slow, real, real]))
+    assert not any(row.holds for row in _simulation_rows(real, [slow, real, slow]) if "online tokens" not in row.case)
