@@ -17,7 +17,7 @@ from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, Sc
 from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import AddRequest
 from neaptide.engine.params import SamplingParams, Tier
-from neaptide.server.build_engine import build_engine
+from neaptide.launch.engine import build_engine
 
 REQUESTS, TOKENS_IN, TOKENS_OUT = 64, 256, 64
 

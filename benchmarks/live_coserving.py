@@ -20,9 +20,9 @@ import httpx
 
 from benchmarks.common import Reference, model_111m, print_table, random_prompts, vocab_size
 from neaptide.commands.server_process import ServerProcess
-from neaptide.loadgen.client import StreamClient, open_loop, poisson_arrivals
-from neaptide.loadgen.prometheus import Samples
-from neaptide.loadgen.recorder import Record, attainment, percentiles
+from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.client.prometheus import Samples
+from neaptide.loadgen.client.recorder import Record, attainment, percentiles
 
 RATE_RPS = 1.0
 ONLINE_IN, ONLINE_OUT = 128, 32

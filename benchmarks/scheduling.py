@@ -19,9 +19,9 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddBatch, AddRequest
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
-from neaptide.estimator.online_fit import OnlineCostModel
-from neaptide.estimator.roofline import RooflineModel
-from neaptide.estimator.sim_executor import SimExecutor
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.executors.simulated.hash_executor import SimExecutor
 
 PROMPT_TOKENS = 250
 MAX_TOKENS = 2_000

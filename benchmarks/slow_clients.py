@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import httpx
 
 from neaptide.commands.server_process import ServerProcess
-from neaptide.loadgen.client import StreamClient, open_loop, poisson_arrivals
-from neaptide.loadgen.recorder import Record, percentile
+from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.client.recorder import Record, percentile
 
 CHAT = "/v1/chat/completions"
 RATE_RPS = 10.0

@@ -69,7 +69,7 @@ def _comma_separated(text: str) -> tuple[str, ...]:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from neaptide.server.launch import LaunchError, serve
+    from neaptide.launch.serve import LaunchError, serve
     from neaptide.server.settings import SettingsError, load_settings
 
     flags = {name: value for name, value in vars(args).items() if name not in ("func", "config")}

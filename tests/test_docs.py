@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.cli import build_parser
 from neaptide.server.batches.metrics import BatchMetrics
-from neaptide.server.batches.store import Store
-from neaptide.server.metrics import ServerMetrics
-from neaptide.server.schemas import ChatBody, CompletionBody
+from neaptide.server.batches.storing.store import Store
+from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.openai.schemas import ChatBody, CompletionBody
 from neaptide.server.settings import Settings
 from tests.acceptance import ROWS, load_ratchet
 

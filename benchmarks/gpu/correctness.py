@@ -18,7 +18,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
-from neaptide.engine.runner.torch_executor import TorchExecutor
+from neaptide.executors.torch.torch_executor import TorchExecutor
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 512

@@ -16,14 +16,14 @@ from rich.table import Table
 from neaptide.commands.outputs import check_writable
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig, SchedulerConfig
-from neaptide.estimator.calibrate import FULL, QUICK, Calibration, Pace
-from neaptide.estimator.calibration_report import OURS, Evaluation, Report, report
-from neaptide.estimator.calibration_steps import Limits
+from neaptide.estimator.calibration.calibrate import FULL, QUICK, Calibration, Pace
+from neaptide.estimator.calibration.micro_runs import MicroRunner
+from neaptide.estimator.calibration.report import OURS, Evaluation, Report, report
+from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.device_profile import save_profile
-from neaptide.estimator.iteration_time import Regime
-from neaptide.estimator.micro_runs import MicroRunner
 from neaptide.estimator.subject import Subject
-from neaptide.server.launch import default_num_threads, embedded_model_path
+from neaptide.launch.serve import default_num_threads, embedded_model_path
 from neaptide.server.settings import EMBEDDED_MODEL
 
 LABELS = {"echo_max": "Echo, c as floor", "echo_sum": "Echo, c added", "bros": "BROS", "hygen": "HyGen", OURS: "ours"}
@@ -79,8 +79,8 @@ def calibrate_model(
     """
     # As in the server's engine process; it counts only before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from neaptide.engine.runner.model_config import resolve_model
-    from neaptide.engine.runner.torch_executor import TorchExecutor
+    from neaptide.executors.torch.model_config import resolve_model
+    from neaptide.executors.torch.torch_executor import TorchExecutor
 
     path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
     clock, cache = MonotonicClock(), CacheConfig()

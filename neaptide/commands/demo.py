@@ -17,9 +17,9 @@ from rich.console import Console
 from neaptide.commands.demo_view import DemoView, View, plain_view
 from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
-from neaptide.loadgen.client import StreamClient, open_loop, poisson_arrivals
-from neaptide.loadgen.prometheus import Samples
-from neaptide.loadgen.recorder import Record, percentiles
+from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.client.prometheus import Samples
+from neaptide.loadgen.client.recorder import Record, percentiles
 
 TTFT_SLO_MS = 1000.0
 TPOT_SLO_MS = 100.0

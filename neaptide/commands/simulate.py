@@ -12,14 +12,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.estimator.chrome_trace import write_chrome_trace
 from neaptide.estimator.device_profile import load_profile
-from neaptide.estimator.explain import Explainer
-from neaptide.estimator.scenario import Scenario
-from neaptide.estimator.sim_result import Percentiles, SimResult
-from neaptide.estimator.simulator import OnProgress, Run, SimulationError, simulate
-from neaptide.loadgen.online_sets import online_requests
-from neaptide.loadgen.workloads import load_offline
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.loadgen.workloads.online_sets import online_requests
+from neaptide.simulation.chrome_trace import write_chrome_trace
+from neaptide.simulation.explain import Explainer
+from neaptide.simulation.result import Percentiles, SimResult
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import OnProgress, Run, SimulationError, simulate
 
 TABLE_WIDTH = 100
 

@@ -68,6 +68,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_log_path: str | None = None
     """Append-only JSON lines, one when a request is first scheduled and one when it ends; ``None`` writes none."""
     step_log_path: str | None = None
-    """Step log to write (``neaptide.engine.step_log``); an earlier one is kept as ``PATH.1``. ``None`` writes none."""
+    """Step log to write (``engine.record.step_log``); an earlier one is kept as ``PATH.1``. ``None`` writes none."""
     witness_fd: int | None = None
     """Inherited memory in which the engine notes the step that it is running; set by the supervisor for each life."""

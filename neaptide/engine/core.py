@@ -21,11 +21,11 @@ from neaptide.engine.messages import (
 )
 from neaptide.engine.offline.pool import row_request_id
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
+from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.stats import StepTimer, step_stats
-from neaptide.engine.step_recorder import StepRecorder
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ INTERNAL_ERROR = "internal_error"
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How to pick tokens and when to stop.
 
-    Values are checked at the edge (``neaptide.server.schemas``); the engine trusts them.
+    Values are checked at the edge (``neaptide.server.openai.schemas``); the engine trusts them.
     Stop *strings* are not here: text never enters the engine, the detokenizer watches for them
     and aborts the request with reason ``stop``.
     """

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile, Efficiencies
-from neaptide.estimator.step_cost import StepCost
 
 GIB = 1 << 30
 BYTES_PER_VALUE = 2

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from neaptide.estimator.iteration_time import Regime
-from neaptide.estimator.step_cost import StepCost
+from neaptide.estimator.cost.iteration_time import Regime
+from neaptide.estimator.cost.step_cost import StepCost
 
 MAX_COST_S = 3600.0
 """No coefficient of a real machine is as large."""

@@ -6,12 +6,12 @@ import msgspec
 
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.headroom import FixedHeadroom
+from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.iteration_time import ConstantCostModel, Regime
-from neaptide.estimator.memory_forecast import ConformalForecast, MuSigmaForecast, QuantileForecast
-from neaptide.estimator.online_fit import OnlineCostModel
-from neaptide.estimator.roofline import RooflineModel
-from neaptide.estimator.step_cost import StepCost
+from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, QuantileForecast
 
 Recipe = dict[str, Any]
 HEADROOM_RATIO = 0.1

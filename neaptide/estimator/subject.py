@@ -7,11 +7,11 @@ from typing import Protocol
 
 from neaptide import __version__
 from neaptide.engine.interfaces import Executor
-from neaptide.estimator.calibration_steps import Limits
+from neaptide.estimator.calibration.micro_runs import Parts
+from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.cost.iteration_time import Regime
+from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.iteration_time import Regime
-from neaptide.estimator.micro_runs import Parts
-from neaptide.estimator.step_cost import StepCost
 
 
 class ProfiledExecutor(Executor, Protocol):

@@ -15,15 +15,15 @@ from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.estimator.device_profile import load_profile
-from neaptide.estimator.measures import CLOCK_ERROR_S
-from neaptide.estimator.scenario import Scenario
-from neaptide.estimator.sim_result import Percentiles, SimResult
-from neaptide.estimator.simulator import Run, simulate
 from neaptide.experiments import bros_case
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.experiments.vllm_cpu_case import CPU_CASES, MANY_FOLD, cpu_notes, cpu_rows, milliseconds, run_case
-from neaptide.loadgen.online_sets import online_requests
-from neaptide.loadgen.workloads import load_offline
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.loadgen.workloads.online_sets import online_requests
+from neaptide.simulation.measures import CLOCK_ERROR_S
+from neaptide.simulation.result import Percentiles, SimResult
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import Run, simulate
 
 NAME = "baseline-sanity"
 ABOUT = "every policy beside an offline flood; what priority does to online latency against vLLM on a CPU"

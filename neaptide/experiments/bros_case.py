@@ -3,12 +3,12 @@
 import logging
 
 from neaptide.estimator.device_profile import load_profile
-from neaptide.estimator.scenario import Scenario
-from neaptide.estimator.sim_result import SimResult
-from neaptide.estimator.simulator import simulate
 from neaptide.experiments.result import Row
-from neaptide.loadgen.online_sets import online_requests
-from neaptide.loadgen.workloads import load_offline
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.loadgen.workloads.online_sets import online_requests
+from neaptide.simulation.result import SimResult
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import simulate
 
 PROFILE = "a100-40g-sxm-opt-13b-tp2"
 ONLINE, OFFLINE = "bros-rt-sharegpt@5", "bros-be"

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from neaptide.commands.calibration import LABELS, calibrate_model
-from neaptide.estimator.calibrate import FULL, QUICK, Measurements, Pace
-from neaptide.estimator.calibration_report import OURS, Report
-from neaptide.estimator.iteration_time import Regime, Sample, regime_of
-from neaptide.estimator.micro_runs import shape_of
-from neaptide.estimator.online_fit import OnlineCostModel
-from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.calibration.calibrate import FULL, QUICK, Measurements, Pace
+from neaptide.estimator.calibration.micro_runs import shape_of
+from neaptide.estimator.calibration.report import OURS, Report
+from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.server.settings import EMBEDDED_MODEL

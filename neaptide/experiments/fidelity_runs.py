@@ -15,10 +15,10 @@ from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.messages import AddBatch, AddRequest
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
-from neaptide.estimator.measures import Measures
-from neaptide.estimator.offline_feed import NO_DEADLINE_S
-from neaptide.estimator.trace_executor import StepTally
-from neaptide.loadgen.client import poisson_arrivals
+from neaptide.executors.simulated.trace_executor import StepTally
+from neaptide.loadgen.client.client import poisson_arrivals
+from neaptide.simulation.measures import Measures
+from neaptide.simulation.offline_feed import NO_DEADLINE_S
 
 ONLINE_IN, ONLINE_OUT = 128, 32
 OFFLINE_IN, OFFLINE_OUT = 256, 64

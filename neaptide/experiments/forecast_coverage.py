@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from neaptide.estimator.memory_forecast import (
+from neaptide.estimator.forecast import (
     WARM_UP_ARRIVALS,
     ConformalForecast,
     MuSigmaForecast,

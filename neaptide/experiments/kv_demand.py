@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neaptide.loadgen.traces import CHARS_PER_TOKEN, data_file, load_online, read_jsonl
+from neaptide.loadgen.workloads.traces import CHARS_PER_TOKEN, data_file, load_online, read_jsonl
 
 PREFILL_TOKENS_PER_S = 30_000
 TICK_S = 0.025

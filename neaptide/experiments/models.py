@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from neaptide.server.launch import embedded_model_path
+from neaptide.launch.serve import embedded_model_path
 
 
 def model_111m() -> Path | None:

@@ -19,17 +19,15 @@ from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, Sc
 from neaptide.engine.core import EngineCore
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import StepOutputs
-from neaptide.engine.step_log import AddLine, StepLine, create_log, read_log
-from neaptide.engine.step_recorder import StepRecorder
-from neaptide.estimator.calibrate import Calibration, Pace
-from neaptide.estimator.calibration_report import report
-from neaptide.estimator.calibration_steps import Limits
-from neaptide.estimator.measures import Measures
-from neaptide.estimator.micro_runs import MicroRunner
-from neaptide.estimator.online_fit import OnlineCostModel
-from neaptide.estimator.replay import Replay, replay
-from neaptide.estimator.roofline import RooflineModel
-from neaptide.estimator.trace_executor import StepTally, TraceExecutor
+from neaptide.engine.record.step_log import AddLine, StepLine, create_log, read_log
+from neaptide.engine.record.step_recorder import StepRecorder
+from neaptide.estimator.calibration.calibrate import Calibration, Pace
+from neaptide.estimator.calibration.micro_runs import MicroRunner
+from neaptide.estimator.calibration.report import report
+from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
 from neaptide.experiments.fidelity_runs import (
     DRIFT_WINDOW_S,
     OFFLINE_OUT,
@@ -43,7 +41,9 @@ from neaptide.experiments.fidelity_runs import (
 )
 from neaptide.experiments.models import benchmark_model
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.server.launch import default_num_threads
+from neaptide.launch.serve import default_num_threads
+from neaptide.simulation.measures import Measures
+from neaptide.simulation.replay import Replay, replay
 
 NAME = "sim-fidelity"
 ABOUT = "the simulator against a real run of the same load: replayed, and simulated from a calibrated profile"
@@ -102,7 +102,7 @@ class _Fidelity:
     def __init__(self, model: Path, size: Size, directory: Path) -> None:
         # As in the server's engine process; it counts only before torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        from neaptide.engine.runner.torch_executor import TorchExecutor
+        from neaptide.executors.torch.torch_executor import TorchExecutor
 
         self._model = model
         self._size = size

@@ -8,15 +8,15 @@ import numpy as np
 
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
+from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.scenario import Scenario
-from neaptide.estimator.sim_result import SimResult
-from neaptide.estimator.simulator import simulate
-from neaptide.estimator.step_cost import StepCost
 from neaptide.experiments.result import Row
-from neaptide.loadgen.online_sets import poisson_arrivals
-from neaptide.loadgen.traces import TraceRequest, content_base
-from neaptide.loadgen.workloads import OfflineSet
+from neaptide.loadgen.workloads.offline_sets import OfflineSet
+from neaptide.loadgen.workloads.online_sets import poisson_arrivals
+from neaptide.loadgen.workloads.traces import TraceRequest, content_base
+from neaptide.simulation.result import SimResult
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import simulate
 
 MANY_FOLD = 5.0
 """The least rise of an online p99 that counts as the known failure of ``priority``."""

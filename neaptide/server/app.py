@@ -7,16 +7,16 @@ from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 import neaptide
-from neaptide.server.auth import AuthMiddleware, KeyRing
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
-from neaptide.server.errors import install_handlers
-from neaptide.server.hosts import HostFilter
-from neaptide.server.metrics import ServerMetrics
-from neaptide.server.metrics_vllm import VllmMetrics
-from neaptide.server.middleware import EdgeMiddleware
-from neaptide.server.openapi import install_openapi
+from neaptide.server.edge.auth import AuthMiddleware, KeyRing
+from neaptide.server.edge.errors import install_handlers
+from neaptide.server.edge.hosts import HostFilter
+from neaptide.server.edge.middleware import EdgeMiddleware
+from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.metrics_vllm import VllmMetrics
+from neaptide.server.openai.openapi import install_openapi
 from neaptide.server.routes import admin, chat, completions, health, models, tokenize
 
 __all__ = ["ServerState", "ServingContext", "create_app"]

@@ -11,9 +11,9 @@ from anyio import CapacityLimiter
 
 from neaptide import __version__
 from neaptide.engine.params import RequestClass
-from neaptide.server.engine_client import EngineClient
-from neaptide.server.errors import OverloadedError
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.edge.errors import OverloadedError
+from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True, frozen=True)

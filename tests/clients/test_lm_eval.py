@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neaptide.data.skills import SKILLS, Example, single
-from neaptide.server.launch import embedded_model_path
+from neaptide.launch.serve import embedded_model_path
 from tests.clients.environment import HERE, ClientEnvironment
 from tests.e2e.server import RunningServer
 

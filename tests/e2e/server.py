@@ -89,7 +89,7 @@ class RunningServer:
     @property
     def engine(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
-        (engine,) = (child for child in children if "neaptide.server.launch" in child.cmdline())
+        (engine,) = (child for child in children if "neaptide.launch.serve" in child.cmdline())
         return engine
 
     def kill_both(self) -> None:

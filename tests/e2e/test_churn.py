@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from neaptide.loadgen.prometheus import Samples
+from neaptide.loadgen.client.prometheus import Samples
 from tests.e2e.server import RunningServer
 
 SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "2", "NEAPTIDE_LOG_LEVEL": "warning"}

@@ -20,7 +20,7 @@ def body(index: int, max_tokens: int) -> dict[str, object]:
 
 def worker_of(server: RunningServer) -> psutil.Process:
     children = psutil.Process(server.process.pid).children()
-    (worker,) = (child for child in children if "neaptide.server.batches.worker" in child.cmdline())
+    (worker,) = (child for child in children if "neaptide.server.batches.checking.worker" in child.cmdline())
     return worker
 
 

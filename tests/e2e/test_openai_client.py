@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from neaptide.server.launch import embedded_model_path
+from neaptide.launch.serve import embedded_model_path
 from tests.e2e.server import RunningServer
 
 MODEL = "neaptide/tiny"

@@ -14,8 +14,8 @@ import openai
 import psutil
 import pytest
 
-from neaptide.server.launch import embedded_model_path
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.launch.serve import embedded_model_path
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batch, wait_terminal
 
 MODEL = "neaptide-tiny"

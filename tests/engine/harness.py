@@ -11,8 +11,8 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
-from neaptide.estimator.iteration_time import ConstantCostModel
-from neaptide.estimator.sim_executor import SimExecutor
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.executors.simulated.hash_executor import SimExecutor
 
 
 def online(request_id: str, prompt: list[int], max_tokens: int = 4, **fields: object) -> AddRequest:

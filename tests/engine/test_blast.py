@@ -7,8 +7,8 @@ import pytest
 
 from neaptide.engine.messages import AbortRequest, AddRequest, CancelBatch, SetOffline
 from neaptide.engine.params import INTERNAL_ERROR, SamplingParams, Tier
-from neaptide.estimator.online_fit import OnlineCostModel
-from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
 from tests.engine.harness import Harness, batch
 
 

@@ -17,7 +17,7 @@ from neaptide.engine.core import EngineCore
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddRequest, RequestOutput
 from neaptide.engine.params import SamplingParams, Tier
-from neaptide.estimator.iteration_time import ConstantCostModel
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.runner.driver import GAP, VOCAB, make_executor, write_checkpoint
 
 BLOCK_SIZE = 4

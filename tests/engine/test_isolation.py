@@ -12,8 +12,8 @@ from neaptide.engine.batch import StepPlan
 from neaptide.engine.isolation import MAX_FAILED_STEPS
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
-from neaptide.engine.runner import torch_executor
-from neaptide.engine.runner.model_runner import ModelRunner
+from neaptide.executors.torch import torch_executor
+from neaptide.executors.torch.model_runner import ModelRunner
 from tests.engine.harness import Harness, online
 from tests.engine.runner.driver import write_checkpoint
 from tests.engine.test_core_against_transformers import Run, assert_greedy, prompts

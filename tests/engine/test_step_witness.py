@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from neaptide.engine.step_witness import StepWitness, create_witness, read_witness
+from neaptide.engine.process.witness import StepWitness, create_witness, read_witness
 from tests.engine.harness import Harness, online
 
 

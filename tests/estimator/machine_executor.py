@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from neaptide.engine.batch import BatchShape, StepPlan
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.interfaces import Prediction
-from neaptide.estimator.iteration_time import Regime
-from neaptide.estimator.roofline import RooflineModel
-from neaptide.estimator.sim_executor import SimExecutor, SimHandle
-from neaptide.estimator.step_cost import StepCost
+from neaptide.estimator.cost.iteration_time import Regime
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.cost.step_cost import StepCost
+from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle
 
 COST = StepCost(
     fixed_s=3e-3, gemm_curve_s=(0.0, 1e-4), pair_s=2e-8, kv_token_s=4e-7, decode_request_s=5e-5, prefill_request_s=2e-4

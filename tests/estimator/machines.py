@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from neaptide.engine.batch import BatchShape
-from neaptide.estimator.iteration_time import Regime, Sample
+from neaptide.estimator.cost.iteration_time import Regime, Sample
 
 Machine = Callable[[BatchShape], float]
 

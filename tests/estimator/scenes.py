@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import constant_recipe, roofline_recipe
-from neaptide.estimator.scenario import Scenario
-from neaptide.estimator.step_cost import StepCost
-from neaptide.loadgen.traces import TraceRequest, content_base
-from neaptide.loadgen.workloads import OfflineSet
+from neaptide.loadgen.workloads.offline_sets import OfflineSet
+from neaptide.loadgen.workloads.traces import TraceRequest, content_base
+from neaptide.simulation.scenario import Scenario
 
 STEP_S = 0.1
 BASE = content_base("scene#0")

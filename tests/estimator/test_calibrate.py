@@ -8,13 +8,22 @@ import pytest
 
 from neaptide.commands.calibration import error_table
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibrate import NO_ROOM, NO_TIME, QUICK, TOO_LONG, Calibration, MeasuredRun, Measurements, Pace
-from neaptide.estimator.calibration_report import OURS, VISIBLE_DRIFT, Report, noise_floor, repeats_of, report
-from neaptide.estimator.calibration_steps import Limits, calibration_steps, ragged_step, start_steps
+from neaptide.estimator.calibration.calibrate import (
+    NO_ROOM,
+    NO_TIME,
+    QUICK,
+    TOO_LONG,
+    Calibration,
+    MeasuredRun,
+    Measurements,
+    Pace,
+)
+from neaptide.estimator.calibration.micro_runs import MicroRunner, shape_of
+from neaptide.estimator.calibration.report import OURS, VISIBLE_DRIFT, Report, noise_floor, repeats_of, report
+from neaptide.estimator.calibration.steps import Limits, calibration_steps, ragged_step, start_steps
+from neaptide.estimator.cost.iteration_time import Regime, regime_of
+from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile, save_profile
-from neaptide.estimator.iteration_time import Regime, regime_of
-from neaptide.estimator.micro_runs import MicroRunner, shape_of
-from neaptide.estimator.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
 from tests.estimator.machine_executor import COST, DIFFERENT, SAME_EVERYWHERE, MachineExecutor
 

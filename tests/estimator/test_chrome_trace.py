@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.engine.step_log import StepLine, read_log
-from neaptide.estimator.chrome_trace import ENGINE, OFFLINE, ONLINE, chrome_events, write_chrome_trace
+from neaptide.engine.record.step_log import StepLine, read_log
+from neaptide.simulation.chrome_trace import ENGINE, OFFLINE, ONLINE, chrome_events, write_chrome_trace
 from tests.golden.renew import GOLDEN_LOG
 
 STEPS = [line for line in read_log(GOLDEN_LOG) if isinstance(line, StepLine)]

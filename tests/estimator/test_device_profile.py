@@ -8,9 +8,9 @@ import pytest
 
 from neaptide.engine.batch import BatchShape
 from neaptide.estimator.analytic import ANALYTIC_NAMES, LLAMA_3_1_8B, QWEN2_5_7B, analytic_profile
+from neaptide.estimator.cost.iteration_time import Regime
+from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import Efficiencies, load_profile, profile_names, save_profile
-from neaptide.estimator.iteration_time import Regime
-from neaptide.estimator.roofline import RooflineModel
 from tests.estimator.machines import decodes, prefills
 
 LIMITS = Efficiencies(gemm=1.0, attention=1.0, bandwidth=1.0, link=1.0)

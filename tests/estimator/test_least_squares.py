@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.estimator.least_squares import Array, fit_relative, nonnegative_solve
+from neaptide.estimator.cost.least_squares import Array, fit_relative, nonnegative_solve
 
 
 def objective(gram: Array, target: Array, x: Array) -> float:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.interfaces import HeadroomPredictor
-from neaptide.estimator.memory_forecast import (
+from neaptide.estimator.forecast import (
     WARM_UP_ARRIVALS,
     ConformalForecast,
     MuSigmaForecast,

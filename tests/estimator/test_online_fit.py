@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.estimator.conformal import MIN_LEVEL, AdaptiveQuantile
-from neaptide.estimator.iteration_time import Regime, Sample, mean_relative_error
-from neaptide.estimator.online_fit import OnlineCostModel
-from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.cost.conformal import MIN_LEVEL, AdaptiveQuantile
+from neaptide.estimator.cost.iteration_time import Regime, Sample, mean_relative_error
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
 from tests.estimator.machines import linear_machine, measure, random_shape
 
 MACHINE = partial(linear_machine, mixed=1.15)

@@ -5,8 +5,8 @@ from typing import Literal
 import pytest
 
 from neaptide.engine.batch import BatchShape
-from neaptide.estimator.iteration_time import Sample, mean_relative_error
-from neaptide.estimator.paper_models import BrosModel, EchoModel, HygenModel
+from neaptide.estimator.cost.iteration_time import Sample, mean_relative_error
+from neaptide.estimator.cost.paper_models import BrosModel, EchoModel, HygenModel
 from tests.estimator.machines import decodes, measure, prefills
 
 

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 
 from neaptide.engine.batch import BatchShape
-from neaptide.engine.block_numbers import BlockNumbers
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
 from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.record.block_numbers import BlockNumbers
+from neaptide.engine.record.step_log import IdleLine, StepLine, create_log, read_log
+from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.step_log import IdleLine, StepLine, create_log, read_log
-from neaptide.engine.step_recorder import StepRecorder
-from neaptide.estimator.iteration_time import ConstantCostModel
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
-from neaptide.estimator.replay import Replay, replay
-from neaptide.estimator.sim_executor import SimExecutor
-from neaptide.estimator.simulator import simulate
+from neaptide.executors.simulated.hash_executor import SimExecutor
+from neaptide.simulation.replay import Replay, replay
+from neaptide.simulation.simulator import simulate
 from tests.engine.harness import batch, online
 from tests.estimator.scenes import mixed
 from tests.golden.renew import GOLDEN_LOG

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.batch import BatchShape
+from neaptide.estimator.cost.iteration_time import Regime, Sample, mean_relative_error, raggedness
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.cost.step_cost import StepCost, StepFormula, gemm_knot, gemm_segment
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.iteration_time import Regime, Sample, mean_relative_error, raggedness
-from neaptide.estimator.roofline import RooflineModel
-from neaptide.estimator.step_cost import StepCost, StepFormula, gemm_knot, gemm_segment
 from tests.estimator.machines import decodes, linear_machine, measure, prefills, random_shape
 
 COST = StepCost(

@@ -1,8 +1,8 @@
 from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.params import SamplingParams
-from neaptide.estimator.iteration_time import ConstantCostModel
-from neaptide.estimator.sim_executor import SimExecutor
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.executors.simulated.hash_executor import SimExecutor
 
 
 def plan(step: int, position: int, *, new: bool) -> StepPlan:

@@ -4,9 +4,9 @@ import pytest
 
 from neaptide.engine.batch import StepPlan
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.estimator.simulator import simulate
-from neaptide.loadgen.traces import TraceRequest
-from neaptide.loadgen.workloads import OfflineSet
+from neaptide.loadgen.workloads.offline_sets import OfflineSet
+from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.simulator import simulate
 from tests.estimator.scenes import constant, offline, online, profile
 
 # ---- how long rows wait ----

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from neaptide.cli import main
-from neaptide.engine.step_log import AddLine, read_log
+from neaptide.engine.record.step_log import AddLine, read_log
 from neaptide.estimator.device_profile import save_profile
-from neaptide.estimator.replay import replay
+from neaptide.simulation.replay import replay
 from tests.estimator.scenes import profile
 
 TRACE = "arrival_s,input_tokens,output_tokens,client\n0.5,20,3,a\n1.0,30,1,b\n3.0,9,4,a\n9.0,9,4,a\n"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from neaptide.engine.batch import StepPlan
+from neaptide.engine.record.step_log import AddLine, BatchLine, RowLine, StepLine, read_log
 from neaptide.engine.scheduler import policies
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.step import StepBuilder
-from neaptide.engine.step_log import AddLine, BatchLine, RowLine, StepLine, read_log
-from neaptide.estimator.explain import Explainer
-from neaptide.estimator.iteration_time import ConstantCostModel
-from neaptide.estimator.simulator import SimulationError, simulate
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.simulation.explain import Explainer
+from neaptide.simulation.simulator import SimulationError, simulate
 from tests.estimator.scenes import STEP_S, constant, mixed, offline, online
 from tests.golden.renew import write_log
 
@@ -250,7 +250,7 @@ def ended(line: object, request_id: str, log: Path) -> bool:
 
 def test_the_same_seed_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from neaptide.estimator.simulator import simulate; "
+        "import sys; from pathlib import Path; from neaptide.simulation.simulator import simulate; "
         "from tests.estimator.scenes import mixed; simulate(mixed(step_noise=0.1), step_log=Path(sys.argv[1]))"
     )
     children = [

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibration_steps import Limits, start_steps
+from neaptide.estimator.calibration.micro_runs import MicroRunner, shape_of
+from neaptide.estimator.calibration.start_up import MAX_STEP_S, MAX_TOTAL_S, ROUNDS, WARM_UP_S, StartUp
+from neaptide.estimator.calibration.steps import Limits, start_steps
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile, save_profile
-from neaptide.estimator.micro_runs import MicroRunner, shape_of
-from neaptide.estimator.online_fit import OnlineCostModel
-from neaptide.estimator.roofline import RooflineModel
-from neaptide.estimator.start_up import MAX_STEP_S, MAX_TOTAL_S, ROUNDS, WARM_UP_S, StartUp
 from neaptide.estimator.subject import Subject, check_profile
 from tests.estimator.machine_executor import SAME_EVERYWHERE, MachineExecutor
 

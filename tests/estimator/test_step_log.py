@@ -14,7 +14,7 @@ from neaptide.engine.core import EngineCore
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AbortRequest, AddRequest, CancelBatch, SetOffline
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
-from neaptide.engine.step_log import (
+from neaptide.engine.record.step_log import (
     AbortLine,
     AddLine,
     HeaderLine,
@@ -24,10 +24,10 @@ from neaptide.engine.step_log import (
     create_log,
     read_log,
 )
-from neaptide.engine.step_recorder import StepRecorder
-from neaptide.estimator.iteration_time import ConstantCostModel
-from neaptide.estimator.sim_executor import SimExecutor
-from neaptide.estimator.simulator import simulate
+from neaptide.engine.record.step_recorder import StepRecorder
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.executors.simulated.hash_executor import SimExecutor
+from neaptide.simulation.simulator import simulate
 from tests.engine.harness import batch
 from tests.estimator.scenes import constant, mixed, offline, online
 from tests.golden.renew import GOLDEN_LOG, write_log
@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_when_the_log_is_closed_is_no_error(caplog: pytest.L
 
 
 def test_a_simulation_says_that_its_log_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neaptide.estimator.simulator.create_log", lambda path: FullAtTheEnd())
+    monkeypatch.setattr("neaptide.simulation.simulator.create_log", lambda path: FullAtTheEnd())
     with pytest.raises(OSError, match="could not be written"):
         simulate(constant(online((0.0, 9, 3))), step_log=tmp_path / "log")
 

@@ -1,8 +1,8 @@
 from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.params import SamplingParams
-from neaptide.estimator.iteration_time import ConstantCostModel
-from neaptide.estimator.trace_executor import END_TOKEN_ID, TraceExecutor
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, TraceExecutor
 
 
 def executor(step_noise: float = 0.0, seed: int = 0) -> tuple[TraceExecutor, VirtualClock]:

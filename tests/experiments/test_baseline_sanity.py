@@ -6,11 +6,11 @@ import pytest
 
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.estimator.device_profile import load_profile
-from neaptide.estimator.scenario import Scenario
 from neaptide.experiments import bros_case
 from neaptide.experiments.baseline_sanity import PROFILE, outcome, run
 from neaptide.experiments.vllm_cpu_case import ALONE, CPU_CASES, FLOODED, CpuRuns, cpu_rows, run_case
-from neaptide.loadgen.traces import TraceRequest
+from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.scenario import Scenario
 
 SEEDS = range(1)
 ONE_STREAM = Scenario(

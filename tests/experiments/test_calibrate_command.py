@@ -9,11 +9,11 @@ import pytest
 from neaptide.cli import main
 from neaptide.commands import calibration
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibrate import QUICK, Calibration, Measurements, Pace
-from neaptide.estimator.calibration_report import OURS, Report, report
-from neaptide.estimator.calibration_steps import Limits
-from neaptide.estimator.iteration_time import Regime
-from neaptide.estimator.micro_runs import MicroRunner
+from neaptide.estimator.calibration.calibrate import QUICK, Calibration, Measurements, Pace
+from neaptide.estimator.calibration.micro_runs import MicroRunner
+from neaptide.estimator.calibration.report import OURS, Report, report
+from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.cost.iteration_time import Regime
 from tests.estimator.machine_executor import MachineExecutor
 
 LIMITS = Limits(max_batched_tokens=256, max_seqs=8, max_model_len=1024, kv_tokens=2048 * 16)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from neaptide.engine.clock import VirtualClock
-from neaptide.estimator.calibrate import QUICK, Calibration, Measurements
-from neaptide.estimator.calibration_report import Report, report
-from neaptide.estimator.calibration_steps import Limits
-from neaptide.estimator.iteration_time import Regime, Sample, regime_of
-from neaptide.estimator.micro_runs import MicroRunner, shape_of
-from neaptide.estimator.roofline import RooflineModel
+from neaptide.estimator.calibration.calibrate import QUICK, Calibration, Measurements
+from neaptide.estimator.calibration.micro_runs import MicroRunner, shape_of
+from neaptide.estimator.calibration.report import Report, report
+from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
+from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
 from neaptide.experiments import cost_model_error
 from neaptide.experiments.cost_model_error import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neaptide.estimator.memory_forecast import ConformalForecast, MuSigmaForecast, QuantileForecast, WindowForecast
+from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, QuantileForecast, WindowForecast
 from neaptide.experiments.forecast_coverage import (
     CONFORMAL,
     FAMILIES,

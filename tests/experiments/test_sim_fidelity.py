@@ -11,8 +11,8 @@ from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.kv.headroom import FixedHeadroom
-from neaptide.estimator.iteration_time import ConstantCostModel
-from neaptide.estimator.trace_executor import TraceExecutor
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.executors.simulated.trace_executor import TraceExecutor
 from neaptide.experiments.fidelity_runs import Load, MachineModel, Outcome, Step, drive, online_percentiles
 from neaptide.experiments.sim_fidelity import _simulation_rows
 

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 
 from neaptide.server.app import ServerState, create_app
 from neaptide.server.batches.lines import ContextCompiler
-from neaptide.server.batches.parts import BatchSettings
 from neaptide.server.batches.service import BatchService
-from neaptide.server.engine_client import EngineClient
+from neaptide.server.batches.wiring import BatchSettings
+from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.batches.fakes import ThreadChecker
 from tests.server.batches.test_same_answer import RowEngine
 from tests.server.conftest import MODEL_ID, USER, make_context

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.fuzz.app import FuzzedApp, fuzzed_app
 from tests.server.conftest import MODEL_DIR
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from neaptide.estimator.simulator import Run, simulate
+from neaptide.simulation.simulator import Run, simulate
 from tests.estimator.scenes import mixed
 
 GOLDEN_LOG = Path(__file__).with_name("mixed_neaptide.jsonl")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neaptide.loadgen.lengths import lognormal_lengths
+from neaptide.loadgen.workloads.lengths import lognormal_lengths
 
 
 @pytest.mark.parametrize(("count", "lengths"), [(0, []), (1, [100])])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.loadgen.online_sets import generated_online_names, online_requests
-from neaptide.loadgen.traces import load_online, online_names
-from neaptide.loadgen.workloads import load_offline, offline_names
+from neaptide.loadgen.workloads.offline_sets import load_offline, offline_names
+from neaptide.loadgen.workloads.online_sets import generated_online_names, online_requests
+from neaptide.loadgen.workloads.traces import load_online, online_names
 
 FINE = '{"body": {"prompt": "fine"}}\n'
 

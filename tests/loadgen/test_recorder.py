@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from neaptide.loadgen.client import poisson_arrivals
-from neaptide.loadgen.prometheus import Samples
-from neaptide.loadgen.recorder import Record, attainment, percentile, percentiles
+from neaptide.loadgen.client.client import poisson_arrivals
+from neaptide.loadgen.client.prometheus import Samples
+from neaptide.loadgen.client.recorder import Record, attainment, percentile, percentiles
 
 
 def record(*token_times_s: float, error: str | None = None) -> Record:

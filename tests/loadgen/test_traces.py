@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.loadgen.traces import (
+from neaptide.loadgen.workloads.offline_sets import prefix_sharing
+from neaptide.loadgen.workloads.traces import (
     FIRST_TOKEN_ID,
     TraceRequest,
     block_segments,
@@ -19,7 +20,6 @@ from neaptide.loadgen.traces import (
     online_names,
     token_ids,
 )
-from neaptide.loadgen.workloads import prefix_sharing
 
 # requests; input mean, max; output mean, max (tokens); duration (s); CV of gaps: the statistics of the trace collection
 PUBLISHED = {
@@ -186,7 +186,7 @@ def test_tokens_are_the_hash_of_content_and_position() -> None:
 
 
 def test_content_ids_do_not_depend_on_the_process() -> None:
-    code = "from neaptide.loadgen.traces import content_base; print(content_base('bbh#0'))"
+    code = "from neaptide.loadgen.workloads.traces import content_base; print(content_base('bbh#0'))"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.loadgen.blend_sets import DENSITY_TOKENS, TRACE_TARGETS, blend_counts
-from neaptide.loadgen.lengths import lognormal_lengths, shares_of
-from neaptide.loadgen.online_sets import (
+from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS, TRACE_TARGETS, blend_counts
+from neaptide.loadgen.workloads.lengths import lognormal_lengths, shares_of
+from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline, offline_names, prefix_sharing
+from neaptide.loadgen.workloads.online_sets import (
     echo_day_curve,
     online_requests,
     servegen_day_curve,
 )
-from neaptide.loadgen.traces import TraceRequest, content_base, load_online
-from neaptide.loadgen.workloads import OfflineSet, load_offline, offline_names, prefix_sharing
+from neaptide.loadgen.workloads.traces import TraceRequest, content_base, load_online
 
 # requests; input mean, max; output mean, max (tokens); highest hit ratio: the statistics of the trace collection.
 # An output of less than one token counts as one here: bbh (0 there), the translations (no outputs there).

@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from openai.types.chat import ChatCompletionMessageParam
 
 from neaptide.server.app import ServerState, ServingContext, create_app
-from neaptide.server.auth import KeyRing
-from neaptide.server.engine_client import EngineClient
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.edge.auth import KeyRing
+from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 
 MODEL_DIR = Path(str(files("neaptide.data"))) / "neaptide-tiny"

@@ -11,9 +11,9 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from neaptide.server.metrics import ServerMetrics
-from neaptide.server.middleware import MAX_HEADER_BYTES
-from neaptide.server.transport import TransportLimits, protocol_class
+from neaptide.server.edge.middleware import MAX_HEADER_BYTES
+from neaptide.server.edge.transport import TransportLimits, protocol_class
+from neaptide.server.observe.metrics import ServerMetrics
 
 
 class Live:

@@ -8,7 +8,7 @@ import pytest
 
 from neaptide.engine.messages import AddRequest, RequestOutput, StepOutputs, TokenLogprobs
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
-from neaptide.server.backlog import MAX_BACKLOG_VALUES, OutputBacklog, SlowReaderError
+from neaptide.server.link.backlog import MAX_BACKLOG_VALUES, OutputBacklog, SlowReaderError
 from tests.server.asgi import Exchange, settle
 from tests.server.conftest import USER, Server
 
@@ -100,7 +100,7 @@ async def test_a_reader_that_catches_up_gets_the_same_text_in_fewer_pieces(serve
 async def test_who_is_told_too_late_sees_an_error_and_counts_as_aborted(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neaptide.server.backlog.MAX_BACKLOG_VALUES", 20)
+    monkeypatch.setattr("neaptide.server.link.backlog.MAX_BACKLOG_VALUES", 20)
     exchange = SlowExchange(server.app, CHAT, {"messages": USER, "max_tokens": 3000, "stream": True}, pauses=60)
     await asyncio.wait_for(exchange.task, 10)
     assert exchange.events[-2]["error"]["code"] == "reader_too_slow"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from neaptide.server.batches.checking.validate import Limits, Report, Validator
 from neaptide.server.batches.lines import ContextCompiler
-from neaptide.server.batches.models import NewLine
-from neaptide.server.batches.validate import Limits, Report, Validator
+from neaptide.server.batches.storing.models import NewLine
 from tests.server.conftest import MODEL_ID, USER, Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

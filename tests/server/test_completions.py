@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_ID, Server
 
 

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
-from neaptide.server.detokenizer import IncrementalDecoder, StopScanner
-from neaptide.server.prepare import COMPLETIONS, prepare
-from neaptide.server.respond import ResponseAssembler
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.openai.prepare import COMPLETIONS, prepare
+from neaptide.server.openai.respond import ResponseAssembler
+from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_DIR, make_context
 
 TOKENIZER = Tokenizer(MODEL_DIR)

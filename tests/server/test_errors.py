@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from neaptide.server.errors import MAX_MESSAGE_CHARS
-from neaptide.server.jsonbody import parse_object
+from neaptide.server.edge.errors import MAX_MESSAGE_CHARS
+from neaptide.server.edge.jsonbody import parse_object
 from tests.server.conftest import MODEL_ID, USER, Server
 
 CHAT = "/v1/chat/completions"
@@ -269,7 +269,7 @@ async def test_bodies_of_very_many_values_are_refused_unparsed(
 
     raw = b'{"prompt": "x", "metadata": [' + unit * (10_000_000 // len(unit)) + b"1]}"
     with monkeypatch.context() as patch:
-        patch.setattr("neaptide.server.jsonbody.json.loads", must_not_run)
+        patch.setattr("neaptide.server.edge.jsonbody.json.loads", must_not_run)
         reply = await server.http.post(COMPLETIONS, content=raw, headers={"content-type": "application/json"})
     assert (reply.status_code, _check_envelope(reply)["code"]) == (400, "invalid_json")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.server.fingerprint import model_fingerprint
+from neaptide.server.link.fingerprint import model_fingerprint
 from tests.server.conftest import MODEL_DIR
 
 pytestmark = pytest.mark.acceptance("A22", "fingerprint of a changed model")

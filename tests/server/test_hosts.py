@@ -4,8 +4,8 @@ import httpx2
 import pytest
 
 from neaptide.server.app import ServerState, create_app
-from neaptide.server.hosts import HostFilter
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.edge.hosts import HostFilter
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import make_context
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.respond import ChoiceAssembler
+from neaptide.server.openai.respond import ChoiceAssembler
 from tests.server.conftest import MODEL_ID, Server
 
 POISON_SEED = 666

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from neaptide.server.logs import JsonFormatter, TextFormatter
-from neaptide.server.request_log import RequestRecord
+from neaptide.server.observe.logs import JsonFormatter, TextFormatter
+from neaptide.server.observe.request_log import RequestRecord
 
 NASTY = "a\r\nINFO forged\x1b[31m\x00\x7f\x85\u2028b"
 FORMATTERS = (JsonFormatter(), TextFormatter())
@@ -49,10 +49,10 @@ def test_control_characters_are_escaped(formatter: logging.Formatter) -> None:
 def test_everything_in_a_process_has_the_same_form(form: str) -> None:
     program = (
         "import logging, warnings\n"
-        "from neaptide.server.logs import configure_logging\n"
+        "from neaptide.server.observe.logs import configure_logging\n"
         f"configure_logging('info', '{form}')\n"
         "logging.getLogger('uvicorn.error').info('from the web server')\n"
-        "logging.getLogger('neaptide.engine.process').warning('from the engine')\n"
+        "logging.getLogger('neaptide.engine.process.loop').warning('from the engine')\n"
         "logging.getLogger('alembic.x').info('migrations are chatty')\n"
         "warnings.warn('look')\n"
     )
@@ -62,5 +62,5 @@ def test_everything_in_a_process_has_the_same_form(form: str) -> None:
         assert [json.loads(line)["level"] for line in lines] == ["info", "warning", "warning"]
     else:
         assert "INFO uvicorn.error: from the web server" in lines[0]
-        assert "WARNING neaptide.engine.process: from the engine" in lines[1]
+        assert "WARNING neaptide.engine.process.loop: from the engine" in lines[1]
     assert len(lines) == 3

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.datastructures import Headers
 
 from neaptide.engine.params import FinishReason
-from neaptide.server.patience import patience_s
+from neaptide.server.edge.patience import patience_s
 from tests.server.asgi import Exchange
 from tests.server.conftest import USER, Server
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from neaptide.server.piece_cache import MAX_TEXT_CHARS, PieceCache
+from neaptide.server.text.piece_cache import MAX_TEXT_CHARS, PieceCache
 from tests.server.conftest import MODEL_DIR
 
 LLAMA_3 = (

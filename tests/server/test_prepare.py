@@ -9,10 +9,10 @@ import pytest
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason, Tier
 from neaptide.server.context import GenerationDefaults
-from neaptide.server.errors import ApiError, EngineFailedError
-from neaptide.server.prepare import CHAT, COMPLETIONS, parse_body, prepare
-from neaptide.server.respond import ResponseAssembler
-from neaptide.server.schemas import (
+from neaptide.server.edge.errors import ApiError, EngineFailedError
+from neaptide.server.openai.prepare import CHAT, COMPLETIONS, parse_body, prepare
+from neaptide.server.openai.respond import ResponseAssembler
+from neaptide.server.openai.schemas import (
     Body,
     ChatBody,
     ChatMessage,
@@ -26,7 +26,7 @@ from neaptide.server.schemas import (
     Tool,
     ToolCall,
 )
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import USER, make_context
 
 BODY: dict[str, Any] = {"messages": USER, "max_tokens": 8}

@@ -14,14 +14,14 @@ import pytest
 from fastapi import FastAPI
 
 from neaptide.server.app import ServerState, create_app
-from neaptide.server.auth import OPEN_PATHS, KeyRing
 from neaptide.server.batches.lines import ContextCompiler
-from neaptide.server.batches.parts import BatchSettings
 from neaptide.server.batches.service import BatchService
-from neaptide.server.engine_client import EngineClient
+from neaptide.server.batches.wiring import BatchSettings
+from neaptide.server.edge.auth import OPEN_PATHS, KeyRing
+from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.asgi import Exchange
 from tests.server.batches.fakes import ThreadChecker
 from tests.server.batches.test_same_answer import RowEngine

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from neaptide.server import logprobs
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.openai import logprobs
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.asgi import Exchange
 from tests.server.conftest import MODEL_ID, Server
 
@@ -139,7 +139,7 @@ async def test_long_tables_of_logprobs_are_not_made_on_the_event_loop(
         made_in.append(threading.get_ident())
         return original(*args)
 
-    monkeypatch.setattr("neaptide.server.respond.completion_logprobs", noted)
+    monkeypatch.setattr("neaptide.server.openai.respond.completion_logprobs", noted)
     body = {"prompt": [7] * 2000, "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
     reply = await server.http.post(COMPLETIONS, json=body)
     assert reply.status_code == 200

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import EngineConfig, ExecutorConfig, SchedulerConfig
-from neaptide.estimator.replay import replay
-from neaptide.server.build_engine import build_engine
-from neaptide.server.launch import embedded_model_path, engine_config
+from neaptide.launch.engine import build_engine
+from neaptide.launch.serve import embedded_model_path, engine_config
 from neaptide.server.settings import Settings
+from neaptide.simulation.replay import replay
 from tests.engine.harness import batch, online
 
 

@@ -12,9 +12,9 @@ import pytest
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.engine.messages import AddRequest
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
-from neaptide.server.engine_client import EngineClient, EngineUnavailableError
-from neaptide.server.launch import embedded_model_path
-from neaptide.server.supervisor import EngineStartError, Supervisor
+from neaptide.launch.serve import embedded_model_path
+from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
+from neaptide.server.link.supervisor import EngineStartError, Supervisor
 
 
 def config(tmp_path: Path, max_num_seqs: int = 256) -> EngineConfig:
@@ -90,7 +90,7 @@ async def test_only_the_requests_of_the_last_step_are_lost(tmp_path: Path) -> No
 
 @pytest.mark.acceptance("A5", "an engine that is stopped for good")
 async def test_silent_engine_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neaptide.server.supervisor.LEAST_SILENCE_S", 1.5)
+    monkeypatch.setattr("neaptide.server.link.supervisor.LEAST_SILENCE_S", 1.5)
     client = EngineClient()
     supervisor = Supervisor(client, config(tmp_path))
     try:
@@ -159,7 +159,7 @@ async def test_process_that_cannot_be_killed_keeps_no_stream_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("LEAST_SILENCE_S", 1.0), ("LAST_CHANCE_S", 0.1), ("DUMP_S", 0.1), ("KILL_TIMEOUT_S", 0.1)):
-        monkeypatch.setattr(f"neaptide.server.supervisor.{name}", seconds)
+        monkeypatch.setattr(f"neaptide.server.link.supervisor.{name}", seconds)
     client = EngineClient()
     supervisor = Supervisor(client, config(tmp_path))
     try:
@@ -187,7 +187,7 @@ async def test_process_that_cannot_be_killed_keeps_no_stream_waiting(
 async def test_engine_that_speaks_in_its_last_chance_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # No silence is short enough: every word of the engine comes in its last chance.
     for name, value in (("LEAST_SILENCE_S", 0.0), ("SILENCE_STEPS", 0.0), ("LAST_CHANCE_S", 60.0)):
-        monkeypatch.setattr(f"neaptide.server.supervisor.{name}", value)
+        monkeypatch.setattr(f"neaptide.server.link.supervisor.{name}", value)
     client = EngineClient()
     supervisor = Supervisor(client, config(tmp_path))
     try:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from neaptide.server.chat_template import ChatTemplate
-from neaptide.server.errors import ApiError, ContextLengthError, InvalidRequestError
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.edge.errors import ApiError, ContextLengthError, InvalidRequestError
+from neaptide.server.text.chat_template import ChatTemplate
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_DIR, MODEL_ID, Server
 
 CONVERSATIONS: list[list[dict[str, Any]]] = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.tool_calls import CLOSE, MAX_CALL_CHARS, OPEN, ToolCallParser
+from neaptide.server.openai.tool_calls import CLOSE, MAX_CALL_CHARS, OPEN, ToolCallParser
 from tests.server.conftest import MODEL_ID, USER, Server
 
 NAMES = frozenset({"weather", "add"})

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.launch import room_for
-from neaptide.server.tokenizer import Tokenizer
-from neaptide.server.transport import TransportLimits
+from neaptide.launch.serve import room_for
+from neaptide.server.edge.transport import TransportLimits
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import USER, Server, make_server
 from tests.server.live import Live, request_bytes, serving
 

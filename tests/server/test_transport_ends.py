@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI, Response
 from prometheus_client import CollectorRegistry
 
-from neaptide.server.metrics import ServerMetrics
-from neaptide.server.transport import TransportLimits
+from neaptide.server.edge.transport import TransportLimits
+from neaptide.server.observe.metrics import ServerMetrics
 from tests.server.conftest import USER, Server
 from tests.server.live import Live, RawClient, request_bytes, serving
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.asgi import settle
 from tests.server.conftest import USER, Server, make_server
 from tests.server.live import serving

@@ -4,7 +4,7 @@
 class FixedHeadroom:
     """A fixed share of the pool, or what online work holds now if that is more.
 
-    Implements ``HeadroomPredictor``; the forecasting ones live in ``neaptide.estimator.memory_forecast``.
+    Implements ``HeadroomPredictor``; the forecasting ones live in ``neaptide.estimator.forecast``.
     """
 
     def __init__(self, num_blocks: int, ratio: float) -> None:

@@ -13,7 +13,7 @@ from neaptide.engine.kv.manager import KVCacheManager, PrefixHit
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.batch_size import OverrunController
+from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.queues import deadline_order
 from neaptide.engine.scheduler.slack import SlackTracker

@@ -13,11 +13,11 @@ import msgspec
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.context import GenerationDefaults, ServingContext
-from neaptide.server.engine_client import EngineClient
-from neaptide.server.errors import ApiError
-from neaptide.server.prepare import prepare
-from neaptide.server.respond import ResponseAssembler
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.edge.errors import ApiError
+from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.openai.prepare import prepare
+from neaptide.server.openai.respond import ResponseAssembler
+from neaptide.server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from neaptide.server.batches.models import LIVE, TERMINAL, BatchStatus
-from neaptide.server.batches.store import Store, StoreUnavailableError
-from neaptide.server.batches.tables import batches, files
+from neaptide.server.batches.storing.models import LIVE, TERMINAL, BatchStatus
+from neaptide.server.batches.storing.store import Store, StoreUnavailableError
+from neaptide.server.batches.storing.tables import batches, files
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from neaptide.server.batches.files import Upload, UploadForm
-from neaptide.server.errors import InvalidRequestError, PayloadTooLargeError
+from neaptide.server.batches.storing.files import Upload, UploadForm
+from neaptide.server.edge.errors import InvalidRequestError, PayloadTooLargeError
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from neaptide.server.batches.models import BatchRecord, BatchStatus, FileRecord
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord
 
 
 def file_object(record: FileRecord) -> dict[str, Any]:

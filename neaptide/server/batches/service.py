@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from neaptide.server.batches import batch_rows
-from neaptide.server.batches.batch_rows import WrongPurposeError
-from neaptide.server.batches.create import parse_create, window_seconds
-from neaptide.server.batches.file_rows import IdempotencyConflictError
-from neaptide.server.batches.files import FileStore
+from neaptide.server.batches.checking.create import parse_create, window_seconds
+from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
-from neaptide.server.batches.machine import Machine
-from neaptide.server.batches.models import (
+from neaptide.server.batches.running.machine import Machine
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.batch_rows import WrongPurposeError
+from neaptide.server.batches.storing.file_rows import IdempotencyConflictError
+from neaptide.server.batches.storing.files import FileStore
+from neaptide.server.batches.storing.models import (
     BatchRecord,
     BatchStatus,
     IdempotencyKey,
@@ -21,11 +22,10 @@ from neaptide.server.batches.models import (
     new_batch_id,
     new_file_id,
 )
-from neaptide.server.batches.parts import BatchSettings, Clocks, Parts
-from neaptide.server.batches.store import Store, StoreError
-from neaptide.server.batches.validate import Checker
-from neaptide.server.engine_client import EngineClient
-from neaptide.server.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
+from neaptide.server.batches.storing.store import Store, StoreError
+from neaptide.server.batches.wiring import BatchSettings, Clocks, Parts
+from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
+from neaptide.server.link.engine_client import EngineClient
 
 
 class BatchService:

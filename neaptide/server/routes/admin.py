@@ -2,16 +2,16 @@
 
 from fastapi import APIRouter, Request
 
-from neaptide.server.auth import KeyRing
 from neaptide.server.context import ServingContext
-from neaptide.server.errors import PermissionDeniedError
-from neaptide.server.hosts import is_loopback
-from neaptide.server.jsonbody import read_object
-from neaptide.server.metrics import ServerMetrics
-from neaptide.server.openapi import JSON_BODY_ERRORS, replies, request_body
-from neaptide.server.prepare import parse_body
-from neaptide.server.replies import OfflineSwitch
-from neaptide.server.schemas import OfflineSwitchBody
+from neaptide.server.edge.auth import KeyRing
+from neaptide.server.edge.errors import PermissionDeniedError
+from neaptide.server.edge.hosts import is_loopback
+from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
+from neaptide.server.openai.prepare import parse_body
+from neaptide.server.openai.replies import OfflineSwitch
+from neaptide.server.openai.schemas import OfflineSwitchBody
 
 router = APIRouter()
 

@@ -5,15 +5,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import JSONResponse
 
-from neaptide.server.auth import principal_of
-from neaptide.server.batches.create import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
-from neaptide.server.batches.faults import storage_faults
+from neaptide.server.batches.checking.create import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
+from neaptide.server.batches.checking.validate import ENDPOINTS
 from neaptide.server.batches.objects import batch_object, list_object
 from neaptide.server.batches.service import BatchService
-from neaptide.server.batches.validate import ENDPOINTS
-from neaptide.server.jsonbody import read_object
-from neaptide.server.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies
-from neaptide.server.replies import Batch, BatchList
+from neaptide.server.batches.storing.faults import storage_faults
+from neaptide.server.edge.auth import principal_of
+from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies
+from neaptide.server.openai.replies import Batch, BatchList
 from neaptide.server.routes.files import idempotency_key, lifetime_schema
 
 

@@ -2,11 +2,11 @@
 
 from fastapi import APIRouter, Request, Response
 
-from neaptide.server.generation import answer
-from neaptide.server.openapi import JSON_BODY_ERRORS, replies, request_body
-from neaptide.server.prepare import COMPLETIONS
-from neaptide.server.replies import Completion, CompletionChunk
-from neaptide.server.schemas import CompletionBody
+from neaptide.server.openai.generation import answer
+from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
+from neaptide.server.openai.prepare import COMPLETIONS
+from neaptide.server.openai.replies import Completion, CompletionChunk
+from neaptide.server.openai.schemas import CompletionBody
 
 router = APIRouter()
 

@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import FileResponse, JSONResponse
 
-from neaptide.server.auth import principal_of
-from neaptide.server.batches.faults import storage_faults
-from neaptide.server.batches.files import MAX_EXPIRY_S, MIN_EXPIRY_S, PURPOSES
 from neaptide.server.batches.multipart import read_upload
 from neaptide.server.batches.objects import file_object, list_object
 from neaptide.server.batches.service import BatchService
-from neaptide.server.errors import InvalidRequestError
-from neaptide.server.openapi import IDEMPOTENCY_KEY, body_schema, replies
-from neaptide.server.replies import File, FileDeleted, FileList
+from neaptide.server.batches.storing.faults import storage_faults
+from neaptide.server.batches.storing.files import MAX_EXPIRY_S, MIN_EXPIRY_S, PURPOSES
+from neaptide.server.edge.auth import principal_of
+from neaptide.server.edge.errors import InvalidRequestError
+from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, body_schema, replies
+from neaptide.server.openai.replies import File, FileDeleted, FileList
 
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 _ONE_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{0,18})")

@@ -9,10 +9,10 @@ from starlette.responses import JSONResponse
 import neaptide
 from neaptide.engine.params import RequestClass
 from neaptide.server.context import ServingContext
-from neaptide.server.errors import UnavailableError, engine_unavailable
-from neaptide.server.metrics import ServerMetrics
-from neaptide.server.openapi import replies
-from neaptide.server.replies import Load, Version
+from neaptide.server.edge.errors import UnavailableError, engine_unavailable
+from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.openai.openapi import replies
+from neaptide.server.openai.replies import Load, Version
 
 router = APIRouter()
 

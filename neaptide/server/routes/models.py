@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
-from neaptide.server.errors import model_not_found
-from neaptide.server.openapi import replies
-from neaptide.server.replies import Model, ModelList
+from neaptide.server.edge.errors import model_not_found
+from neaptide.server.openai.openapi import replies
+from neaptide.server.openai.replies import Model, ModelList
 
 router = APIRouter()
 

@@ -7,13 +7,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from neaptide.server.context import ServingContext
-from neaptide.server.errors import ContextLengthError, InvalidRequestError
-from neaptide.server.jsonbody import read_object
-from neaptide.server.openapi import JSON_BODY_ERRORS, replies, request_body
-from neaptide.server.prepare import check_model, parse_body
-from neaptide.server.prompts import MAX_CHARS_PER_TOKEN, encode_conversation
-from neaptide.server.replies import Detokenized, Tokenized, TokenizerInfo
-from neaptide.server.schemas import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
+from neaptide.server.edge.errors import ContextLengthError, InvalidRequestError
+from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
+from neaptide.server.openai.prepare import check_model, parse_body
+from neaptide.server.openai.replies import Detokenized, Tokenized, TokenizerInfo
+from neaptide.server.openai.schemas import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
+from neaptide.server.text.prompts import MAX_CHARS_PER_TOKEN, encode_conversation
 
 router = APIRouter()
 

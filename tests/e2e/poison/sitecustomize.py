@@ -7,7 +7,7 @@ import os
 import signal
 
 from neaptide.engine.batch import StepPlan
-from neaptide.estimator.sim_executor import SimExecutor, SimHandle
+from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle
 
 _submit = SimExecutor.submit
 

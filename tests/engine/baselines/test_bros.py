@@ -15,7 +15,7 @@ from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.baselines.bros import AdaptiveBatchSize, BrosScheduler
 from neaptide.engine.scheduler.baselines.whole_prompts import NO_HIT
-from neaptide.estimator.iteration_time import ConstantCostModel
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.baselines.costs import PerTokenCost
 from tests.engine.harness import Harness, batch, online
 

@@ -15,8 +15,8 @@ from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.estimator.replay import replay
-from neaptide.estimator.sim_executor import SimExecutor, SimHandle, simulated_token
+from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle, simulated_token
+from neaptide.simulation.replay import replay
 from tests.engine.harness import Harness, online
 from tests.estimator.test_replay import Recorded
 

@@ -13,7 +13,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
-from neaptide.engine.runner.torch_executor import TorchExecutor
+from neaptide.executors.torch.torch_executor import TorchExecutor
 
 VOCAB = 128
 GREEDY = SamplingParams(temperature=0.0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from neaptide.engine.runner.layers.linear import Linear
+from neaptide.executors.torch.layers.linear import Linear
 
 ROWS = (1, 7, 8, 11, 15, 16, 17)
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from neaptide.engine.runner import model_config
-from neaptide.engine.runner.model_config import (
+from neaptide.executors.torch import model_config
+from neaptide.executors.torch.model_config import (
     RopeConfig,
     UnsupportedModelError,
     find_weight_files,

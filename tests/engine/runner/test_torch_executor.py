@@ -11,8 +11,8 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.interfaces import Executor
 from neaptide.engine.params import SamplingParams
-from neaptide.engine.runner import device, torch_executor
-from neaptide.engine.runner.torch_executor import TorchExecutor
+from neaptide.executors.torch import device, torch_executor
+from neaptide.executors.torch.torch_executor import TorchExecutor
 from tests.engine.runner.driver import VOCAB, Driver, make_executor, random_prompt, reference_logits
 
 Gqa = tuple[Path, LlamaForCausalLM]

@@ -17,14 +17,14 @@ from neaptide.engine.messages import (
 )
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason, SamplingParams
-from neaptide.server.batches.files import UploadForm
+from neaptide.server.batches.checking.validate import Check, Checker, Keep, Report, Validator
 from neaptide.server.batches.lines import Assembler, CompiledLine, LineCompiler
-from neaptide.server.batches.models import TERMINAL, BatchRecord, FileRecord, NewLine
-from neaptide.server.batches.parts import BatchSettings, Clocks
 from neaptide.server.batches.service import BatchService
-from neaptide.server.batches.validate import Check, Checker, Keep, Report, Validator
-from neaptide.server.engine_client import EngineClient
-from neaptide.server.errors import ApiError, InvalidRequestError
+from neaptide.server.batches.storing.files import UploadForm
+from neaptide.server.batches.storing.models import TERMINAL, BatchRecord, FileRecord, NewLine
+from neaptide.server.batches.wiring import BatchSettings, Clocks
+from neaptide.server.edge.errors import ApiError, InvalidRequestError
+from neaptide.server.link.engine_client import EngineClient
 
 CHAT = "/v1/chat/completions"
 READY = EngineReady("m", "cpu", "float32", 256, 1024, 16, 64, [0])

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from neaptide.server.batches.checking.worker import main
 from neaptide.server.batches.lines import CompiledLine
-from neaptide.server.batches.worker import main
 from tests.server.batches.fakes import FakeCompiler
 
 

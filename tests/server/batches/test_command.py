@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from neaptide.commands import batch
-from neaptide.server.errors import install_handlers
+from neaptide.server.edge.errors import install_handlers
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from tests.server.batches.fakes import Server, jsonl, line, numbered

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.batches.models import TERMINAL
-from neaptide.server.batches.store import DATABASE_NAME, Store, StoreError
-from neaptide.server.errors import ApiError, NotFoundError
+from neaptide.server.batches.storing.models import TERMINAL
+from neaptide.server.batches.storing.store import DATABASE_NAME, Store, StoreError
+from neaptide.server.edge.errors import ApiError, NotFoundError
 from tests.server.batches.fakes import Server, numbered
 
 SEED = 10
@@ -182,7 +182,7 @@ def test_the_check_at_start_takes_a_bounded_time(tmp_path: Path, monkeypatch: py
         ).close()
     )
     store.close()
-    monkeypatch.setattr("neaptide.server.batches.store.CHECK_TIME_S", -1.0)
+    monkeypatch.setattr("neaptide.server.batches.storing.store.CHECK_TIME_S", -1.0)
     store.open()
     store.close()
     assert (tmp_path / DATABASE_NAME).stat().st_size > 1_000_000

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.server.batches.files import Upload
-from neaptide.server.batches.store import DATABASE_NAME, StoreUnavailableError
+from neaptide.server.batches.storing.files import Upload
+from neaptide.server.batches.storing.store import DATABASE_NAME, StoreUnavailableError
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.batches.invariants import Facts, durable_rows, violations
 from tests.server.batches.test_http import app_of, http_client
@@ -65,8 +65,8 @@ def test_a_full_disk_pauses_and_loses_nothing(tmp_path: Path, syscall: str, numb
 
 @pytest.mark.acceptance("A8", "results that the disk does not take: batches pause and go on")
 async def test_batches_pause_until_the_disk_takes_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neaptide.server.batches.runner.RETRY_DELAY_S", 0.01)
-    monkeypatch.setattr("neaptide.server.batches.runner.MAX_UNDURABLE_RESULTS", 4)
+    monkeypatch.setattr("neaptide.server.batches.running.job_runner.RETRY_DELAY_S", 0.01)
+    monkeypatch.setattr("neaptide.server.batches.running.job_runner.MAX_UNDURABLE_RESULTS", 4)
     async with Server(tmp_path) as server:
         disk = FullDisk(server, monkeypatch)
         batch = await server.create(numbered(12))
@@ -140,7 +140,7 @@ async def test_a_failed_sync_after_the_rename_leaves_no_file(tmp_path: Path, mon
         def broken(path: Path) -> None:
             raise OSError(errno.EIO, "injected")
 
-        monkeypatch.setattr("neaptide.server.batches.files.sync_directory", broken)
+        monkeypatch.setattr("neaptide.server.batches.storing.files.sync_directory", broken)
         with pytest.raises(OSError, match="injected"):
             await server.upload(numbered(1))
         assert not list((tmp_path / "files").iterdir())
@@ -150,7 +150,7 @@ async def test_a_failed_sync_after_the_rename_leaves_no_file(tmp_path: Path, mon
 async def test_a_batch_that_only_gives_io_errors_fails_with_a_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neaptide.server.batches.retry.FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("neaptide.server.batches.storing.disk_patience.FIRST_DELAY_S", 0.001)
     async with Server(tmp_path) as server:
 
         async def broken(record: object) -> None:
@@ -166,7 +166,7 @@ async def test_a_batch_that_only_gives_io_errors_fails_with_a_code(
 
 @pytest.mark.acceptance("A9", "finalizing that fails and is tried again on a new file")
 async def test_a_result_file_that_fails_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neaptide.server.batches.retry.FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("neaptide.server.batches.storing.disk_patience.FIRST_DELAY_S", 0.001)
     failures = iter([True, True])
     seen: list[int] = []
     async with Server(tmp_path) as server:
@@ -178,7 +178,7 @@ async def test_a_result_file_that_fails_is_written_anew(tmp_path: Path, monkeypa
             if next(failures, False):
                 raise OSError(errno.EIO, "injected")
 
-        monkeypatch.setattr("neaptide.server.batches.finalize.sync_directory", sometimes)
+        monkeypatch.setattr("neaptide.server.batches.running.finalize.sync_directory", sometimes)
         server.engine.answer(batch.id)
         server.results(await server.until_status(batch.id, "completed"))
         assert seen == [0, 0, 0]
@@ -188,7 +188,7 @@ async def test_a_result_file_that_fails_is_written_anew(tmp_path: Path, monkeypa
 async def test_a_locked_database_is_waited_for_then_503_and_reads_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neaptide.server.batches.store.BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("neaptide.server.batches.storing.store.BUSY_TIMEOUT_S", 0.2)
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         batch = await server.create(numbered(1))
         await server.until_given(batch.id)
@@ -212,8 +212,8 @@ async def test_a_batch_whose_plan_the_disk_refuses_to_seal_can_be_cancelled(
     def refuse(stem: Path) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr("neaptide.server.batches.validation.seal_plan", refuse)
-    monkeypatch.setattr("neaptide.server.batches.retry.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("neaptide.server.batches.checking.validation.seal_plan", refuse)
+    monkeypatch.setattr("neaptide.server.batches.storing.disk_patience.FIRST_DELAY_S", 0.01)
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(3))
         await until(lambda: server.service.storage_failing)

@@ -7,9 +7,9 @@ import pytest
 
 from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput, ToEngine
 from neaptide.engine.params import SamplingParams, Tier
-from neaptide.server.batches import batch_rows
-from neaptide.server.batches.store import StoreUnavailableError
-from neaptide.server.engine_client import EngineUnavailableError
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.link.engine_client import EngineUnavailableError
 from tests.server.batches.fakes import Server, jsonl, line, numbered, output
 
 

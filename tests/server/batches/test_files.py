@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.server.batches.files import DAY_S, UploadForm
-from neaptide.server.batches.store import StoreUnavailableError
-from neaptide.server.errors import ConflictError, InvalidRequestError, NotFoundError, PayloadTooLargeError
+from neaptide.server.batches.storing.files import DAY_S, UploadForm
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, PayloadTooLargeError
 from tests.server.batches.fakes import FakeClock, Server, numbered
 
 FORM = UploadForm("input.jsonl", "batch")

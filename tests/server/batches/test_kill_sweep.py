@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.server.batches.store import Store
+from neaptide.server.batches.storing.store import Store
 from tests.server.batches.invariants import Facts, durable_rows, violations
 from tests.server.batches.victim import STRACE, Victim, recover
 

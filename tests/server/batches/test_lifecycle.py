@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from neaptide.engine.params import FinishReason
-from neaptide.server.batches import batch_rows
-from neaptide.server.batches.models import NewLine
 from neaptide.server.batches.objects import batch_object
-from neaptide.server.batches.store import StoreUnavailableError
-from neaptide.server.errors import ConflictError, NotFoundError
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.models import NewLine
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.edge.errors import ConflictError, NotFoundError
 from tests.server.batches.fakes import FakeAssembler, FakeClock, Server, jsonl, line, numbered, output
 
 
@@ -358,7 +358,7 @@ async def test_finalizing_twice_gives_the_same_files(tmp_path: Path, monkeypatch
 
 
 async def test_results_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neaptide.server.batches.runner.RETRY_DELAY_S", 0.01)
+    monkeypatch.setattr("neaptide.server.batches.running.job_runner.RETRY_DELAY_S", 0.01)
     async with Server(tmp_path) as server:
         write, full = server.service.store.write_grouped, True
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from neaptide.server.batches.models import TERMINAL, BatchRecord
-from neaptide.server.errors import ConflictError
+from neaptide.server.batches.storing.models import TERMINAL, BatchRecord
+from neaptide.server.edge.errors import ConflictError
 from tests.server.batches.fakes import FakeClock, Server, jsonl, line
 
 T = TypeVar("T")

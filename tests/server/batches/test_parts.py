@@ -10,7 +10,7 @@ from tests.server.batches.fakes import Server, jsonl, line, numbered
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neaptide.server.batches.job.PART_ROWS", 4)
+    monkeypatch.setattr("neaptide.server.batches.running.job.PART_ROWS", 4)
 
 
 async def test_all_parts_come_one_after_another(tmp_path: Path) -> None:

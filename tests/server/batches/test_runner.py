@@ -9,8 +9,8 @@ import pytest
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
-from neaptide.server.batches.job import Job
-from neaptide.server.batches.models import LineResult
+from neaptide.server.batches.running.job import Job
+from neaptide.server.batches.storing.models import LineResult
 from tests.server.batches.fakes import Server, jsonl, line, output
 
 

@@ -15,14 +15,14 @@ from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput, ToEngi
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason, Tier
 from neaptide.server.app import ServerState, create_app
+from neaptide.server.batches.checking.worker import WorkerChecker
 from neaptide.server.batches.lines import ContextCompiler
-from neaptide.server.batches.parts import BatchSettings
 from neaptide.server.batches.service import BatchService
-from neaptide.server.batches.worker import WorkerChecker
-from neaptide.server.engine_client import EngineClient
+from neaptide.server.batches.wiring import BatchSettings
+from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
-from neaptide.server.tokenizer import Tokenizer
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_ID, make_context
 from tests.server.fake_engine import FakeEngine
 

@@ -10,16 +10,16 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from neaptide.server.batches import batch_rows, file_rows
-from neaptide.server.batches.models import FileRecord, LineResult, LineState, NewBatch, NewLine, Usage
-from neaptide.server.batches.store import (
+from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing.models import FileRecord, LineResult, LineState, NewBatch, NewLine, Usage
+from neaptide.server.batches.storing.store import (
     DATABASE_NAME,
     DataDirLockedError,
     Store,
     StoreError,
     StoreUnavailableError,
 )
-from neaptide.server.batches.tables import batches, files, metadata
+from neaptide.server.batches.storing.tables import batches, files, metadata
 
 FILE = FileRecord("file-1", "", "a.jsonl", "batch", 3, "0" * 64, 100, None)
 BATCH = NewBatch("batch_1", "", "", "/v1/chat/completions", "file-1", "24h", None, {"a": "b"}, 100, 200)

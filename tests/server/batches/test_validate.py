@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from neaptide.engine.offline.token_file import TokenFile
-from neaptide.server.batches.models import NewLine
-from neaptide.server.batches.plan import read_plan
-from neaptide.server.batches.validate import (
+from neaptide.server.batches.checking.job_files import read_plan
+from neaptide.server.batches.checking.validate import (
     Limits,
     Report,
     Validator,
     read_body,
     read_lines,
 )
+from neaptide.server.batches.storing.models import NewLine
 from tests.server.batches.fakes import CHAT, FakeCompiler, Server, jsonl, line
 
 
@@ -143,7 +143,7 @@ def test_lines_split_at_newlines_only(tmp_path: Path) -> None:
 
 
 def test_an_overlong_line_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neaptide.server.batches.validate.MAX_BODY_BYTES", 400)
+    monkeypatch.setattr("neaptide.server.batches.checking.validate.MAX_BODY_BYTES", 400)
     report, _ = validate(tmp_path, jsonl([line("a"), line("b", "x" * 5000), line("c"), "["]))
     assert [(e["code"], e["line"]) for e in report.errors] == [("invalid_request", 2), ("invalid_json_line", 4)]
     lengths = [len(raw.content) for raw in read_lines(tmp_path / "input.jsonl")]

@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from neaptide.engine.offline.token_file import TokenFile
+from neaptide.server.batches.checking.job_files import read_plan
+from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Limits, Validator
+from neaptide.server.batches.checking.worker import NICENESS, ValidationError, WorkerChecker
 from neaptide.server.batches.lines import Recipe
-from neaptide.server.batches.models import BatchRecord, NewLine
-from neaptide.server.batches.plan import read_plan
-from neaptide.server.batches.validate import Check, CheckerDiedError, Limits, Validator
-from neaptide.server.batches.worker import NICENESS, ValidationError, WorkerChecker
+from neaptide.server.batches.storing.models import BatchRecord, NewLine
 from neaptide.server.context import GenerationDefaults
 from tests.server.batches.fakes import CHAT, FakeClock, FakeCompiler, Server, jsonl, line
 from tests.server.batches.hostile_worker import count

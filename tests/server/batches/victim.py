@@ -19,13 +19,14 @@ from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from neaptide.server.batches import retry, runner
-from neaptide.server.batches.files import UploadForm
-from neaptide.server.batches.models import BatchRecord
 from neaptide.server.batches.objects import batch_object
-from neaptide.server.batches.store import StoreError, StoreUnavailableError
-from neaptide.server.engine_client import EngineClient
-from neaptide.server.errors import ApiError
+from neaptide.server.batches.running import job_runner as runner
+from neaptide.server.batches.storing import disk_patience as retry
+from neaptide.server.batches.storing.files import UploadForm
+from neaptide.server.batches.storing.models import BatchRecord
+from neaptide.server.batches.storing.store import StoreError, StoreUnavailableError
+from neaptide.server.edge.errors import ApiError
+from neaptide.server.link.engine_client import EngineClient
 from tests.server.batches.fakes import CHAT, FakeEngine, Server, jsonl, line, numbered
 from tests.server.batches.invariants import Facts
 

@@ -1,0 +1,192 @@
+"""The step log: what the engine was told, when it planned, and what it decided; enough to replay a run exactly.
+
+JSON Lines, one struct of this module per line, the field ``is`` says which. Prompts are written as numbers of
+interned blocks, never as text or token ids. Requests are written as *handles*: integers in the order in which the log
+names them, a batch's rows one after the other. The format is described in docs/simulation.md.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.params import Tier
+from neaptide.engine.record.block_numbers import Ranges
+
+VERSION = 2
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class _Line(msgspec.Struct, tag_field="is", omit_defaults=True):
+    pass
+
+
+class HeaderLine(_Line, tag="header"):
+    version: int
+    scheduler: SchedulerConfig
+    block_size: int
+    prefix_cache: bool
+    num_blocks: int
+    recipe: dict[str, Any]
+    """How the cost model and the headroom predictor were made; the engine does not look inside."""
+
+
+class AddLine(_Line, tag="add"):
+    """An ``AddRequest``; it takes the next handle."""
+
+    id: str
+    tier: Tier
+    arrival_s: float
+    ttft_slo_s: float
+    tpot_slo_s: float
+    max_tokens: int
+    tokens: int
+    """Of the prompt."""
+    blocks: Ranges
+    """The prompt's full blocks: equal numbers are equal text behind equal text."""
+    scores_prompt: bool = False
+    """It takes no prefix hit, because its prompt's log-probabilities are wanted."""
+
+
+class BatchLine(_Line, tag="batch"):
+    """An ``AddBatch``; each row takes the next handle. What a row says follows in its ``RowLine``."""
+
+    id: str
+    now_s: float
+    deadline_s: float
+    rows: list[tuple[int, int, int]]
+    """Row, prompt tokens, max_tokens."""
+    scores_prompt: list[int] = []
+    """Rows that take no prefix hit."""
+    order: list[int] = []
+    """Under a policy that sorts rows by their text: the order of ``rows``, as indices into it."""
+
+
+class RowLine(_Line, tag="row"):
+    """The scheduler looks at a batch row for the first time. A row without full blocks has no such line."""
+
+    request: int
+    """Its handle."""
+    blocks: Ranges
+
+
+class AbortLine(_Line, tag="abort"):
+    ids: list[str]
+    reason: int
+    now_s: float
+
+
+class CancelLine(_Line, tag="cancel"):
+    id: str
+
+
+class OfflineLine(_Line, tag="offline"):
+    paused: bool
+
+
+class ObserveLine(_Line, tag="observe"):
+    """A measured step that the cost model was shown before the engine's first."""
+
+    shape: list[int]
+    """The fields of ``BatchShape``, in order."""
+    seconds: float
+
+
+class IdleLine(_Line, tag="idle"):
+    """A step was planned for and nobody could run. While nothing else happens, a line in a second is enough: the
+    plans between change nothing."""
+
+    start_s: float
+
+
+class StepLine(_Line, tag="step"):
+    """A step: its plan as differences to the step before, and what ended with it."""
+
+    step: int
+    t: list[float]
+    """Seconds: planning began, ended (left out if at once), the step was done."""
+    predicted: list[float]
+    """Seconds: prediction, margin, budget (0 for none); rounded to nanoseconds."""
+    kv: list[int]
+    """Blocks after the step: cached, held by online, held by offline."""
+    join: list[int] = []
+    """Requests that compute one token now and did not in the step before ..."""
+    leave: list[int] = []
+    """... and those that did."""
+    chunks: list[tuple[int, int]] = []
+    """Every request that computes more than one token: handle, tokens."""
+    admit: list[tuple[int, int]] = []
+    """Requests that got their blocks in this step: handle, tokens found in the cache."""
+    preempt: list[int] = []
+    end: list[tuple[int, int, int, Ranges]] = []
+    """Requests that ended since the step before: handle, output tokens, ``FinishReason``, the full blocks that end
+    in the output."""
+    errors: dict[str, str] = {}
+    """Requests (handles) that the executor failed."""
+    in_parts: bool = False
+    """The step had to be run in parts; nothing was learnt from its time."""
+
+
+Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine
+Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | StepLine
+
+
+def create_log(path: str | Path) -> IO[bytes]:
+    """Opens a new step log for writing; compressed if the name ends in ``.gz``, the same bytes every time."""
+    if str(path).endswith(".gz"):
+        raw = open(path, "wb")  # noqa: SIM115 (closed below)
+        out = _OwningGzip(raw)
+        return cast(IO[bytes], out)
+    return open(path, "wb")
+
+
+class _OwningGzip(gzip.GzipFile):
+    """Without name and time in its header, and closing the file below it."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        super().__init__(filename="", mode="wb", fileobj=raw, mtime=0)
+        self._raw = raw
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._raw.close()
+
+
+def read_log(path: str | Path) -> Iterator[Line]:
+    """The lines of a step log. One that was cut off, by the end of its engine, ends before what is cut.
+
+    Raises:
+        ValueError: the file is not a step log of this version, or a line is damaged.
+        OSError: it cannot be read.
+    """
+    decoder = msgspec.json.Decoder(Line)
+    for number, text in enumerate(_whole_lines(path), 1):
+        try:
+            line: Line = decoder.decode(text)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        if (number == 1) != isinstance(line, HeaderLine):
+            raise ValueError(f"{path}, line {number}: a step log has one header, its first line")
+        if isinstance(line, HeaderLine) and line.version != VERSION:
+            raise ValueError(f"{path} is a step log of version {line.version}, not {VERSION}")
+        yield line
+
+
+def _whole_lines(path: str | Path) -> Iterator[bytes]:
+    with open(path, "rb") as raw:
+        if raw.peek(2)[:2] != GZIP_MAGIC:
+            yield from (text for text in raw if text.endswith(b"\n"))
+            return
+        with gzip.GzipFile(fileobj=raw) as lines:
+            try:
+                yield from (text for text in lines if text.endswith(b"\n"))
+            except EOFError:
+                return
+            except (zlib.error, gzip.BadGzipFile) as error:
+                raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,271 @@
+"""Writes the step log while the engine runs."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import IO, Any, Concatenate, ParamSpec
+
+import msgspec
+import numpy as np
+
+from neaptide.engine.batch import BatchShape, StepPlan, StepResult
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.kv.prefix_index import extend_block_hashes
+from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.engine.params import FinishReason
+from neaptide.engine.record.block_numbers import BlockNumbers, Ranges
+from neaptide.engine.record.step_log import (
+    VERSION,
+    AbortLine,
+    AddLine,
+    BatchLine,
+    CancelLine,
+    HeaderLine,
+    IdleLine,
+    Line,
+    ObserveLine,
+    OfflineLine,
+    RowLine,
+    StepLine,
+)
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.stats import StepTimer
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+"""Between two idle lines with nothing between them."""
+P = ParamSpec("P")
+Recording = Callable[Concatenate["StepRecorder", P], None]
+
+
+def _harmless(record: Recording[P]) -> Recording[P]:
+    """What goes wrong while recording ends the log, not the engine."""
+
+    @functools.wraps(record)
+    def guarded(recorder: "StepRecorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if recorder.failed:
+            return
+        try:
+            record(recorder, *args, **kwargs)
+        except Exception as error:
+            recorder.give_up(error)
+
+    return guarded
+
+
+class StepRecorder:
+    """Writes the step log of one engine. No method raises: a disk that refuses, or a bug here, ends the log only.
+
+    Args:
+        out: closed by ``close``.
+        recipe: how to make the cost model and the headroom predictor again, for ``replay``.
+    """
+
+    def __init__(self, out: IO[bytes], config: EngineConfig, num_blocks: int, recipe: dict[str, Any]) -> None:
+        self._out = out
+        self._encode = msgspec.json.Encoder().encode
+        self.failed = False
+        """Whether the log ended before its engine."""
+        self._block_size = config.cache.block_size
+        self._numbers = BlockNumbers()
+        self._num_handles = 0
+        self._rows: dict[str, dict[int, int]] = {}
+        """By batch: handles of the rows that nobody has looked at yet."""
+        self._live: dict[str, tuple[int, list[bytes]]] = {}
+        """By id, of every other request without an end: its handle, and the hashes of its full blocks."""
+        self._running: set[int] = set()
+        self._one_token: set[int] = set()
+        self._ended: list[tuple[int, int, int, Ranges]] = []
+        self._ended_ids: dict[str, int] = {}
+        """Handles of requests that ended since the last step was written: its plan may still name them."""
+        self._idle: tuple[float, int] | None = None
+        """If the last line is an idle one: its time, and how many had been preempted since the last step."""
+        self._row_key = POLICIES[config.scheduler.policy].row_key
+        prefix_cache = config.cache.enable_prefix_cache
+        self._header(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
+
+    @property
+    def num_open(self) -> int:
+        """Requests and rows of which something is kept."""
+        return len(self._live) + sum(map(len, self._rows.values()))
+
+    @_harmless
+    def observed(self, shape: BatchShape, seconds: float) -> None:
+        """The cost model was shown a step of the warm-up."""
+        fields = [getattr(shape, name) for name in BatchShape.__slots__]
+        self._write(ObserveLine(fields, seconds))
+
+    @_harmless
+    def message(self, message: ToEngine, now_s: float) -> None:
+        """The engine takes in a message at ``now_s``."""
+        if isinstance(message, AddRequest):
+            self._add(message)
+        elif isinstance(message, AddBatch):
+            self._add_batch(message, now_s)
+        elif isinstance(message, AbortRequest):
+            self._write(AbortLine(message.request_ids, message.reason, now_s))
+        elif isinstance(message, CancelBatch):
+            self._write(CancelLine(message.batch_id))
+        elif isinstance(message, SetOffline):
+            self._write(OfflineLine(message.paused))
+
+    @_harmless
+    def row(self, request: Request) -> None:
+        """The scheduler looks at a batch row for the first time."""
+        batch_id, _, row = request.request_id.rpartition(":")
+        rows = self._rows[batch_id]
+        handle = rows.pop(int(row))
+        if not rows:
+            del self._rows[batch_id]
+        # The request's own hashes: the prefix cache wants them as well.
+        extend_block_hashes(request.block_hashes, request.prompt_token_ids, self._block_size, request.salt)
+        self._live[request.request_id] = handle, request.block_hashes
+        if request.block_hashes:
+            self._write(RowLine(handle, self._numbers.of(request.block_hashes)))
+
+    @_harmless
+    def refused(self, request_id: str) -> None:
+        """A request, or a row, of which the engine was told will never run."""
+        batch_id, _, row = request_id.rpartition(":")
+        if self._live.pop(request_id, None) is None and (rows := self._rows.get(batch_id)) and row.isdecimal():
+            rows.pop(int(row), None)
+            if not rows:
+                del self._rows[batch_id]
+
+    @_harmless
+    def cancelled(self, batch_id: str) -> None:
+        """The rows of a cancelled batch that have ended are known; the others are forgotten."""
+        self._rows.pop(batch_id, None)
+        for request_id in [key for key in self._live if key.startswith(f"{batch_id}:")]:
+            del self._live[request_id]
+
+    @_harmless
+    def idle(self, start_s: float, scheduler: Scheduler) -> None:
+        """Planning at ``start_s`` found nobody who could run."""
+        num_preempted = len(scheduler.preemptor.count.request_ids)
+        if self._idle is None or start_s >= self._idle[0] + IDLE_S or num_preempted != self._idle[1]:
+            self._write(IdleLine(start_s))
+            self._idle = start_s, num_preempted
+
+    @_harmless
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        """A request ends, in the running step or between steps."""
+        handle, _ = self._live.pop(request.request_id)
+        extend_block_hashes(request.block_hashes, request.token_ids, self._block_size, request.salt)
+        tail = request.block_hashes[request.num_prompt_tokens // self._block_size :]
+        self._ended.append((handle, request.num_output_tokens, reason, self._numbers.of(tail)))
+        self._ended_ids[request.request_id] = handle
+
+    @_harmless
+    def step(self, plan: StepPlan, result: StepResult, timer: StepTimer, scheduler: Scheduler) -> None:
+        """A step is done and committed."""
+        pool = scheduler.queues.kv.pool
+        planning = [timer.start_s] if timer.scheduled_at_s == timer.start_s else [timer.start_s, timer.scheduled_at_s]
+        line = StepLine(
+            step=plan.step,
+            t=[*planning, timer.executed_at_s],
+            predicted=[round(plan.predicted_s, 9), round(plan.margin_s, 9), round(plan.budget_s, 9)],
+            kv=[pool.num_cached, pool.num_online, pool.num_offline],
+            preempt=[self._handle(request_id) for request_id in scheduler.preemptor.count.request_ids],
+            end=self._ended,
+            errors={str(self._handle(request_id)): error for request_id, error in result.errors.items()},
+            in_parts=not result.is_whole,
+        )
+        self._running.difference_update(line.preempt)
+        one_token = []
+        gone = {handle for handle, *_ in self._ended}
+        for part in plan.scheduled:
+            handle = self._handle(part.request_id)
+            num_tokens = len(part.token_ids)
+            if handle not in self._running:
+                self._running.add(handle)
+                line.admit.append((handle, part.num_computed_tokens))
+            if num_tokens == 1:
+                one_token.append(handle)
+            else:
+                line.chunks.append((handle, num_tokens))
+        now = set(one_token)
+        line.join = [handle for handle in one_token if handle not in self._one_token]
+        line.leave = sorted(self._one_token - now)
+        self._one_token = now - gone
+        self._running -= gone
+        self._ended, self._ended_ids = [], {}
+        self._write(line)
+        if self._numbers.is_full:
+            # What is neither cached nor in a request can be found by nobody.
+            live = {block_hash for _, hashes in self._live.values() for block_hash in hashes}
+            self._numbers.sweep(lambda h: h in live or pool.index.get(h) is not None)
+
+    def close(self) -> None:
+        try:
+            self._out.close()
+        except Exception as error:
+            if not self.failed:
+                self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Nothing more is recorded."""
+        logger.error("the step log cannot be written: %s", error, exc_info=not isinstance(error, OSError))
+        self.failed = True
+        self._numbers, self._rows, self._live = BlockNumbers(), {}, {}
+
+    @_harmless
+    def _header(self, line: HeaderLine) -> None:
+        self._write(line)
+
+    def _add(self, message: AddRequest) -> None:
+        handle = self._next_handles(1)
+        hashes: list[bytes] = []
+        extend_block_hashes(hashes, message.prompt_token_ids, self._block_size, message.salt)
+        self._live[message.request_id] = handle, hashes
+        self._write(
+            AddLine(
+                message.request_id,
+                message.tier,
+                message.arrival_s,
+                message.ttft_slo_s,
+                message.tpot_slo_s,
+                message.params.max_tokens,
+                len(message.prompt_token_ids),
+                self._numbers.of(hashes),
+                message.params.prompt_logprobs is not None,
+            )
+        )
+
+    def _add_batch(self, message: AddBatch, now_s: float) -> None:
+        """No prompt is read (but for a policy that sorts rows by their text): the engine's next step waits."""
+        try:
+            tokens = TokenFile(message.path)
+        except (OSError, ValueError):
+            return  # the engine refuses it as a whole
+        rows = message.rows
+        if not rows or max(rows) >= len(tokens):
+            return  # the same
+        params = [message.params_table[index] for index in message.params_index]
+        lengths = tokens.lengths(np.array(rows, np.int64)).tolist()
+        limits = [own.max_tokens for own in params]
+        line = BatchLine(message.batch_id, now_s, message.deadline_s, list(zip(rows, lengths, limits, strict=True)))
+        line.scores_prompt = [row for row, own in zip(rows, params, strict=True) if own.prompt_logprobs is not None]
+        if self._row_key is not None:
+            keys = [self._row_key(tokens, row) for row in rows]
+            line.order = sorted(range(len(keys)), key=keys.__getitem__)
+        first = self._next_handles(len(rows))
+        self._rows.setdefault(message.batch_id, {}).update(zip(rows, range(first, first + len(rows)), strict=True))
+        self._write(line)
+
+    def _next_handles(self, count: int) -> int:
+        """The first of ``count`` new ones."""
+        self._num_handles += count
+        return self._num_handles - count
+
+    def _handle(self, request_id: str) -> int:
+        named = self._live.get(request_id)
+        return self._ended_ids[request_id] if named is None else named[0]
+
+    def _write(self, line: Line) -> None:
+        self._out.write(self._encode(line) + b"\n")
+        self._idle = None

@@ -1,0 +1,188 @@
+"""What a calibration says: our model fitted, and every model's error on steps that were not fitted."""
+
+from dataclasses import dataclass
+from itertools import combinations
+from math import log, sqrt
+from statistics import median, median_low
+
+import msgspec
+
+from neaptide.engine.interfaces import CostModel
+from neaptide.estimator.calibration.calibrate import Measurements
+from neaptide.estimator.calibration.micro_runs import shape_of
+from neaptide.estimator.cost.iteration_time import Regime, Sample, mean_relative_error, regime_of
+from neaptide.estimator.cost.paper_models import BrosModel, EchoModel, HygenModel
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.device_profile import DeviceProfile, Measurement
+from neaptide.estimator.subject import Subject
+
+OURS = "ours"
+ECHO_READINGS = ("echo_max", "echo_sum")
+"""Echo's constant as a floor, and added."""
+LEAST_BOUND = 0.05
+NOISE_FACTOR = 1.5
+VISIBLE_DRIFT = 0.05
+WINDOWS = (1, 3, 7, 15)
+"""Runs of the reference step that may make up the machine's speed of the moment: the fewer, the sooner a change is
+seen; the more, the less noise of their own they add."""
+
+ByRegime = dict[Regime, float]
+
+
+@dataclass(slots=True, frozen=True)
+class Evaluation:
+    """The models, fitted to the training steps and judged by the held-out ones."""
+
+    models: dict[str, CostModel]
+    ours: RooflineModel
+    training: list[Sample]
+    held_out: list[Sample]
+    mape: dict[str, ByRegime]
+    """Model -> regime -> mean relative error on held-out steps; regimes without such steps are missing."""
+    grid_mape: dict[str, ByRegime]
+    """As ``mape``, of the grid's steps only ..."""
+    ragged_mape: dict[str, ByRegime]
+    """... and of ragged ones."""
+    noise_floor: ByRegime
+    """As ``noise_floor()`` has it."""
+    repeats: dict[Regime, int]
+    """Behind the noise floor; 0 where it is unknown."""
+
+    @property
+    def echo(self) -> str:
+        """The reading of Echo's constant that fits better: taken as the paper's."""
+        return min(ECHO_READINGS, key=lambda name: sum(self.mape[name].values()))
+
+    def bound(self, regime: Regime) -> float:
+        """The error that our model may have: an unknown noise floor allows no more."""
+        return max(LEAST_BOUND, NOISE_FACTOR * self.noise_floor[regime])
+
+    def is_within_bound(self, regime: Regime) -> bool:
+        return self.mape[OURS][regime] <= self.bound(regime)
+
+    def is_lowest(self, regime: Regime) -> bool:
+        """Whether no paper's model has a lower error than ours."""
+        return all(errors[regime] >= self.mape[OURS][regime] for errors in self.mape.values())
+
+
+@dataclass(slots=True, frozen=True)
+class Report:
+    measurements: Measurements
+    raw: Evaluation
+    """Of the times as they were measured."""
+    normalised: Evaluation
+    """Of the times divided by the machine's speed of the moment."""
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether the machine's speed wandered visibly, and repeats agree better once it is divided out."""
+        return self.measurements.drift > VISIBLE_DRIFT and _total(self.normalised.noise_floor) < _total(
+            self.raw.noise_floor
+        )
+
+    @property
+    def chosen(self) -> Evaluation:
+        return self.normalised if self.is_normalised else self.raw
+
+    def profile(self, subject: Subject, name: str, date: str, commit: str) -> DeviceProfile:
+        """With our model's coefficients, and all errors."""
+        measured, chosen = self.measurements, self.chosen
+        return msgspec.structs.replace(
+            subject.profile(name, date, chosen.ours.costs, commit),
+            noise_floor=_plain(chosen.noise_floor),
+            held_out_mape=_plain_models(chosen.mape),
+            measurement=Measurement(
+                num_threads=subject.num_threads,
+                num_shapes=len(measured.by_step()),
+                num_steps=len(measured.runs),
+                left_out={reason: count for reason, count in measured.left_out.items() if count},
+                drift=round(measured.drift, 4),
+                is_normalised=self.is_normalised,
+                repeats={regime.value: count for regime, count in chosen.repeats.items()},
+                grid_mape=_plain_models(chosen.grid_mape),
+                ragged_mape=_plain_models(chosen.ragged_mape),
+                raw_noise_floor=_plain(self.raw.noise_floor),
+                raw_held_out_mape=_plain_models(self.raw.mape),
+            ),
+        )
+
+
+def _total(by_regime: ByRegime) -> float:
+    return sum(by_regime.values())
+
+
+def _plain(by_regime: ByRegime) -> dict[str, float]:
+    return {regime.value: round(value, 4) for regime, value in by_regime.items()}
+
+
+def _plain_models(by_model: dict[str, ByRegime]) -> dict[str, dict[str, float]]:
+    return {model: _plain(errors) for model, errors in by_model.items()}
+
+
+def report(measurements: Measurements) -> Report:
+    """Fits and judges all models, on raw times and on those normalised so that repeats agree best.
+
+    Raises:
+        ValueError: there are no training steps.
+    """
+    normalised = min(map(measurements.normalised, WINDOWS), key=lambda m: _total(noise_floor(m)))
+    return Report(measurements, evaluate(measurements), evaluate(normalised))
+
+
+def evaluate(measurements: Measurements) -> Evaluation:
+    """Raises:
+    ValueError: there are no training steps.
+    """
+    training, held_out = (measurements.samples(held_out=held_out) for held_out in (False, True))
+    ours, bros, hygen = RooflineModel(), BrosModel(), HygenModel()
+    echo_max, echo_sum = EchoModel("max"), EchoModel("sum")
+    for model in (echo_max, echo_sum, bros, hygen, ours):
+        model.fit(training)
+    models: dict[str, CostModel] = {
+        ECHO_READINGS[0]: echo_max,
+        ECHO_READINGS[1]: echo_sum,
+        "bros": bros,
+        "hygen": hygen,
+        OURS: ours,
+    }
+    grid, ragged = (measurements.samples(held_out=True, of_grid=of_grid) for of_grid in (True, False))
+    return Evaluation(
+        models,
+        ours,
+        training,
+        held_out,
+        mape=_judge(models, held_out),
+        grid_mape=_judge(models, grid),
+        ragged_mape=_judge(models, ragged),
+        noise_floor=noise_floor(measurements),
+        repeats=repeats_of(measurements),
+    )
+
+
+def _judge(models: dict[str, CostModel], samples: list[Sample]) -> dict[str, ByRegime]:
+    judged = {regime: [s for s in samples if regime_of(s.shape) is regime] for regime in Regime}
+    return {
+        name: {regime: mean_relative_error(model, judged[regime]) for regime in Regime if judged[regime]}
+        for name, model in models.items()
+    }
+
+
+def noise_floor(measurements: Measurements) -> ByRegime:
+    """Per regime the median relative deviation of a single time from the true one, from pairs of repeats of one step:
+    median |log(a / b)| / sqrt 2. Steps that ran once tell nothing; 0 where there are no others.
+
+    Deviations from the median of few repeats would be too small: one of three is that median.
+    """
+    differences: dict[Regime, list[float]] = {regime: [] for regime in Regime}
+    for parts, times in measurements.by_step().items():
+        differences[regime_of(shape_of(parts))] += [abs(log(a / b)) for a, b in combinations(times, 2)]
+    return {regime: median(found) / sqrt(2.0) if found else 0.0 for regime, found in differences.items()}
+
+
+def repeats_of(measurements: Measurements) -> dict[Regime, int]:
+    """Per regime how often steps ran that ran more than once, in the median; 0 where none did."""
+    counts: dict[Regime, list[int]] = {regime: [] for regime in Regime}
+    for parts, times in measurements.by_step().items():
+        if len(times) > 1:
+            counts[regime_of(shape_of(parts))].append(len(times))
+    return {regime: median_low(found) if found else 0 for regime, found in counts.items()}

@@ -1,0 +1,145 @@
+"""Which steps a calibration measures."""
+
+import math
+import random
+from dataclasses import dataclass
+
+from neaptide.engine.config import SchedulerConfig
+from neaptide.estimator.calibration.micro_runs import Parts
+
+DECODE_KV_TOKENS = (16, 64, 256, 1024, 4096)
+PREFILL_CONTEXTS = (0, 256, 1024, 4096)
+RAGGED_TRAINING = 32
+"""Ragged steps to fit, of each regime ..."""
+RAGGED_HELD_OUT = 16
+"""... and to judge."""
+HELD_OUT_EVERY = 6
+"""Of the grid's steps, one in so many is held out."""
+
+REFERENCE: Parts = ((32, 0), *((1, 64),) * 8)
+"""Run again and again to see the machine's speed change."""
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """What a step may hold."""
+
+    max_batched_tokens: int
+    max_seqs: int
+    max_model_len: int
+    kv_tokens: int
+    """Tokens that the KV cache holds."""
+
+    @classmethod
+    def of(cls, scheduler: SchedulerConfig, kv_tokens: int) -> "Limits":
+        return cls(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.max_model_len, kv_tokens)
+
+    def allow(self, parts: Parts) -> bool:
+        """Blocks are not counted, only tokens."""
+        return (
+            0 < sum(num_tokens for num_tokens, _ in parts) <= self.max_batched_tokens
+            and len(parts) <= self.max_seqs
+            and max(sum(part) for part in parts) <= self.max_model_len
+            and sum(sum(part) for part in parts) <= self.kv_tokens
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class CalibrationSteps:
+    training: list[Parts]
+    held_out: list[Parts]
+    grid: frozenset[Parts]
+    """Those of both that are not ragged."""
+
+
+def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
+    """A grid over powers of two, and ragged steps between them, as a scheduler makes them; some of both held out."""
+    rng = random.Random(seed)
+    grid = [parts for parts in dict.fromkeys(_prefills() + _decodes(limits) + _mixed()) if limits.allow(parts)]
+    rng.shuffle(grid)
+    cut = len(grid) // HELD_OUT_EVERY
+    training, held_out = grid[cut:], grid[:cut]
+    for kind in _KINDS:
+        ragged = [ragged_step(limits, rng, kind) for _ in range(RAGGED_TRAINING + RAGGED_HELD_OUT)]
+        new = [parts for parts in dict.fromkeys(ragged) if limits.allow(parts) and parts not in grid]
+        cut = len(new) * RAGGED_TRAINING // (RAGGED_TRAINING + RAGGED_HELD_OUT)
+        training += new[:cut]
+        held_out += new[cut:]
+    return CalibrationSteps(training, held_out, frozenset(grid))
+
+
+def start_steps(limits: Limits) -> list[Parts]:
+    """A few steps for a server's start, small ones first."""
+    steps: list[Parts] = [
+        ((16, 0),),
+        _equal(1, 64),
+        ((64, 0),),
+        _equal(4, 64),
+        _equal(1, 512),
+        _equal(16, 128),
+        ((128, 0),),
+        ((32, 0), *_equal(8, 64)),
+        _equal(32, 64),
+        ((64, 256), *_equal(2, 256)),
+        _equal(32, 256),
+        ((256, 0),),
+        ((128, 0), *_equal(16, 128)),
+        _equal(4, 1024),
+        ((512, 0),),
+    ]
+    return [parts for parts in steps if limits.allow(parts)]
+
+
+def powers_of_two(first: int, last: int) -> list[int]:
+    return [1 << k for k in range(last.bit_length()) if first <= 1 << k <= last]
+
+
+def _equal(requests: int, kv_tokens: int) -> Parts:
+    """Decodes that each read so many tokens, their own included: one more would begin another block."""
+    return ((1, kv_tokens - 1),) * requests
+
+
+def _prefills() -> list[Parts]:
+    alone: list[Parts] = [((n, c),) for n in powers_of_two(1, 8192) for c in PREFILL_CONTEXTS if n > 1 or c == 0]
+    several: list[Parts] = [((n, 0),) * k for n in (16, 64, 256) for k in (2, 4, 8)]
+    return alone + several
+
+
+def _decodes(limits: Limits) -> list[Parts]:
+    powers = powers_of_two(1, limits.max_seqs)
+    between = [3 * b // 2 for b in powers if b > 1]  # where the curve of matrix products has knots as well
+    return [_equal(b, c) for b in powers for c in DECODE_KV_TOKENS] + [
+        _equal(b, c) for b in between for c in (64, 1024)
+    ]
+
+
+def _mixed() -> list[Parts]:
+    return [
+        ((chunk, context), *_equal(decodes, decode_kv_tokens))
+        for chunk in (16, 64, 256, 1024)
+        for context in (0, 1024)
+        for decodes in (1, 4, 16, 64, 128)
+        for decode_kv_tokens in (32, 128, 512, 2048)
+    ]
+
+
+_KINDS = ("prefill", "decode", "mixed")
+
+
+def ragged_step(limits: Limits, rng: random.Random, kind: str) -> Parts:
+    """A step with sizes between the powers of two and contexts that differ; it may break the limits."""
+    parts: list[tuple[int, int]] = []
+    if kind != "decode":
+        prompts = rng.choice((1, 1, 2, 3))
+        room = limits.max_batched_tokens // (prompts if kind == "prefill" else 2 * prompts)
+        parts += [(_between(rng, 2, room), rng.choice((0, _between(rng, 16, 4096)))) for _ in range(prompts)]
+    if kind != "prefill":
+        decodes = _between(rng, 1, limits.max_seqs if kind == "decode" else limits.max_seqs // 2)
+        mean = _between(rng, 16, max(min(4096, limits.kv_tokens // (2 * decodes)), 17))
+        parts += [(1, rng.randint(mean // 2, 3 * mean // 2)) for _ in range(decodes)]
+    return tuple(parts)
+
+
+def _between(rng: random.Random, low: int, high: int) -> int:
+    """Log-uniform: as many small ones as large ones."""
+    return round(low * math.pow(max(high, low) / low, rng.random()))

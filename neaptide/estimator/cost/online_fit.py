@@ -1,0 +1,139 @@
+"""Our iteration-time model, corrected by every step that was measured."""
+
+from math import exp, expm1, inf, log, sqrt
+
+import numpy as np
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.interfaces import Prediction
+from neaptide.estimator.cost.conformal import AdaptiveQuantile
+from neaptide.estimator.cost.iteration_time import Regime, regime_of
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.cost.step_cost import NUM_TERMS
+
+# The parameters, all logarithms: one common to everything, one per term, one per term and regime.
+TERMS = slice(1, 1 + NUM_TERMS)
+OWN = {regime: slice(1 + NUM_TERMS * index, 1 + NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime, 1)}
+SIZE = 1 + NUM_TERMS * (1 + len(Regime))
+
+# All of these are about relative errors, which are differences of logarithms.
+NOISE = 0.05
+"""Expected of a single step."""
+PRIOR_COMMON = 1.0
+"""How far off the base may be as a whole ..."""
+PRIOR_TERM = 0.3
+"""... one of its terms against the whole ..."""
+PRIOR_OWN = 0.2
+"""... and that term in one regime against the others."""
+MEMORY_STEPS = 2000
+"""A term's own factor goes back to 1 so slowly where no step tells otherwise; also how fast it may drift."""
+COMMON_DRIFT = 0.0025
+"""Of the common factor, each step."""
+TREND_RATE, TREND_DRIFT = 0.2, 0.3
+"""The mean of the last few errors adds to the drift: errors of one sign say that the machine has changed."""
+OUTLIER = 3.0
+"""Errors count for at most so many standard deviations: one stalled step is not a slow machine."""
+MAX_TREND_ERROR = 0.3
+FIRST_MARGIN = 0.1
+"""Until a regime has shown enough steps for a quantile."""
+MAX_MARGIN = log(2.0)
+"""On a machine noisier than that a wider margin would only stop offline work."""
+
+
+class OnlineCostModel:
+    """Implements ``CostModel``: the base's terms, each times a factor that is learnt.
+
+    The logarithm of a term's factor is a common part plus the term's own part in the step's regime, so that a machine
+    that slows down is noticed from any kind of step, also for kinds not seen since. An extended Kalman filter learns
+    them from the logarithm of measured over predicted time, that is recursive least squares on the relative error in
+    which every parameter has its own forgetting; a term's own part is pulled back to 0. Factors are positive: where a
+    step's terms all grow it never takes less time. With overlap a term may shrink as another grows, and then factors
+    that differ can make a step with more work shorter by a hair (0.1% was seen).
+
+    The margin is a quantile of the regime's recent relative errors by adaptive conformal inference
+    (``AdaptiveQuantile``): one regime may be noisier than another, and each is covered as promised.
+    State depends on nothing but the base and the steps observed, in order.
+
+    Args:
+        base: tells what a step's time is made of; it is not changed.
+        alpha: the share of steps that may take longer than predicted plus margin.
+    """
+
+    def __init__(self, base: RooflineModel, alpha: float = 0.05) -> None:
+        self.base = base
+        self._logs = np.zeros(SIZE)
+        """Common part, then the own parts of every regime's terms."""
+        own_decay = 1.0 - 1.0 / MEMORY_STEPS
+        variance, self._decay = np.full(SIZE, PRIOR_OWN**2), np.full(SIZE, own_decay)
+        variance[TERMS] = PRIOR_TERM**2
+        variance[0], self._decay[0] = PRIOR_COMMON**2, 1.0
+        self._covariance = np.diag(variance)
+        self._covariance_decay = np.outer(self._decay, self._decay)
+        # As much as the decay takes, so that what no step tells of keeps its prior.
+        self._growth = np.diag((1.0 - self._decay**2) * variance)
+        self._growth[0, 0] = COMMON_DRIFT**2
+        self._factors = {regime: [1.0] * NUM_TERMS for regime in Regime}
+        self._trend = 0.0
+        self._quantiles = {regime: AdaptiveQuantile(alpha, initial=FIRST_MARGIN) for regime in Regime}
+        self._relative_margins = dict.fromkeys(Regime, expm1(FIRST_MARGIN))
+        self._num_observed = 0
+        self._num_covered = 0
+        self._sum_errors = 0.0
+
+    @property
+    def coverage(self) -> float:
+        """Share of the observed steps that took no longer than predicted plus margin; 1 before the first."""
+        return self._num_covered / self._num_observed if self._num_observed else 1.0
+
+    @property
+    def mape(self) -> float:
+        """Mean relative error of the predictions as they stood before each step; 0 before the first."""
+        return self._sum_errors / self._num_observed if self._num_observed else 0.0
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        fixed, gemm, attention, kv, requests, swap = self.base.terms(shape)
+        regime = regime_of(shape)
+        a, b, c, d, e, f = self._factors[regime]
+        seconds = a * fixed + b * gemm + c * attention + d * kv + e * requests + f * swap
+        return Prediction(seconds, seconds * self._relative_margins[regime])
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """A time that is not positive and finite is ignored: it would never be forgotten."""
+        predicted_s, margin_s = self.predict(shape)
+        if not (0.0 < seconds < inf and 0.0 < predicted_s < inf):
+            return
+        covered = seconds <= predicted_s + margin_s
+        self._num_observed += 1
+        self._num_covered += covered
+        self._sum_errors += abs(predicted_s / seconds - 1.0)
+        error = log(seconds / predicted_s)
+        regime = regime_of(shape)
+        quantile = self._quantiles[regime]
+        quantile.observe(error, not covered)
+        self._relative_margins[regime] = expm1(min(max(quantile.value, 0.0), MAX_MARGIN))
+        self._learn(shape, predicted_s, error)
+
+    def _learn(self, shape: BatchShape, predicted_s: float, error: float) -> None:
+        """One step of the filter; ``error`` is the logarithm of measured over predicted."""
+        regime = regime_of(shape)
+        # How the logarithm of the prediction changes with each parameter: a term's share of the prediction.
+        slope = np.zeros(SIZE)
+        slope[0] = 1.0
+        parts = zip(self._factors[regime], self.base.terms(shape), strict=True)
+        slope[TERMS] = slope[OWN[regime]] = [factor * term / predicted_s for factor, term in parts]
+
+        self._trend += TREND_RATE * (min(max(error, -MAX_TREND_ERROR), MAX_TREND_ERROR) - self._trend)
+        self._logs *= self._decay
+        self._covariance *= self._covariance_decay
+        self._covariance += self._growth
+        self._covariance[0, 0] += (TREND_DRIFT * self._trend) ** 2
+
+        # No matrix product here: elementwise sums give the same bits on every machine.
+        along = (self._covariance * slope).sum(axis=1)
+        variance = float((along * slope).sum()) + NOISE**2
+        limit = OUTLIER * sqrt(variance)
+        self._logs += along * (min(max(error, -limit), limit) / variance)
+        self._covariance -= np.outer(along, along / variance)
+        of_terms = self._logs[TERMS] + self._logs[0]
+        for regime, own in OWN.items():
+            self._factors[regime] = [exp(x) for x in (of_terms + self._logs[own]).tolist()]

@@ -1,0 +1,176 @@
+"""Iteration-time models of the papers, for comparison: Echo, BROS, HyGen."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.interfaces import Prediction
+from neaptide.estimator.cost.iteration_time import Sample
+from neaptide.estimator.cost.least_squares import Array, fit_relative
+
+LAMBDAS = tuple(i / 10 for i in range(11))
+ALTERNATIONS = 5
+
+
+def _matrix(rows: Sequence[tuple[float, ...]]) -> Array:
+    return np.array(rows, dtype=np.float64)
+
+
+def _seconds(samples: Sequence[Sample]) -> Array:
+    if not samples:
+        raise ValueError("a model cannot be fitted without samples")
+    return np.array([sample.seconds for sample in samples])
+
+
+class EchoModel:
+    """Echo's estimator (Echo section 5.2, equations 6 to 8).
+
+    ``T_p(l) = max(alpha l^2 + beta l, c)``; ``T_d(L) = gamma max(L) + delta mean(L)``;
+    ``T = lambda max(T_p, T_d) + (1 - lambda) (T_p + T_d)``. The paper's text leaves open whether c is a floor or is
+    added: ``constant`` says which. As published: the number of decodes does not appear. ``l^2`` is taken as twice the
+    attention pairs, so that chunks and several prompts are counted fairly; ``max(L)`` is over the whole batch.
+    """
+
+    def __init__(self, constant: Literal["max", "sum"] = "max") -> None:
+        self.constant = constant
+        self.alpha = self.beta = self.c = self.gamma = self.delta = self.blend = 0.0
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        prefill_s, decode_s = self._prefill_s(shape), self._decode_s(shape)
+        longer_s = max(prefill_s, decode_s)
+        return Prediction(self.blend * longer_s + (1.0 - self.blend) * (prefill_s + decode_s), 0.0)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """The paper's estimator does not learn from steps."""
+
+    def _prefill_s(self, shape: BatchShape) -> float:
+        if shape.prefill_requests == 0:
+            return 0.0
+        work_s = self.alpha * 2 * shape.prefill_attention_pairs + self.beta * shape.prefill_tokens
+        return work_s + self.c if self.constant == "sum" else max(work_s, self.c)
+
+    def _decode_s(self, shape: BatchShape) -> float:
+        if shape.decode_requests == 0:
+            return 0.0
+        return self.gamma * shape.max_context_tokens + self.delta * shape.decode_context_tokens / shape.decode_requests
+
+    def fit(self, samples: Sequence[Sample]) -> None:
+        """Fits all six values: lambda over a grid, the others by least squares in turns with the branches taken.
+
+        Raises:
+            ValueError: there are no samples.
+        """
+        _seconds(samples)
+        best_error, best = float("inf"), (0.0,) * 6
+        for blend in LAMBDAS:
+            self.alpha = self.beta = self.c = self.gamma = self.delta = 0.0
+            self.blend = blend
+            for _ in range(ALTERNATIONS):
+                self._refit(samples)
+                error = float(np.mean([abs(self.predict(s.shape).seconds / s.seconds - 1.0) for s in samples]))
+                if error < best_error:
+                    best_error = error
+                    best = (self.alpha, self.beta, self.c, self.gamma, self.delta, self.blend)
+        self.alpha, self.beta, self.c, self.gamma, self.delta, self.blend = best
+
+    def _refit(self, samples: Sequence[Sample]) -> None:
+        """Least squares with every maximum taken where the present values take it."""
+        rows = []
+        for shape in (sample.shape for sample in samples):
+            prefill_s, decode_s = self._prefill_s(shape), self._decode_s(shape)
+            of_prefill = 1.0 if prefill_s >= decode_s else 1.0 - self.blend
+            of_decode = 1.0 if decode_s > prefill_s else 1.0 - self.blend
+            work = (2.0 * shape.prefill_attention_pairs, float(shape.prefill_tokens))
+            has_prefill = float(shape.prefill_requests > 0)
+            if self.constant == "sum":
+                prefill = (*work, has_prefill)
+            elif has_prefill and self.alpha * work[0] + self.beta * work[1] < self.c:
+                prefill = (0.0, 0.0, 1.0)
+            else:
+                prefill = (*work, 0.0)
+            decode = (0.0, 0.0)
+            if shape.decode_requests:
+                decode = (float(shape.max_context_tokens), shape.decode_context_tokens / shape.decode_requests)
+            rows.append((*(of_prefill * x for x in prefill), *(of_decode * x for x in decode)))
+        self.alpha, self.beta, self.c, self.gamma, self.delta = fit_relative(_matrix(rows), _seconds(samples)).tolist()
+
+
+class BrosModel:
+    """BROS's estimator (BROS section 4, equations 2 to 5): per phase linear in tokens S and context C.
+
+    ``T = max(T_pre(S_pre, C_pre) + T_dec(S_dec, C_dec), T_swap(Q))``, with ``C_pre = S_pre`` as published, so that
+    ``T_pre`` is linear in the prefill tokens alone.
+    """
+
+    def __init__(self) -> None:
+        self.coefficients = [0.0] * 5
+        """Prefill: constant, per token; decode: constant, per request, per context token."""
+        self.swap = [0.0, 0.0]
+        """Constant, per block."""
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        prefill_0, prefill_token, decode_0, decode_request, decode_context = self.coefficients
+        seconds = 0.0
+        if shape.prefill_requests:
+            seconds += prefill_0 + prefill_token * shape.prefill_tokens
+        if shape.decode_requests:
+            seconds += decode_0 + decode_request * shape.decode_requests + decode_context * shape.decode_context_tokens
+        if shape.swapped_blocks:
+            seconds = max(seconds, self.swap[0] + self.swap[1] * shape.swapped_blocks)
+        return Prediction(seconds, 0.0)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """The paper's estimator does not learn from steps."""
+
+    def fit(self, samples: Sequence[Sample]) -> None:
+        """
+        Raises:
+            ValueError: there are no samples without swapping.
+        """
+        plain = [sample for sample in samples if sample.shape.swapped_blocks == 0]
+        rows = [self._row(sample.shape) for sample in plain]
+        self.coefficients = fit_relative(_matrix(rows), _seconds(plain)).tolist()
+        self.swap = [0.0, 0.0]
+        # Only steps that the computation does not explain tell of the swap.
+        bound = [s for s in samples if s.shape.swapped_blocks and s.seconds > 1.1 * self.predict(s.shape).seconds]
+        if bound:
+            swaps = [(1.0, float(sample.shape.swapped_blocks)) for sample in bound]
+            self.swap = fit_relative(_matrix(swaps), _seconds(bound)).tolist()
+
+    def _row(self, shape: BatchShape) -> tuple[float, ...]:
+        has_prefill, has_decode = float(shape.prefill_requests > 0), float(shape.decode_requests > 0)
+        tokens, requests, context = shape.prefill_tokens, shape.decode_requests, shape.decode_context_tokens
+        return has_prefill, float(tokens), has_decode, float(requests), float(context)
+
+
+class HygenModel:
+    """HyGen's predictor: linear in (1, S_p, S_d, S_p^2, S_d^2, N_p, N_d).
+
+    S are the prefill tokens and the decodes' context tokens of the batch, N the numbers of requests.
+    """
+
+    def __init__(self) -> None:
+        self.coefficients = [0.0] * 7
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        constant, prefill, decode, prefill_2, decode_2, prefills, decodes = self.coefficients
+        tokens, context = shape.prefill_tokens, shape.decode_context_tokens
+        seconds = constant + (prefill + prefill_2 * tokens) * tokens + (decode + decode_2 * context) * context
+        return Prediction(seconds + prefills * shape.prefill_requests + decodes * shape.decode_requests, 0.0)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """The paper's predictor does not learn from steps."""
+
+    def fit(self, samples: Sequence[Sample]) -> None:
+        """
+        Raises:
+            ValueError: there are no samples.
+        """
+        rows = []
+        for shape in (sample.shape for sample in samples):
+            tokens, context = float(shape.prefill_tokens), float(shape.decode_context_tokens)
+            numbers = float(shape.prefill_requests), float(shape.decode_requests)
+            rows.append((1.0, tokens, context, tokens**2, context**2, *numbers))
+        self.coefficients = fit_relative(_matrix(rows), _seconds(samples)).tolist()

@@ -1,0 +1,85 @@
+"""Our iteration-time model: the terms of a roofline with coefficients per regime."""
+
+from collections.abc import Mapping, Sequence
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.interfaces import Prediction
+from neaptide.estimator.cost.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
+from neaptide.estimator.cost.roofline_fit import fit_costs
+from neaptide.estimator.cost.step_cost import StepCost, StepFormula, Terms
+from neaptide.estimator.device_profile import DeviceProfile
+
+GENERIC = StepCost(
+    fixed_s=5e-3,
+    gemm_curve_s=(1e-4, 2e-4),
+    pair_s=1e-8,
+    kv_token_s=1e-7,
+    decode_request_s=1e-4,
+    prefill_request_s=1e-4,
+    swap_block_s=1e-4,
+)
+"""A guess at a CPU that nobody has measured."""
+
+
+class RooflineModel:
+    """Implements ``CostModel``. Within a regime a longer chunk or a request more never takes less time, unless the
+    curve of a profile that was given falls. It may where the regime changes, or where decodes' lengths become more
+    even.
+
+    Args:
+        costs: coefficients for each regime.
+        overlap_kappa: share of the overlappable time that is not overlapped; 1 is a serial engine.
+    """
+
+    def __init__(self, costs: Mapping[Regime, StepCost] | None = None, overlap_kappa: float = 1.0) -> None:
+        self.costs = dict(costs or dict.fromkeys(Regime, GENERIC))
+        self.overlap_kappa = overlap_kappa
+        self._compile()
+
+    @classmethod
+    def generic(cls) -> "RooflineModel":
+        """For a machine without a profile, until it has been measured."""
+        return cls()
+
+    @classmethod
+    def from_profile(cls, profile: DeviceProfile, overlap_kappa: float = 1.0) -> "RooflineModel":
+        """
+        Raises:
+            ValueError: overlap is asked of a measured profile, which cannot tell compute from memory time.
+        """
+        if not 0.0 <= overlap_kappa <= 1.0:
+            raise ValueError(f"overlap_kappa is {overlap_kappa}, not in 0..1")
+        if overlap_kappa != 1.0 and profile.source == "measured":
+            raise ValueError(f"profile {profile.name} is measured: it knows no overlap, only overlap_kappa = 1")
+        return cls({regime: profile.costs[regime.value] for regime in Regime}, overlap_kappa)
+
+    def terms(self, shape: BatchShape) -> Terms:
+        """The parts of the predicted time."""
+        return self._formulas[regime_of(shape)].terms(
+            shape.prefill_tokens,
+            shape.prefill_attention_pairs,
+            shape.prefill_masked_pairs,
+            shape.prefill_requests,
+            shape.decode_requests,
+            raggedness(shape),
+            read_kv_tokens(shape),
+            shape.swapped_blocks,
+        )
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(sum(self.terms(shape)), 0.0)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """Learns nothing: see ``OnlineCostModel``."""
+
+    def fit(self, samples: Sequence[Sample]) -> None:
+        """Replaces the coefficients by those that fit the samples best in relative error.
+
+        Raises:
+            ValueError: there are no samples.
+        """
+        self.costs = fit_costs(samples)
+        self._compile()
+
+    def _compile(self) -> None:
+        self._formulas = {regime: StepFormula(cost, self.overlap_kappa) for regime, cost in self.costs.items()}

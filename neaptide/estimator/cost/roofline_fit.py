@@ -1,0 +1,134 @@
+"""Fits the coefficients of ``RooflineModel`` to measured steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from neaptide.engine.batch import BatchShape
+from neaptide.estimator.cost.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
+from neaptide.estimator.cost.least_squares import Array, fit_relative
+from neaptide.estimator.cost.step_cost import StepCost, gemm_knot, gemm_segment
+
+SHRINKAGES = (20.0, 2.0, 0.2)
+"""Pull of a regime's coefficients towards those of all regimes together, in samples: cross-validation picks one ..."""
+FOLDS = 3
+LEAST_PER_FOLD = 8
+"""... if there are so many samples, else the strongest."""
+SMOOTHNESS = 0.1
+"""Pull of neighbouring slopes of the matrix product curve towards each other, in samples, up to ..."""
+TILE_TOKENS = 16
+"""... so many tokens; beyond, it grows with the tokens: a kernel's steps are as large as its tiles."""
+
+
+def fit_costs(samples: Sequence[Sample]) -> dict[Regime, StepCost]:
+    """Coefficients per regime with the least relative error.
+
+    First one set for all samples, then one per regime, which leaves the common set as far as its samples ask for.
+
+    Raises:
+        ValueError: there are no samples.
+    """
+    if not samples:
+        raise ValueError("a model cannot be fitted without samples")
+    num_segments = max(2, gemm_segment(max(s.shape.num_tokens for s in samples)) + 1)
+    features = np.array([_features(sample.shape, num_segments) for sample in samples])
+    seconds = np.array([sample.seconds for sample in samples])
+    smooth = _smoothness(features, seconds, num_segments)
+    common = fit_relative(features, seconds, smooth, np.zeros(len(smooth)))
+    # The same change of a coefficient counts by what it does to the predictions.
+    effect = ((features / seconds[:, None]) ** 2).mean(axis=0)
+    prior = _Prior(smooth, effect, common)
+    costs = {}
+    for regime in Regime:
+        chosen = np.array([regime_of(sample.shape) is regime for sample in samples])
+        fitted = prior.fit(features[chosen], seconds[chosen]) if chosen.any() else common
+        costs[regime] = _cost(fitted.tolist(), num_segments)
+    return costs
+
+
+@dataclass(slots=True, frozen=True)
+class _Prior:
+    """What a regime's coefficients are pulled towards."""
+
+    smooth: Array
+    """Rows that are zero for a straight curve."""
+    effect: Array
+    """Of each coefficient on the predictions."""
+    common: Array
+    """Coefficients of all regimes together."""
+
+    def fit(self, features: Array, seconds: Array) -> Array:
+        """Coefficients of one regime, with the pull that predicts left-out samples best."""
+        if len(seconds) < FOLDS * LEAST_PER_FOLD:
+            return self._fit(features, seconds, SHRINKAGES[0])
+        return self._fit(features, seconds, min(SHRINKAGES, key=lambda s: self._left_out_error(features, seconds, s)))
+
+    def _fit(self, features: Array, seconds: Array, shrinkage: float) -> Array:
+        pull = np.diag(np.sqrt(shrinkage * self.effect))
+        target = np.concatenate([np.zeros(len(self.smooth)), pull @ self.common])
+        return fit_relative(features, seconds, np.concatenate([self.smooth, pull]), target)
+
+    def _left_out_error(self, features: Array, seconds: Array, shrinkage: float) -> float:
+        fold = np.arange(len(seconds)) % FOLDS
+        errors = [
+            np.abs(
+                features[fold == k] @ self._fit(features[fold != k], seconds[fold != k], shrinkage) / seconds[fold == k]
+                - 1
+            )
+            for k in range(FOLDS)
+        ]
+        return float(np.concatenate(errors).mean())
+
+
+def _features(shape: BatchShape, num_segments: int) -> list[float]:
+    """What the coefficients are multiplied with, in the order of ``_cost``."""
+    starts = [gemm_knot(k) for k in range(num_segments + 1)]
+    curve = [max(shape.num_tokens - start, 0) / (end - start) for start, end in pairwise(starts)]
+    curve[:-1] = [min(share, 1.0) for share in curve[:-1]]
+    return [
+        1.0,
+        *curve,
+        float(shape.prefill_attention_pairs),
+        float(shape.prefill_masked_pairs),
+        float(read_kv_tokens(shape)),
+        raggedness(shape),
+        float(shape.decode_requests),
+        float(shape.prefill_requests),
+        float(shape.swapped_blocks),
+    ]
+
+
+def _smoothness(features: Array, seconds: Array, num_segments: int) -> Array:
+    """Rows that are zero for a straight curve."""
+    rows = np.zeros((num_segments - 1, features.shape[1]))
+    for k in range(num_segments - 1):
+        reached = features[:, 1 + k] > 0.0
+        pull = SMOOTHNESS * max(1.0, gemm_knot(k + 1) / TILE_TOKENS)
+        weight = np.sqrt(pull) / float(np.median(seconds[reached] if reached.any() else seconds))
+        # Slopes are equal when increments are as the widths of their segments.
+        rows[k, 1 + k] = -weight * (gemm_knot(k + 2) - gemm_knot(k + 1)) / (gemm_knot(k + 1) - gemm_knot(k))
+        rows[k, 2 + k] = weight
+    return rows
+
+
+def _cost(coefficients: list[float], num_segments: int) -> StepCost:
+    fixed_s, *increments = coefficients[: 1 + num_segments]
+    knots = [0.0]
+    for increment in increments:
+        knots.append(knots[-1] + increment)
+    pair_s, masked_pair_s, kv_token_s, ragged_s, decode_request_s, prefill_request_s, swap_block_s = coefficients[
+        1 + num_segments :
+    ]
+    return StepCost(
+        fixed_s=fixed_s,
+        gemm_curve_s=tuple(knots),
+        pair_s=pair_s,
+        masked_pair_s=masked_pair_s,
+        kv_token_s=kv_token_s,
+        ragged_s=ragged_s,
+        decode_request_s=decode_request_s,
+        prefill_request_s=prefill_request_s,
+        swap_block_s=swap_block_s,
+    )

@@ -1,0 +1,92 @@
+"""Changes to logits that name single tokens: penalties, biases, tokens that may not come yet.
+
+All edits of a step are collected on the host as (row, token, value) triples and applied at once.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neaptide.executors.torch.request_state import RequestState
+
+
+@dataclass(slots=True)
+class _Triples:
+    """Entries of a sparse matrix [rows, vocabulary]."""
+
+    vocab_size: int
+    rows: list[np.ndarray] = field(default_factory=list)
+    tokens: list[np.ndarray] = field(default_factory=list)
+    values: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, row: int, tokens: np.ndarray, values: np.ndarray | float) -> None:
+        inside = (tokens >= 0) & (tokens < self.vocab_size)
+        kept = tokens[inside]
+        self.rows.append(np.full(len(kept), row, dtype=np.int64))
+        self.tokens.append(kept.astype(np.int64, copy=False))
+        self.values.append(np.broadcast_to(np.asarray(values, dtype=np.float32), tokens.shape)[inside])
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Rows, tokens, values, each [entries]; None without entries."""
+        if not self.rows:
+            return None
+        rows, tokens, values = (
+            torch.from_numpy(np.concatenate(part)).to(device, non_blocking=True)
+            for part in (self.rows, self.tokens, self.values)
+        )
+        return rows, tokens, values
+
+
+def edit_logits(logits: Tensor, states: list[RequestState], output_positions: list[int]) -> Tensor:
+    """Applies what the requests ask for.
+
+    Repetition penalty first (on the raw logits, as in transformers), then presence and frequency penalties over the
+    output (as OpenAI defines them), then biases, then the mask of ``min_tokens``.
+
+    Args:
+        logits: [rows, vocab_size] fp32; not changed.
+        states: one per row.
+        output_positions: index in the output of the token that each row will give.
+
+    Returns:
+        ``logits`` itself if nothing is asked for, else a changed copy.
+    """
+    repetition, additive = _Triples(logits.shape[1]), _Triples(logits.shape[1])
+    for row, (state, position) in enumerate(zip(states, output_positions, strict=True)):
+        params = state.params
+        if state.needs_counts:
+            _collect_penalties(row, state, repetition, additive)
+        if params.logit_bias:
+            tokens = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
+            biases = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+            additive.add(row, tokens, biases)
+        if position < params.min_tokens and state.masked_ids:
+            additive.add(row, np.array(state.masked_ids, dtype=np.int64), -np.inf)
+    return _apply(logits, repetition, additive)
+
+
+def _collect_penalties(row: int, state: RequestState, repetition: _Triples, additive: _Triples) -> None:
+    params = state.params
+    tokens = np.fromiter(state.output_counts.keys(), np.int64, len(state.output_counts))
+    if params.repetition_penalty != 1.0:
+        repetition.add(row, np.union1d(state.prompt_tokens, tokens), params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        counts = np.fromiter(state.output_counts.values(), np.float32, len(state.output_counts))
+        additive.add(row, tokens, -(params.presence_penalty + params.frequency_penalty * counts))
+
+
+def _apply(logits: Tensor, repetition: _Triples, additive: _Triples) -> Tensor:
+    factors, terms = repetition.tensors(logits.device), additive.tensors(logits.device)
+    if factors is None and terms is None:
+        return logits
+    edited = logits.clone()
+    if factors is not None:
+        rows, tokens, penalty = factors
+        old = edited[rows, tokens]
+        edited[rows, tokens] = torch.where(old > 0, old / penalty, old * penalty)
+    if terms is not None:
+        rows, tokens, values = terms
+        edited.index_put_((rows, tokens), values, accumulate=True)
+    return edited

@@ -1,0 +1,124 @@
+"""Llama over a flat batch of tokens and a paged KV cache."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from neaptide.executors.torch.layers.linear import Linear
+from neaptide.executors.torch.layers.norm import RMSNorm
+from neaptide.executors.torch.layers.rotary import Rotary, rotate_
+from neaptide.executors.torch.model_config import ModelConfig
+from neaptide.kernels.paged_attention import AttentionPlan, paged_attention, write_kv
+
+
+class Destination(NamedTuple):
+    """Where a tensor of the checkpoint goes."""
+
+    shape: tuple[int, ...]
+    """Shape that the checkpoint must have."""
+    view: Tensor
+    """Part of our storage that takes it, after a reshape to the view's shape."""
+
+
+class DecoderLayer:
+    """Attention and feed-forward, both with their norm, adding to the residual stream in place."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        hidden, ffn, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, dim
+        q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
+        attention_bias, mlp_bias = config.attention_bias, config.mlp_bias
+        self.input_norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        self.qkv = Linear(q_size + 2 * kv_size, hidden, bias=attention_bias, dtype=dtype, device=device)
+        self.out = Linear(hidden, q_size, bias=attention_bias, dtype=dtype, device=device)
+        self.mlp_norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        self.gate_up = Linear(2 * ffn, hidden, bias=mlp_bias, dtype=dtype, device=device)
+        self.down = Linear(hidden, ffn, bias=mlp_bias, dtype=dtype, device=device)
+
+    def forward_(self, hidden: Tensor, rotation: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> None:
+        """Adds this layer to ``hidden`` [num_tokens, hidden_size] and writes the tokens' keys and values."""
+        num_tokens = hidden.shape[0]
+        qkv = self.qkv(self.input_norm(hidden)).view(num_tokens, -1, self.head_dim)
+        rotate_(qkv[:, : self.num_heads + self.num_kv_heads], rotation)
+        query, key_value = qkv[:, : self.num_heads], qkv[:, self.num_heads :]
+        write_kv(kv_cache, key_value, plan)
+        attended = paged_attention(query, key_value, kv_cache, plan)  # [num_tokens, num_heads, head_dim]
+        self.out.add_to(hidden, attended.view(num_tokens, -1))
+        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
+        self.down.add_to(hidden, F.silu(gate, inplace=True).mul_(up))
+
+    def destinations(self, prefix: str, hidden: int, ffn: int) -> dict[str, Destination]:
+        """Checkpoint name -> place, for this layer."""
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        found: dict[str, Destination] = {
+            f"{prefix}.input_layernorm.weight": Destination((hidden,), self.input_norm.weight),
+            f"{prefix}.post_attention_layernorm.weight": Destination((hidden,), self.mlp_norm.weight),
+        }
+        parts = [
+            ("self_attn.q_proj", self.qkv, 0, q_size, True),
+            ("self_attn.k_proj", self.qkv, q_size, kv_size, True),
+            ("self_attn.v_proj", self.qkv, q_size + kv_size, kv_size, False),
+            ("self_attn.o_proj", self.out, 0, hidden, False),
+            ("mlp.gate_proj", self.gate_up, 0, ffn, False),
+            ("mlp.up_proj", self.gate_up, ffn, ffn, False),
+            ("mlp.down_proj", self.down, 0, hidden, False),
+        ]
+        for name, linear, start, size, rotary in parts:
+            for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
+                if tensor is not None:
+                    rows = tensor[start : start + size]
+                    view = self._interleaved(rows) if rotary else rows
+                    found[f"{prefix}.{name}.{kind}"] = Destination(tuple(rows.shape), view)
+        return found
+
+    def _interleaved(self, rows: Tensor) -> Tensor:
+        """View of rotary ``rows`` in the checkpoint's order: both halves of each head, one after the other."""
+        pairs = rows.view(-1, self.head_dim // 2, 2, *rows.shape[1:])  # [heads, head_dim / 2, 2, ...]
+        return pairs.transpose(1, 2)  # [heads, 2, head_dim / 2, ...]
+
+
+class Llama:
+    """The whole model. Weights are uninitialised until `weights.load_weights` has run."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        self.config = config
+        self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.layers = [DecoderLayer(config, dtype, device) for _ in range(config.num_layers)]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.lm_head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
+        self.rotary = Rotary(config, device)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: AttentionPlan) -> Tensor:
+        """Hidden states before the final norm, [num_tokens, hidden_size].
+
+        Args:
+            token_ids: [num_tokens] int64.
+            positions: [num_tokens] int64.
+            kv_cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim]; the tokens' slots are written.
+            plan: what every token may attend to.
+        """
+        hidden = self.embedding.index_select(0, token_ids)
+        rotation = self.rotary.at(positions)
+        for layer, layer_cache in zip(self.layers, kv_cache, strict=True):
+            layer.forward_(hidden, rotation, layer_cache, plan)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_rows, hidden_size] -> [num_rows, vocab_size] fp32."""
+        return F.linear(self.norm(hidden), self.lm_head).float()
+
+    def destinations(self) -> dict[str, Destination]:
+        """Checkpoint name -> place, for every tensor that the checkpoint must hold."""
+        config = self.config
+        table_shape = (config.vocab_size, config.hidden_size)
+        found = {
+            "model.embed_tokens.weight": Destination(table_shape, self.embedding),
+            "model.norm.weight": Destination((config.hidden_size,), self.norm.weight),
+        }
+        if not config.tie_word_embeddings:
+            found["lm_head.weight"] = Destination(table_shape, self.lm_head)
+        for index, layer in enumerate(self.layers):
+            found |= layer.destinations(f"model.layers.{index}", config.hidden_size, config.intermediate_size)
+        return found

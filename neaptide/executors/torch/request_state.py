@@ -1,0 +1,51 @@
+"""What the executor keeps of a request between its first step and its end."""
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from neaptide.engine.batch import NewRequest, ScheduledRequest
+from neaptide.engine.params import SamplingParams
+from neaptide.executors.torch.random_stream import request_seed
+
+
+class RequestState:
+    """Sampling parameters, and the tokens seen so far for those that need them."""
+
+    def __init__(self, request: NewRequest, eos_token_ids: tuple[int, ...], engine_seed: int):
+        params = request.params
+        self.params: SamplingParams = params
+        self.prompt_token_ids = request.prompt_token_ids
+        self.seed = params.seed if params.seed is not None else request_seed(engine_seed, request.request_id)
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_token_ids))
+        self.masked_ids = sorted(ends) if params.min_tokens > 0 else []
+        """Tokens that may not be sampled before ``min_tokens``."""
+        self.needs_counts = bool(
+            params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+        )
+        self.output_counts: dict[int, int] = {}
+        """How often each token stands in the output, for penalties."""
+        self.output_len = 0
+
+    @cached_property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """The prompt's distinct tokens."""
+        return np.unique(np.array(self.prompt_token_ids, dtype=np.int64))
+
+    def observe(self, scheduled: ScheduledRequest) -> None:
+        """Counts output tokens on their way through the model: each comes by once before the next one is sampled.
+
+        After a preemption they come by again; only the first time counts.
+        """
+        if not self.needs_counts:
+            return
+        seen = len(self.prompt_token_ids) + self.output_len
+        new = scheduled.token_ids[max(0, seen - scheduled.num_computed_tokens) :]
+        if scheduled.num_computed_tokens > seen:
+            raise ValueError(
+                f"{scheduled.request_id}: output tokens before {scheduled.num_computed_tokens} were skipped"
+            )
+        for token in new:
+            self.output_counts[token] = self.output_counts.get(token, 0) + 1
+        self.output_len += len(new)

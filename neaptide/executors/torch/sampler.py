@@ -1,0 +1,114 @@
+"""Picks the next token of each row.
+
+Greedy rows take the largest logit. Other rows are scaled by their temperature, cut by top-k, top-p and min-p (in that
+order, as in transformers) and drawn by inverting the cumulative distribution, in order of token id, at one uniform
+number per row. That number depends on the request's seed and the output position only (`random_stream`), so the draw
+depends on nothing else in the batch; between devices it differs only where the probabilities themselves do.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from neaptide.executors.torch.logits_edits import edit_logits
+from neaptide.executors.torch.random_stream import uniforms
+from neaptide.executors.torch.request_state import RequestState
+
+
+class Sampled(NamedTuple):
+    """On the device of the logits."""
+
+    token_ids: Tensor
+    """[rows] int64; meaningless where not finite."""
+    finite: Tensor
+    """[rows] bool: the row's logits were all finite."""
+
+
+def sample(logits: Tensor, states: list[RequestState], output_positions: list[int]) -> Sampled:
+    """One token per row.
+
+    Args:
+        logits: [rows, vocab_size] fp32, raw.
+        states: the row's request.
+        output_positions: index of the new token in the request's output.
+    """
+    low, high = torch.aminmax(logits, dim=-1)  # both carry NaN
+    finite = torch.isfinite(low) & torch.isfinite(high)
+    edited = edit_logits(logits, states, output_positions)
+    drawn_rows = [row for row, state in enumerate(states) if state.params.temperature > 0]
+    if not drawn_rows:
+        return Sampled(edited.argmax(dim=-1), finite)
+    drawn_states = [states[row] for row in drawn_rows]
+    draws = uniforms([state.seed for state in drawn_states], [output_positions[row] for row in drawn_rows])
+    target = torch.from_numpy(draws).to(logits.device, non_blocking=True)
+    if len(drawn_rows) == len(states):
+        return Sampled(draw(filtered_probabilities(edited, drawn_states), target), finite)
+    token_ids = edited.argmax(dim=-1)
+    rows = torch.tensor(drawn_rows).to(logits.device, non_blocking=True)
+    token_ids[rows] = draw(filtered_probabilities(edited[rows], drawn_states), target)
+    return Sampled(token_ids, finite)
+
+
+def filtered_probabilities(logits: Tensor, states: list[RequestState]) -> Tensor:
+    """Probabilities after temperature, with 0 for tokens that top-k, top-p or min-p remove; not normalised again.
+
+    Top-k keeps exactly k tokens, top-p the smallest set whose share of what top-k left reaches p; among equals the
+    lower token id stays. Min-p keeps tokens of at least that share of the largest.
+
+    Args:
+        logits: [rows, vocab_size] fp32.
+        states: the row's request, temperature > 0.
+
+    Returns:
+        [rows, vocab_size] fp32.
+    """
+    params = [state.params for state in states]
+    vocab_size, device = logits.shape[1], logits.device
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32).unsqueeze(1).to(device, non_blocking=True)  # [rows, 1]
+
+    # The maximum goes first: a tiny temperature would otherwise overflow to inf - inf.
+    centred = logits - logits.amax(dim=-1, keepdim=True)
+    probabilities = torch.softmax(centred / column([p.temperature for p in params]), dim=-1)
+    sorted_rows = [row for row, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1]
+    if sorted_rows:
+        top_k = column([params[row].top_k or vocab_size for row in sorted_rows])
+        top_p = column([params[row].top_p for row in sorted_rows])
+        if len(sorted_rows) == len(params):
+            probabilities = _cut_tail(probabilities, top_k, top_p)
+        else:
+            rows = torch.tensor(sorted_rows).to(device, non_blocking=True)
+            probabilities[rows] = _cut_tail(probabilities[rows], top_k, top_p)
+    if any(p.min_p > 0 for p in params):
+        floor = probabilities.amax(dim=-1, keepdim=True) * column([p.min_p for p in params])
+        probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
+    return probabilities
+
+
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Index of the first cumulative sum above ``uniform`` times the total.
+
+    Args:
+        probabilities: [rows, vocab_size] >= 0, any sum.
+        uniform: [rows] float64 in [0, 1).
+
+    Returns:
+        [rows] int64; never a token of probability 0.
+    """
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    target = uniform.unsqueeze(1) * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, target, right=True).squeeze(1)
+    return index.clamp_(max=probabilities.shape[1] - 1)  # out of range only for rows of NaN
+
+
+def _cut_tail(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Zeroes all but the top-k, then all but the top-p of those; ``top_k`` and ``top_p`` are [rows, 1]."""
+    ordered, token_ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(ordered.shape[1], device=ordered.device)
+    ordered = ordered.masked_fill(ranks >= top_k, 0.0)
+    cumulative = ordered.cumsum(dim=-1)
+    before = cumulative - ordered
+    ordered = ordered.masked_fill(before >= top_p * cumulative[:, -1:], 0.0)
+    return torch.zeros_like(probabilities).scatter_(-1, token_ids, ordered)

@@ -1,0 +1,258 @@
+"""Runs steps with torch, on a CPU or a CUDA device."""
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan, StepResult
+from neaptide.engine.clock import Clock
+from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.engine.params import INVALID_TOKEN, NUMERICAL_ERROR, SamplingParams
+from neaptide.executors.torch.device import device_name, pick_device, pick_dtype
+from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
+from neaptide.executors.torch.logprobs import Scored, score, to_host
+from neaptide.executors.torch.model_config import load_model_config, resolve_model
+from neaptide.executors.torch.model_runner import ModelRunner
+from neaptide.executors.torch.models.llama import Llama
+from neaptide.executors.torch.request_state import RequestState
+from neaptide.executors.torch.sampler import Sampled, sample
+from neaptide.executors.torch.weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+CPU_KV_BYTES = 1 << 30
+GPU_SHARE = 0.8
+"""Of the free memory, for KV blocks: the rest is for activations, which grow with the step's tokens."""
+
+_PROMPT_SCORE_ROWS = 256
+"""Prompt positions scored at once: bounds the logits held, 128 MB at a vocabulary of 128k."""
+
+
+@dataclass(slots=True)
+class _PromptScores:
+    """Part of a request's prompt log-probabilities, still on the device."""
+
+    request_id: str
+    top: int
+    scored: Scored
+    finite: Tensor
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step whose results are still on the device."""
+
+    result: StepResult
+    sampled_ids: list[str] = field(default_factory=list)
+    sampled: Sampled | None = None
+    scored_ids: list[str] = field(default_factory=list)
+    scored_tops: list[int] = field(default_factory=list)
+    scored: Scored | None = None
+    prompt_scores: list[_PromptScores] = field(default_factory=list)
+
+
+class TorchHandle:
+    """A submitted step."""
+
+    def __init__(self, pending: _Pending, clock: Clock):
+        self._pending = pending
+        self._clock = clock
+        self._done = False
+
+    def wait(self) -> StepResult:
+        """Copies the results to the host; the only place where the host waits for a CUDA device."""
+        pending, result = self._pending, self._pending.result
+        if self._done:
+            return result
+        self._done = True
+        start_s = self._clock.now()
+        if pending.sampled is not None:
+            _collect_tokens(pending, pending.sampled)
+        for part in pending.prompt_scores:
+            if not bool(part.finite):
+                result.errors[part.request_id] = NUMERICAL_ERROR
+                continue
+            records = to_host(part.scored, [part.top] * part.scored.token_ids.shape[0])
+            result.prompt_logprobs.setdefault(part.request_id, []).extend(records)
+        for request_id in result.errors:
+            result.token_ids.pop(request_id, None)
+            result.logprobs.pop(request_id, None)
+            result.prompt_logprobs.pop(request_id, None)
+        result.sample_s += self._clock.now() - start_s
+        return result
+
+
+class TorchExecutor:
+    """Executor over a Llama checkpoint.
+
+    On CUDA, ``model_s`` is the time to launch the model's work and ``sample_s`` includes waiting for it: one
+    synchronisation per step leaves no host time in between to tell them apart.
+    """
+
+    def __init__(self, config: ExecutorConfig, cache: CacheConfig, clock: Clock, *, seed: int = 0):
+        """Loads the model and allocates the KV cache.
+
+        Args:
+            config: model, device, dtype and threads.
+            cache: block size and number of blocks, or the memory for them.
+            clock: times the parts of a step.
+            seed: of the random streams of requests that bring no seed.
+
+        Raises:
+            UnsupportedModelError: the model cannot be served.
+            ValueError: device or dtype cannot be had, or not one block fits.
+        """
+        if config.num_threads > 0:
+            torch.set_num_threads(config.num_threads)
+        model_dir = resolve_model(config.model_path)
+        self.model_config = load_model_config(model_dir)
+        self.device = pick_device(config.device)
+        self.dtype = pick_dtype(config.dtype, self.model_config.dtype, self.device)
+        self._clock = clock
+        self._seed = seed
+        self._states: dict[str, RequestState] = {}
+        with torch.inference_mode():
+            model = Llama(self.model_config, self.dtype, self.device)
+            load_weights(model, model_dir)
+            self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
+            self._runner = ModelRunner(model, self._num_blocks, cache.block_size)
+        logger.info("%s on %s in %s, %d KV blocks", model_dir, self.device, self.dtype_name, self._num_blocks)
+        self._warm_up()
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def dtype_name(self) -> str:
+        """For example ``float32``."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def device_name(self) -> str:
+        """A product name."""
+        return device_name(self.device)
+
+    @property
+    def num_threads(self) -> int:
+        """Compute threads; 0 where a GPU computes."""
+        return torch.get_num_threads() if self.device.type == "cpu" else 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.model_config.kv_bytes_per_token(self.dtype.itemsize)
+
+    def touch_blocks(self, count: int) -> None:
+        """Writes zeros to the first ``count`` KV blocks.
+
+        On a CPU all memory that nobody has written to is one page of zeros, which is read faster than real memory:
+        steps that are timed over such blocks would look too cheap.
+        """
+        with torch.inference_mode():
+            for layer in self._runner.kv_cache:
+                layer[:count].zero_()
+
+    def submit(self, plan: StepPlan) -> TorchHandle:
+        for request_id in plan.finished_ids:
+            self._states.pop(request_id, None)
+        for request in plan.new_requests:
+            self._states[request.request_id] = RequestState(request, self.model_config.eos_token_ids, self._seed)
+        pending = _Pending(StepResult())
+        if plan.scheduled:
+            with torch.inference_mode():
+                self._run(plan.scheduled, pending)
+        return TorchHandle(pending, self._clock)
+
+    def close(self) -> None:
+        """Drops weights, cache and request state; the executor cannot be used after."""
+        self._states.clear()
+        if hasattr(self, "_runner"):
+            del self._runner
+
+    def _run(self, scheduled: list[ScheduledRequest], pending: _Pending) -> None:
+        start_s = self._clock.now()
+        runner, result = self._runner, pending.result
+        batch = build_input_batch(scheduled, runner.block_size, self.model_config.vocab_size, self.dtype, self.device)
+        result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
+        for request in batch.requests:
+            self._states[request.request_id].observe(request)
+        prepared_s = self._clock.now()
+        hidden = runner.hidden_states(batch)
+        sampling = [i for i, request in enumerate(batch.requests) if request.sample]
+        logits = runner.logits(hidden, batch.last_rows[sampling].tolist()) if sampling else None
+        computed_s = self._clock.now()
+        if logits is not None:
+            self._sample([batch.requests[i] for i in sampling], logits, pending)
+        self._score_prompts(batch, hidden, pending)
+        result.prepare_s = prepared_s - start_s
+        result.model_s = computed_s - prepared_s
+        result.sample_s = self._clock.now() - computed_s
+
+    def _sample(self, requests: list[ScheduledRequest], logits: Tensor, pending: _Pending) -> None:
+        states = [self._states[request.request_id] for request in requests]
+        pending.sampled_ids = [request.request_id for request in requests]
+        pending.sampled = sample(logits, states, [request.output_position for request in requests])
+        wanted = [(row, s.params.logprobs) for row, s in enumerate(states) if s.params.logprobs is not None]
+        if wanted:
+            rows = torch.tensor([row for row, _ in wanted]).to(self.device, non_blocking=True)
+            pending.scored_ids = [requests[row].request_id for row, _ in wanted]
+            pending.scored_tops = [top for _, top in wanted]
+            pending.scored = score(logits[rows], pending.sampled.token_ids[rows], max(pending.scored_tops))
+
+    def _score_prompts(self, batch: InputBatch, hidden: Tensor, pending: _Pending) -> None:
+        """Scores prompt token p + 1 at every position p of the step, for the requests that want it."""
+        for index, request in enumerate(batch.requests):
+            state = self._states[request.request_id]
+            top = state.params.prompt_logprobs
+            first = request.num_computed_tokens
+            last = min(first + len(request.token_ids), len(state.prompt_token_ids) - 1)
+            if top is None or first >= last:
+                continue
+            row = int(batch.query_starts[index])
+            targets = torch.tensor(state.prompt_token_ids[first + 1 : last + 1]).to(self.device, non_blocking=True)
+            for begin in range(0, last - first, _PROMPT_SCORE_ROWS):
+                part = targets[begin : begin + _PROMPT_SCORE_ROWS]
+                logits = self._runner.model.logits(hidden[row + begin : row + begin + len(part)])
+                finite = torch.isfinite(logits).all()
+                pending.prompt_scores.append(_PromptScores(request.request_id, top, score(logits, part, top), finite))
+
+    def _count_blocks(self, cache: CacheConfig) -> int:
+        kv_cache_bytes = cache.kv_cache_bytes
+        if kv_cache_bytes is None:
+            on_gpu = self.device.type == "cuda"
+            kv_cache_bytes = int(GPU_SHARE * torch.cuda.mem_get_info(self.device)[0]) if on_gpu else CPU_KV_BYTES
+        num_blocks = cache.num_blocks
+        if num_blocks is None:
+            block_bytes = cache.block_size * self.model_config.kv_bytes_per_token(self.dtype.itemsize)
+            num_blocks = kv_cache_bytes // block_bytes
+        if num_blocks < 1:
+            raise ValueError(f"kv_cache_bytes {kv_cache_bytes} holds not one block of {cache.block_size} tokens")
+        return num_blocks
+
+    def _warm_up(self) -> None:
+        """One prefill and one decode in block 0, so that the first request does not pay for lazy set-up."""
+        request_id = "warm-up"
+        new = NewRequest(request_id, [0], SamplingParams(temperature=0.0))
+        steps = [ScheduledRequest(request_id, [0], position, [0], True, position) for position in range(2)]
+        if self._runner.block_size < 2 or self.model_config.max_position_embeddings < 2:
+            steps = steps[:1]
+        for number, scheduled in enumerate(steps):
+            shape = BatchShape()
+            shape.add(1, number)
+            self.submit(StepPlan(-1, [scheduled], shape, new_requests=[new] if number == 0 else [])).wait()
+        self._states.clear()
+
+
+def _collect_tokens(pending: _Pending, sampled: Sampled) -> None:
+    result = pending.result
+    tokens, finite = torch.stack((sampled.token_ids, sampled.finite.long())).tolist()  # one copy, one wait
+    for request_id, token, is_finite in zip(pending.sampled_ids, tokens, finite, strict=True):
+        if is_finite:
+            result.token_ids[request_id] = token
+        else:
+            result.errors[request_id] = NUMERICAL_ERROR
+    if pending.scored is not None:
+        records = to_host(pending.scored, pending.scored_tops)
+        result.logprobs.update(zip(pending.scored_ids, records, strict=True))

@@ -1,0 +1,123 @@
+"""Composition root of the engine process: the engine with its executor and its models.
+
+Torch is imported where an executor needs it: a simulated engine does without.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neaptide.engine.batch import BatchShape
+from neaptide.engine.clock import Clock
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.core import EngineCore
+from neaptide.engine.messages import EngineReady
+from neaptide.engine.process.loop import RequestLogFile
+from neaptide.engine.process.witness import StepWitness
+from neaptide.engine.record.step_log import create_log
+from neaptide.engine.record.step_recorder import StepRecorder
+from neaptide.estimator.calibration.micro_runs import MicroRunner
+from neaptide.estimator.calibration.start_up import StartUp
+from neaptide.estimator.calibration.steps import Limits, start_steps
+from neaptide.estimator.cost.iteration_time import ConstantCostModel, Sample
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.device_profile import load_profile
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_of
+from neaptide.estimator.subject import Subject
+from neaptide.executors.simulated.hash_executor import SimExecutor
+from neaptide.executors.torch.model_config import load_model_config
+
+if TYPE_CHECKING:
+    from neaptide.executors.torch.torch_executor import TorchExecutor
+
+SIM_NUM_BLOCKS = 4096
+
+
+def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, EngineReady]:
+    """The engine with its executor and models, warmed up.
+
+    Raises:
+        UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built; the message says why.
+    """
+    model = load_model_config(Path(config.executor.model_path))
+    scheduler = config.scheduler
+    executor, device, dtype = _build_executor(config, clock, model.vocab_size)
+    if executor.num_blocks * config.cache.block_size < scheduler.max_model_len:
+        raise ValueError(
+            f"the KV cache holds {executor.num_blocks * config.cache.block_size} tokens, less than one request of "
+            f"max_model_len = {scheduler.max_model_len}; raise kv_cache_gib or lower max_model_len"
+        )
+    cost_model, observed = _cost_model(config, executor, clock)
+    core = EngineCore(
+        config,
+        executor,
+        cost_model,
+        build_headroom(DEFAULT_HEADROOM, executor.num_blocks),
+        clock,
+        frozenset(model.eos_token_ids),
+        RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
+        StepWitness(config.witness_fd) if config.witness_fd is not None else None,
+        None if config.step_log_path is None else _recorder(config, executor.num_blocks, cost_model, observed),
+    )
+    longest = BatchShape()
+    longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))
+    ready = EngineReady(
+        model_path=config.executor.model_path,
+        device=device,
+        dtype=dtype,
+        vocab_size=model.vocab_size,
+        max_model_len=scheduler.max_model_len,
+        block_size=config.cache.block_size,
+        num_blocks=executor.num_blocks,
+        eos_token_ids=list(model.eos_token_ids),
+        longest_step_s=cost_model.predict(longest).seconds,
+    )
+    return core, ready
+
+
+def _build_executor(
+    config: EngineConfig, clock: Clock, vocab_size: int
+) -> "tuple[SimExecutor | TorchExecutor, str, str]":
+    """The executor, its device and its dtype."""
+    if config.executor.kind == "sim":
+        num_blocks = config.cache.num_blocks or SIM_NUM_BLOCKS
+        sim = SimExecutor(num_blocks, ConstantCostModel(config.executor.sim_step_s), clock, vocab_size)
+        return sim, "sim", "none"
+    from neaptide.executors.torch.torch_executor import TorchExecutor
+
+    executor = TorchExecutor(config.executor, config.cache, clock)
+    return executor, executor.device.type, executor.dtype_name
+
+
+def _cost_model(
+    config: EngineConfig, executor: "SimExecutor | TorchExecutor", clock: Clock
+) -> tuple[OnlineCostModel, list[Sample]]:
+    """From a profile, or from micro-runs where steps are real, and the steps that it was shown; the executor is warm
+    afterwards."""
+    profile = config.profile
+    if isinstance(executor, SimExecutor):
+        base = RooflineModel() if profile.name is None else RooflineModel.from_profile(load_profile(profile.name))
+        return OnlineCostModel(base), []
+    block_size = config.cache.block_size
+    limits = Limits.of(config.scheduler, executor.num_blocks * block_size)
+    runner = MicroRunner(executor, clock, block_size)
+    executor.touch_blocks(runner.blocks_of(start_steps(limits)))
+    kept_in = None if profile.kept_in is None else Path(profile.kept_in)
+    subject = Subject.of(executor, Path(config.executor.model_path).name, block_size, profile.model_fingerprint)
+    start_up = StartUp(runner, clock, limits, subject, time.strftime("%Y-%m-%d"), kept_in)
+    return start_up.cost_model(profile.name), start_up.observed
+
+
+def _recorder(
+    config: EngineConfig, num_blocks: int, cost_model: OnlineCostModel, observed: list[Sample]
+) -> StepRecorder:
+    assert config.step_log_path is not None
+    if os.path.exists(config.step_log_path):
+        os.replace(config.step_log_path, f"{config.step_log_path}.1")
+    recipe = {"cost_model": recipe_of(cost_model), "headroom": DEFAULT_HEADROOM}
+    recorder = StepRecorder(create_log(config.step_log_path), config, num_blocks, recipe)
+    for sample in observed:
+        recorder.observed(sample.shape, sample.seconds)
+    return recorder

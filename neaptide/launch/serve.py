@@ -1,0 +1,339 @@
+"""Composition root: builds the server, and inside the engine process the engine.
+
+``python -m neaptide.launch.serve ADDRESS CONFIG_JSON PARENT_PID`` is how the supervisor starts an engine process.
+Imports are local to the side that needs them: the API process never loads torch, the engine process no web framework.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
+from neaptide.engine.messages import EngineFatal
+from neaptide.server.observe.logs import configure_logging
+from neaptide.server.settings import EMBEDDED_MODEL, Settings
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from neaptide.server.batches.service import BatchService
+    from neaptide.server.context import ServingContext
+
+logger = logging.getLogger(__name__)
+
+REQUEST_LOG = "engine-requests.jsonl"
+PROFILES = "profiles"
+"""Below the data directory."""
+DEFAULT_TPOT_CUDA_MS = 50.0
+DEFAULT_TPOT_CPU_MS = 100.0
+CUT_S = 1.0
+"""For streams that are cut to say so to their readers."""
+THREAD_SWITCH_S = 0.0005
+"""How long a thread that shapes batch results may keep the event loop, and so the streams, from running."""
+OTHER_DESCRIPTORS = 256
+"""Kept free of client connections: database, files, the engine's socket, connections on their way out."""
+
+
+# ---- both sides ------------------------------------------------------------------------------------------
+
+
+def embedded_model_path() -> Path:
+    return Path(__file__).parents[1] / "data" / EMBEDDED_MODEL
+
+
+# ---- API process -----------------------------------------------------------------------------------------
+
+
+class LaunchError(Exception):
+    """The server cannot start; the message is one line for the operator."""
+
+
+def default_num_threads() -> int:
+    """One core stays with the API process: threads that wait for each other stall when they share theirs."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def engine_config(
+    settings: Settings, model_path: Path, fingerprint: str, max_model_len: int, data_dir: Path
+) -> EngineConfig:
+    """What the engine process is told. Unset targets take the defaults of the device.
+
+    Raises:
+        LaunchError: there is no such policy.
+    """
+    from neaptide.engine.scheduler.policies import POLICIES
+
+    if settings.policy not in POLICIES:
+        raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
+    on_cuda = settings.device == "cuda"
+    tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
+    kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
+    return EngineConfig(
+        cache=CacheConfig(block_size=settings.block_size, kv_cache_bytes=kv_cache_bytes),
+        scheduler=SchedulerConfig(
+            policy=settings.policy,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            ttft_slo_s=settings.ttft_slo_ms / 1e3,
+            tpot_slo_s=tpot_slo_ms / 1e3,
+            offline_max_kv_ratio=settings.offline_max_kv_ratio,
+        ),
+        executor=ExecutorConfig(
+            kind=settings.executor,
+            model_path=str(model_path),
+            device=settings.device,
+            dtype=settings.dtype,
+            num_threads=settings.num_threads or default_num_threads(),
+            sim_step_s=settings.sim_step_ms / 1e3,
+        ),
+        profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
+        request_log_path=str(data_dir / REQUEST_LOG),
+        step_log_path=settings.step_log,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
+
+
+def serve(settings: Settings) -> int:
+    """Serves until a stop signal; returns the exit status.
+
+    Raises:
+        LaunchError: the model, the port, the data directory or the engine cannot be used.
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    sys.setswitchinterval(THREAD_SWITCH_S)
+    data_dir = Path(settings.data_dir).expanduser().absolute()
+    context, config = _model_context(settings, data_dir)
+    listener = _listen(settings.host, settings.port)
+    try:
+        return asyncio.run(_serve(settings, context, config, data_dir, listener))
+    finally:
+        listener.close()
+
+
+async def _serve(
+    settings: Settings, context: "ServingContext", config: EngineConfig, data_dir: Path, listener: socket.socket
+) -> int:
+    from neaptide.server.batches.storing.store import StoreError
+    from neaptide.server.link.supervisor import EngineStartError, Supervisor
+
+    server, service = _http_server(settings, context, data_dir)
+    try:
+        await service.start()
+    except StoreError as error:
+        raise LaunchError(str(error)) from error
+    supervisor = Supervisor(context.client, config)
+    _stop_on_signals(server, context, service)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    starting = asyncio.create_task(supervisor.start())
+    try:
+        await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            ready = starting.result()
+            address = f"http://{settings.host}:{listener.getsockname()[1]}"
+            device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
+            logger.info("serving %s on %s (%s)", context.model_id, address, device)
+        await serving
+        await _cut(server.server_state.tasks)
+    except EngineStartError as error:
+        server.should_exit = True
+        await serving
+        raise LaunchError(str(error)) from error
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await service.stop()
+        await supervisor.stop()
+    return 0
+
+
+async def _cut(replies: set[asyncio.Task[None]]) -> None:
+    """Ends what still runs after a second stop signal, while the engine is not gone: they must not blame it."""
+    for task in replies:
+        task.cancel()
+    if replies:
+        await asyncio.wait(replies, timeout=CUT_S)
+
+
+def _stop_on_signals(server: "uvicorn.Server", context: "ServingContext", service: "BatchService") -> None:
+    """The first signal: new work is refused, batches leave the engine, streams that run may end. The second: they
+    are cut."""
+
+    def stop() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = context.draining = True
+        service.suspend()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def _http_server(
+    settings: Settings, context: "ServingContext", data_dir: Path
+) -> "tuple[uvicorn.Server, BatchService]":
+    import uvicorn
+
+    from neaptide.server.app import ServerState, create_app
+    from neaptide.server.batches.checking.worker import WorkerChecker
+    from neaptide.server.batches.lines import ContextCompiler
+    from neaptide.server.batches.service import BatchService
+    from neaptide.server.batches.wiring import BatchSettings
+    from neaptide.server.edge.auth import KeyRing
+    from neaptide.server.edge.hosts import HostFilter
+    from neaptide.server.edge.middleware import MAX_HEADER_BYTES
+    from neaptide.server.edge.transport import TransportLimits, protocol_class
+    from neaptide.server.routes.batches import batches_router
+    from neaptide.server.routes.files import files_router
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None, None, None]:
+            """Ours are installed by ``_stop_on_signals``; the original raises the signal again after serving, which
+            would end the process before results are durable."""
+            yield
+
+    try:
+        keys = KeyRing(settings.api_key)
+        batch_settings = BatchSettings(data_dir=data_dir, completion_windows=settings.completion_windows)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    compiler = ContextCompiler(context)
+    service = BatchService(batch_settings, context.client, compiler, WorkerChecker(compiler.recipe()))
+    hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)
+    state = ServerState(
+        context=context, keys=keys, hosts=hosts, metrics_compat=settings.metrics_compat, batches=service
+    )
+    app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
+    app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
+    limits = TransportLimits(
+        max_connections=room_for(settings.max_connections),
+        header_s=settings.header_timeout_s,
+        body_idle_s=settings.body_timeout_s,
+        write_idle_s=settings.send_timeout_s,
+    )
+    config = uvicorn.Config(
+        app,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        http=protocol_class(limits, app.state.metrics),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",  # what stands behind the app is started and stopped here
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=30,
+    )
+    return Server(config), service
+
+
+def room_for(max_connections: int) -> int:
+    """Raises this process's limit of descriptors as far as needed; returns how many connections fit."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + OTHER_DESCRIPTORS
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < wanted:
+        logger.warning("the limit of open files allows %d connections", soft - OTHER_DESCRIPTORS)
+    return min(max_connections, soft - OTHER_DESCRIPTORS)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Binds before anything is loaded, so that a port in use is told at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, EngineConfig]":
+    """What routes need to know of the model, and the engine's configuration for it."""
+    import time
+
+    from neaptide.executors.torch.model_config import UnsupportedModelError, load_model_config, resolve_model
+    from neaptide.server.context import Admission, GenerationDefaults, ServingContext
+    from neaptide.server.link.engine_client import EngineClient
+    from neaptide.server.link.fingerprint import model_fingerprint
+    from neaptide.server.text.tokenizer import Tokenizer
+
+    try:
+        is_embedded = settings.model == EMBEDDED_MODEL
+        model_path = embedded_model_path() if is_embedded else resolve_model(settings.model)
+        model = load_model_config(model_path)
+        tokenizer = Tokenizer(model_path)
+        defaults = GenerationDefaults.load(model_path)
+        fingerprint = model_fingerprint(model_path)
+    except (UnsupportedModelError, OSError, ValueError) as error:
+        raise LaunchError(str(error)) from error
+    max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
+    config = engine_config(settings, model_path, fingerprint, max_model_len, data_dir)
+    context = ServingContext(
+        model_id=settings.served_model_name or settings.model.rstrip("/").rpartition("/")[2],
+        tokenizer=tokenizer,
+        client=EngineClient(),
+        created=int(time.time()),
+        max_model_len=max_model_len,
+        vocab_size=model.vocab_size,
+        fingerprint=fingerprint,
+        eos_token_ids=model.eos_token_ids,
+        generation_defaults=defaults,
+        ttft_slo_s=config.scheduler.ttft_slo_s,
+        tpot_slo_s=config.scheduler.tpot_slo_s,
+        admission=Admission(settings.max_online_requests, settings.max_offline_requests),
+    )
+    return context, config
+
+
+# ---- engine process --------------------------------------------------------------------------------------
+
+
+def engine_main(address: str, config_json: str, parent_pid: int) -> int:
+    """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
+    from neaptide.engine.process.loop import EngineSocket, run_engine
+    from neaptide.engine.process.parent import die_with_parent
+    from neaptide.launch.engine import build_engine
+
+    die_with_parent(parent_pid)
+    # Where it stood, if it dies of a fault in native code, or when the server asks because it fell silent.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    config = msgspec.json.decode(config_json, type=EngineConfig)
+    configure_logging(config.log_level, config.log_format)
+    clock = MonotonicClock()
+    link = EngineSocket(address)
+    try:
+        try:
+            core, ready = build_engine(config, clock)
+        except (OSError, ValueError, RuntimeError) as error:
+            link.send(EngineFatal(str(error)))
+            return 1
+        try:
+            run_engine(core, ready, link, link, clock)
+        finally:
+            if core.recorder is not None:
+                core.recorder.close()
+        return 0
+    finally:
+        link.close()
+
+
+if __name__ == "__main__":
+    sys.exit(engine_main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

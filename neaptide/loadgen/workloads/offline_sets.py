@@ -1,0 +1,221 @@
+"""Offline sets by name: bundled files, OpenAI batch files and generated sets, and how much their prompts share."""
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from neaptide.loadgen.workloads import text_sets
+from neaptide.loadgen.workloads.blend_sets import BLEND_REQUESTS, TRACE_TARGETS, blend
+from neaptide.loadgen.workloads.generated_sets import (
+    BATCHLLM_REQUESTS,
+    INDUSTRY_REQUESTS,
+    LOOGLE_REQUESTS,
+    Generator,
+    batchllm,
+    batchllm_industry,
+    bros_be,
+    loogle_qa,
+)
+from neaptide.loadgen.workloads.text_sets import Tokenize
+from neaptide.loadgen.workloads.traces import (
+    Segments,
+    TraceRequest,
+    block_segments,
+    content_base,
+    data_file,
+    read_csv,
+    read_jsonl,
+)
+
+TEXT_SETS = {
+    "mmlu": text_sets.mmlu,
+    "bbh": text_sets.bbh,
+    "gsm8k": text_sets.gsm8k,
+    "loogle_wiki_qa": text_sets.loogle_wiki_qa,
+}
+LENGTH_SETS = ("arxiv_summarization_lengths", "sharegpt_lengths")
+EXCERPTS = ("servegen_generation_excerpt", "servegen_translation_excerpt")
+EXCERPT_BLOCK_TOKENS = 16
+FIXED_GENERATORS: dict[str, tuple[Generator, int]] = {
+    "loogle-qa-short": (loogle_qa("short"), LOOGLE_REQUESTS),
+    "loogle-qa-long": (loogle_qa("long"), LOOGLE_REQUESTS),
+    "batchllm-industry": (batchllm_industry, INDUSTRY_REQUESTS),
+    **{f"blend-trace-{k}": (blend(*target), BLEND_REQUESTS) for k, target in TRACE_TARGETS.items()},
+}
+PATTERNS = ("bros-be-N", "batchllm-P-O-sD", "blend-RHO-S")
+"""Names with numbers in them: see ``load_offline``."""
+BROS_BATCH = 256
+BROS_BATCHES = 10
+NAMESPACE_IDS = 1 << 31
+"""Content ids from a ``content_base`` on."""
+
+
+@dataclass(slots=True, frozen=True)
+class Sharing:
+    """What a prefix cache without limit saves of a set's prompts."""
+
+    tokens: int
+    unique_tokens: int
+    """What must be computed: the tokens of the prefix tree."""
+
+    @property
+    def ratio(self) -> float:
+        """1 - unique/total: BatchLLM, Equation 2."""
+        return 1 - self.unique_tokens / self.tokens if self.tokens else 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class OfflineSet:
+    name: str
+    requests: list[TraceRequest]
+    """In the order of submission; arrivals are 0."""
+    synthetic: bool
+    """Drawn to stated moments, not recorded."""
+    batch_size: int | None = None
+    """So many requests are submitted at once, the next ones when these have ended; ``None``: all at the start."""
+    generation: int = 0
+
+    def sharing(self, block_size: int = 1) -> Sharing:
+        """See ``prefix_sharing``; a block size of 1 is the unaligned bound."""
+        return prefix_sharing((request.segments for request in self.requests), block_size)
+
+    def check_refill(self) -> None:
+        """Raises ValueError if a content id lies outside the set's own namespace, which a refill moves."""
+        namespace = _namespace(self.name, self.generation)
+        base = content_base(namespace)
+        for request in self.requests:
+            for content, _ in request.segments:
+                if not 0 <= content - base < NAMESPACE_IDS:
+                    raise ValueError(
+                        f"offline set {self.name!r} cannot be refilled: content id {content} is not one of the "
+                        f"{NAMESPACE_IDS} from content_base({namespace!r})"
+                    )
+
+    def refill(self, generation: int) -> "OfflineSet":
+        """The same set with content that no other generation has, so that a pool can go on for ever.
+
+        Raises ValueError as ``check_refill``.
+        """
+        self.check_refill()
+        shift = content_base(_namespace(self.name, generation)) - content_base(_namespace(self.name, self.generation))
+        requests = [
+            TraceRequest(r.arrival_s, tuple((content + shift, n) for content, n in r.segments), r.output_tokens)
+            for r in self.requests
+        ]
+        return replace(self, requests=requests, generation=generation)
+
+
+def offline_names() -> tuple[str, ...]:
+    """The sets that ``load_offline`` knows by a fixed name."""
+    return (*TEXT_SETS, *LENGTH_SETS, *EXCERPTS, "bros-be", *FIXED_GENERATORS)
+
+
+def load_offline(
+    spec: str | Path, seed: int, keep_order: bool = False, limit: int | None = None, tokenize: Tokenize | None = None
+) -> OfflineSet:
+    """An offline set, shuffled by the seed unless ``keep_order``.
+
+    spec: a name of ``offline_names()``; ``bros-be-N`` (batches of N), ``batchllm-P-O-sD`` (prefix P, own part O,
+        sharing degree D) or ``blend-RHO-S`` (density RHO, sharing S: the grid, such as ``blend-1.10-0.25``); or an
+        OpenAI batch file.
+    limit: at most so many requests: the first of a file, before shuffling; a generated set is drawn that large.
+    tokenize: turns the texts of an OpenAI batch file into tokens; without it a token is four characters.
+
+    Raises ValueError for an unknown name, a batch line without a prompt and a blend without solution.
+    """
+    name = str(spec)
+    generated = _generator(name)
+    if generated is None and name not in offline_names():
+        return _openai_set(Path(spec), seed, keep_order, limit, tokenize)
+    base = content_base(_namespace(name, 0))
+    rng = np.random.default_rng([base >> 31, seed])
+    if generated is None:
+        return OfflineSet(name, _ordered(_bundled(name, base, limit), rng, keep_order), synthetic=False)
+    generate, count = generated
+    requests = generate(itertools.count(base), rng, count if limit is None else min(limit, count))
+    return OfflineSet(name, _ordered(requests, rng, keep_order), synthetic=True, batch_size=_batch_size(name))
+
+
+def prefix_sharing(prompts: Iterable[Segments], block_size: int = 1) -> Sharing:
+    """The prefix tree of the prompts, counted in whole blocks as a block-hashed cache keeps them.
+
+    A block is shared by the prompts that are equal up to its end; the tokens after a prompt's last whole block are
+    shared by none. With a block size of 1 the unique tokens are the tree's own.
+    """
+    tokens = unique = 0
+    nodes: dict[tuple[int, int, int], int] = {}  # (parent, content, tokens) -> node
+    reach: dict[tuple[int, int], tuple[int, int]] = {}  # (parent, content) -> (first token, end of the longest)
+    for segments in prompts:
+        parent = start = 0
+        for content, length in segments:
+            first, end = reach.get((parent, content), (start, start))
+            reach[parent, content] = (first, max(end, start + length))
+            parent = nodes.setdefault((parent, content, length), len(nodes) + 1)
+            start += length
+        tokens += start
+        unique += start % block_size
+    unique += sum(block_size * (end // block_size - first // block_size) for first, end in reach.values())
+    return Sharing(tokens, unique)
+
+
+def _namespace(name: str, generation: int) -> str:
+    return f"{name}#{generation}"
+
+
+def _ordered(requests: list[TraceRequest], rng: np.random.Generator, keep_order: bool) -> list[TraceRequest]:
+    return requests if keep_order else [requests[k] for k in rng.permutation(len(requests)).tolist()]
+
+
+def _generator(name: str) -> tuple[Generator, int] | None:
+    if name in FIXED_GENERATORS:
+        return FIXED_GENERATORS[name]
+    if batch := _batch_size(name):
+        return bros_be, BROS_BATCHES * batch
+    if match := re.fullmatch(r"batchllm-(\d+)-(\d+)-s(\d+)", name):
+        prefix_tokens, own_tokens, degree = map(int, match.groups())
+        if min(prefix_tokens, own_tokens, degree) < 1:
+            raise ValueError(f"{name}: lengths and degree must be at least 1")
+        return batchllm(prefix_tokens, own_tokens, degree), BATCHLLM_REQUESTS
+    if match := re.fullmatch(r"blend-(\d+\.?\d*)-(0?\.\d+)", name):
+        return blend(float(match[1]), float(match[2])), BLEND_REQUESTS
+    return None
+
+
+def _batch_size(name: str) -> int | None:
+    match = re.fullmatch(r"bros-be(?:-([1-9]\d*))?", name)
+    return int(match[1] or BROS_BATCH) if match else None
+
+
+def _bundled(name: str, base: int, limit: int | None) -> list[TraceRequest]:
+    if name in TEXT_SETS:
+        return TEXT_SETS[name](base, limit)
+    if name in LENGTH_SETS:
+        rows = read_csv(data_file("offline", f"{name}.csv.gz"))[:limit]
+        return [
+            TraceRequest(0.0, ((base + k, int(row["num_prefill_tokens"])),), int(row["num_decode_tokens"]))
+            for k, row in enumerate(rows)
+        ]
+    requests = []
+    for k, row in enumerate(read_jsonl(data_file("offline", f"{name}.jsonl"))[:limit]):
+        blocks, size = (row["hash_ids"], EXCERPT_BLOCK_TOKENS) if "hash_ids" in row else ([k], row["input_length"])
+        # the source has no outputs for the translations: one token, so prefill work
+        requests.append(
+            TraceRequest(0.0, block_segments(base, blocks, size, row["input_length"]), row.get("output_length", 1))
+        )
+    return requests
+
+
+def _openai_set(path: Path, seed: int, keep_order: bool, limit: int | None, tokenize: Tokenize | None) -> OfflineSet:
+    if not path.is_file():
+        raise ValueError(
+            f"no offline set {str(path)!r}: neither a file nor one of {', '.join(offline_names())}, nor of the form "
+            f"{', '.join(PATTERNS)}"
+        )
+    base = content_base(_namespace(path.name, 0))
+    requests = text_sets.openai_batch(base, path, limit, tokenize)
+    rng = np.random.default_rng([base >> 31, seed])
+    return OfflineSet(path.name, _ordered(requests, rng, keep_order), synthetic=False)

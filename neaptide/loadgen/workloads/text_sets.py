@@ -1,0 +1,175 @@
+"""Offline sets with texts: their prompts are put together here and cut into blocks that show what they share.
+
+Tokens are characters / 4 and blocks 64 characters, unless a tokenizer is given: then tokens are its tokens and blocks
+16 of them.
+"""
+
+import ast
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from neaptide.loadgen.workloads.traces import (
+    CHARS_PER_TOKEN,
+    TEXT_BLOCK_TOKENS,
+    Row,
+    Segments,
+    TraceRequest,
+    data_file,
+    numbered_jsonl,
+    read_jsonl,
+)
+
+Tokenize = Callable[[str], Sequence[int]]
+
+MMLU_SHOTS = 5
+GSM8K_SHOTS = 8
+OPENAI_DEFAULT_OUTPUT_TOKENS = 256
+"""Output of a batch line that sets no maximum."""
+
+
+def mmlu(base: int, limit: int | None) -> list[TraceRequest]:
+    """Five-shot multiple-choice prompts, one head of examples per subject; the answer is one token."""
+    heads: dict[str, list[str]] = defaultdict(list)
+    prompts = []
+    for row in read_jsonl(data_file("offline", "mmlu.jsonl.gz")):
+        subject = row["subject"]
+        options = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True))
+        question = f"{row['question']}{options}\nAnswer:"
+        if row["part"] == "test":
+            intro = f"Multiple-choice questions on {subject}, with answers."
+            prompts.append("\n\n".join([intro, *heads[subject], question]))
+        elif len(heads[subject]) < MMLU_SHOTS:
+            heads[subject].append(f"{question} {'ABCD'[row['answer']]}")
+    return text_requests(base, prompts[:limit], [1] * len(prompts[:limit]))
+
+
+def bbh(base: int, limit: int | None) -> list[TraceRequest]:
+    """Three-shot chain-of-thought prompts. The outputs are the bare answers, mostly one token: prefill work."""
+    rows = read_jsonl(data_file("offline", "bbh.jsonl.gz"))[:limit]
+    heads = json.loads(data_file("offline", "bbh_cot_prompts.json").read_text(encoding="utf-8"))
+    prompts = [f"{heads[row['task']]}\n\nQ: {row['input']}\nA: Let's think step by step." for row in rows]
+    return text_requests(base, prompts, [_tokens(row["target"]) for row in rows])
+
+
+def gsm8k(base: int, limit: int | None) -> list[TraceRequest]:
+    """Eight-shot arithmetic: the first eight rows are the shots of all others."""
+    rows = read_jsonl(data_file("offline", "gsm8k.jsonl.gz"))
+    shots = [f"Q: {row['question']}\nA: {row['answer']}\n\n" for row in rows[:GSM8K_SHOTS]]
+    asked = rows[GSM8K_SHOTS:][:limit]
+    prompts = ["".join(shots) + f"Q: {row['question']}\nA:" for row in asked]
+    return text_requests(base, prompts, [_tokens(row["answer"]) for row in asked])
+
+
+def loogle_wiki_qa(base: int, limit: int | None) -> list[TraceRequest]:
+    """Many questions on each of five long articles."""
+    asked = [
+        (f"{article}\n\nQuestion: {question}\nAnswer:", _tokens(answer))
+        for article, pairs in loogle_articles()
+        for question, answer in pairs
+    ][:limit]
+    return text_requests(base, [prompt for prompt, _ in asked], [tokens for _, tokens in asked])
+
+
+def loogle_articles() -> list[tuple[str, list[tuple[str, str]]]]:
+    """The articles of the LooGLE file, each with its pairs of question and answer."""
+    rows = read_jsonl(data_file("offline", "loogle_wiki_qa.jsonl.gz"))
+    # the source keeps the pairs as a Python literal inside a string
+    return [(row["input"], [(p["Q"], str(p["A"])) for p in ast.literal_eval(row["qa_pairs"])]) for row in rows]
+
+
+def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | None) -> list[TraceRequest]:
+    """The lines of an OpenAI batch file. The output is the line's own maximum, which a model may fall short of.
+
+    Raises ValueError for an empty file and, with the line's number, for a line that is no request with messages, prompt
+    or input text.
+    """
+    lines = numbered_jsonl(path)
+    if not lines:
+        raise ValueError(f"{path.name} has no requests")
+    prompts, outputs = [], []
+    for number, line in lines[:limit]:
+        try:
+            body = line["body"]
+            prompts.append(_body_text(body))
+            limits = [body.get(key) for key in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
+            outputs.append(int(next((value for value in limits if value), OPENAI_DEFAULT_OUTPUT_TOKENS)))
+        except KeyError as error:
+            raise ValueError(f"{path.name}, line {number}: not a request: {error} is missing") from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path.name}, line {number}: not a request: a field has the wrong type") from error
+    return text_requests(base, prompts, outputs, tokenize)
+
+
+def text_requests(
+    base: int, prompts: Sequence[str], output_tokens: Sequence[int], tokenize: Tokenize | None = None
+) -> list[TraceRequest]:
+    """Requests of real texts: prompts that start alike start with the same segments, in whole blocks."""
+    sizes, pieces = _text_blocks(prompts) if tokenize is None else _token_blocks(prompts, tokenize)
+    ids: dict[tuple[int, object], int] = {}
+    chains = []
+    for blocks in pieces:
+        chain, before = [], -1
+        for block in blocks:
+            before = ids.setdefault((before, block), len(ids))
+            chain.append(before)
+        chains.append(chain)
+    return [
+        TraceRequest(0.0, segments, max(1, tokens))
+        for segments, tokens in zip(_joined(base, chains, sizes), output_tokens, strict=True)
+    ]
+
+
+def _text_blocks(prompts: Sequence[str]) -> tuple[list[int], Iterable[list[str]]]:
+    chars = TEXT_BLOCK_TOKENS * CHARS_PER_TOKEN
+    blocks = ([prompt[at : at + chars] for at in range(0, len(prompt), chars)] for prompt in prompts)
+    return [_tokens(prompt) for prompt in prompts], blocks
+
+
+def _token_blocks(prompts: Sequence[str], tokenize: Tokenize) -> tuple[list[int], Iterable[list[tuple[int, ...]]]]:
+    rows = [tuple(tokenize(prompt)) for prompt in prompts]
+    size = TEXT_BLOCK_TOKENS
+    return [len(row) for row in rows], ([row[at : at + size] for at in range(0, len(row), size)] for row in rows)
+
+
+def _joined(base: int, chains: list[list[int]], input_tokens: list[int]) -> list[Segments]:
+    """Segments of chained blocks. Blocks that always come together are one segment, named by its first block.
+
+    A block's id stands for all text up to it, so the next block belongs to the same segment where just as many prompts
+    have it.
+    """
+    uses = Counter(block for chain in chains for block in chain)
+    rows = []
+    for chain, total in zip(chains, input_tokens, strict=True):
+        starts = [k for k, block in enumerate(chain) if k == 0 or uses[block] != uses[chain[k - 1]]]
+        ends = [TEXT_BLOCK_TOKENS * start for start in starts[1:]] + [total]
+        # characters left over at the end may be too few for a token
+        rows.append(
+            tuple(
+                (base + chain[start], end - TEXT_BLOCK_TOKENS * start)
+                for start, end in zip(starts, ends, strict=True)
+                if end > TEXT_BLOCK_TOKENS * start
+            )
+        )
+    return rows
+
+
+def _tokens(text: str) -> int:
+    return len(text) // CHARS_PER_TOKEN
+
+
+def _body_text(body: Row) -> str:
+    if "messages" in body:
+        return "".join(f"{message['role']}: {_content_text(message['content'])}\n" for message in body["messages"])
+    if "prompt" not in body and "input" not in body:
+        raise KeyError("messages, prompt or input")
+    return _content_text(body["prompt"] if "prompt" in body else body["input"])
+
+
+def _content_text(content: Any) -> str:
+    """A content string, or the text parts of a content list."""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else part.get("text", "") for part in content)

@@ -1,0 +1,119 @@
+"""The files of one job: its prompts (``engine.offline.token_file``) and the sampling of every row.
+
+Written once at validation, durable before the job starts, mapped or read again after every restart, removed
+when the batch has ended.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from neaptide.engine.offline.token_file import TokenFileWriter
+from neaptide.engine.params import SamplingParams
+from neaptide.server.batches.lines import CompiledLine
+from neaptide.server.batches.storing.files import sync_directory
+
+
+class JobPlan(msgspec.Struct):
+    """Sampling of each row. Few sets of parameters, many rows: hence a table and an index into it."""
+
+    params_table: list[SamplingParams]
+    params_index: list[int]
+    stream_rows: list[int]
+
+
+_decoder = msgspec.msgpack.Decoder(JobPlan)
+
+
+class PlanWriter:
+    """Writes the job's token file and plan while its lines are validated. Blocking."""
+
+    def __init__(self, stem: Path) -> None:
+        self._stem = stem
+        self._tokens = TokenFileWriter(stem)
+        self._plan = JobPlan([], [], [])
+        self._known: dict[bytes, int] = {}
+        self._closed = False
+        self.num_tokens = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._plan.params_index)
+
+    def append(self, line: CompiledLine) -> int:
+        """Adds the line's rows and returns the first."""
+        first_row = self.num_rows
+        for prompt, params in zip(line.prompts, line.params, strict=True):
+            if line.wants_stream:
+                self._plan.stream_rows.append(self.num_rows)
+            self._tokens.append(prompt)
+            self.num_tokens += len(prompt)
+            key = msgspec.msgpack.encode(params)
+            index = self._known.setdefault(key, len(self._known))
+            if index == len(self._plan.params_table):
+                self._plan.params_table.append(params)
+            self._plan.params_index.append(index)
+        return first_row
+
+    def close(self) -> None:
+        """Makes everything durable."""
+        self._closed = True
+        self._tokens.close()
+        with _plan_path(self._stem).open("wb") as f:
+            f.write(msgspec.msgpack.encode(self._plan))
+            f.flush()
+            os.fsync(f.fileno())
+        sync_directory(self._stem.parent)
+
+    def abandon(self) -> None:
+        """Removes what was written."""
+        if not self._closed:
+            self._closed = True
+            self._tokens.close()
+        remove_plan(self._stem)
+
+
+def _plan_path(stem: Path) -> Path:
+    return stem.with_name(f"{stem.name}.plan")
+
+
+def read_plan(stem: Path) -> JobPlan:
+    """Raises OSError or msgspec.DecodeError when the plan is missing or damaged."""
+    return _decoder.decode(_plan_path(stem).read_bytes())
+
+
+_SUFFIXES = (".tokens", ".offsets", ".plan")
+
+
+def _digest(stem: Path) -> str:
+    found = hashlib.sha256()
+    for suffix in _SUFFIXES:
+        with stem.with_name(f"{stem.name}{suffix}").open("rb") as f:
+            found.update(hashlib.file_digest(f, "sha256").digest())
+    return found.hexdigest()
+
+
+def seal_plan(stem: Path) -> None:
+    """Notes the hash of a finished plan, durably: after a restart a damaged prompt must not be answered."""
+    with _seal_path(stem).open("w") as f:
+        f.write(_digest(stem))
+        f.flush()
+        os.fsync(f.fileno())
+    sync_directory(stem.parent)
+
+
+def check_seal(stem: Path) -> None:
+    """Raises ValueError when the plan is not the one that was sealed, FileNotFoundError when a part is missing."""
+    if _seal_path(stem).read_text(errors="replace") != _digest(stem):
+        raise ValueError("the token file or the plan is damaged")
+
+
+def _seal_path(stem: Path) -> Path:
+    return stem.with_name(f"{stem.name}.sha256")
+
+
+def remove_plan(stem: Path) -> None:
+    for suffix in (*_SUFFIXES, ".sha256"):
+        stem.with_name(f"{stem.name}{suffix}").unlink(missing_ok=True)

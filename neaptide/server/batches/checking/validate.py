@@ -1,0 +1,276 @@
+"""Reads a whole input file and decides: a job, or a list of what is wrong with it. Blocking; for a worker.
+
+All or nothing: one malformed line fails the batch before anything runs. A line that is well-formed but
+whose *body* the endpoint would refuse (a temperature of 9) is not malformed: it ends at once with the reply
+that the endpoint would have given.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from neaptide.server.batches.checking.job_files import PlanWriter
+from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.storing.models import LineResult, LineState, NewLine
+from neaptide.server.edge.errors import ApiError, InvalidRequestError
+from neaptide.server.edge.jsonbody import MAX_BODY_BYTES, parse_json
+
+MAX_ERRORS = 100
+MAX_CUSTOM_ID_CHARS = 512
+LINES_PER_GROUP = 256
+_BOM = b"\xef\xbb\xbf"
+_PROMPT_FIELD = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
+ENDPOINTS = tuple(_PROMPT_FIELD)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_lines: int = 50_000
+    max_prompt_tokens: int = 1 << 28
+    """Prompt tokens of all choices of all lines; 4 bytes each on disk."""
+
+
+class RawLine(NamedTuple):
+    line_no: int
+    byte_offset: int
+    content: bytes
+    """Without the newline; cut off behind ``MAX_BODY_BYTES``."""
+
+
+class LineFault(Exception):
+    """What is wrong with one line."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+    def entry(self, line_no: int | None) -> dict[str, str | int | None]:
+        return {"code": self.code, "line": line_no, "message": self.message, "param": self.param}
+
+
+@dataclass(slots=True)
+class Report:
+    """``errors`` empty means: the job can start."""
+
+    errors: list[dict[str, str | int | None]] = field(default_factory=list)
+    num_lines: int = 0
+    num_rows: int = 0
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One file to be checked for one batch."""
+
+    endpoint: str
+    path: str
+    stem: str
+    """Where the job's plan is written."""
+    limits: Limits
+
+
+Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
+"""Stores a group of lines."""
+
+
+class CheckerDiedError(Exception):
+    """Whatever checked the file is gone; what it has stored of the lines is not all of them."""
+
+
+class Checker(Protocol):
+    """Where files are checked. One at a time, off the event loop."""
+
+    async def check(self, check: Check, keep: Keep) -> Report:
+        """The report comes when all are stored and the plan is durable.
+
+        Cancelling it stops the work and waits until nothing more is written.
+
+        Raises:
+            CheckerDiedError: it may work at the next try.
+            OSError: a file cannot be read or written.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+def read_lines(path: Path) -> Iterator[RawLine]:
+    """Lines that are not blank, split at ``\\n`` only, with their physical numbers."""
+    with path.open("rb") as f:
+        offset, line_no = 0, 0
+        if f.read(3) == _BOM:
+            offset = 3
+        f.seek(offset)
+        while content := f.readline(MAX_BODY_BYTES + 2):
+            line_no += 1
+            begin = offset
+            offset += len(content)
+            while not content.endswith(b"\n") and (rest := f.readline(MAX_BODY_BYTES)):
+                offset += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+            content = content.removesuffix(b"\n")
+            if content.strip(b" \t\r"):
+                yield RawLine(line_no, begin, content)
+
+
+def read_body(path: Path, byte_offset: int, num_bytes: int) -> dict[str, Any]:
+    """The body of a line that has passed validation."""
+    with path.open("rb") as f:
+        f.seek(byte_offset)
+        line = parse_json(f.read(num_bytes))
+    if not isinstance(line, dict) or not isinstance(line.get("body"), dict):
+        raise ValueError("the input file has changed")
+    body: dict[str, Any] = line["body"]
+    return body
+
+
+class Validator:
+    """One validation of one batch. ``keep`` stores groups of lines."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        compiler: LineCompiler,
+        limits: Limits,
+        keep: Callable[[Sequence[NewLine]], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._compiler = compiler
+        self._limits = limits
+        self._keep = keep
+        self._custom_ids: set[str] = set()
+        self._group: list[NewLine] = []
+        self._report = Report()
+
+    def run(self, path: Path, stem: Path) -> Report:
+        """Checks the file and writes the job's plan at ``stem``.
+
+        Raises:
+            OSError: a file cannot be read or written.
+        """
+        plan = PlanWriter(stem)
+        try:
+            self._check_lines(path, plan)
+            if not self._report.num_lines:
+                self._add_error(LineFault("empty_file", "The input file has no requests."), None)
+            if self._report.errors:
+                plan.abandon()
+            else:
+                self._keep(self._group)
+                plan.close()
+        except BaseException:
+            plan.abandon()
+            raise
+        self._report.num_rows = plan.num_rows
+        return self._report
+
+    def _check_lines(self, path: Path, plan: PlanWriter) -> None:
+        for raw in read_lines(path):
+            self._report.num_lines += 1
+            if self._report.num_lines > self._limits.max_lines:
+                fault = LineFault("too_many_tasks", f"A batch has at most {self._limits.max_lines} requests.")
+                self._add_error(fault, None)
+                return
+            try:
+                custom_id, body = self._check(raw.content)
+            except LineFault as found:
+                self._add_error(found, raw.line_no)
+                continue
+            # Tokenizing is most of the work, and for nothing once the batch is known to fail.
+            if not self._report.errors:
+                self._compile(raw, custom_id, body, plan)
+            if plan.num_tokens > self._limits.max_prompt_tokens:
+                fault = LineFault("token_limit_exceeded", "The prompts of the batch have too many tokens.")
+                self._add_error(fault, None)
+                return
+
+    def _add_error(self, fault: LineFault, line_no: int | None) -> None:
+        if len(self._report.errors) < MAX_ERRORS:
+            self._report.errors.append(fault.entry(line_no))
+
+    def _compile(self, raw: RawLine, custom_id: str, body: dict[str, Any], plan: PlanWriter) -> None:
+        first_row, result = plan.num_rows, None
+        try:
+            plan.append(self._compiler.compile(self._endpoint, body))
+        except ApiError as error:
+            result = refused(raw.line_no, error)
+        num_rows = plan.num_rows - first_row
+        self._group.append(
+            NewLine(raw.line_no, custom_id, raw.byte_offset, len(raw.content), first_row, num_rows, result)
+        )
+        if len(self._group) == LINES_PER_GROUP:
+            self._keep(self._group)
+            self._group = []
+
+    def _check(self, content: bytes) -> tuple[str, dict[str, Any]]:
+        """The line's custom_id and body. Raises LineFault for the first thing that is wrong."""
+        line = _parse(content)
+        for name in ("custom_id", "method", "url", "body"):
+            if line.get(name) is None:
+                raise LineFault("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+        custom_id = self._check_custom_id(line["custom_id"])
+        if line["method"] != "POST":
+            raise LineFault("invalid_method", "The method must be POST.", "method")
+        if line["url"] != self._endpoint:
+            raise LineFault(
+                "invalid_url", "The URL provided for this request does not match the batch endpoint.", "url"
+            )
+        body = line["body"]
+        if not isinstance(body, dict):
+            raise LineFault("invalid_type", "The body must be an object.", "body")
+        self._check_model(body.get("model"))
+        prompt_field = _PROMPT_FIELD[self._endpoint]
+        if body.get(prompt_field) is None:
+            raise LineFault("invalid_request", f"{prompt_field.capitalize()} is required.", f"body.{prompt_field}")
+        if body.get("stream") is True:
+            raise LineFault("streaming_unsupported", "Streaming is not supported in a batch.", "body.stream")
+        return custom_id, body
+
+    def _check_custom_id(self, custom_id: object) -> str:
+        if not isinstance(custom_id, str):
+            raise LineFault("invalid_type", "custom_id must be a string.", "custom_id")
+        if not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS or "\0" in custom_id:
+            message = f"custom_id must have 1 to {MAX_CUSTOM_ID_CHARS} characters and no NUL."
+            raise LineFault("invalid_value", message, "custom_id")
+        if custom_id in self._custom_ids:
+            raise LineFault("duplicate_custom_id", "The custom_id stands on an earlier line too.", "custom_id")
+        self._custom_ids.add(custom_id)
+        return custom_id
+
+    def _check_model(self, model: object) -> None:
+        if model is None or model == "":
+            raise LineFault("invalid_request", "Model parameter is required.", "body.model")
+        if not isinstance(model, str) or not self._compiler.serves(model):
+            raise LineFault("model_not_found", "The provided model is not supported by the Batch API.", "body.model")
+        self._report.model = self._report.model or model
+        if model != self._report.model:
+            raise LineFault("model_mismatch", "All requests of a batch must name the same model.", "body.model")
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    if len(content) > MAX_BODY_BYTES:
+        raise LineFault("invalid_request", f"The line is longer than {MAX_BODY_BYTES} bytes.")
+    try:
+        line = parse_json(content)
+    except InvalidRequestError:
+        raise LineFault("invalid_json_line", "This line is not parseable as valid JSON.") from None
+    if not isinstance(line, dict):
+        raise LineFault("invalid_request", "The line is not a JSON object.")
+    return line
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
+
+
+def dump_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def refused(line_no: int, error: ApiError) -> LineResult:
+    """The end of a line that got an HTTP-type error."""
+    return LineResult(line_no, LineState.FAILED, error.status, new_request_id(), dump_json(error.body()))

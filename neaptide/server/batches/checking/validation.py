@@ -1,0 +1,117 @@
+"""Validating a batch: its file is checked line by line, and a verdict becomes durable."""
+
+import asyncio
+import errno
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from neaptide.server.batches.checking.job_files import seal_plan
+from neaptide.server.batches.checking.validate import Check, CheckerDiedError, LineFault, Report
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.disk_patience import PatientDisk
+from neaptide.server.batches.storing.files import FileDamagedError
+from neaptide.server.batches.storing.models import BatchRecord, NewLine
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.batches.wiring import Parts
+from neaptide.server.edge.errors import NotFoundError
+
+logger = logging.getLogger(__name__)
+
+CHECK_TRIES = 2
+"""Of one file, when the process that checks it dies: it may have been the file, or not."""
+MAX_IO_ERRORS = 8
+"""I/O errors (not: a full disk) on a file or a job's plan, within about two minutes, before its batch fails. Later a
+batch has results, and is not given up."""
+
+
+class Validation:
+    """Checks files one at a time, patiently where the disk refuses."""
+
+    def __init__(self, parts: Parts, disk: PatientDisk) -> None:
+        self._p = parts
+        self._disk = disk
+        self._io_errors: Counter[str] = Counter()
+        self._one_at_a_time = asyncio.Semaphore(1)
+
+    async def run(self, record: BatchRecord, stop: asyncio.Event) -> bool:
+        """Whether the batch is durably in_progress: False when it has failed, or ``stop`` came first.
+
+        Raises:
+            ServerStoppingError: the server stops before there is a verdict.
+        """
+        begun = False
+        report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop))
+        if report is not None and report.errors:
+            await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop))
+        elif report is not None:
+            begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop))
+        self._io_errors.pop(record.id, None)
+        return begun
+
+    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event) -> Report | None:
+        """The file's report, or None when ``stop`` came first."""
+        checking, stopped = asyncio.create_task(self._check(record)), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({checking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if checking.done():
+                return checking.result()
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
+            return None
+        finally:
+            stopped.cancel()
+
+    async def _check(self, record: BatchRecord) -> Report:
+        try:
+            return await self._check_file(record)
+        except OSError as error:
+            self._io_errors[record.id] += error.errno == errno.EIO
+            if self._io_errors[record.id] < MAX_IO_ERRORS:
+                raise
+            logger.error("batch %s is given up: %s", record.id, error)
+            fault = LineFault("storage_error", "The server's disk failed repeatedly on this batch.")
+            return Report(errors=[fault.entry(None)])
+
+    async def _check_file(self, record: BatchRecord) -> Report:
+        try:
+            path = await self._p.verify_input(record)
+        except NotFoundError:
+            fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
+            return Report(errors=[fault.entry(None)])
+        except FileDamagedError as error:
+            return Report(errors=[LineFault(error.code or "", error.message, "file_id").entry(None)])
+
+        async def keep(lines: Sequence[NewLine]) -> None:
+            await self._p.store.write(batch_rows.insert_lines, record.id, lines)
+
+        stem = self._p.stem(record.id)
+        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits)
+        async with self._one_at_a_time:
+            for _ in range(CHECK_TRIES):
+                await self._p.store.write(batch_rows.discard_lines, record.id)
+                try:
+                    return await self._p.checker.check(check, keep)
+                except (OSError, StoreUnavailableError):
+                    raise
+                except CheckerDiedError as error:
+                    logger.error("batch %s: %s", record.id, error)
+                except Exception:
+                    logger.exception("batch %s: validation failed", record.id)
+                    break
+        return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
+
+    # Both ask for ``stop`` first: a disk that refuses must not keep a cancelled batch, and its plan's space.
+
+    async def _write_failed(self, record: BatchRecord, report: Report, stop: asyncio.Event) -> bool:
+        if stop.is_set():
+            return False
+        logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
+        return await self._p.store.write(batch_rows.fail_batch, record.id, report.errors, self._p.now(record))
+
+    async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event) -> bool:
+        if stop.is_set():
+            return False
+        await asyncio.to_thread(seal_plan, self._p.stem(record.id))
+        fingerprint, now = self._p.compiler.fingerprint, self._p.now(record)
+        return await self._p.store.write(batch_rows.begin_batch, record.id, report.model, fingerprint, now)

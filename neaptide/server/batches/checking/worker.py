@@ -1,0 +1,212 @@
+"""A process of its own for checking batch files: the event loop does not feel it, and it may die of a file.
+
+``python -m neaptide.server.batches.checking.worker PARENT_PID`` reads what to do from its standard input and tells
+what it found on its standard output: frames of a length (4 bytes, big-endian) and msgpack. The first frame is the
+recipe of the line compiler. It runs at low priority, with bounded memory, and dies with its parent.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from neaptide.engine.process.parent import die_with_parent
+from neaptide.server.batches.checking.job_files import remove_plan
+from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report, Validator
+from neaptide.server.batches.lines import LineCompiler, Recipe
+from neaptide.server.batches.storing.models import NewLine
+
+NICENESS = 10
+MEMORY_BYTES = 2 << 30
+"""Of the worker; a file that needs more fails its batch. A line of 32 MiB of JSON may become 1 GiB of objects."""
+IDLE_S = 60.0
+"""How long a worker waits for the next file; starting one takes a second."""
+MAX_SILENCE_S = 1800.0
+"""It speaks after every group of lines; a file of refused ones is silent to its end, on a busy machine for long."""
+_LENGTH = struct.Struct(">I")
+
+
+class _Lines(msgspec.Struct, tag=True):
+    lines: list[NewLine]
+
+
+class _Done(msgspec.Struct, tag=True):
+    report: Report
+
+
+class _DiskFault(msgspec.Struct, tag=True):
+    errno: int
+    message: str
+
+
+class _Bug(msgspec.Struct, tag=True):
+    kind: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_recipe_decoder = msgspec.msgpack.Decoder(Recipe)
+_check_decoder = msgspec.msgpack.Decoder(Check)
+_decoder: msgspec.msgpack.Decoder[_Lines | _Done | _DiskFault | _Bug] = msgspec.msgpack.Decoder(
+    _Lines | _Done | _DiskFault | _Bug
+)
+
+
+# ---- the server's side -----------------------------------------------------------------------------------
+
+
+class ValidationError(Exception):
+    """The check of one file failed for a reason of ours; names it, and quotes nothing of the file."""
+
+
+class WorkerChecker:
+    """Implements ``Checker`` with one worker process, started when there is a file to check. Event loop only.
+
+    ``recipe`` makes the line compiler inside the worker; ``module`` is the program that calls ``main``.
+    """
+
+    def __init__(self, recipe: Recipe, idle_s: float = IDLE_S, module: str = __name__) -> None:
+        self._recipe = recipe
+        self._module = module
+        self._idle_s = idle_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._retirement: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's, while there is one."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    async def check(self, check: Check, keep: Keep) -> Report:
+        """Raises CheckerDiedError, OSError and ValidationError; whatever ends it early ends the worker too."""
+        try:
+            process = await self._worker()
+            report = await self._talk(process, check, keep)
+        except BaseException:
+            await self.close()
+            remove_plan(Path(check.stem))
+            raise
+        self._retirement = asyncio.get_running_loop().call_later(self._idle_s, self._kill)
+        return report
+
+    async def close(self) -> None:
+        """Kills the worker and waits for its end."""
+        if self._retirement is not None:
+            self._retirement.cancel()
+        self._kill()
+        process, self._process = self._process, None
+        if process is not None:
+            await process.wait()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _worker(self) -> asyncio.subprocess.Process:
+        if self._retirement is not None:
+            self._retirement.cancel()
+        if self.pid is None or self._process is None:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # what lies in the working directory is not ours to import
+                "-m",
+                self._module,
+                str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                # One core is enough, and the others are not its own.
+                env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
+            )
+            _send(self._process, _encoder.encode(self._recipe))
+        return self._process
+
+    @staticmethod
+    async def _talk(process: asyncio.subprocess.Process, check: Check, keep: Keep) -> Report:
+        _send(process, _encoder.encode(check))
+        assert process.stdout is not None
+        while True:
+            try:
+                async with asyncio.timeout(MAX_SILENCE_S):
+                    (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
+                    frame = _decoder.decode(await process.stdout.readexactly(length))
+            except asyncio.IncompleteReadError:
+                status = await process.wait()
+                raise CheckerDiedError(f"the process that checked the file ended with status {status}") from None
+            except TimeoutError:
+                raise CheckerDiedError("the process that checked the file fell silent") from None
+            match frame:
+                case _Lines(lines):
+                    await keep(lines)
+                case _Done(report):
+                    return report
+                case _DiskFault(errno, message):
+                    raise OSError(errno, message)
+                case _Bug(kind):
+                    raise ValidationError(kind)
+
+
+def _send(process: asyncio.subprocess.Process, frame: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(_LENGTH.pack(len(frame)) + frame)
+
+
+# ---- the worker's side -----------------------------------------------------------------------------------
+
+
+def main(parent_pid: int, make_compiler: Callable[[Recipe], LineCompiler] = Recipe.compiler) -> None:
+    """Checks one file after another until its input ends."""
+    die_with_parent(parent_pid)
+    os.nice(NICENESS)
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is not part of the conversation
+    compiler = make_compiler(_recipe_decoder.decode(_receive(source)))
+    _bound_memory()
+    while frame := _receive(source):
+        _check(_check_decoder.decode(frame), compiler, sink)
+
+
+def _check(check: Check, compiler: LineCompiler, sink: BinaryIO) -> None:
+    def keep(lines: Sequence[NewLine]) -> None:
+        _write(sink, _Lines(list(lines)))
+
+    validator = Validator(check.endpoint, compiler, check.limits, keep)
+    try:
+        _write(sink, _Done(validator.run(Path(check.path), Path(check.stem))))
+    except BrokenPipeError:
+        raise SystemExit("the server is gone") from None
+    except OSError as error:
+        _write(sink, _DiskFault(error.errno or 0, error.strerror or "I/O error"))
+    except Exception as error:
+        # Where, not what: the message may quote the file.
+        traceback.print_tb(error.__traceback__)
+        _write(sink, _Bug(type(error).__name__))
+
+
+def _bound_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+        f.write("1000")  # rather this process than one that serves
+
+
+def _receive(source: BinaryIO) -> bytes:
+    """The next frame; empty at the end of the input."""
+    head = source.read(_LENGTH.size)
+    return source.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
+
+
+def _write(sink: BinaryIO, frame: msgspec.Struct) -> None:
+    payload = _encoder.encode(frame)
+    sink.write(_LENGTH.pack(len(payload)) + payload)
+    sink.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,155 @@
+"""Output and error files, derived from the rows of ended lines. Blocking; for a thread.
+
+    rows in input order -> temporary file -> fsync -> rename -> fsync directory -> (caller) one transaction
+
+A crash anywhere is answered by doing it all again: the ids were chosen at creation and the rows no longer
+change, so the bytes are the same.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+from neaptide.server.batches.checking.validate import dump_json
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.files import DEFAULT_EXPIRY_S, sync_directory
+from neaptide.server.batches.storing.models import BatchRecord, EndedLine, FileRecord, LineState
+from neaptide.server.batches.storing.store import Store
+
+PAGE_LINES = 256
+PURPOSE = "batch_output"
+
+EXPIRED_ERROR = dump_json(
+    {
+        "code": "batch_expired",
+        "message": "This request could not be executed before the completion window expired.",
+    }
+)
+CANCELLED_ERROR = dump_json(
+    {"code": "batch_cancelled", "message": "The batch was cancelled before this request was executed."}
+)
+FAILED_ERROR = dump_json({"code": "batch_failed", "message": "The server could not execute this request."})
+MISMATCH_ERROR = dump_json(
+    {"code": "model_mismatch", "message": "The server was restarted with another model before this request ran."}
+)
+
+
+DAMAGED_ERROR = dump_json({"code": "result_damaged", "message": "The result was damaged on the server's disk."})
+
+
+class DamagedLinesError(Exception):
+    """Results are not what was stored."""
+
+    def __init__(self, line_nos: list[int]) -> None:
+        super().__init__(f"{len(line_nos)} results are damaged")
+        self.line_nos = line_nos
+
+
+class FinalizeStoppedError(Exception):
+    """The server stops; the next start finalizes."""
+
+
+class _Sink:
+    """One file in the making. Nothing exists on disk until the first line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temp = path.with_name(f"{path.name}.tmp")
+        self._file: BinaryIO | None = None
+        self._hash = hashlib.sha256()
+        self.num_bytes = 0
+
+    def write(self, line: bytes) -> None:
+        if self._file is None:
+            self._file = self._temp.open("wb")
+        self._file.write(line)
+        self._hash.update(line)
+        self.num_bytes += len(line)
+
+    def publish(self) -> str | None:
+        """Gives the finished file its name; returns its SHA-256, or None if it has no line."""
+        if self._file is None:
+            return None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temp.rename(self.path)
+        sync_directory(self.path.parent)
+        return self._hash.hexdigest()
+
+    def discard(self) -> None:
+        """Drops a file that has not been published: after a failed write or sync the next try begins with a new one."""
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+        finally:
+            self._temp.unlink(missing_ok=True)
+
+
+def output_line(batch_id: str, line: EndedLine) -> bytes:
+    """One line of an output or error file; bodies are copied as they were stored."""
+    digest = hashlib.sha256(f"{batch_id}:{line.line_no}".encode()).hexdigest()
+    head = dump_json({"id": f"batch_req_{digest[:24]}", "custom_id": line.custom_id})[:-1]
+    if line.result is None:
+        tail = f'"response":null,"error":{line.error}'
+    else:
+        request_id = json.dumps(line.request_id)
+        response = f'{{"status_code":{line.status_code},"request_id":{request_id},"body":{line.result}}}'
+        tail = f'"response":{response},"error":null'
+    return f"{head},{tail}}}\n".encode()
+
+
+def write_files(
+    store: Store, record: BatchRecord, directory: Path, should_stop: Callable[[], bool], now: int
+) -> tuple[FileRecord | None, FileRecord | None]:
+    """Writes the output and the error file of a batch whose lines have all ended; None for one without lines.
+
+    Raises:
+        FinalizeStoppedError: ``should_stop`` said so.
+        DamagedLinesError: there are results that must not be shown.
+        OSError: a file cannot be written.
+    """
+    with ExitStack() as stack:
+        output = _Sink(directory / record.planned_output_file_id)
+        error = _Sink(directory / record.planned_error_file_id)
+        stack.callback(output.discard)
+        stack.callback(error.discard)
+        damaged: list[int] = []
+        for line in _pages(store, record.id):
+            if should_stop():
+                raise FinalizeStoppedError
+            if line.is_damaged:
+                damaged.append(line.line_no)
+            sink = output if line.state is LineState.COMPLETED else error
+            sink.write(output_line(record.id, line))
+        if damaged:
+            raise DamagedLinesError(damaged)
+        return _publish(output, record, "output", now), _publish(error, record, "error", now)
+
+
+def _pages(store: Store, batch_id: str) -> Iterator[EndedLine]:
+    after = 0
+    while page := store.read_blocking(batch_rows.ended_lines, batch_id, after, PAGE_LINES):
+        yield from page
+        after = page[-1].line_no
+
+
+def _publish(sink: _Sink, record: BatchRecord, kind: str, now: int) -> FileRecord | None:
+    digest = sink.publish()
+    if digest is None:
+        return None
+    return FileRecord(
+        id=sink.path.name,
+        owner=record.owner,
+        filename=f"{record.id}_{kind}.jsonl",
+        purpose=PURPOSE,
+        num_bytes=sink.num_bytes,
+        sha256=digest,
+        created_at=now,
+        expires_at=now + (record.output_expires_after_s or DEFAULT_EXPIRY_S),
+    )

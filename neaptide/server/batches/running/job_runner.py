@@ -1,0 +1,294 @@
+"""Running jobs against an engine that may die at any time: one ordered stream of events, one consumer.
+
+Outputs, engine deaths, new engines, new jobs and closed jobs all go through one queue, so what a dead
+engine said is dealt with before its successor is told what is left. Results reach the store in the order in
+which they came; a line whose result is on its way is not run again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from neaptide.engine.messages import RequestOutput
+from neaptide.engine.params import FinishReason
+from neaptide.server.batches.running.job import Job
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.models import LineResult
+from neaptide.server.batches.storing.store import Store, StoreUnavailableError
+from neaptide.server.link.engine_client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+RETRY_DELAY_S = 1.0
+MAX_UNDURABLE_RESULTS = 1024
+"""Results in memory that the disk has not taken. With more, nothing is computed until it takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    outputs: Sequence[RequestOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineLost:
+    suspects: Sequence[str]
+    is_counted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineReady:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    batch_id: str
+    closed: "asyncio.Future[None]"
+
+
+_Event = _Outputs | _EngineLost | _EngineReady | _Add | _Close
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    commits: set["asyncio.Task[None]"] = field(default_factory=set)
+
+
+class Runner:
+    """The batch plane's ``BatchListener``. Event loop only; heavy work happens in threads.
+
+    ``on_done`` is called with the id of a job whose last line has become durable.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: EngineClient,
+        describe: Callable[[Job], tuple[Path, float]],
+        on_done: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._describe = describe
+        self._on_done = on_done
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._jobs: dict[str, _Running] = {}
+        self._epoch = self._heard_epoch = 0
+        """Engines that have come, and those of them whose coming the consumer has dealt with."""
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed_ids: set[str] = set()
+        self._stopping = False
+        self._suspended = False
+        self._num_undurable = 0
+        self._disk_behind = False
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._consume(), name="batch-runner")
+        self._engine.set_batch_listener(self)
+
+    async def stop(self) -> None:
+        """Makes durable what has arrived, then stops listening."""
+        self._stopping = True
+        # At least one event, so that closes already queued are answered too.
+        await asyncio.gather(*(self._post_close(batch_id) for batch_id in ["", *self._jobs]))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def suspend(self) -> None:
+        """Takes every job from the engine for good; results that are on their way still count."""
+        self._suspended = True
+        self._take_back()
+
+    def _take_back(self) -> None:
+        for batch_id in self._jobs:
+            self._engine.cancel_batch(batch_id)
+
+    # ---- events ----
+
+    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
+        self._events.put_nowait(_Outputs(outputs))
+
+    def on_engine_ready(self) -> None:
+        self._epoch += 1
+        self._events.put_nowait(_EngineReady(self._epoch))
+
+    def on_engine_lost(self, suspects: Sequence[str], *, is_counted: bool) -> None:
+        self._events.put_nowait(_EngineLost(suspects, is_counted))
+
+    def add_job(self, job: Job) -> None:
+        self._events.put_nowait(_Add(job))
+
+    async def close_job(self, batch_id: str) -> None:
+        """Takes the job from the engine; returns when everything that arrived for it is durable."""
+        if not self._stopping:
+            await self._post_close(batch_id)
+
+    async def _post_close(self, batch_id: str) -> None:
+        # At once, not when its turn comes: after a cancel nothing more is given to the engine.
+        self._closed_ids.add(batch_id)
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._events.put_nowait(_Close(batch_id, closed))
+        await closed
+
+    # ---- the consumer ----
+
+    async def _consume(self) -> None:
+        while True:
+            event = await self._events.get()
+            try:
+                await self._handle(event)
+            except Exception:
+                # One event must not end the stream of all jobs.
+                logger.exception("batch runner: an event was lost")
+                if isinstance(event, _Close) and not event.closed.done():
+                    event.closed.set_result(None)
+
+    async def _handle(self, event: _Event) -> None:
+        match event:
+            case _Outputs():
+                await self._on_outputs(event.outputs)
+            case _EngineLost(suspects, is_counted):
+                for running in self._jobs.values():
+                    running.job.forget_open()
+                await self._suspect(suspects, is_counted)
+            case _EngineReady(epoch):
+                self._heard_epoch = epoch
+                for running in list(self._jobs.values()):
+                    await self._submit(running.job)
+            case _Add(job):
+                self._jobs[job.batch_id] = _Running(job)
+                await self._submit(job)
+            case _Close(batch_id, closed):
+                closed_job = self._jobs.pop(batch_id, None)
+                if closed_job is not None:
+                    self._engine.cancel_batch(batch_id)
+                # In a task: a disk that does not take one job's results must not hold up the others.
+                self._spawn(_settle(set(closed_job.commits) if closed_job else set(), closed))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit(self, job: Job) -> None:
+        """Gives the engine what it has not got of the job, in parts, so that neither side stalls over a large one."""
+        while self._may_submit(job):
+            anew = job.submitted_epoch != self._epoch
+            message = job.message(*self._describe(job), anew=anew)
+            if message is None:
+                return
+            self._engine.submit_batch(message)
+            job.submitted_epoch = self._epoch
+            logger.info("batch %s: %d rows given to the engine", job.batch_id, len(message.rows))
+            await asyncio.sleep(0)
+
+    def _may_submit(self, job: Job) -> bool:
+        # A new engine gets nothing before its turn in the queue: the rows that its predecessor died with are
+        # suspects only from then on.
+        is_due = self._heard_epoch == self._epoch and self._engine.is_ready
+        wanted = job.submitted_epoch != self._epoch or job.wants_part
+        held_back = job.batch_id in self._closed_ids or self._suspended or self._disk_behind
+        return is_due and wanted and not held_back
+
+    async def _on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
+        by_job: dict[str, list[RequestOutput]] = {}
+        for output in outputs:
+            batch_id = output.request_id.rpartition(":")[0]
+            if batch_id in self._jobs:
+                by_job.setdefault(batch_id, []).append(output)
+        for batch_id, of_job in by_job.items():
+            running = self._jobs.get(batch_id)
+            if running is None:
+                continue  # its last result has become durable meanwhile
+            results, stops = await asyncio.to_thread(running.job.feed, of_job)
+            if stops:
+                self._engine.abort(stops, FinishReason.STOP)
+            self._commit(running, results)
+            await self._submit(running.job)
+
+    async def _suspect(self, request_ids: Sequence[str], is_counted: bool) -> None:
+        """Counts an engine death against the lines of these rows; ends those that have seen too many."""
+        rows: dict[str, list[int]] = {}
+        for request_id in request_ids:
+            batch_id, _, row = request_id.rpartition(":")
+            if batch_id in self._jobs:
+                rows.setdefault(batch_id, []).append(int(row))
+        for batch_id, of_job in rows.items():
+            running = self._jobs[batch_id]
+            line_nos, poisoned = running.job.suspect(of_job, is_counted)
+            self._commit(running, poisoned)
+            if is_counted:
+                self._spawn(self._note_attempts(batch_id, line_nos))
+
+    async def _note_attempts(self, batch_id: str, line_nos: list[int]) -> None:
+        """For the next start; while this one lasts, the jobs know."""
+        try:
+            await self._store.write(batch_rows.count_attempts, batch_id, line_nos)
+        except StoreUnavailableError as error:
+            logger.error("batch %s: an engine death could not be noted: %s", batch_id, error)
+
+    # ---- durability ----
+
+    def _commit(self, running: _Running, results: list[LineResult]) -> None:
+        if not results:
+            return
+        self._num_undurable += len(results)
+        if self._num_undurable >= MAX_UNDURABLE_RESULTS and not self._disk_behind:
+            logger.error("batches pause: %d results wait for the disk", self._num_undurable)
+            self._disk_behind = True
+            self._take_back()
+        task = asyncio.create_task(self._commit_and_count(running.job, results))
+        running.commits.add(task)
+        task.add_done_callback(running.commits.discard)
+
+    async def _commit_and_count(self, job: Job, results: list[LineResult]) -> None:
+        durable = await self._commit_durably(job.batch_id, results)
+        self._num_undurable -= len(results)
+        if self._disk_behind and self._num_undurable < MAX_UNDURABLE_RESULTS // 2:
+            logger.info("the disk takes results again; batches go on")
+            self._disk_behind = False
+            self.on_engine_ready()
+        if not durable:
+            return
+        job.num_undurable -= len(results)
+        if job.num_undurable == 0 and job.batch_id in self._jobs:
+            del self._jobs[job.batch_id]
+            self._on_done(job.batch_id)
+
+    async def _commit_durably(self, batch_id: str, results: list[LineResult]) -> bool:
+        """Whether the results are durable; False when the server stops first or the database refuses them."""
+        while True:
+            try:
+                operation = partial(batch_rows.end_lines, batch_id=batch_id, results=results)
+                await self._store.write_grouped(operation, len(results))
+                return True
+            except StoreUnavailableError as error:
+                # The results are worth keeping: memory holds them until the disk takes them.
+                logger.error("batch %s: %d results wait: %s", batch_id, len(results), error)
+                if self._stopping:
+                    return False
+                await asyncio.sleep(RETRY_DELAY_S)
+            except Exception:
+                logger.exception("batch %s: results were refused; they will be computed again", batch_id)
+                return False
+
+
+async def _settle(commits: "set[asyncio.Task[None]]", closed: "asyncio.Future[None]") -> None:
+    if commits:
+        await asyncio.wait(commits)
+    if not closed.done():
+        closed.set_result(None)

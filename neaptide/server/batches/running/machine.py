@@ -1,0 +1,265 @@
+"""The state machine: moves every batch to its end, whatever happens on the way.
+
+    validating ─▶ in_progress ─▶ finalizing ─▶ completed
+        │  └────────┬───┘
+        ▼           ▼ cancel: cancelling ─▶ cancelled;  overdue: ─▶ expired
+      failed
+
+Each arrow is a compare-and-set in the database, made before anything else acts on it. So after a restart
+the rows alone say what is left to do.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.server.batches.checking.job_files import check_seal, read_plan, remove_plan
+from neaptide.server.batches.checking.validation import Validation
+from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.job import Job
+from neaptide.server.batches.running.job_runner import Runner
+from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
+from neaptide.server.batches.storing.files import DAY_S
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord, LineState, PendingLine
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.batches.wiring import Parts
+from neaptide.server.edge.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+SWEEP_PERIOD_S = 60.0
+IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
+
+
+class Machine:
+    """Owns the background tasks of all batches. Event loop only."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+        self._runner = Runner(parts.store, parts.engine, self._describe, self._on_lines_done)
+        self._validating: dict[str, asyncio.Event] = {}
+        """Set when the batch's validation is not wanted any more."""
+        self._ending: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = threading.Event()
+        self._disk = PatientDisk()
+        self._validation = Validation(parts, self._disk)
+
+    # ---- start and stop ----
+
+    async def start(self) -> None:
+        """Takes up every batch that has not ended."""
+        records = await self._p.store.read(batch_rows.live_batches)
+        await asyncio.to_thread(self._clean_jobs_dir, {record.id for record in records})
+        self._runner.start()
+        for record in records:
+            if record.outcome is not None:
+                self._spawn(self._finalize(record.id))
+            elif record.status is BatchStatus.VALIDATING:
+                self.begin(record)
+            else:
+                self._spawn(self._resume(record.id))
+        self._spawn(self._tick())
+
+    async def stop(self) -> None:
+        """Keeps what has been computed and leaves the rest to the next start."""
+        self._stopping.set()
+        self._disk.stop()
+        for validation in self._validating.values():
+            validation.set()
+        await self._runner.stop()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._p.checker.close()
+
+    def _clean_jobs_dir(self, live: set[str]) -> None:
+        self._p.jobs_dir.mkdir(exist_ok=True, mode=0o700)
+        for path in self._p.jobs_dir.iterdir():
+            if path.stem not in live:
+                path.unlink()
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether a step of some batch is being repeated because the disk refused it."""
+        return self._disk.is_refusing
+
+    # ---- from outside ----
+
+    def begin(self, record: BatchRecord) -> None:
+        """Validates a batch whose row is durable."""
+        stop = asyncio.Event()
+        self._validating[record.id] = stop
+        self._spawn(self._validate(record, stop))
+
+    def end(self, batch_id: str) -> None:
+        """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
+        validation = self._validating.get(batch_id)
+        if validation is not None:
+            # The validation task sees it and finalizes; it alone knows when nothing more is written.
+            validation.set()
+            return
+        self._ending.add(batch_id)
+        self._spawn(self._close_and_finalize(batch_id))
+
+    def suspend(self) -> None:
+        """Lets the engine go on without batch work; what it was doing runs again after the next start."""
+        self._runner.suspend()
+
+    # ---- validating ----
+
+    async def _validate(self, record: BatchRecord, stop: asyncio.Event) -> None:
+        begun = await self._validation.run(record, stop)
+        del self._validating[record.id]
+        if stop.is_set():
+            await self._finalize(record.id)
+        elif begun:
+            await self._resume(record.id)
+
+    # ---- running ----
+
+    async def _resume(self, batch_id: str) -> None:
+        """Hands an in_progress batch's unfinished lines to the runner."""
+        job = await self._disk.retry(batch_id, lambda: self._load(batch_id))
+        if job is None:
+            self._on_lines_done(batch_id)
+            return
+        # Cancelled or overdue while it was being loaded: it must not reach the engine any more.
+        if batch_id not in self._ending:
+            self._runner.add_job(job)
+
+    async def _load(self, batch_id: str) -> Job | None:
+        """None when no line is left to run, be it because they cannot be run any more."""
+        record = await self._p.store.read(batch_rows.require_batch, batch_id)
+        lines = await self._p.store.read(batch_rows.pending_lines, batch_id)
+        if not lines or record.outcome is not None:
+            return None
+        if record.model_fingerprint != self._p.compiler.fingerprint:
+            logger.error("batch %s was made for %s", batch_id, record.model_fingerprint)
+            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.MISMATCH_ERROR)
+            return None
+        try:
+            await self._p.verify_input(record)
+            return await asyncio.to_thread(self._read_job, record, lines)
+        except (FileNotFoundError, ValueError, msgspec.DecodeError, ApiError) as error:
+            logger.error("batch %s: its input or token file is lost: %s", batch_id, error)
+            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.FAILED_ERROR)
+            return None
+
+    def _read_job(self, record: BatchRecord, lines: list[PendingLine]) -> Job:
+        stem = self._p.stem(record.id)
+        check_seal(stem)
+        plan = read_plan(stem)
+        if len(TokenFile(stem)) != len(plan.params_index):
+            raise ValueError("token file and plan do not belong together")
+        return Job(record, plan, lines, self._p.files.path(record.input_file_id), self._p.compiler)
+
+    def _describe(self, job: Job) -> tuple[Path, float]:
+        remaining_s = max(0.0, job.expires_at - self._p.clocks.wall())
+        return self._p.stem(job.batch_id), self._p.clocks.monotonic() + remaining_s
+
+    def _on_lines_done(self, batch_id: str) -> None:
+        self._spawn(self._complete(batch_id))
+
+    # ---- ending ----
+
+    async def _complete(self, batch_id: str) -> None:
+        async def begin() -> bool:
+            record = await self._p.store.read(batch_rows.require_batch, batch_id)
+            return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._p.now(record))
+
+        # Not taken: a cancel or the window's end came first, and whoever decided that finalizes.
+        if await self._disk.retry(batch_id, begin):
+            await self._finalize(batch_id)
+
+    async def _close_and_finalize(self, batch_id: str) -> None:
+        await self._runner.close_job(batch_id)
+        await self._finalize(batch_id)
+        self._ending.discard(batch_id)
+
+    async def _finalize(self, batch_id: str) -> None:
+        try:
+            await self._disk.retry(batch_id, lambda: self._finalize_once(batch_id))
+        except finalize.FinalizeStoppedError:
+            return
+        await asyncio.to_thread(remove_plan, self._p.stem(batch_id))
+
+    async def _finalize_once(self, batch_id: str) -> None:
+        store = self._p.store
+        if self._stopping.is_set():
+            raise finalize.FinalizeStoppedError
+        record = await store.read(batch_rows.require_batch, batch_id)
+        if record.is_terminal:
+            return
+        output = error = None
+        if record.in_progress_at is None:
+            await store.write(batch_rows.discard_lines, batch_id)
+        else:
+            if record.outcome is BatchStatus.EXPIRED:
+                await store.write(batch_rows.close_lines, batch_id, LineState.EXPIRED, finalize.EXPIRED_ERROR)
+            elif record.outcome is BatchStatus.CANCELLED:
+                await store.write(batch_rows.close_lines, batch_id, LineState.CANCELLED, finalize.CANCELLED_ERROR)
+            try:
+                output, error = await self._write_files(record)
+            except finalize.DamagedLinesError as damage:
+                logger.error("batch %s: %s", batch_id, damage)
+                await store.write(batch_rows.fail_damaged_lines, batch_id, damage.line_nos, finalize.DAMAGED_ERROR)
+                output, error = await self._write_files(record)
+        await store.write(batch_rows.finish_batch, batch_id, output, error, self._p.now(record))
+        logger.info("batch %s: %s", batch_id, record.outcome)
+
+    async def _write_files(self, record: BatchRecord) -> tuple[FileRecord | None, FileRecord | None]:
+        directory, should_stop = self._p.files.directory, self._stopping.is_set
+        now = self._p.now(record)
+        return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now)
+
+    async def _tick(self) -> None:
+        """Looks for overdue batches, and now and then for expired files."""
+        ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
+        ticks = 0
+        while not self._stopping.is_set():
+            try:
+                await self.expire_overdue()
+                if ticks % ticks_per_sweep == 0:
+                    await self._p.files.sweep()
+                    before = int(self._p.clocks.wall()) - IDEMPOTENCY_KEY_LIFE_S
+                    await self._p.store.write(file_rows.delete_old_keys, before)
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("housekeeping has to wait: %s", error)
+            ticks += 1
+            await self._disk.sleep(self._p.settings.tick_s)
+
+    async def expire_overdue(self) -> None:
+        """Ends batches whose completion window is over."""
+        now = int(self._p.clocks.wall())
+        if not await self._p.store.read(batch_rows.overdue, now):
+            return
+        for batch_id in await self._p.store.write(batch_rows.expire_overdue, now):
+            logger.info("batch %s: its completion window is over", batch_id)
+            self.end(batch_id)
+
+    # ---- tools ----
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._stopping.is_set():
+            # The rows say what is left to do; the next start does it.
+            work.close()
+            return
+        task = asyncio.create_task(_logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except ServerStoppingError:
+        return
+    except Exception:
+        logger.exception("a batch is stuck until the next start")

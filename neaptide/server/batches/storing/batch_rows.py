@@ -1,0 +1,351 @@
+"""Operations on the ``batches`` and ``batch_lines`` tables; each runs inside a transaction of the store.
+
+Every change of state is a compare-and-set: it names the states it may leave, and says whether it took
+place. Races (cancel against the last line, expiry against cancel, a late result against the end) are
+decided here and nowhere else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+
+from neaptide.server.batches.storing import file_rows
+from neaptide.server.batches.storing.models import (
+    LIVE,
+    BatchRecord,
+    BatchStatus,
+    EndedLine,
+    FileRecord,
+    IdempotencyKey,
+    LineResult,
+    LineState,
+    NewBatch,
+    NewLine,
+    PendingLine,
+)
+from neaptide.server.batches.storing.tables import batch_lines, batches, files
+
+_COLUMNS = [column for column in batches.c if column.name != "seq"]
+_ENDED_AT = {
+    BatchStatus.COMPLETED: "completed_at",
+    BatchStatus.EXPIRED: "expired_at",
+    BatchStatus.CANCELLED: "cancelled_at",
+}
+
+
+class WrongPurposeError(Exception):
+    """The input file exists but was not uploaded for batches."""
+
+
+def _record(row: sa.Row[Any]) -> BatchRecord:
+    values = dict(row._mapping)
+    values["status"] = BatchStatus(values["status"])
+    values["outcome"] = values["outcome"] and BatchStatus(values["outcome"])
+    return BatchRecord(**values)
+
+
+# ---- create and look up ---------------------------------------------------------------------------------
+
+
+def create_batch(
+    conn: sa.Connection, new: NewBatch, planned_files: tuple[str, str], key: IdempotencyKey | None = None
+) -> BatchRecord:
+    """Adds a batch, or returns the one that the same key created before.
+
+    Raises:
+        IdempotencyConflictError: the key belongs to another body.
+        WrongPurposeError: the input file is not a batch file.
+    """
+    if key is not None:
+        known_id = file_rows.claim_key(conn, key, new.id, new.created_at)
+        if known_id != new.id:
+            return require_batch(conn, known_id)
+    purpose = select_purpose(conn, new.input_file_id, new.owner)
+    if purpose not in (None, "batch"):
+        raise WrongPurposeError(purpose)
+    output_id, error_id = planned_files
+    conn.execute(
+        batches.insert().values(
+            **asdict(new),
+            status=BatchStatus.VALIDATING,
+            planned_output_file_id=output_id,
+            planned_error_file_id=error_id,
+        )
+    )
+    return require_batch(conn, new.id)
+
+
+def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> str | None:
+    query = sa.select(files.c.purpose).where(files.c.id == file_id, files.c.owner == owner)
+    purpose: str | None = conn.execute(query).scalar_one_or_none()
+    return purpose
+
+
+def get_batch(conn: sa.Connection, batch_id: str, owner: str) -> BatchRecord | None:
+    query = sa.select(*_COLUMNS).where(batches.c.id == batch_id, batches.c.owner == owner)
+    row = conn.execute(query).one_or_none()
+    return None if row is None else _record(row)
+
+
+def require_batch(conn: sa.Connection, batch_id: str) -> BatchRecord:
+    return _record(conn.execute(sa.select(*_COLUMNS).where(batches.c.id == batch_id)).one())
+
+
+def list_batches(conn: sa.Connection, owner: str, limit: int, after: str | None) -> list[BatchRecord] | None:
+    """Up to ``limit`` batches older than ``after``, newest first; None when there is no such batch."""
+    query = sa.select(*_COLUMNS).where(batches.c.owner == owner).order_by(batches.c.seq.desc()).limit(limit)
+    if after is not None:
+        where = (batches.c.id == after, batches.c.owner == owner)
+        seq = conn.execute(sa.select(batches.c.seq).where(*where)).scalar_one_or_none()
+        if seq is None:
+            return None
+        query = query.where(batches.c.seq < seq)
+    return [_record(row) for row in conn.execute(query)]
+
+
+def live_batches(conn: sa.Connection) -> list[BatchRecord]:
+    """Every batch that is not at its end, oldest first."""
+    query = sa.select(*_COLUMNS).where(batches.c.status.in_(LIVE)).order_by(batches.c.seq)
+    return [_record(row) for row in conn.execute(query)]
+
+
+# ---- validating -----------------------------------------------------------------------------------------
+
+
+def _is_validating(batch_id: str) -> sa.ColumnElement[bool]:
+    return sa.and_(batches.c.id == batch_id, batches.c.status == BatchStatus.VALIDATING, batches.c.outcome.is_(None))
+
+
+def insert_lines(conn: sa.Connection, batch_id: str, lines: Sequence[NewLine]) -> None:
+    rows = []
+    for line in lines:
+        row = asdict(line)
+        result = row.pop("result")
+        row |= {
+            "batch_id": batch_id,
+            "state": LineState.PENDING,
+            "status_code": None,
+            "request_id": None,
+            "result": None,
+            "checksum": None,
+        }
+        if result is not None:
+            row |= {key: result[key] for key in ("state", "status_code", "request_id")} | {"result": result["body"]}
+            row["checksum"] = line.result and line.result.checksum
+        rows.append(row)
+    if rows:
+        conn.execute(batch_lines.insert(), rows)
+
+
+def discard_lines(conn: sa.Connection, batch_id: str) -> None:
+    """Forgets what an unfinished validation left."""
+    conn.execute(batch_lines.delete().where(batch_lines.c.batch_id == batch_id))
+
+
+def fail_batch(conn: sa.Connection, batch_id: str, errors: list[dict[str, str | int | None]], now: int) -> bool:
+    """validating -> failed; nothing was executed."""
+    values = {"status": BatchStatus.FAILED, "errors": errors, "failed_at": now}
+    taken = conn.execute(batches.update().where(_is_validating(batch_id)).values(**values)).rowcount == 1
+    if taken:
+        discard_lines(conn, batch_id)
+    return taken
+
+
+def begin_batch(conn: sa.Connection, batch_id: str, model: str, fingerprint: str, now: int) -> bool:
+    """validating -> in_progress, with the counts that the inserted lines give."""
+    of_batch = batch_lines.c.batch_id == batch_id
+    total = sa.select(sa.func.count()).where(of_batch).scalar_subquery()
+    failed = sa.select(sa.func.count()).where(of_batch, batch_lines.c.state == LineState.FAILED).scalar_subquery()
+    values: dict[str, Any] = {
+        "status": BatchStatus.IN_PROGRESS,
+        "in_progress_at": now,
+        "model": model,
+        "model_fingerprint": fingerprint,
+        "num_total": total,
+        "num_failed": failed,
+    }
+    return conn.execute(batches.update().where(_is_validating(batch_id)).values(**values)).rowcount == 1
+
+
+# ---- running --------------------------------------------------------------------------------------------
+
+
+def pending_lines(conn: sa.Connection, batch_id: str) -> list[PendingLine]:
+    """Lines without a durable result, in file order."""
+    t = batch_lines.c
+    query = sa.select(t.line_no, t.byte_offset, t.num_bytes, t.first_row, t.num_rows, t.attempts)
+    query = query.where(t.batch_id == batch_id, t.state == LineState.PENDING).order_by(t.line_no)
+    return [PendingLine(*row) for row in conn.execute(query)]
+
+
+def end_lines(conn: sa.Connection, batch_id: str, results: Sequence[LineResult]) -> int:
+    """Makes results durable and counts them; returns how many lines ended here.
+
+    A line that has ended already keeps its first result: a late or repeated one changes nothing.
+    """
+    t = batch_lines.c
+    pending = sa.select(t.line_no).where(
+        t.batch_id == batch_id, t.state == LineState.PENDING, t.line_no.in_([result.line_no for result in results])
+    )
+    # Locked where the database has more than one writer.
+    open_lines = set(conn.execute(pending.with_for_update()).scalars())
+    ended: list[LineResult] = []
+    for result in results:
+        if result.line_no in open_lines:
+            open_lines.remove(result.line_no)
+            ended.append(result)
+    if ended:
+        conn.execute(_END_LINE, [_end_values(batch_id, result) for result in ended])
+    completed = sum(result.state == LineState.COMPLETED for result in ended)
+    gained = {"num_completed": completed, "num_failed": len(ended) - completed}
+    for name in ("input_tokens", "cached_tokens", "output_tokens"):
+        gained[name] = sum(getattr(result.usage, name) for result in ended)
+    _add_counts(conn, batch_id, gained)
+    return len(ended)
+
+
+_END_LINE = (
+    batch_lines.update()
+    .where(batch_lines.c.batch_id == sa.bindparam("of_batch"), batch_lines.c.line_no == sa.bindparam("of_line"))
+    .values(
+        {
+            name: sa.bindparam(name)
+            for name in (
+                "state",
+                "status_code",
+                "request_id",
+                "result",
+                "checksum",
+                "input_tokens",
+                "cached_tokens",
+                "output_tokens",
+            )
+        }
+    )
+)
+
+
+def _end_values(batch_id: str, result: LineResult) -> dict[str, Any]:
+    return {
+        "of_batch": batch_id,
+        "of_line": result.line_no,
+        "state": result.state,
+        "status_code": result.status_code,
+        "request_id": result.request_id,
+        "result": result.body,
+        "checksum": result.checksum,
+        **asdict(result.usage),
+    }
+
+
+def _add_counts(conn: sa.Connection, batch_id: str, gained: dict[str, int]) -> None:
+    values = {name: batches.c[name] + count for name, count in gained.items() if count}
+    if values:
+        conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
+
+
+def count_attempts(conn: sa.Connection, batch_id: str, line_nos: Sequence[int]) -> None:
+    """Notes an engine death on pending lines."""
+    t = batch_lines.c
+    where = (t.batch_id == batch_id, t.line_no.in_(line_nos), t.state == LineState.PENDING)
+    conn.execute(batch_lines.update().where(*where).values(attempts=t.attempts + 1))
+
+
+# ---- ending ---------------------------------------------------------------------------------------------
+
+
+def request_cancel(conn: sa.Connection, batch_id: str, now: int) -> bool:
+    """validating or in_progress -> cancelling; False when the batch is past that."""
+    values = {"status": BatchStatus.CANCELLING, "outcome": BatchStatus.CANCELLED, "cancelling_at": now}
+    where = (
+        batches.c.id == batch_id,
+        batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
+        batches.c.outcome.is_(None),
+    )
+    return conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
+
+
+def _overdue(now: int) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
+        batches.c.outcome.is_(None),
+        batches.c.expires_at <= now,
+    )
+
+
+def overdue(conn: sa.Connection, now: int) -> bool:
+    """Whether ``expire_overdue`` would find anything; a write would cost more."""
+    return bool(conn.execute(sa.select(sa.exists().where(_overdue(now)))).scalar_one())
+
+
+def expire_overdue(conn: sa.Connection, now: int) -> list[str]:
+    """Decides that overdue batches will end as expired; returns those decided now.
+
+    Their status stays as it is until the files stand. What is decided stays decided if the clock steps back.
+    """
+    ids = list(conn.execute(sa.select(batches.c.id).where(_overdue(now))).scalars())
+    for batch_id in ids:
+        conn.execute(batches.update().where(batches.c.id == batch_id).values(outcome=BatchStatus.EXPIRED))
+    return ids
+
+
+def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
+    """in_progress -> finalizing, when every line has ended."""
+    pending = sa.exists().where(batch_lines.c.batch_id == batch_id, batch_lines.c.state == LineState.PENDING)
+    values = {"status": BatchStatus.FINALIZING, "outcome": BatchStatus.COMPLETED, "finalizing_at": now}
+    where = (
+        batches.c.id == batch_id,
+        batches.c.status == BatchStatus.IN_PROGRESS,
+        batches.c.outcome.is_(None),
+        ~pending,
+    )
+    return conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
+
+
+def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:
+    """Ends every pending line with a reason; from here on late results are refused."""
+    t = batch_lines.c
+    update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
+    closed = conn.execute(update.values(state=state, error=error)).rowcount
+    _add_counts(conn, batch_id, {"num_failed": closed})
+    return closed
+
+
+def ended_lines(conn: sa.Connection, batch_id: str, after_line: int, limit: int) -> list[EndedLine]:
+    """Lines in file order, a page at a time."""
+    t = batch_lines.c
+    query = sa.select(t.line_no, t.custom_id, t.state, t.status_code, t.request_id, t.result, t.error, t.checksum)
+    query = query.where(t.batch_id == batch_id, t.line_no > after_line).order_by(t.line_no).limit(limit)
+    return [EndedLine(row[0], row[1], LineState(row[2]), *row[3:]) for row in conn.execute(query)]
+
+
+def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[int], error: str) -> None:
+    """Takes results back that are not what was stored; their lines fail."""
+    t = batch_lines.c
+    for line_no in line_nos:
+        where = (t.batch_id == batch_id, t.line_no == line_no)
+        state = conn.execute(sa.select(t.state).where(*where)).scalar_one()
+        values = {"state": LineState.FAILED, "status_code": None, "request_id": None, "result": None, "checksum": None}
+        conn.execute(batch_lines.update().where(*where).values(**values, error=error))
+        if state == LineState.COMPLETED:
+            _add_counts(conn, batch_id, {"num_completed": -1, "num_failed": 1})
+
+
+def finish_batch(
+    conn: sa.Connection, batch_id: str, output: FileRecord | None, error: FileRecord | None, now: int
+) -> bool:
+    """The decided outcome becomes the status and the files become visible, in one transaction."""
+    record = require_batch(conn, batch_id)
+    if record.is_terminal or record.outcome is None:
+        return False
+    file_rows.insert_output_files(conn, [record for record in (output, error) if record is not None])
+    values: dict[str, Any] = {
+        "status": record.outcome,
+        _ENDED_AT[record.outcome]: now,
+        "output_file_id": output and output.id,
+        "error_file_id": error and error.id,
+    }
+    conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
+    return True

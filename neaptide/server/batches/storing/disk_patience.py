@@ -1,0 +1,60 @@
+"""Patience with a disk: space comes back, mounts come back, and no batch is given up meanwhile."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from neaptide.server.batches.storing.store import StoreUnavailableError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FIRST_DELAY_S = 1.0
+MAX_DELAY_S = 30.0
+
+
+class ServerStoppingError(Exception):
+    """Work is left to the next start."""
+
+
+class PatientDisk:
+    """Repeats steps that the disk did not allow, until ``stop``."""
+
+    def __init__(self) -> None:
+        self._stop = asyncio.Event()
+        self._refused: set[str] = set()
+
+    @property
+    def is_refusing(self) -> bool:
+        """Whether a step of some batch waits for its next try."""
+        return bool(self._refused)
+
+    def stop(self) -> None:
+        """Ends all waiting: what the disk refuses from now on is left to the next start."""
+        self._stop.set()
+
+    async def sleep(self, delay_s: float) -> None:
+        """Returns early when the server stops."""
+        try:
+            await asyncio.wait_for(self._stop.wait(), delay_s)
+        except TimeoutError:
+            return
+
+    async def retry(self, batch_id: str, step: Callable[[], Awaitable[T]]) -> T:
+        """Raises ServerStoppingError when the server stops before the step was done."""
+        delay_s = FIRST_DELAY_S
+        try:
+            while True:
+                try:
+                    return await step()
+                except (OSError, StoreUnavailableError) as error:
+                    if self._stop.is_set():
+                        raise ServerStoppingError from error
+                    logger.error("batch %s has to wait: %s", batch_id, error)
+                self._refused.add(batch_id)
+                await self.sleep(delay_s)
+                delay_s = min(2 * delay_s, MAX_DELAY_S)
+        finally:
+            self._refused.discard(batch_id)

@@ -1,0 +1,30 @@
+"""What a caller is told when the disk does not play along."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.edge.errors import ApiError, UnavailableError
+
+
+class StorageFullError(ApiError):
+    """507: nothing was kept. The SDK may try again; space comes back when files are deleted or expire."""
+
+    status = 507
+    code = "insufficient_storage"
+
+
+@contextmanager
+def storage_faults() -> Iterator[None]:
+    """Turns failures of disk and database into replies. Nothing was committed when one of them is sent."""
+    try:
+        yield
+    except StoreUnavailableError:
+        raise UnavailableError("The server cannot store data right now.", code="storage_unavailable") from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFullError("The server has no space left for files.") from None
+        if error.errno == errno.EIO:
+            raise UnavailableError("The server cannot store data right now.", code="storage_unavailable") from None
+        raise

@@ -1,0 +1,131 @@
+"""Operations on the ``files`` and ``idempotency_keys`` tables; each runs inside a transaction of the store."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+
+from neaptide.server.batches.storing.models import LIVE, FileRecord, IdempotencyKey
+from neaptide.server.batches.storing.tables import batches, files, idempotency_keys
+
+_COLUMNS = [column for column in files.c if column.name != "seq"]
+
+
+class FileInUseError(Exception):
+    """A live batch reads the file."""
+
+
+class IdempotencyConflictError(Exception):
+    """The key was used for a different body."""
+
+
+def _record(row: sa.Row[Any]) -> FileRecord:
+    return FileRecord(**row._mapping)
+
+
+def _visible(owner: str, now: int) -> sa.ColumnElement[bool]:
+    return sa.and_(files.c.owner == owner, sa.or_(files.c.expires_at.is_(None), files.c.expires_at > now))
+
+
+def insert_file(conn: sa.Connection, record: FileRecord, key: IdempotencyKey | None = None) -> FileRecord:
+    """Adds a file, or returns the one that the same key created before.
+
+    Raises:
+        IdempotencyConflictError: the key belongs to another body.
+    """
+    if key is not None:
+        known_id = claim_key(conn, key, record.id, record.created_at)
+        if known_id != record.id:
+            known = get_file(conn, known_id, record.owner, record.created_at)
+            if known is not None:
+                return known
+            move_key(conn, key, record.id)
+    conn.execute(files.insert().values(**asdict(record)))
+    return record
+
+
+def get_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> FileRecord | None:
+    row = conn.execute(sa.select(*_COLUMNS).where(files.c.id == file_id, _visible(owner, now))).one_or_none()
+    return None if row is None else _record(row)
+
+
+def list_files(
+    conn: sa.Connection, owner: str, now: int, *, purpose: str | None, limit: int, after: str | None, ascending: bool
+) -> list[FileRecord] | None:
+    """Up to ``limit`` files after the given one; None when ``after`` is not a file of this owner."""
+    query = sa.select(*_COLUMNS).where(_visible(owner, now)).limit(limit)
+    query = query.order_by(files.c.seq.asc() if ascending else files.c.seq.desc())
+    if purpose is not None:
+        query = query.where(files.c.purpose == purpose)
+    if after is not None:
+        seq = conn.execute(
+            sa.select(files.c.seq).where(files.c.id == after, files.c.owner == owner)
+        ).scalar_one_or_none()
+        if seq is None:
+            return None
+        query = query.where(files.c.seq > seq if ascending else files.c.seq < seq)
+    return [_record(row) for row in conn.execute(query)]
+
+
+def _in_use(file_id: sa.ColumnElement[str] | str) -> sa.Exists:
+    return sa.exists().where(batches.c.input_file_id == file_id, batches.c.status.in_(LIVE))
+
+
+def delete_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> bool:
+    """Forgets a file; False when the owner has no such file.
+
+    Raises:
+        FileInUseError: a live batch reads it.
+    """
+    if get_file(conn, file_id, owner, now) is None:
+        return False
+    if conn.execute(sa.select(_in_use(file_id))).scalar_one():
+        raise FileInUseError(file_id)
+    conn.execute(files.delete().where(files.c.id == file_id))
+    return True
+
+
+def delete_expired(conn: sa.Connection, now: int) -> list[str]:
+    """Forgets expired files that no live batch reads; returns their ids."""
+    gone = sa.select(files.c.id).where(files.c.expires_at <= now, ~_in_use(files.c.id))
+    ids = list(conn.execute(gone).scalars())
+    conn.execute(files.delete().where(files.c.id.in_(ids)))
+    return ids
+
+
+def all_file_ids(conn: sa.Connection) -> set[str]:
+    return set(conn.execute(sa.select(files.c.id)).scalars())
+
+
+def claim_key(conn: sa.Connection, key: IdempotencyKey, object_id: str, now: int) -> str:
+    """The id of the object that the key stands for: ``object_id`` if the key is new.
+
+    Raises:
+        IdempotencyConflictError: the key belongs to another body.
+    """
+    t = idempotency_keys
+    where = (t.c.owner == key.owner, t.c.kind == key.kind, t.c.key == key.key)
+    row = conn.execute(sa.select(t.c.body_hash, t.c.object_id).where(*where)).one_or_none()
+    if row is None:
+        conn.execute(t.insert().values(**asdict(key), object_id=object_id, created_at=now))
+        return object_id
+    if row.body_hash != key.body_hash:
+        raise IdempotencyConflictError(key.key)
+    return str(row.object_id)
+
+
+def move_key(conn: sa.Connection, key: IdempotencyKey, object_id: str) -> None:
+    """Points a key at a new object, when the one it stood for has been deleted."""
+    t = idempotency_keys
+    where = (t.c.owner == key.owner, t.c.kind == key.kind, t.c.key == key.key)
+    conn.execute(t.update().where(*where).values(object_id=object_id))
+
+
+def delete_old_keys(conn: sa.Connection, created_before: int) -> None:
+    conn.execute(idempotency_keys.delete().where(idempotency_keys.c.created_at < created_before))
+
+
+def insert_output_files(conn: sa.Connection, records: Sequence[FileRecord]) -> None:
+    for record in records:
+        conn.execute(files.insert().values(**asdict(record)))

@@ -1,0 +1,298 @@
+"""Files on disk and their rows: a file exists when its row does, and a row is written last.
+
+    upload   temp file -> fsync -> rename -> fsync directory -> row
+    delete   row -> unlink
+
+A crash anywhere leaves at most bytes without a row; ``clean`` removes those at the next start.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from neaptide.server.batches.storing import file_rows
+from neaptide.server.batches.storing.file_rows import FileInUseError, IdempotencyConflictError
+from neaptide.server.batches.storing.models import FileRecord, IdempotencyKey, new_file_id
+from neaptide.server.batches.storing.store import Store
+from neaptide.server.edge.errors import (
+    ApiError,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    PayloadTooLargeError,
+)
+
+logger = logging.getLogger(__name__)
+
+PURPOSES = ("batch", "user_data")
+MAX_FILENAME_CHARS = 255
+DAY_S = 86_400
+DEFAULT_EXPIRY_S = 30 * DAY_S
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 30 * DAY_S
+_FLUSH_BYTES = 1 << 20
+_TEMP_SUFFIX = ".tmp"
+
+
+def sync_directory(path: Path) -> None:
+    """Makes names in a directory durable: a rename alone is not."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadForm:
+    """What came with the bytes of an upload."""
+
+    filename: str
+    purpose: str
+    expires_after_s: int | None = None
+
+
+class FileDamagedError(ApiError):
+    """500: what lies on the disk is not what was stored; nothing of it is served."""
+
+    code = "file_damaged"
+
+
+class Upload:
+    """Receives the bytes of one file. Leaving the context without ``commit`` leaves no trace.
+
+    Raises:
+        PayloadTooLargeError: from ``write``, beyond ``max_bytes``.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._path = directory / f"upload-{secrets.token_hex(8)}{_TEMP_SUFFIX}"
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._file: BinaryIO | None = None
+        self._hash = hashlib.sha256()
+        self.num_bytes = 0
+
+    async def __aenter__(self) -> "Upload":
+        self._file = await asyncio.to_thread(self._path.open, "xb", buffering=0)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        # Not awaited in a thread: a cancelled request must still leave nothing behind.
+        if self._file is not None:
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        self.num_bytes += len(data)
+        if self.num_bytes > self._max_bytes:
+            raise PayloadTooLargeError(f"The file is larger than {self._max_bytes} bytes.")
+        self._buffer += data
+        if len(self._buffer) >= _FLUSH_BYTES:
+            await self._flush()
+
+    async def finish(self) -> str:
+        """Makes the bytes durable under their temporary name; returns their SHA-256."""
+        await self._flush()
+        await asyncio.to_thread(self._close_durably)
+        return self._hash.hexdigest()
+
+    def rename(self, target: Path) -> None:
+        self._path.rename(target)
+        sync_directory(target.parent)
+
+    async def _flush(self) -> None:
+        data, self._buffer = self._buffer, bytearray()
+        await asyncio.to_thread(self._append, data)
+
+    def _append(self, data: bytearray) -> None:
+        assert self._file is not None
+        self._hash.update(data)
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def _close_durably(self) -> None:
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+
+
+class FileStore:
+    """The files API without HTTP. Every method raises ``ApiError``s that a route can let through."""
+
+    def __init__(self, store: Store, now: Callable[[], float], max_file_bytes: int) -> None:
+        self._store = store
+        self._now = now
+        self.max_file_bytes = max_file_bytes
+        self.directory = store.data_dir / "files"
+        self._verified: dict[str, int] = {}
+        """Files whose bytes have been compared with their hash: id -> time of their last change, ns."""
+
+    def clean(self) -> None:
+        """Removes bytes without a row: torn uploads, half-written output, deleted files. Blocking; at start only."""
+        self.directory.mkdir(exist_ok=True, mode=0o700)
+        sync_directory(self.directory.parent)
+        known = self._store.read_blocking(file_rows.all_file_ids)
+        for path in self.directory.iterdir():
+            if path.name not in known:
+                path.unlink()
+                logger.info("removed %s: no record of it", path.name)
+
+    def path(self, file_id: str) -> Path:
+        return self.directory / file_id
+
+    def upload(self) -> Upload:
+        return Upload(self.directory, self.max_file_bytes)
+
+    async def commit(
+        self, upload: Upload, form: UploadForm, owner: str, idempotency_key: str | None = None
+    ) -> FileRecord:
+        """Makes an upload a file.
+
+        Raises:
+            InvalidRequestError: purpose, name or expiry are not acceptable.
+            ConflictError: the idempotency key was used for other content.
+        """
+        check_form(form)
+        digest = await upload.finish()
+        now = int(self._now())
+        expires_after_s = form.expires_after_s
+        if expires_after_s is None and form.purpose == "batch":
+            expires_after_s = DEFAULT_EXPIRY_S
+        record = FileRecord(
+            id=new_file_id(),
+            owner=owner,
+            filename=form.filename,
+            purpose=form.purpose,
+            num_bytes=upload.num_bytes,
+            sha256=digest,
+            created_at=now,
+            expires_at=None if expires_after_s is None else now + expires_after_s,
+        )
+        key = None
+        if idempotency_key is not None:
+            body = f"{form.purpose}\0{form.filename}\0{form.expires_after_s}\0{digest}"
+            key = IdempotencyKey(owner, "files", idempotency_key, hashlib.sha256(body.encode()).hexdigest())
+        path = self.path(record.id)
+        try:
+            await asyncio.to_thread(upload.rename, path)
+            kept = await self._store.write(file_rows.insert_file, record, key)
+        except Exception as error:
+            # Not for a cancelled request, whose row may stand; ``clean`` decides about that one.
+            path.unlink(missing_ok=True)
+            if isinstance(error, IdempotencyConflictError):
+                raise ConflictError(
+                    "The Idempotency-Key was used for a different upload.", code="idempotency_key_reused"
+                ) from None
+            raise
+        if kept.id != record.id:
+            path.unlink(missing_ok=True)
+        return kept
+
+    async def get(self, file_id: str, owner: str) -> FileRecord:
+        """Raises NotFoundError for unknown, expired and other owners' files alike."""
+        record = await self._store.read(file_rows.get_file, file_id, owner, int(self._now()))
+        if record is None:
+            raise no_such_file()
+        return record
+
+    async def list_page(
+        self, owner: str, *, purpose: str | None, limit: int, after: str | None, ascending: bool
+    ) -> tuple[list[FileRecord], bool]:
+        """A page of files and whether more follow."""
+        found = await self._store.read(
+            file_rows.list_files,
+            owner,
+            int(self._now()),
+            purpose=purpose,
+            limit=limit + 1,
+            after=after,
+            ascending=ascending,
+        )
+        if found is None:
+            raise InvalidRequestError("No file has the id given in 'after'.", param="after", code="invalid_value")
+        return found[:limit], len(found) > limit
+
+    async def delete(self, file_id: str, owner: str) -> None:
+        """Raises NotFoundError, or ConflictError while a live batch reads the file."""
+        try:
+            deleted = await self._store.write(file_rows.delete_file, file_id, owner, int(self._now()))
+        except FileInUseError:
+            raise ConflictError("The file is in use by a batch that has not ended.", code="file_in_use") from None
+        if not deleted:
+            raise no_such_file()
+        await asyncio.to_thread(self._remove, file_id)
+
+    async def sweep(self) -> None:
+        """Deletes expired files."""
+        for file_id in await self._store.write(file_rows.delete_expired, int(self._now())):
+            await asyncio.to_thread(self._remove, file_id)
+
+    def _remove(self, file_id: str) -> None:
+        """Removes the bytes of a file whose row is gone. What the disk refuses is removed at the next start."""
+        self._verified.pop(file_id, None)
+        try:
+            self.path(file_id).unlink(missing_ok=True)
+        except OSError as error:
+            logger.error("cannot remove %s: %s", file_id, error.strerror)
+
+    async def verify(self, record: FileRecord) -> os.stat_result:
+        """Compares the bytes with their hash, once for each version on disk.
+
+        Raises:
+            NotFoundError: the file has been deleted.
+            FileDamagedError: the bytes are not those that were stored.
+            OSError: it cannot be read.
+        """
+        return await asyncio.to_thread(self._verify, record)
+
+    def _verify(self, record: FileRecord) -> os.stat_result:
+        try:
+            with self.path(record.id).open("rb") as f:
+                found = os.fstat(f.fileno())
+                if self._verified.get(record.id) == found.st_mtime_ns:
+                    return found
+                digest = hashlib.file_digest(f, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise no_such_file() from None
+        if digest != record.sha256:
+            logger.error("%s is damaged: its bytes are not those that were stored", record.id)
+            raise FileDamagedError("The file is damaged on the server's disk.", param="id")
+        self._verified[record.id] = found.st_mtime_ns
+        return found
+
+
+def no_such_file() -> NotFoundError:
+    return NotFoundError("No file has this id.", param="id")
+
+
+def check_form(form: UploadForm) -> None:
+    """Raises InvalidRequestError for a purpose, name or expiry that is not acceptable."""
+    if form.purpose not in PURPOSES:
+        raise InvalidRequestError(
+            f"Invalid value for 'purpose': supported values are {', '.join(PURPOSES)}.",
+            param="purpose",
+            code="invalid_value",
+        )
+    name = form.filename
+    if not name or len(name) > MAX_FILENAME_CHARS or any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
+        raise InvalidRequestError("The file name is not valid.", param="file", code="invalid_value")
+    if form.purpose == "batch" and not name.endswith(".jsonl"):
+        raise InvalidRequestError("Invalid file format for Batch API. Must be .jsonl")
+    seconds = form.expires_after_s
+    if seconds is not None and not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
+        raise InvalidRequestError(
+            f"Invalid value for 'expires_after[seconds]': between {MIN_EXPIRY_S} and {MAX_EXPIRY_S}.",
+            param="expires_after[seconds]",
+            code="invalid_value",
+        )

@@ -1,0 +1,255 @@
+"""The database of files and batches: one writer, read-only readers, migrations, and the data directory's lock."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from neaptide.server.batches.storing.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DATABASE_NAME = "neaptide.db"
+NUM_READERS = 4
+BUSY_TIMEOUT_S = 30.0
+CHECK_TIME_S = 3.0
+"""At start, for looking for damage; about 1 GB of database is looked through in it."""
+
+
+class StoreError(Exception):
+    """The data directory cannot be used; the message says why in one line."""
+
+
+class DataDirLockedError(StoreError):
+    """Another server runs on the same data directory."""
+
+
+class StoreUnavailableError(Exception):
+    """A read or write did not happen (disk full, I/O error, locked); the same one may succeed later."""
+
+
+class Store:
+    """Opened once by a server; every method is safe on the event loop.
+
+    A finished ``write`` is durable: it survives the death of the process and of the machine.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self._path = data_dir / DATABASE_NAME
+        self._lock_fd: int | None = None
+        self._writer: Writer | None = None
+        self._write_engine: sa.Engine | None = None
+        self._read_engine: sa.Engine | None = None
+        self.failing = False
+        """The last write did not happen: the disk is full, broken, or the database locked."""
+
+    def open(self) -> None:
+        """Locks the directory, migrates the database and starts the writer. Blocking.
+
+        Raises:
+            DataDirLockedError: another server holds the directory.
+            StoreError: the directory or the database cannot be used.
+        """
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock_fd = _lock(self.data_dir / "lock")
+        except OSError as error:
+            raise StoreError(f"cannot use the data directory {self.data_dir}: {error.strerror}") from error
+        try:
+            self._write_engine = _write_engine(self._path)
+            with self._write_engine.connect() as conn:
+                _check(conn)
+                _migrate(conn)
+            self._read_engine = _read_engine(self._path)
+        except (sa.exc.DatabaseError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            self.close()
+            raise StoreError(f"the database {self._path} cannot be opened: {getattr(error, 'orig', error)}") from error
+        except BaseException:
+            self.close()
+            raise
+        self._writer = Writer(self._write_engine)
+        self._writer.start()
+
+    def close(self) -> None:
+        """Commits what is queued and releases the directory. Blocking; safe to call twice."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        # Readers first: the last connection to close tidies the WAL up, and readers may not.
+        for engine in (self._read_engine, self._write_engine):
+            if engine is not None:
+                engine.dispose()
+        self._read_engine = self._write_engine = None
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    @property
+    def num_commits(self) -> int:
+        return self._open_writer().num_commits
+
+    async def write(
+        self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs an operation in the writer thread at once and waits until it is durable.
+
+        Raises:
+            StoreUnavailableError: nothing was written.
+            Exception: whatever the operation itself raised; it is undone.
+        """
+        submitted = self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs))
+        with self._watched():
+            return await asyncio.wrap_future(submitted)
+
+    async def write_grouped(self, operation: Callable[[sa.Connection], T], rows: int) -> T:
+        """Like ``write``, but waits up to 50 ms for other writes to share its commit."""
+        with self._watched():
+            return await asyncio.wrap_future(self._open_writer().submit(operation, rows, urgent=False))
+
+    def write_blocking(
+        self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """``write`` for worker threads."""
+        with self._watched():
+            return self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs)).result()
+
+    async def read(self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a query on a read-only connection in a worker thread; sees every finished write."""
+        return await asyncio.to_thread(lambda: self.read_blocking(operation, *args, **kwargs))
+
+    def read_blocking(
+        self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """``read`` for worker threads."""
+        if self._read_engine is None:
+            raise StoreUnavailableError("the store is closed")
+        try:
+            with self._read_engine.connect() as conn:
+                return operation(conn, *args, **kwargs)
+        except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
+            raise StoreUnavailableError(f"the database cannot be read: {getattr(error, 'orig', error)}") from error
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
+            self.failing = True
+            reason = getattr(error, "orig", error)
+            raise StoreUnavailableError(f"the database did not take the write: {reason}") from error
+        self.failing = False
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise StoreUnavailableError("the store is closed")
+        return self._writer
+
+
+def _lock(path: Path) -> int:
+    """An exclusive lock that ends with the process, however it ends."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(fd, 32).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise DataDirLockedError(
+            f"another neaptide server (process {holder or 'unknown'}) uses the data directory {path.parent}; "
+            "stop it or choose another --data-dir"
+        ) from error
+    os.truncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _on_begin(statement: str) -> Callable[[sa.Connection], None]:
+    def begin(conn: sa.Connection) -> None:
+        conn.exec_driver_sql(statement)
+
+    return begin
+
+
+def _write_engine(path: Path) -> sa.Engine:
+    def set_up(dbapi_connection: sqlite3.Connection, _: object) -> None:
+        # The driver's own transaction handling breaks savepoints; BEGIN is ours (see _on_begin).
+        dbapi_connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            dbapi_connection.execute(f"PRAGMA {pragma}").close()
+
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        pool_size=1,
+        max_overflow=0,
+        connect_args={"timeout": BUSY_TIMEOUT_S},
+    )
+    sa.event.listen(engine, "connect", set_up)
+    sa.event.listen(engine, "begin", _on_begin("BEGIN IMMEDIATE"))
+    return engine
+
+
+def _read_engine(path: Path) -> sa.Engine:
+    def connect() -> sqlite3.Connection:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
+
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.QueuePool, pool_size=NUM_READERS)
+    # A real transaction, so that an operation with several queries sees one state.
+    sa.event.listen(engine, "begin", _on_begin("BEGIN"))
+    return engine
+
+
+def _check(conn: sa.Connection) -> None:
+    """Refuses a damaged database at start rather than serve wrong results from it later."""
+    deadline_s = time.monotonic() + CHECK_TIME_S
+    dbapi_connection: Any = conn.connection.driver_connection
+    # Any true value interrupts the query.
+    dbapi_connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 10_000)
+    try:
+        found = conn.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+    except sa.exc.OperationalError:
+        if time.monotonic() < deadline_s:
+            raise
+        logger.warning("the database is too large to be checked whole in %.0f s", CHECK_TIME_S)
+        found = "ok"
+    finally:
+        dbapi_connection.set_progress_handler(None, 0)
+        conn.rollback()
+    if found != "ok":
+        raise StoreError(f"the database {conn.engine.url.database} is damaged: {str(found).splitlines()[-1]}")
+
+
+def _migrate(conn: sa.Connection) -> None:
+    with resources.as_file(resources.files("neaptide.server.batches.storing") / "migrations") as scripts:
+        config = Config()
+        # The option is a format string.
+        config.set_main_option("script_location", str(scripts).replace("%", "%%"))
+        config.set_main_option("path_separator", "os")
+        config.attributes["connection"] = conn
+        head = ScriptDirectory.from_config(config).get_current_head()
+        current = MigrationContext.configure(conn).get_current_revision()
+        conn.rollback()
+        if current == head:
+            return
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if current is not None and current not in known:
+            raise StoreError(f"the data directory was written by a newer neaptide (schema {current})")
+        logger.info("migrating the database from schema %s to %s", current or "blank", head)
+        command.upgrade(config, "head")
+        conn.commit()

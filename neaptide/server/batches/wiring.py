@@ -1,0 +1,74 @@
+"""What the batch plane is made of: its settings, its clocks, the parts that its state machine works with."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neaptide.server.batches.checking.create import window_seconds
+from neaptide.server.batches.checking.validate import Checker, Limits
+from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.storing import file_rows
+from neaptide.server.batches.storing.files import FileStore, no_such_file
+from neaptide.server.batches.storing.models import BatchRecord
+from neaptide.server.batches.storing.store import Store
+from neaptide.server.link.engine_client import EngineClient
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Unix seconds for what people see, and the engine's monotonic seconds for deadlines."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """Raises ValueError for a completion window that is not a length of time."""
+
+    data_dir: Path
+    completion_windows: tuple[str, ...] = ("24h",)
+    max_file_bytes: int = 200_000_000
+    limits: Limits = field(default_factory=Limits)
+    tick_s: float = 1.0
+    """Period of the check for overdue batches."""
+
+    def __post_init__(self) -> None:
+        for window in self.completion_windows:
+            window_seconds(window)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the machine works with."""
+
+    store: Store
+    files: FileStore
+    engine: EngineClient
+    compiler: LineCompiler
+    checker: Checker
+    settings: BatchSettings
+    clocks: Clocks
+
+    @property
+    def jobs_dir(self) -> Path:
+        """Of the plans and token files of running batches."""
+        return self.settings.data_dir / "jobs"
+
+    def stem(self, batch_id: str) -> Path:
+        return self.jobs_dir / batch_id
+
+    def now(self, record: BatchRecord) -> int:
+        """Wall clock, but never before what already happened to the batch: clocks are set back at times."""
+        past = (record.created_at, record.in_progress_at, record.finalizing_at, record.cancelling_at)
+        return max(int(self.clocks.wall()), *(at for at in past if at is not None))
+
+    async def verify_input(self, record: BatchRecord) -> Path:
+        """Raises NotFoundError and FileDamagedError, neither of which a live batch can cause itself."""
+        # The file as it was when the batch was created, even if it expires meanwhile.
+        file = await self.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
+        if file is None:
+            raise no_such_file()
+        await self.files.verify(file)
+        return self.files.path(file.id)

@@ -1,0 +1,323 @@
+"""Errors that callers see, and how each becomes a reply.
+
+ApiError                          any status; carries message, type, param and code
+├── InvalidRequestError           400  the request cannot be understood or asks for what is not offered
+│   ├── ContextLengthError        400  the prompt alone does not fit the model's context
+│   └── UnsupportedParameterError 400  a valid OpenAI parameter that this server does not enforce
+├── AuthenticationError           401  key missing or unknown
+├── PermissionDeniedError         403  a known caller without the right
+├── NotFoundError                 404  model, file, batch or route
+├── RequestTimeoutError           408  the request did not arrive in time
+├── ConflictError                 409  wrong state for the request; retrying does not help
+├── PayloadTooLargeError          413
+├── UnsupportedEncodingError      415  compressed bodies
+├── HeadersTooLargeError          431
+├── OverloadedError               429  flex work that is shed, or 503 for online work; retrying later helps
+├── EngineFailedError             500  the engine gave up on this request
+└── UnavailableError              503  starting, restarting or shutting down
+
+Messages come from fixed texts and never repeat what the caller sent: an echoed body is a way to make a
+small request cost a large reply, and a way for secrets to reach logs.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
+from neaptide.server.link.engine_client import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARS = 300
+MAX_PARAM_CHARS = 96
+
+
+class ApiError(Exception):
+    """A reply other than success: ``{"error": {"message", "type", "param", "code"}}``, all four keys always."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message[:MAX_MESSAGE_CHARS]
+        self.param = param[:MAX_PARAM_CHARS] if param is not None else None
+        self.code = code if code is not None else type(self).code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The envelope; also the data of an SSE error event and the body of a failed batch line."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidRequestError(ApiError):
+    """The request cannot be understood, or asks for what is not offered."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt alone does not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """A valid OpenAI parameter that this server does not enforce."""
+
+    code = "unsupported_parameter"
+
+
+class AuthenticationError(ApiError):
+    """The key is missing or unknown."""
+
+    status = 401
+    type = "invalid_request_error"
+
+
+class PermissionDeniedError(ApiError):
+    """A known caller without the right."""
+
+    status = 403
+    type = "permission_error"
+
+
+class NotFoundError(ApiError):
+    """No such model, file, batch or route."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class RequestTimeoutError(ApiError):
+    """The request did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class ConflictError(ApiError):
+    """The SDK would retry a plain 409; the header tells it not to."""
+
+    status = 409
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, code=code, headers={"x-should-retry": "false"})
+
+
+class PayloadTooLargeError(ApiError):
+    """The body is above the limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedEncodingError(ApiError):
+    """The body is compressed: small ones could unpack to anything."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_content_encoding"
+
+
+class HeadersTooLargeError(ApiError):
+    """Too many request headers, or too long ones."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+
+class OverloadedError(ApiError):
+    """Too much work is queued. Online: 503, so that a load balancer tries another replica. Flex: 429."""
+
+    def __init__(self, *, online: bool, retry_after_s: int) -> None:
+        self.status = 503 if online else 429
+        self.type = "server_error" if online else "rate_limit_error"
+        text = "The server is overloaded; try again shortly." if online else "Resource Unavailable; try again later."
+        code = "overloaded" if online else "resource_unavailable"
+        super().__init__(text, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+class EngineFailedError(ApiError):
+    """The engine gave up on this request.
+
+    ``reason`` is the engine's own: one of its codes reaches the caller, any other text does not.
+    """
+
+    code = "engine_error"
+
+    def __init__(self, reason: str | None = None) -> None:
+        code = reason if reason in (NUMERICAL_ERROR, INTERNAL_ERROR) else None
+        # It would fail again, and might take others with it.
+        headers = {"x-should-retry": "false"}
+        super().__init__("The engine could not complete this request.", code=code, headers=headers)
+
+
+class UnavailableError(ApiError):
+    """Starting, restarting or shutting down."""
+
+    status = 503
+    code = "engine_unavailable"
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after_s: int = 2) -> None:
+        super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+def model_not_found() -> NotFoundError:
+    """The error for a model that is not served."""
+    return NotFoundError("The requested model is not served here.", param="model", code="model_not_found")
+
+
+def engine_unavailable() -> UnavailableError:
+    """The error while no engine is attached."""
+    return UnavailableError("The engine is starting or restarting; try again in a few seconds.")
+
+
+def engine_lost(error: EngineUnavailableError) -> UnavailableError:
+    """The error for a request whose engine is gone. The SDK is kept from killing the next one with it."""
+    reply = engine_unavailable()
+    if error.may_have_caused_it:
+        reply.headers["x-should-retry"] = "false"
+    return reply
+
+
+# ---- validation errors -----------------------------------------------------------------------------------
+
+
+def from_validation_error(exc: ValidationError, body: object) -> InvalidRequestError:
+    """The one most specific error of a pydantic failure, in OpenAI's words.
+
+    A union reports every branch. The one that the caller meant reached deepest into the body; of equals it is
+    the one that found the right type.
+    """
+    found = [(_path_in_body(error["loc"], body, error["type"]), error) for error in exc.errors(include_url=False)]
+    path, error = max(found, key=lambda item: (len(item[0]), _code(item[1]["type"]) != "invalid_type"))
+    param = ".".join(path) or None
+    return InvalidRequestError(_message(error["type"], error["msg"], param), param=param, code=_code(error["type"]))
+
+
+def _path_in_body(loc: tuple[int | str, ...], body: object, error_type: str) -> list[str]:
+    """The part of ``loc`` that names places in the body; the rest are names of union branches."""
+    path: list[str] = []
+    current = body
+    for place, part in enumerate(loc):
+        if isinstance(current, dict) and isinstance(part, str):
+            if part in current:
+                current = current[part]
+            elif error_type != "missing" or place < len(loc) - 1:
+                continue
+            path.append(_printable(part))
+        elif isinstance(current, list) and isinstance(part, int) and part < len(current):
+            current = current[part]
+            path.append(str(part))
+    return path
+
+
+def _printable(key: str) -> str:
+    return "".join(c for c in key[:64] if c.isascii() and (c.isalnum() or c in "_-."))
+
+
+def _code(error_type: str) -> str:
+    if error_type == "missing":
+        return "missing_required_parameter"
+    if error_type.endswith("_type") or error_type in ("int_from_float", "model_attributes_type"):
+        return "invalid_type"
+    return "invalid_value"
+
+
+def _message(error_type: str, text: str, param: str | None) -> str:
+    if error_type == "missing":
+        return f"Missing required parameter: '{param}'."
+    # Only these texts are built from the schema alone; others may quote the input.
+    safe = error_type.endswith(("_type", "_than", "_than_equal", "too_short", "too_long", "literal_error"))
+    detail = text if safe or error_type in ("finite_number", "int_from_float") else "Invalid value"
+    return f"Invalid value for '{param}': {detail}." if param else f"Invalid request body: {detail}."
+
+
+# ---- handler table ---------------------------------------------------------------------------------------
+
+
+def error_response(error: ApiError) -> Response:
+    """The error's envelope as a reply."""
+    content = json.dumps(error.body()).encode()
+    return Response(content, error.status, headers=error.headers, media_type="application/json")
+
+
+async def _on_api_error(request: Request, exc: Exception) -> Response:
+    return error_response(exc if isinstance(exc, ApiError) else ApiError("Internal server error."))
+
+
+async def _on_engine_unavailable(request: Request, exc: Exception) -> Response:
+    return error_response(engine_lost(exc) if isinstance(exc, EngineUnavailableError) else engine_unavailable())
+
+
+async def _on_http_exception(request: Request, exc: Exception) -> Response:
+    status = exc.status_code if isinstance(exc, HTTPException) else 500
+    headers = exc.headers if isinstance(exc, HTTPException) else None
+    error: ApiError
+    if status == 404:
+        error = NotFoundError("Unknown request URL.", code="unknown_url", headers=headers)
+    elif status == 405:
+        error = InvalidRequestError("Method not allowed for this URL.", code="method_not_allowed", headers=headers)
+    elif status < 500:
+        error = InvalidRequestError("The request is invalid.", headers=headers)
+    else:
+        error = ApiError("Internal server error.", headers=headers)
+    error.status = status
+    return error_response(error)
+
+
+async def _on_validation_error(request: Request, exc: Exception) -> Response:
+    """FastAPI's own checks of query and path parameters; bodies go through ``from_validation_error``."""
+    errors = exc.errors() if isinstance(exc, RequestValidationError) else []
+    first: Mapping[str, Any] = errors[0] if errors else {}
+    param = ".".join(_printable(str(part)) for part in first.get("loc", ())[1:]) or None
+    kind = str(first.get("type", ""))
+    return error_response(
+        InvalidRequestError(_message(kind, str(first.get("msg", "")), param), param=param, code=_code(kind))
+    )
+
+
+async def _on_client_disconnect(request: Request, exc: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _on_unexpected(request: Request, exc: Exception) -> Response:
+    # The route's template: what the caller sent has no place in the log.
+    logger.error("unhandled error on %s", getattr(request.scope.get("route"), "path", "no route"), exc_info=exc)
+    response = error_response(ApiError("Internal server error.", code="internal_error"))
+    # This reply is made outside the middleware that stamps the id on all others.
+    response.headers["x-request-id"] = str(request.scope.get("state", {}).get("request_id", ""))
+    return response
+
+
+def install_handlers(app: Starlette) -> None:
+    """Every non-2xx reply of the app goes through one of these."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(EngineUnavailableError, _on_engine_unavailable)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+    app.add_exception_handler(Exception, _on_unexpected)

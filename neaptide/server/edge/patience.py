@@ -1,0 +1,47 @@
+"""How long a caller of best-effort work is kept waiting for its first token.
+
+A client that waits for a whole reply gives up after its read timeout and sends the same request again, while the
+first one still holds its place. It is better told to come back just before that.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+
+from starlette.datastructures import Headers
+
+from neaptide.server.edge.errors import OverloadedError
+
+_SHARE = 0.9
+"""Of the client's timeout: the answer needs time to reach it."""
+_RETRY_AFTER_S = 30
+
+_T = TypeVar("_T")
+
+
+def patience_s(headers: Headers, cap_s: float) -> float:
+    """Seconds from now until the first token must have come; the SDK says in a header how long it waits."""
+    try:
+        asked_s = float(headers.get("x-stainless-read-timeout", ""))
+    except ValueError:
+        asked_s = cap_s
+    return _SHARE * (min(asked_s, cap_s) if math.isfinite(asked_s) and asked_s > 0 else cap_s)
+
+
+async def first_within(outputs: AsyncGenerator[_T, None], limit_s: float | None) -> AsyncGenerator[_T, None]:
+    """The same outputs, all of them, if the first comes within the limit; None is no limit.
+
+    Raises:
+        OverloadedError: it did not, and ``outputs`` has been closed.
+    """
+    async with aclosing(outputs):
+        try:
+            async with asyncio.timeout(limit_s):
+                first = await anext(outputs)
+        except TimeoutError:
+            raise OverloadedError(online=False, retry_after_s=_RETRY_AFTER_S) from None
+        yield first
+        async for output in outputs:
+            yield output

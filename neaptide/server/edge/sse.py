@@ -1,0 +1,150 @@
+"""Server-sent events, and what a reply does when its reader goes away."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from neaptide.server.edge.errors import ApiError, UnavailableError
+from neaptide.server.link.engine_client import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_T = TypeVar("_T")
+
+
+def event(data: object) -> bytes:
+    """One event with ``data`` as JSON."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of ``work``, which is cancelled if the client hangs up first.
+
+    Raises:
+        ClientDisconnect: it did.
+    """
+    listener = asyncio.ensure_future(_disconnect(receive))
+    worker = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({listener, worker}, return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientDisconnect
+        return worker.result()
+    finally:
+        await _cancel(listener, worker)
+
+
+class EventStream(Response):
+    """Sends ``events`` as they come, then ``[DONE]``.
+
+    The status line waits for the first event, so an error before it is still a reply with its own status;
+    only when the first event takes longer than ``keep_alive_s`` does the stream begin with a comment.
+    An error after that becomes an error event: a stream that just ended would look like success.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], keep_alive_s: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        # A stream has no length; the base class counted its empty body.
+        del self.headers["content-length"]
+        self._events = events
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        output = _Output(send, self.status_code, self.raw_headers)
+        keeper = asyncio.ensure_future(output.keep_alive(self._keep_alive_s))
+        try:
+            await unless_disconnected(receive, self._write(output))
+        except ClientDisconnect:
+            # Nobody is left to be told, and no handler could begin another reply.
+            if not output.started:
+                raise
+        except asyncio.CancelledError:
+            # The server's grace period is over. Without these words the cut would look like a network fault.
+            if output.started:
+                error = UnavailableError("The server is shutting down.", code="server_shutdown")
+                with contextlib.suppress(OSError):
+                    await output.write(event(error.body()))
+                    await output.finish()
+            raise
+        finally:
+            await _cancel(keeper)
+
+    async def _write(self, output: "_Output") -> None:
+        try:
+            async with contextlib.aclosing(self._events) as events:
+                async for data in events:
+                    await output.write(data)
+        except (ApiError, EngineUnavailableError) as error:
+            if not output.started:
+                raise
+            await output.write(event(_as_api_error(error).body()))
+        except OSError:
+            raise ClientDisconnect from None
+        except Exception:
+            if not output.started:
+                raise
+            logger.exception("a stream failed")
+            await output.write(event(ApiError("Internal server error.", code="internal_error").body()))
+        await output.finish()
+
+
+class _Output:
+    """The sending half of one stream. The lock keeps a keep-alive comment out of the middle of an event."""
+
+    def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._status = status
+        self._headers = headers
+        self._lock = asyncio.Lock()
+        self._last_s = asyncio.get_running_loop().time()
+        self.started = False
+
+    async def write(self, data: bytes) -> None:
+        async with self._lock:
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": self._status, "headers": self._headers})
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._last_s = asyncio.get_running_loop().time()
+
+    async def finish(self) -> None:
+        await self.write(DONE)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def keep_alive(self, interval_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            wait_s = self._last_s + interval_s - loop.time()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            else:
+                await self.write(KEEP_ALIVE)
+
+
+def _as_api_error(error: ApiError | EngineUnavailableError) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    return UnavailableError("The engine stopped while it worked on this request; try again.")
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,277 @@
+"""What a connection may cost: deadlines, sizes and a cap around uvicorn's h11 protocol, which has none of them.
+
+    a new connection    says something within ``header_s``
+    request headers     are complete ``header_s`` after their first byte
+    request body        never rests longer than ``body_idle_s``, and keeps a minimum rate
+    reply               never rests longer than ``write_idle_s`` while there is something to send
+    next request        comes within uvicorn's keep-alive time
+
+Who misses one is told with 408 where no reply has begun, and cut. What has been replied to early (413, say) may go on
+sending for ``linger_s``: to close at once would reset the connection, and the reply would be lost on its way. But the
+reply to a request with ``Connection: close`` or of HTTP/1.0 closes at once: what is still being sent is lost, and the
+reply with it where the reset comes first.
+"""
+
+import asyncio
+import http
+import json
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import cast
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from neaptide.server.edge.errors import (
+    ApiError,
+    HeadersTooLargeError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestTimeoutError,
+)
+from neaptide.server.edge.middleware import new_request_id
+from neaptide.server.observe.metrics import ServerMetrics
+
+MAX_READ_BYTES = 16 << 10
+"""Handled at once: a body of tiny chunks costs 10 us per chunk, and nobody else is served meanwhile."""
+MAX_UNSENT_BYTES = 16 << 10
+"""In the kernel, per connection. Beside it waits one message: the next ``send`` waits until that is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportLimits:
+    """Seconds are real time; see the module's table."""
+
+    max_connections: int = 4096
+    header_s: float = 10.0
+    body_idle_s: float = 30.0
+    min_body_rate_bytes_per_s: float = 500.0
+    """Averaged over the body, after a first ``body_idle_s``."""
+    write_idle_s: float = 30.0
+    linger_s: float = 30.0
+    """For the rest of a body that was replied to before its end."""
+    farewell_s: float = 1.0
+    """Between our last byte and the end of a connection that we end."""
+
+
+class BoundedH11Protocol(H11Protocol):
+    """One connection. Made by ``protocol_class``."""
+
+    limits: TransportLimits
+    metrics: ServerMetrics
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._timer: asyncio.TimerHandle | None = None
+        self._read_due_s: float | None = None
+        self._write_due_s: float | None = None
+        self._waiting_for = "request"
+        """What ``_read_due_s`` is about; also the label of the metric."""
+        self._body_due_s = 0.0
+        self._unsent_bytes = 0
+        super().connection_made(transport)
+        self.metrics.connections.inc()
+        _prepare_socket(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._leave(OverloadedError(online=True, retry_after_s=1), "refused")
+        else:
+            self._expect("request", self.limits.header_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.metrics.connections.dec()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        super().connection_lost(exc)
+        # uvicorn forgets it after a reset; for a minute it would keep everything of this connection.
+        self._unset_keepalive_if_required()
+
+    # ---- reading ----
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiting_for == "farewell":
+            return
+        state_before, cycle_before = self.conn.their_state, self.cycle
+        super().data_received(data)
+        if self._waiting_for == "farewell":
+            return
+        if self.conn.their_state is h11.SEND_BODY:
+            self._on_body(len(data), has_begun=state_before is not h11.SEND_BODY or self.cycle is not cycle_before)
+        elif self.conn.their_state is not h11.IDLE:
+            self._read_due_s = None
+        elif self._waiting_for == "linger" and not self.conn.trailing_data[0]:
+            self._rest()
+        elif self._waiting_for != "header":
+            self._expect("header", self.limits.header_s)
+
+    def _rest(self) -> None:
+        """Between two requests: only uvicorn's keep-alive timer runs, which every byte stops."""
+        self._waiting_for, self._read_due_s = "", None
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _on_body(self, num_bytes: int, *, has_begun: bool) -> None:
+        if self._waiting_for == "linger" and not has_begun:
+            return
+        now_s = self.loop.time()
+        if has_begun:
+            self._body_due_s = now_s + self.limits.body_idle_s
+        else:
+            self._body_due_s += num_bytes / self.limits.min_body_rate_bytes_per_s
+        self._expect("body", min(self.limits.body_idle_s, self._body_due_s - now_s))
+
+    def on_response_complete(self) -> None:
+        cycle = self.cycle
+        super().on_response_complete()  # may begin with the next request, if it has been sent already
+        if self._waiting_for == "farewell":
+            return
+        self._waiting_for, self._read_due_s = "", None
+        if self.transport.is_closing():
+            return
+        if self.conn.their_state is h11.SEND_BODY:
+            if self.cycle is cycle:
+                self._expect("linger", self.limits.linger_s)
+            else:
+                self._on_body(0, has_begun=True)
+        elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            self._expect("header", self.limits.header_s)
+
+    # ---- writing ----
+
+    def pause_writing(self) -> None:
+        """Called whenever the kernel did not take all: the transport's own buffer has no allowance."""
+        super().pause_writing()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._write_due_s = self.loop.time() + self.limits.write_idle_s
+        self._arm()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_due_s = None
+
+    # ---- deadlines ----
+
+    def _expect(self, what: str, within_s: float) -> None:
+        self._waiting_for = what
+        self._read_due_s = self.loop.time() + within_s
+        self._arm()
+
+    def _arm(self) -> None:
+        """A deadline that moves away leaves the timer alone: it looks again when it fires."""
+        due_s = min(due for due in (self._read_due_s, self._write_due_s) if due is not None)
+        if self._timer is not None and self._timer.when() > due_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self.loop.call_at(due_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now_s = self.loop.time()
+        if self._write_due_s is not None and self._write_due_s <= now_s:
+            self._on_write_due(now_s)
+        elif self._read_due_s is not None and self._read_due_s <= now_s:
+            self._on_read_due()
+        if self._read_due_s is not None or self._write_due_s is not None:
+            self._arm()
+
+    def _on_write_due(self, now_s: float) -> None:
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes < self._unsent_bytes:
+            self._unsent_bytes = unsent_bytes
+            self._write_due_s = now_s + self.limits.write_idle_s
+            return
+        self._write_due_s = None
+        # Without this the kernel would go on offering what it has to a peer that takes nothing.
+        peer = cast("socket.socket", self.transport.get_extra_info("socket"))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._cut("slow_reader")
+
+    def _on_read_due(self) -> None:
+        reason, self._read_due_s = self._waiting_for, None
+        if reason == "body" and self.flow.read_paused:
+            # We are the ones who did not read on.
+            self._on_body(0, has_begun=True)
+        elif reason in ("farewell", "linger"):
+            self._cut(reason)
+        else:
+            self._leave(RequestTimeoutError("The request did not arrive in time."), reason)
+
+    # ---- the end ----
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's reply to what is not HTTP, called while the parser's error is handled."""
+        if getattr(sys.exception(), "error_status_hint", 400) == 431:
+            self._leave(HeadersTooLargeError("The request headers are too large."), "malformed")
+        else:
+            self._leave(InvalidRequestError("The request is not valid HTTP.", code="invalid_http"), "malformed")
+
+    def shutdown(self) -> None:
+        if self._waiting_for == "farewell":
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    def _leave(self, error: ApiError, reason: str) -> None:
+        """Says why, if no reply has begun, and ends the connection soon: see ``linger_s`` for why not now."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self._cut(reason)
+            return
+        self._count(reason)
+        self._unset_keepalive_if_required()
+        self.transport.write(_reply(error))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.flow.resume_reading()  # to throw it away
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._expect("farewell", self.limits.farewell_s)
+
+    def _cut(self, reason: str) -> None:
+        if reason != "farewell":
+            self._count(reason)
+        self._read_due_s = self._write_due_s = None
+        self.transport.abort()
+
+    def _count(self, reason: str) -> None:
+        self.metrics.connections_ended.labels(reason).inc()
+
+
+def protocol_class(transport_limits: TransportLimits, server_metrics: ServerMetrics) -> type[BoundedH11Protocol]:
+    """For ``uvicorn.Config(http=...)``, which makes the protocols itself."""
+
+    class Protocol(BoundedH11Protocol):
+        limits = transport_limits
+        metrics = server_metrics
+
+    return Protocol
+
+
+def _prepare_socket(transport: asyncio.Transport) -> None:
+    transport.set_write_buffer_limits(high=0)
+    if hasattr(transport, "max_size"):
+        transport.max_size = MAX_READ_BYTES
+    peer = cast("socket.socket", transport.get_extra_info("socket"))
+    if peer.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    # asyncio does this only for sockets whose protocol was named; else a body waits 40 ms behind its headers.
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # Only bounds what waits here; what is on its way may be more, so distance costs no throughput.
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+
+
+def _reply(error: ApiError) -> bytes:
+    """A whole reply by hand: the parser's state no longer allows one, or does not know of a request yet."""
+    content = json.dumps(error.body()).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        "Connection": "close",
+        "x-request-id": new_request_id(),
+        **error.headers,
+    }
+    lines = [f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + content

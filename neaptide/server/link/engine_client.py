@@ -1,0 +1,258 @@
+"""The API process's view of the engine: requests in, their outputs out, across engine restarts.
+
+One ``EngineClient`` outlives many engine processes. The supervisor attaches a link when an engine is
+ready and detaches it when that engine is gone; everything in flight is told at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddBatch,
+    AddRequest,
+    CancelBatch,
+    EngineFatal,
+    EngineReady,
+    FromEngine,
+    RequestOutput,
+    SetOffline,
+    StepOutputs,
+    StepStats,
+    ToEngine,
+)
+from neaptide.engine.params import FinishReason
+from neaptide.server.link.backlog import OutputBacklog, SlowReaderError
+
+logger = logging.getLogger(__name__)
+
+
+MAX_REPLAYS = 2
+REPLAY_WAIT_S = 60.0
+"""So long a request that has said nothing yet waits for the next engine."""
+
+
+class EngineUnavailableError(Exception):
+    """No engine is attached, or the one that held this request is gone.
+
+    ``may_have_caused_it``: the engine died in this request's first step, so sending it again may kill the next one.
+    """
+
+    def __init__(self, message: str, *, may_have_caused_it: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_caused_it = may_have_caused_it
+
+
+class _Lost(NamedTuple):
+    """What a request's queue is told when its engine is gone."""
+
+    in_step: bool
+    """The request took part in the step that the engine did not survive."""
+
+
+class EngineLink(Protocol):
+    """The way to one engine process."""
+
+    def send(self, message: ToEngine) -> None: ...
+
+
+class BatchListener(Protocol):
+    """Who wants to hear of batch rows. Called on the event loop; must not block."""
+
+    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
+        """Outputs with ``request_id`` = ``"{batch_id}:{row}"``."""
+        ...
+
+    def on_engine_ready(self) -> None:
+        """A new engine knows no jobs: submit every unfinished one."""
+        ...
+
+    def on_engine_lost(self, suspects: Sequence[str], *, is_counted: bool) -> None:
+        """``suspects``: the rows in the step that the engine did not survive; empty if it ended in peace.
+
+        Not ``is_counted``: a request of the same step that had said nothing yet is the likelier cause.
+        """
+        ...
+
+
+class StatsListener(Protocol):
+    def on_stats(self, stats: StepStats) -> None: ...
+
+
+class EngineClient:
+    """Routes messages between HTTP handlers, the batch service and the engine. Event loop only."""
+
+    def __init__(self) -> None:
+        self._link: EngineLink | None = None
+        self._info: EngineReady | None = None
+        self._ready = asyncio.Event()
+        self._queues: dict[str, OutputBacklog[_Lost]] = {}
+        self._silent: set[str] = set()
+        """Requests that have had no output yet."""
+        self._batch_listener: BatchListener | None = None
+        self._stats_listeners: list[StatsListener] = []
+        self._error_listeners: list[Callable[[str], None]] = []
+        self._offline_paused = False
+
+    # ---- what HTTP handlers and the batch service use ----
+
+    @property
+    def is_ready(self) -> bool:
+        return self._link is not None
+
+    @property
+    def info(self) -> EngineReady:
+        """What the engine said of itself. Raises EngineUnavailableError before the first engine was ready."""
+        if self._info is None:
+            raise EngineUnavailableError("the engine has not started yet")
+        return self._info
+
+    @property
+    def offline_paused(self) -> bool:
+        return self._offline_paused
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._queues)
+
+    async def wait_ready(self) -> EngineReady:
+        await self._ready.wait()
+        return self.info
+
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request; the last has ``finish_reason``. Leaving early aborts it in the engine.
+
+        A request that was waiting when its engine went away is given to the next one; only the caller's patience
+        is spent. One that has answered in part, or was in the engine's last step, is not.
+
+        Raises:
+            EngineUnavailableError: no engine, or it went away and the request could not be given to the next.
+            SlowReaderError: outputs were not taken fast enough; the request has been aborted.
+        """
+        link = self._require_link()
+        queue: OutputBacklog[_Lost] = OutputBacklog()
+        self._queues[request.request_id] = queue
+        self._silent.add(request.request_id)
+        started = finished = False
+        replays = 0
+        try:
+            link.send(request)
+            while not finished:
+                output = await queue.get()
+                if queue.overflowed:
+                    raise SlowReaderError
+                if isinstance(output, _Lost):
+                    finished = True
+                    if started or output.in_step or replays == MAX_REPLAYS:
+                        raise EngineUnavailableError(
+                            "the engine stopped while it worked on this request",
+                            may_have_caused_it=output.in_step and not started,
+                        )
+                    replays += 1
+                    (await self._next_link()).send(request)
+                    finished = False
+                    continue
+                started = True
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            self._queues.pop(request.request_id, None)
+            self._silent.discard(request.request_id)
+            if not finished:
+                self.abort([request.request_id])
+
+    async def _next_link(self) -> EngineLink:
+        try:
+            await asyncio.wait_for(self._ready.wait(), REPLAY_WAIT_S)
+        except TimeoutError:
+            raise EngineUnavailableError("no engine has come back in time") from None
+        return self._require_link()
+
+    def abort(self, request_ids: list[str], reason: FinishReason = FinishReason.ABORT) -> None:
+        if self._link is not None:
+            self._link.send(AbortRequest(request_ids, reason))
+
+    def submit_batch(self, message: AddBatch) -> None:
+        self._require_link().send(message)
+
+    def cancel_batch(self, batch_id: str) -> None:
+        if self._link is not None:
+            self._link.send(CancelBatch(batch_id))
+
+    def set_offline(self, paused: bool) -> None:
+        """Holds for this engine and for those that follow it."""
+        self._offline_paused = paused
+        if self._link is not None:
+            self._link.send(SetOffline(paused))
+
+    def set_batch_listener(self, listener: BatchListener) -> None:
+        self._batch_listener = listener
+        if self._link is not None:
+            listener.on_engine_ready()
+
+    def add_stats_listener(self, listener: StatsListener) -> None:
+        self._stats_listeners.append(listener)
+
+    def add_error_listener(self, listener: Callable[[str], None]) -> None:
+        """``listener`` hears the code of every request that the engine fails."""
+        self._error_listeners.append(listener)
+
+    # ---- what the supervisor uses ----
+
+    def attach(self, link: EngineLink, info: EngineReady) -> None:
+        self._link = link
+        self._info = info
+        if self._offline_paused:
+            link.send(SetOffline(True))
+        self._ready.set()
+        if self._batch_listener is not None:
+            self._batch_listener.on_engine_ready()
+
+    def detach(self, suspects: Sequence[str] = ()) -> None:
+        """The engine is gone: tells every stream and the batch service.
+
+        ``suspects`` are the ids of the requests in the step that it did not survive.
+        """
+        if self._link is None:
+            return
+        self._link = None
+        self._ready.clear()
+        in_step = frozenset(suspects)
+        for request_id, queue in self._queues.items():
+            queue.put_nowait(_Lost(request_id in in_step))
+        if self._batch_listener is not None:
+            rows = [request_id for request_id in suspects if ":" in request_id]
+            self._batch_listener.on_engine_lost(rows, is_counted=not in_step & self._silent)
+
+    def on_message(self, message: FromEngine) -> None:
+        if isinstance(message, StepOutputs):
+            self._on_outputs(message)
+        elif isinstance(message, EngineFatal):
+            logger.error("engine: %s", message.message)
+
+    def _on_outputs(self, message: StepOutputs) -> None:
+        batch_outputs: list[RequestOutput] = []
+        for output in message.outputs:
+            if output.error is not None:
+                for on_error in self._error_listeners:
+                    on_error(output.error)
+            queue = self._queues.get(output.request_id)
+            if queue is not None:
+                self._silent.discard(output.request_id)
+                queue.put_nowait(output)
+                if queue.overflowed and output.finish_reason is None:
+                    self.abort([output.request_id])
+            elif ":" in output.request_id:
+                batch_outputs.append(output)
+        if batch_outputs and self._batch_listener is not None:
+            self._batch_listener.on_outputs(batch_outputs)
+        for stats in message.stats:
+            for listener in self._stats_listeners:
+                listener.on_stats(stats)
+
+    def _require_link(self) -> EngineLink:
+        if self._link is None:
+            raise EngineUnavailableError("the engine is starting or restarting; try again in a few seconds")
+        return self._link

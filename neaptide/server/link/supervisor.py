@@ -1,0 +1,258 @@
+"""Starts the engine process, watches it, and starts it again when it ends."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.messages import (
+    EngineFatal,
+    EngineReady,
+    FromEngine,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+    from_engine_decoder,
+    to_engine_encoder,
+)
+from neaptide.engine.process.witness import create_witness, read_witness
+from neaptide.server.link.engine_client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+LEAST_SILENCE_S = 8.0
+"""An engine that says nothing for so long hangs, unless its steps take long: it speaks after every step, and twice a
+second when idle."""
+SILENCE_STEPS = 3.0
+"""So many times the longest step must pass in silence as well."""
+DUMP_S = 0.5
+"""For a silent engine to write down where it stands, before it is killed."""
+LAST_CHANCE_S = 1.5
+"""After a silence: whoever was stopped together with this process, or stopped this one, gets to speak first."""
+KILL_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 5.0
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 30.0
+STABLE_S = 60.0
+"""An engine that lived so long starts the back-off anew."""
+
+
+class EngineStartError(Exception):
+    """The engine refused its configuration; starting it again would not help. Carries one clear line."""
+
+
+class _Engine:
+    """One life of the engine process, and the socket to it."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, path: Path, witness_fd: int
+    ) -> None:
+        self.process = process
+        self._socket = socket
+        self._path = path
+        self._witness_fd = witness_fd
+        self._longest_step_s = 0.0
+
+    def send(self, message: ToEngine) -> None:
+        # The queue is unbounded, so this never waits: the coroutine's future is done when send returns.
+        self._socket.send(to_engine_encoder.encode(message))
+
+    async def receive(self) -> FromEngine:
+        message = from_engine_decoder.decode(await self._socket.recv())
+        if isinstance(message, EngineReady):
+            self._longest_step_s = message.longest_step_s
+        elif isinstance(message, StepOutputs):
+            self._longest_step_s = max(self._longest_step_s, *(s.duration_s for s in message.stats), 0.0)
+        return message
+
+    @property
+    def silence_s(self) -> float:
+        """Silence that means a hang."""
+        return max(LEAST_SILENCE_S, SILENCE_STEPS * self._longest_step_s)
+
+    async def dump_stacks(self) -> None:
+        """Lets a silent engine tell on stderr where it stands, if it still can."""
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            self.process.send_signal(signal.SIGUSR1)
+            await asyncio.wait_for(self.process.wait(), DUMP_S)
+
+    async def end(self) -> list[str]:
+        """Kills the process if it still runs; returns the requests of the step that it did not survive."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+        try:
+            await asyncio.wait_for(self.process.wait(), KILL_TIMEOUT_S)
+        except TimeoutError:
+            logger.error("the engine process %d cannot be killed; it is left behind", self.process.pid)
+        self._socket.close(linger=0)
+        self._path.unlink(missing_ok=True)
+        suspects = read_witness(self._witness_fd)
+        os.close(self._witness_fd)
+        return suspects
+
+
+class Supervisor:
+    """Keeps one engine running behind an ``EngineClient`` from ``start`` to ``stop``."""
+
+    def __init__(self, client: EngineClient, config: EngineConfig) -> None:
+        self._client = client
+        self._config = config
+        self._context = zmq.asyncio.Context()
+        self.directory = Path(tempfile.mkdtemp(prefix="neaptide-"))  # mode 0700
+        self._task: asyncio.Task[None] | None = None
+        self._first_ready: asyncio.Future[EngineReady] | None = None
+        self._engine: _Engine | None = None
+        self._starts = 0
+        self._stopping = False
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._engine.process.pid if self._engine is not None else None
+
+    async def start(self) -> EngineReady:
+        """Returns when the first engine is ready.
+
+        Raises:
+            EngineStartError: it refused to start.
+        """
+        self._first_ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(), name="engine supervisor")
+        return await self._first_ready
+
+    async def stop(self) -> None:
+        """Asks the engine to end, waits a little, then kills it. No process is left behind."""
+        self._stopping = True
+        if self._engine is not None:
+            self._engine.send(Shutdown())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._engine.process.wait(), SHUTDOWN_TIMEOUT_S)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._context.destroy(linger=0)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        loop = asyncio.get_running_loop()
+        while True:
+            started_s = loop.time()
+            try:
+                await self._one_life()
+            except EngineStartError as error:
+                assert self._first_ready is not None
+                if not self._first_ready.done():
+                    self._first_ready.set_exception(error)
+                    return
+                logger.error("the engine does not start again: %s", error)
+            except Exception as error:
+                # Out of processes or descriptors, say: the next try may find them.
+                logger.exception("the engine could not be run")
+                assert self._first_ready is not None
+                if not self._first_ready.done():
+                    self._first_ready.set_exception(EngineStartError(f"the engine could not be run: {error}"))
+                    return
+            if self._stopping:
+                return
+            if loop.time() - started_s > STABLE_S:
+                backoff_s = FIRST_BACKOFF_S
+            logger.warning("the engine ended; it is started again in %.1f s", backoff_s)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _one_life(self) -> None:
+        engine = self._engine = await self._spawn()
+        try:
+            ready = await self._wait_ready(engine)
+            self._client.attach(engine, ready)
+            assert self._first_ready is not None
+            if not self._first_ready.done():
+                self._first_ready.set_result(ready)
+            await self._pump(engine)
+        finally:
+            suspects: list[str] = []
+            try:
+                suspects = await engine.end()
+            finally:
+                self._client.detach([] if self._stopping else suspects)
+                self._engine = None
+
+    async def _spawn(self) -> _Engine:
+        self._starts += 1
+        # A socket of its own for every life: an old engine's late words reach nobody.
+        path = self.directory / f"engine-{self._starts}.sock"
+        socket = self._context.socket(zmq.PAIR)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.bind(f"ipc://{path}")
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+        witness_fd = create_witness()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # what lies in the working directory is not ours to import
+            "-m",
+            "neaptide.launch.serve",
+            f"ipc://{path}",
+            msgspec.json.encode(msgspec.structs.replace(self._config, witness_fd=witness_fd)).decode(),
+            str(os.getpid()),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=[witness_fd],
+            # Compute threads that spin at a barrier take the cores from the API process on a small machine.
+            env={"OMP_WAIT_POLICY": "PASSIVE"} | os.environ,
+        )
+        return _Engine(process, socket, path, witness_fd)
+
+    async def _wait_ready(self, engine: _Engine) -> EngineReady:
+        received = asyncio.ensure_future(engine.receive())
+        ended = asyncio.ensure_future(engine.process.wait())
+        try:
+            await asyncio.wait({received, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not received.done():
+                # Its last words may still be on their way.
+                await asyncio.wait({received}, timeout=1.0)
+            message = received.result() if received.done() else None
+        finally:
+            received.cancel()
+            ended.cancel()
+            await asyncio.gather(received, ended, return_exceptions=True)
+        if isinstance(message, EngineReady):
+            return message
+        if isinstance(message, EngineFatal):
+            raise EngineStartError(message.message)
+        raise EngineStartError(f"the engine process ended with status {engine.process.returncode} before it was ready")
+
+    async def _pump(self, engine: _Engine) -> None:
+        """Passes messages on until the process ends or falls silent."""
+        ended = asyncio.ensure_future(engine.process.wait())
+        try:
+            while True:
+                received = asyncio.ensure_future(engine.receive())
+                for patience_s in (engine.silence_s, LAST_CHANCE_S):
+                    done, _ = await asyncio.wait(
+                        {received, ended}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if done:
+                        break
+                if received not in done:
+                    received.cancel()
+                    await asyncio.gather(received, return_exceptions=True)
+                    if ended not in done:
+                        logger.error("the engine said nothing for %.0f s; it is killed", engine.silence_s)
+                        await engine.dump_stacks()
+                    return
+                self._client.on_message(received.result())
+        finally:
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)

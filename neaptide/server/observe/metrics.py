@@ -1,0 +1,273 @@
+"""Prometheus series of the server, on a registry that is passed in.
+
+Series about requests carry ``tier`` (priority, default, flex, batch). Series about engine steps carry
+``class`` (online, offline), because a step knows no finer division. No label takes a value that a caller
+can invent.
+"""
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder, generate_latest
+
+from neaptide.engine.messages import StepStats
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
+from neaptide.server.observe.request_log import RequestRecord, log_request
+from neaptide.server.observe.timing import RequestTiming
+from neaptide.server.openai.prepare import Prepared
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+E2E_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+STEP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+
+_PHASES = ("schedule", "prepare", "model", "sample", "commit")
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
+
+
+ENGINE_ERRORS = (NUMERICAL_ERROR, INTERNAL_ERROR, "other")
+
+
+class MetricsSink(Protocol):
+    """Further series over the same events."""
+
+    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None: ...
+
+    def on_gap(self, tier: Tier, gap_s: float) -> None: ...
+
+
+class MetricsSource(Protocol):
+    """Series that are read from elsewhere."""
+
+    async def refresh(self) -> None: ...
+
+
+class ServerMetrics:
+    """Requests as HTTP handlers see them, and (as a ``StatsListener``) steps as the engine reports them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._sinks: list[MetricsSink] = []
+        self._sources: list[MetricsSource] = []
+        self._define_requests(registry)
+        self._define_steps(registry)
+        self._define_http(registry)
+
+    def add_source(self, source: MetricsSource) -> None:
+        """Series that have to be brought up to date before a scrape."""
+        self._sources.append(source)
+
+    async def refresh(self) -> None:
+        """To be awaited before ``render``."""
+        for source in self._sources:
+            await source.refresh()
+
+    def add_sink(self, sink: MetricsSink) -> None:
+        """Passes request events on to further series."""
+        self._sinks.append(sink)
+
+    # ---- requests ----
+
+    def _define_requests(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"neaptide_request_{name}_seconds", text, ["tier"], buckets=buckets, registry=registry)
+
+        self.ttft = histogram("ttft", "Time from arrival to the first token.", TTFT_BUCKETS_S)
+        self.itl = histogram("itl", "Gap between two outputs of one choice.", ITL_BUCKETS_S)
+        self.tpot = histogram("tpot", "Mean time per token after the first.", ITL_BUCKETS_S)
+        self.e2e = histogram("e2e", "Time from arrival to the end of the reply.", E2E_BUCKETS_S)
+        self.queue = histogram("queue", "Time from arrival to the first step that it took part in.", TTFT_BUCKETS_S)
+        self.requests = Counter(
+            "neaptide_requests_total", "Finished requests.", ["tier", "endpoint", "outcome"], registry=registry
+        )
+        self.in_flight = Gauge("neaptide_requests_in_flight", "Requests at work.", ["tier"], registry=registry)
+        self.tokens = Counter("neaptide_tokens_total", "Tokens of requests.", ["tier", "kind"], registry=registry)
+        self.attained = Counter(
+            "neaptide_slo_attained_total", "Choices that met their target.", ["tier", "slo"], registry=registry
+        )
+        self.violated = Counter(
+            "neaptide_slo_violated_total", "Choices that missed their target.", ["tier", "slo"], registry=registry
+        )
+        self.rejected = Counter(
+            "neaptide_admission_rejected_total", "Requests refused under load.", ["tier", "reason"], registry=registry
+        )
+        self.engine_errors = Counter(
+            "neaptide_engine_errors_total", "Requests that the engine failed.", ["code"], registry=registry
+        )
+        for code in ENGINE_ERRORS:
+            self.engine_errors.labels(code)
+        self._itl_of_tier = {tier: self.itl.labels(tier.value) for tier in Tier}
+        for tier in Tier:
+            self.in_flight.labels(tier.value)
+
+    def on_gap(self, tier: Tier, gap_s: float) -> None:
+        """Two outputs of one choice stood ``gap_s`` apart."""
+        self._itl_of_tier[tier].observe(gap_s)
+        for sink in self._sinks:
+            sink.on_gap(tier, gap_s)
+
+    def on_engine_error(self, reason: str) -> None:
+        """The engine failed a request or a batch row."""
+        self.engine_errors.labels(reason if reason in ENGINE_ERRORS else "other").inc()
+
+    def on_refused(self, record: RequestRecord) -> None:
+        """A request ended before it became work for the engine."""
+        self.requests.labels(record.tier, record.endpoint, record.outcome).inc()
+        if record.outcome == "shed":
+            self.rejected.labels(record.tier, "overloaded").inc()
+        log_request(record)
+
+    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+        """A request that was given to the engine has ended, well or not."""
+        tier = record.tier
+        self.requests.labels(tier, record.endpoint, record.outcome).inc()
+        self.tokens.labels(tier, "prompt").inc(record.prompt_tokens)
+        self.tokens.labels(tier, "cached").inc(record.cached_tokens)
+        self.tokens.labels(tier, "generated").inc(record.completion_tokens)
+        if record.e2e_ms is not None:
+            self.e2e.labels(tier).observe(record.e2e_ms / 1000)
+        if timing.queue_s is not None:
+            self.queue.labels(tier).observe(timing.queue_s)
+        # An abort by the client says nothing about us; what failed on our side missed its targets.
+        if record.outcome != "aborted":
+            self._judge(prepared, timing, failed=record.outcome == "server_error")
+        for sink in self._sinks:
+            sink.on_finished(record, prepared, timing)
+        log_request(record)
+
+    def _judge(self, prepared: Prepared, timing: RequestTiming, *, failed: bool) -> None:
+        tier = prepared.tier.value
+        for choice in timing.choices:
+            ttft_s = None if choice.first_s is None else choice.first_s - timing.arrival_s
+            if ttft_s is not None:
+                self.ttft.labels(tier).observe(ttft_s)
+            if choice.tpot_s is not None:
+                self.tpot.labels(tier).observe(choice.tpot_s)
+            if prepared.tier in (Tier.PRIORITY, Tier.DEFAULT) and max(prepared.max_tokens) > 0:
+                met_first = ttft_s is not None and ttft_s <= prepared.ttft_slo_s and not failed
+                met_rest = (choice.tpot_s is None or choice.tpot_s <= prepared.tpot_slo_s) and not failed
+                (self.attained if met_first else self.violated).labels(tier, "ttft").inc()
+                (self.attained if met_rest else self.violated).labels(tier, "tpot").inc()
+
+    # ---- steps ----
+
+    def _define_steps(self, registry: CollectorRegistry) -> None:
+        """Steps come hundreds of times a second: gauges are read off the last one when someone scrapes."""
+        seconds = Histogram(
+            "neaptide_step_seconds", "Time of a step by phase.", ["phase"], buckets=STEP_BUCKETS_S, registry=registry
+        )
+        self._phase_seconds = [(f"{phase}_s", seconds.labels(phase)) for phase in _PHASES]
+        self._total_seconds = seconds.labels("total")
+        self.step_error = Histogram(
+            "neaptide_step_prediction_error_ratio",
+            "Absolute error of the predicted step time over the measured one.",
+            buckets=ERROR_BUCKETS,
+            registry=registry,
+        )
+        self.steps = Counter("neaptide_steps_total", "Steps whose time was predicted.", registry=registry)
+        self.steps_within_margin = Counter(
+            "neaptide_steps_within_margin_total",
+            "Steps that took no longer than predicted plus margin.",
+            registry=registry,
+        )
+        tokens = Counter("neaptide_step_tokens_total", "Tokens computed.", ["class", "phase"], registry=registry)
+        preemptions = Counter("neaptide_preemptions_total", "Preemptions.", ["class"], registry=registry)
+        self._step_counters: list[tuple[str, Counter]] = [
+            ("recomputed_tokens", Counter("neaptide_recomputed_tokens_total", "KV tokens dropped.", registry=registry)),
+            ("cached_tokens", Counter("neaptide_prefix_cache_hit_tokens_total", "Found.", registry=registry)),
+            (
+                "admitted_prompt_tokens",
+                Counter("neaptide_prefix_cache_query_tokens_total", "Sought.", registry=registry),
+            ),
+        ]
+        for name in ("online", "offline"):
+            self._step_counters.append((f"preempted_{name}", preemptions.labels(name)))
+            for phase in ("prefill", "decode"):
+                self._step_counters.append((f"{name}_{phase}_tokens", tokens.labels(name, phase)))
+        self._define_step_gauges(registry)
+        self.paused = Gauge("neaptide_besteffort_paused", "1 while offline work is paused.", registry=registry)
+        self.storage_failing = Gauge("neaptide_storage_failing", "1 while the disk refuses data.", registry=registry)
+
+    def _define_step_gauges(self, registry: CollectorRegistry) -> None:
+        self._last: StepStats | None = None
+        running = Gauge("neaptide_requests_running", "Running in the engine.", ["class"], registry=registry)
+        waiting = Gauge("neaptide_requests_waiting", "Waiting in the engine.", ["class"], registry=registry)
+        blocks = Gauge("neaptide_kv_blocks", "KV blocks.", ["state"], registry=registry)
+        gauges = {
+            "predicted_s": Gauge("neaptide_step_predicted_seconds", "Predicted for a step.", registry=registry),
+            "margin_s": Gauge("neaptide_step_margin_seconds", "Safety margin of a step.", registry=registry),
+            "budget_s": Gauge("neaptide_step_budget_seconds", "Time a step may take.", registry=registry),
+        }
+        for name in ("online", "offline"):
+            gauges[f"running_{name}"] = running.labels(name)
+            gauges[f"waiting_{name}"] = waiting.labels(name)
+        for state in ("free", "cached", "online", "offline"):
+            gauges[f"blocks_{state}"] = blocks.labels(state)
+        for field, gauge in gauges.items():
+            gauge.set_function(partial(self._last_value, field))
+
+    def _last_value(self, field: str) -> float:
+        return 0.0 if self._last is None else float(getattr(self._last, field))
+
+    def on_stats(self, stats: StepStats) -> None:
+        """Called on the event loop for every step."""
+        self._last = stats
+        self._total_seconds.observe(stats.duration_s)
+        for field, histogram in self._phase_seconds:
+            histogram.observe(getattr(stats, field))
+        if stats.duration_s > 0 and stats.predicted_s > 0:
+            self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
+            self.steps.inc()
+            if stats.duration_s <= stats.predicted_s + stats.margin_s:
+                self.steps_within_margin.inc()
+        for field, counter in self._step_counters:
+            count = getattr(stats, field)
+            if count:
+                counter.inc(count)
+
+    # ---- HTTP ----
+
+    def _define_http(self, registry: CollectorRegistry) -> None:
+        self.http_requests = Counter(
+            "neaptide_http_requests_total", "HTTP replies.", ["method", "route", "code"], registry=registry
+        )
+        self.http_seconds = Histogram(
+            "neaptide_http_request_seconds",
+            "Time of an HTTP exchange.",
+            ["method", "route"],
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
+        )
+
+        self.connections = Gauge("neaptide_connections", "Open client connections.", registry=registry)
+        self.connections_ended = Counter(
+            "neaptide_connections_ended_total",
+            "Connections ended by the server, by what their client failed to do.",
+            ["reason"],
+            registry=registry,
+        )
+        tasks = Gauge("neaptide_asyncio_tasks", "Tasks on the API process's event loop.", registry=registry)
+        tasks.set_function(_num_tasks)
+
+    def on_http(self, method: str, route: str, status: int, seconds: float) -> None:
+        """``route`` is a route's template, never the caller's path."""
+        method = method if method in _METHODS else "OTHER"
+        self.http_requests.labels(method, route, str(status)).inc()
+        self.http_seconds.labels(method, route).observe(seconds)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition and its content type."""
+        if "application/openmetrics-text" in accept:
+            encode, content_type = choose_encoder("application/openmetrics-text")
+            return encode(self.registry), content_type
+        return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _num_tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # collected where no loop runs
+        return 0

@@ -1,0 +1,124 @@
+"""The series that stock vLLM dashboards, routers and benchmarks read, for online work only.
+
+A router that saw our best-effort backlog as "waiting" would think the server overloaded and turn away
+customers; offline work has series of its own in ``metrics``.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from neaptide.engine.messages import EngineReady, StepStats
+from neaptide.engine.params import RequestClass, Tier, request_class
+from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.observe.request_log import RequestRecord
+from neaptide.server.observe.timing import RequestTiming
+from neaptide.server.openai.prepare import Prepared
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_E2E = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_LABELS = ("model_name", "engine")
+
+
+class VllmMetrics:
+    """A sink of request events and a listener of steps, under the prefix ``vllm:``."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, client: EngineClient) -> None:
+        self._registry = registry
+        self._client = client
+        self._values = (model_name, "0")
+        self._last: StepStats | None = None
+        running = self._gauge("num_requests_running", "Online requests running.")
+        waiting = self._gauge("num_requests_waiting", "Online requests waiting.")
+        usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks that online work holds, 0 to 1.")
+        running.set_function(lambda: self._last.running_online if self._last else 0)
+        waiting.set_function(lambda: self._last.waiting_online if self._last else 0)
+        usage.set_function(self._kv_usage)
+        self._config = Gauge(
+            "vllm:cache_config_info", "1.", [*_LABELS, "block_size", "num_gpu_blocks"], registry=registry
+        )
+        self._config_of: EngineReady | None = None
+        self._preemptions = self._counter("num_preemptions", "Preemptions of online requests.")
+        self._queries = self._counter("prefix_cache_queries", "Prompt tokens sought in the prefix cache.")
+        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of online requests.")
+        self._generation = self._counter("generation_tokens", "Output tokens of online requests.")
+        self._success = Counter(
+            "vllm:request_success", "Finished online requests.", [*_LABELS, "finished_reason"], registry=registry
+        )
+        self._ttft = self._histogram("time_to_first_token_seconds", _TTFT)
+        self._itl = self._histogram("inter_token_latency_seconds", _ITL)
+        # Older boards ask for the gaps under the name that they had before.
+        self._tpot_old = self._histogram("time_per_output_token_seconds", _ITL)
+        self._tpot = self._histogram("request_time_per_output_token_seconds", _ITL)
+        self._e2e = self._histogram("e2e_request_latency_seconds", _E2E)
+        self._queue = self._histogram("request_queue_time_seconds", _E2E)
+        self._prefill = self._histogram("request_prefill_time_seconds", _E2E)
+        self._decode = self._histogram("request_decode_time_seconds", _E2E)
+        self._prompt_sizes = self._histogram("request_prompt_tokens", _TOKENS)
+        self._generation_sizes = self._histogram("request_generation_tokens", _TOKENS)
+
+    def on_gap(self, tier: Tier, gap_s: float) -> None:
+        """One inter-token latency."""
+        if request_class(tier) is RequestClass.ONLINE:
+            self._itl.observe(gap_s)
+            self._tpot_old.observe(gap_s)
+
+    def on_finished(self, record: RequestRecord, prepared: Prepared, timing: RequestTiming) -> None:
+        """One request that the engine had."""
+        if request_class(prepared.tier) is not RequestClass.ONLINE:
+            return
+        self._prompt.inc(record.prompt_tokens)
+        self._generation.inc(record.completion_tokens)
+        for reason in record.finish_reasons:
+            ended = {"stop": "stop", "tool_calls": "stop", "length": "length"}.get(reason)
+            ended = ended or ("abort" if record.outcome == "aborted" else "error")
+            self._success.labels(*self._values, ended).inc()
+        if record.outcome != "ok":
+            return
+        self._prompt_sizes.observe(record.prompt_tokens)
+        self._generation_sizes.observe(record.completion_tokens)
+        if record.e2e_ms is not None:
+            self._e2e.observe(record.e2e_ms / 1000)
+        if timing.queue_s is not None:
+            self._queue.observe(timing.queue_s)
+        for choice in timing.choices:
+            if choice.first_s is None or choice.last_s is None:
+                continue
+            self._ttft.observe(choice.first_s - timing.arrival_s)
+            self._prefill.observe(max(0.0, choice.first_s - (choice.scheduled_s or timing.arrival_s)))
+            self._decode.observe(choice.last_s - choice.first_s)
+            if choice.tpot_s is not None:
+                self._tpot.observe(choice.tpot_s)
+
+    def on_stats(self, stats: StepStats) -> None:
+        """One step of the engine."""
+        self._describe(self._client.info)
+        self._last = stats
+        if stats.preempted_online:
+            self._preemptions.inc(stats.preempted_online)
+        if stats.online_admitted_prompt_tokens:
+            self._queries.inc(stats.online_admitted_prompt_tokens)
+            self._hits.inc(stats.online_cached_tokens)
+
+    def _kv_usage(self) -> float:
+        last = self._last
+        total = last.blocks_free + last.blocks_cached + last.blocks_online + last.blocks_offline if last else 0
+        return last.blocks_online / total if last and total else 0.0
+
+    def _describe(self, info: EngineReady) -> None:
+        """Routers read the size of the cache from labels. A restarted engine may have another."""
+        if info is not self._config_of:
+            self._config_of = info
+            self._config.clear()
+            self._config.labels(*self._values, str(info.block_size), str(info.num_blocks)).set(1)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"vllm:{name}", text, _LABELS, registry=self._registry).labels(*self._values)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"vllm:{name}", text, _LABELS, registry=self._registry).labels(*self._values)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        text = name.replace("_", " ").capitalize() + " of online requests."
+        return Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=self._registry).labels(*self._values)

@@ -1,0 +1,271 @@
+"""One HTTP request at work: engine requests out, deltas in, measured, and aborted when the client leaves."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from neaptide.engine.messages import AddRequest, RequestOutput
+from neaptide.engine.params import FinishReason, Tier, request_class
+from neaptide.server.context import ServingContext
+from neaptide.server.edge.auth import Principal, principal_of
+from neaptide.server.edge.errors import (
+    ApiError,
+    OverloadedError,
+    RequestTimeoutError,
+    UnavailableError,
+    engine_unavailable,
+)
+from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.edge.patience import first_within, patience_s
+from neaptide.server.edge.sse import EventStream, event, unless_disconnected
+from neaptide.server.link.backlog import SlowReaderError
+from neaptide.server.link.engine_client import EngineUnavailableError
+from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.request_log import RequestRecord
+from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
+from neaptide.server.openai.prepare import Prepared, asked_tier, prepare
+from neaptide.server.openai.respond import Delta, ResponseAssembler, response_id
+from neaptide.server.openai.stream import ChunkShaper
+
+INLINE_LOGPROBS = 64
+"""Scored tokens that are shaped on the event loop."""
+
+
+async def answer(request: Request, endpoint: str) -> Response:
+    """The whole life of a generation request: body, checks, engine, reply."""
+    context: ServingContext = request.app.state.context
+    metrics: ServerMetrics = request.app.state.metrics
+    request_id = str(request.scope.get("state", {}).get("request_id", ""))
+    default_tier = tier = principal_of(request).tier
+    try:
+        body = await read_object(request)
+        arrival_s = context.clock()
+        if context.draining:
+            raise UnavailableError("The server is shutting down.", code="server_shutdown")
+        tier = asked_tier(body, default_tier)
+        # Who will be refused is told before any work is done; a place is taken later, by ``Generation``.
+        context.admission.check(request_class(tier))
+        work = partial(prepare, endpoint, body, context, default_tier)
+        prepared = await anyio.to_thread.run_sync(work, limiter=context.prepare_limiter)
+        tier = prepared.tier
+        if not context.client.is_ready:
+            raise engine_unavailable()
+    except ApiError as error:
+        metrics.on_refused(_refusal(request_id, endpoint, tier, context.model_id, error))
+        raise
+    # A stream's reader is kept by comments; who waits for a whole reply hears nothing until it is there.
+    is_patient = prepared.stream or tier is not Tier.FLEX
+    generation = Generation(
+        prepared,
+        principal_of(request),
+        metrics,
+        request_id=request_id,
+        arrival_s=arrival_s,
+        first_token_within_s=None if is_patient else patience_s(request.headers, context.flex_wait_s),
+    )
+    if prepared.stream:
+        return EventStream(generation.events(), context.keep_alive_s)
+    reply = await unless_disconnected(request.receive, generation.complete())
+    return Response(reply, media_type="application/json")
+
+
+def _refusal(request_id: str, endpoint: str, tier: Tier, model: str, error: ApiError) -> RequestRecord:
+    outcome = "server_error" if error.status >= 500 else "client_error"
+    if isinstance(error, OverloadedError):
+        outcome = "shed"
+    return RequestRecord(
+        request_id=request_id, endpoint=endpoint, tier=tier.value, model=model, outcome=outcome, error_code=error.code
+    )
+
+
+class Generation:
+    """The engine requests of one HTTP request, one per choice."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        principal: Principal,
+        metrics: ServerMetrics,
+        *,
+        request_id: str,
+        arrival_s: float,
+        first_token_within_s: float | None = None,
+    ) -> None:
+        self.assembler = ResponseAssembler(prepared)
+        self._prepared = prepared
+        self._context = prepared.context
+        self._principal = principal
+        self._metrics = metrics
+        self._request_id = request_id
+        self._first_token_within_s = first_token_within_s
+        # The engine's ids are always ours: a caller's id must not be able to name another's work.
+        self._id = uuid.uuid4().hex
+        self.timing = RequestTiming(arrival_s, [ChoiceTiming() for _ in range(prepared.num_choices)])
+
+    async def complete(self) -> bytes:
+        """The full body, encoded. Raises ApiError or EngineUnavailableError."""
+        async with aclosing(self._deltas()) as deltas:
+            async for _ in deltas:
+                pass
+        tokens = sum(len(choice.tokens) for choice in self.assembler.choices)
+        return await self._aside(tokens, self._encode_body)
+
+    def _encode_body(self) -> bytes:
+        return msgspec.json.encode(self.assembler.body(self._id, self.timing.as_metrics()))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Encoded events of a streamed reply, without the closing ``[DONE]``."""
+        shaper = ChunkShaper(self.assembler, response_id(self._prepared, self._id))
+        async with aclosing(self._deltas()) as deltas:
+            async for delta in deltas:
+                data = await self._aside(len(delta.tokens), partial(_encode_chunks, shaper, delta))
+                if data:
+                    yield data
+        if self._prepared.include_usage:
+            yield event(shaper.usage(self.timing.as_metrics()))
+
+    async def _aside(self, tokens: int, encode: Callable[[], bytes]) -> bytes:
+        """Long tables of log-probabilities are made in a thread: others' tokens go on meanwhile."""
+        if tokens <= INLINE_LOGPROBS:
+            return encode()
+        return await anyio.to_thread.run_sync(encode, limiter=self._context.shape_limiter)
+
+    async def _deltas(self) -> AsyncGenerator[Delta, None]:
+        """Runs the request, counted and measured. Closing the generator early aborts it in the engine."""
+        tier = self._prepared.tier
+        admission, choices = self._context.admission, self._prepared.num_choices
+        try:
+            admission.enter(request_class(tier), choices)
+        except OverloadedError as error:
+            prepared = self._prepared
+            self._metrics.on_refused(_refusal(self._request_id, prepared.endpoint, tier, prepared.model, error))
+            raise
+        in_flight = self._metrics.in_flight.labels(tier.value)
+        in_flight.inc()
+        outcome, code = "aborted", None
+        try:
+            async with aclosing(first_within(self._outputs(), self._first_token_within_s)) as outputs:
+                async for index, output in outputs:
+                    delta = self._take(index, output)
+                    if self.assembler.error is not None:
+                        raise self.assembler.error
+                    if self.assembler.finished:
+                        outcome = "ok"
+                    yield delta
+                    if self.assembler.finished:
+                        break
+        except SlowReaderError:
+            code = "reader_too_slow"
+            raise RequestTimeoutError("The reply was not read fast enough.", code=code) from None
+        except ApiError as error:
+            outcome, code = "shed" if isinstance(error, OverloadedError) else "server_error", error.code
+            raise
+        except EngineUnavailableError:
+            outcome, code = "server_error", "engine_unavailable"
+            raise
+        except Exception:
+            outcome, code = "server_error", "internal_error"
+            raise
+        finally:
+            admission.leave(request_class(tier), choices)
+            in_flight.dec()
+            self._metrics.on_finished(self._record(outcome, code), self._prepared, self.timing)
+
+    def _take(self, index: int, output: RequestOutput) -> Delta:
+        gap_s = self.timing.choices[index].on_output(output, self._context.clock())
+        if gap_s is not None:
+            self._metrics.on_gap(self._prepared.tier, gap_s)
+        was_finished = self.assembler.choices[index].finished
+        delta = self.assembler.feed(index, output)
+        if self.assembler.choices[index].stop_hit and not was_finished and output.finish_reason is None:
+            self._context.client.abort([self._engine_id(index)], FinishReason.STOP)
+        return delta
+
+    def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        return self._one() if self._prepared.num_choices == 1 else self._many()
+
+    async def _one(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        async with aclosing(self._generate(0)) as outputs:
+            async for output in outputs:
+                yield 0, output
+
+    async def _many(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """All choices at once, in the order in which their outputs arrive."""
+        # Outputs that are not taken wait, and are merged, where they come from.
+        queue: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue(self._prepared.num_choices)
+
+        async def pump(index: int) -> None:
+            try:
+                async with aclosing(self._generate(index)) as outputs:
+                    async for output in outputs:
+                        await queue.put((index, output))
+            except Exception as error:
+                await queue.put(error)
+
+        pumps = [asyncio.ensure_future(pump(index)) for index in range(self._prepared.num_choices)]
+        try:
+            # The consumer stops reading when the last choice has ended.
+            while True:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    def _generate(self, index: int) -> AsyncGenerator[RequestOutput, None]:
+        prepared = self._prepared
+        request = AddRequest(
+            request_id=self._engine_id(index),
+            prompt_token_ids=prepared.prompts[index // prepared.n],
+            params=prepared.params_for(index),
+            tier=prepared.tier,
+            arrival_s=self.timing.arrival_s,
+            ttft_slo_s=prepared.ttft_slo_s,
+            tpot_slo_s=prepared.tpot_slo_s,
+            salt=self._principal.salt_for(prepared.cache_salt),
+        )
+        # It is an async generator; its declared type says only that it can be iterated.
+        return self._context.client.generate(request)
+
+    def _engine_id(self, index: int) -> str:
+        return f"{self._id}-{index}"
+
+    def _record(self, outcome: str, code: str | None) -> RequestRecord:
+        prepared, timing, choices = self._prepared, self.timing, self.assembler.choices
+        usage = self.assembler.usage()
+        return RequestRecord(
+            request_id=self._request_id,
+            endpoint=prepared.endpoint,
+            tier=prepared.tier.value,
+            model=prepared.model,
+            outcome=outcome,
+            stream=prepared.stream,
+            choices=prepared.num_choices,
+            finish_reasons=tuple(choice.finish_reason or "none" for choice in choices),
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            completion_tokens=usage["completion_tokens"],
+            queue_ms=_ms(timing.queue_s),
+            ttft_ms=_ms(timing.ttft_s),
+            e2e_ms=_ms(self._context.clock() - timing.arrival_s),
+            preemptions=sum(choice.num_preemptions for choice in choices),
+            error_code=code,
+        )
+
+
+def _encode_chunks(shaper: ChunkShaper, delta: Delta) -> bytes:
+    return b"".join(map(event, shaper.shape(delta)))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

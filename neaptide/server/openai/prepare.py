@@ -1,0 +1,341 @@
+"""From a request body to engine requests: the one way in, for online requests and for batch lines.
+
+Pure computation on the caller's thread: no clock but the wall clock's stamp, no engine, no waiting.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.server.context import ServingContext
+from neaptide.server.edge.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    NotFoundError,
+    UnsupportedParameterError,
+    from_validation_error,
+    model_not_found,
+)
+from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody
+from neaptide.server.text.prompts import MAX_CHOICES, completion_prompts, encode_conversation, offered_tools
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+ENDPOINTS = (CHAT, COMPLETIONS)
+
+_OUTPUT_CONTEXTS = 8
+"""n times max_tokens may be this many contexts."""
+
+_UNSUPPORTED = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "logits_processors",
+    "use_beam_search",
+    "prompt_embeds",
+    "chat_template",
+    "documents",
+    "bad_words",
+    "allowed_token_ids",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "functions",
+    "function_call",
+)
+
+_B = TypeVar("_B", bound=Body)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Prepared:
+    """A valid request: what the engine is asked for, choice by choice, and how the reply is shaped."""
+
+    endpoint: str
+    model: str
+    """The id that the reply names."""
+    tier: Tier
+    service_tier: str
+    """What the reply says of the tier."""
+    created: int
+    context: ServingContext
+    prompts: list[list[int]]
+    prompt_texts: list[str]
+    """Text of each prompt where ``echo`` asks for it, else empty."""
+    n: int
+    max_tokens: list[int]
+    """For each prompt: the limit asked for, or what remains of the context."""
+    params: SamplingParams
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    echo: bool
+    return_token_ids: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    ttft_slo_s: float
+    tpot_slo_s: float
+    cache_salt: str | None
+    """The caller's own division of the prefix cache, within what the key may see."""
+    tools: frozenset[str]
+    """Functions that the model may call; where it is empty, output is not searched for calls."""
+    parallel_tool_calls: bool
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the reply has the shape of chat completions."""
+        return self.endpoint == CHAT
+
+    @property
+    def requests(self) -> list[list[int]]:
+        """Prompt token ids per choice; choice ``p * n + k`` is the k-th of prompt p."""
+        return [prompt for prompt in self.prompts for _ in range(self.n)]
+
+    @property
+    def num_choices(self) -> int:
+        """Engine requests that this request becomes."""
+        return len(self.prompts) * self.n
+
+    def params_for(self, choice: int) -> SamplingParams:
+        """Sampling of one choice: its prompt's token limit, and a seed of its own if the request is seeded."""
+        prompt, k = divmod(choice, self.n)
+        seed = None if self.params.seed is None else (self.params.seed + k) & ((1 << 63) - 1)
+        return msgspec.structs.replace(self.params, max_tokens=self.max_tokens[prompt], seed=seed)
+
+
+def prepare(endpoint: str, body: object, context: ServingContext, default_tier: Tier = Tier.DEFAULT) -> Prepared:
+    """Checks a body and turns it into token ids and sampling parameters.
+
+    ``default_tier`` is what ``service_tier`` auto means for this caller; with ``Tier.BATCH`` the body's own
+    ``service_tier`` is ignored.
+
+    Raises:
+        ApiError: what the caller is told instead, with a real status.
+    """
+    if not isinstance(body, dict):
+        raise InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
+    if endpoint == CHAT:
+        chat = parse_body(ChatBody, body)
+        check_model(chat.model, context)
+        _check_common(chat, default_tier)
+        prompt = encode_conversation(chat, body.get("tools"), context)
+        logprobs = _chat_logprobs(chat)
+        limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
+        names = frozenset(tool.function.name for tool in offered_tools(chat))
+        wanted = _Asked([prompt], [""], limit, logprobs, tools=names, parallel_tool_calls=chat.parallel_tool_calls)
+        return _finish(endpoint, chat, context, default_tier, wanted)
+    if endpoint == COMPLETIONS:
+        completion = parse_body(CompletionBody, body)
+        check_model(completion.model, context)
+        _check_common(completion, default_tier)
+        _check_completion(completion)
+        prompts, texts = completion_prompts(completion, context)
+        asked = _Asked(prompts, texts, completion.max_tokens, completion.logprobs, completion.echo)
+        return _finish(endpoint, completion, context, default_tier, asked)
+    raise NotFoundError("Unknown request URL.", code="unknown_url")
+
+
+def parse_body(model: type[_B], body: dict[str, Any]) -> _B:
+    """The body as its schema. Raises InvalidRequestError."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as exc:
+        raise from_validation_error(exc, body) from None
+
+
+def check_model(model: str, context: ServingContext) -> None:
+    """Absent and empty mean the one model that is served."""
+    if not context.serves(model):
+        raise model_not_found()
+
+
+@dataclass(slots=True, frozen=True)
+class _Asked:
+    """What chat and completions say in different words."""
+
+    prompts: list[list[int]]
+    texts: list[str]
+    max_tokens: int | None
+    logprobs: int | None
+    echo: bool = False
+    tools: frozenset[str] = frozenset()
+    parallel_tool_calls: bool = True
+
+
+def _finish(
+    endpoint: str, body: GenerationBody, context: ServingContext, default_tier: Tier, asked: _Asked
+) -> Prepared:
+    for index, prompt in enumerate(asked.prompts):
+        _check_prompt(prompt, index, asked, endpoint, context)
+    if len(asked.prompts) * body.n > MAX_CHOICES:
+        raise InvalidRequestError(f"At most {MAX_CHOICES} choices in one request.", param="n", code="invalid_value")
+    max_tokens = [_token_limit(len(prompt), asked.max_tokens, body.n, context) for prompt in asked.prompts]
+    if body.min_tokens > min(max_tokens):
+        raise InvalidRequestError("min_tokens is above max_tokens.", param="min_tokens", code="invalid_value")
+    tier, service_tier = _tier(body.service_tier, default_tier)
+    options = body.stream_options
+    return Prepared(
+        endpoint=endpoint,
+        model=body.model or context.model_id,
+        tier=tier,
+        service_tier=service_tier,
+        created=int(context.wall_clock()),
+        context=context,
+        prompts=asked.prompts,
+        prompt_texts=asked.texts,
+        n=body.n,
+        max_tokens=max_tokens,
+        params=_sampling(body, context, asked),
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        echo=asked.echo,
+        stream=body.stream,
+        return_token_ids=body.return_token_ids,
+        include_usage=options is not None and options.include_usage,
+        continuous_usage=options is not None and options.include_usage and options.continuous_usage_stats,
+        ttft_slo_s=context.ttft_slo_s if body.ttft_slo_ms is None else body.ttft_slo_ms / 1000,
+        tpot_slo_s=context.tpot_slo_s if body.tpot_slo_ms is None else body.tpot_slo_ms / 1000,
+        cache_salt=body.cache_salt,
+        tools=asked.tools,
+        parallel_tool_calls=asked.parallel_tool_calls,
+    )
+
+
+# ---- checks ----------------------------------------------------------------------------------------------
+
+
+def _check_common(body: GenerationBody, default_tier: Tier) -> None:
+    for name in _UNSUPPORTED:
+        value = getattr(body, name, None)
+        # Clients send defaults that ask for nothing; 0 asks for something.
+        if value is not None and value is not False and value != []:
+            raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
+    if body.return_token_ids and body.stream:
+        raise UnsupportedParameterError("Not with stream.", param="return_token_ids")
+    if body.response_format is not None and body.response_format.type != "text":
+        known = body.response_format.type in ("json_object", "json_schema")
+        if not known:
+            raise InvalidRequestError("Unknown type.", param="response_format.type", code="invalid_value")
+        raise UnsupportedParameterError("Only text output is supported.", param="response_format")
+    if body.stream and default_tier is Tier.BATCH:
+        raise InvalidRequestError("A batch line cannot stream.", param="stream", code="streaming_unsupported")
+    if body.cache_salt is not None and default_tier is Tier.BATCH:
+        raise UnsupportedParameterError("The lines of a batch share one cache salt.", param="cache_salt")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("Only allowed when stream is true.", param="stream_options", code="invalid_value")
+
+
+def _check_completion(body: CompletionBody) -> None:
+    if body.suffix:
+        raise UnsupportedParameterError("Infilling is not supported.", param="suffix")
+    if body.best_of not in (None, 1, body.n):
+        raise UnsupportedParameterError("best_of other than n is not supported.", param="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequestError("0 needs echo.", param="max_tokens", code="invalid_value")
+
+
+def _check_prompt(prompt: list[int], index: int, asked: _Asked, endpoint: str, context: ServingContext) -> None:
+    place = "messages" if endpoint == CHAT else "prompt"
+    if not prompt:
+        raise InvalidRequestError("The prompt is empty.", param=place, code="invalid_value")
+    if max(prompt) >= context.vocab_size:
+        param = f"{place}.{index}" if len(asked.prompts) > 1 else place
+        raise InvalidRequestError("A token id is outside the vocabulary.", param=param, code="invalid_value")
+    room = context.max_model_len - (0 if asked.max_tokens == 0 else 1)
+    if len(prompt) > room:
+        raise ContextLengthError(
+            f"The prompt has {len(prompt)} tokens; the model's context holds {context.max_model_len}.", param=place
+        )
+
+
+def _token_limit(prompt_tokens: int, asked: int | None, n: int, context: ServingContext) -> int:
+    remaining = context.max_model_len - prompt_tokens
+    allowance = _OUTPUT_CONTEXTS * context.max_model_len
+    if asked is None:
+        return max(1, min(remaining, allowance // n))
+    limit = min(asked, remaining)
+    if n * limit > allowance:
+        raise InvalidRequestError(f"n times max_tokens is above {allowance}.", param="n", code="invalid_value")
+    return limit
+
+
+def asked_tier(body: Mapping[str, Any], default_tier: Tier) -> Tier:
+    """The tier that a body not yet checked asks for; what is no tier counts as the default."""
+    try:
+        return _tier(str(body.get("service_tier")), default_tier)[0]
+    except KeyError:
+        return default_tier
+
+
+def _tier(value: str, default_tier: Tier) -> tuple[Tier, str]:
+    if default_tier is Tier.BATCH:
+        return Tier.BATCH, "flex"
+    tier = {
+        "auto": default_tier,
+        "default": Tier.DEFAULT,
+        "scale": Tier.DEFAULT,
+        "priority": Tier.PRIORITY,
+        "fast": Tier.PRIORITY,
+        "flex": Tier.FLEX,
+    }[value]
+    return tier, tier.value
+
+
+# ---- sampling --------------------------------------------------------------------------------------------
+
+
+def _sampling(body: GenerationBody, context: ServingContext, asked: _Asked) -> SamplingParams:
+    defaults = context.generation_defaults
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    top_p = defaults.top_p if body.top_p is None else body.top_p
+    top_k = defaults.top_k if body.top_k is None else max(0, body.top_k)
+    if top_p == 0:
+        temperature, top_p = 0.0, 1.0
+    if any(token_id >= context.vocab_size for token_id in body.stop_token_ids):
+        raise InvalidRequestError("A token id is outside the vocabulary.", param="stop_token_ids", code="invalid_value")
+    return SamplingParams(
+        min_tokens=body.min_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=min(top_k, context.vocab_size),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias=_logit_bias(body.logit_bias, context.vocab_size),
+        seed=body.seed,
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        logprobs=asked.logprobs,
+        prompt_logprobs=asked.logprobs if asked.echo else None,
+    )
+
+
+def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    result: dict[int, float] = {}
+    for key, value in bias.items():
+        is_number = key.isascii() and key.isdigit() and len(key) <= 10
+        if not is_number or int(key) >= vocab_size:
+            raise InvalidRequestError(
+                "Keys must be token ids of the vocabulary.", param="logit_bias", code="invalid_value"
+            )
+        result[int(key)] = value
+    return result
+
+
+def _chat_logprobs(body: ChatBody) -> int | None:
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise InvalidRequestError("Needs logprobs true.", param="top_logprobs", code="invalid_value")
+        return None
+    return body.top_logprobs or 0

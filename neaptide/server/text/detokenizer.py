@@ -1,0 +1,75 @@
+"""Output tokens to text, one token at a time: whole characters only, and nothing past a stop string."""
+
+import codecs
+from collections.abc import Sequence
+
+from neaptide.server.text.tokenizer import Tokenizer
+
+
+class IncrementalDecoder:
+    """Bytes of tokens in, whole characters out; an unfinished UTF-8 sequence waits for its rest."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completed."""
+        if self._skip and self._tokenizer.is_special(token_id):
+            return ""
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        """What is left at the end of the output: a replacement character if a sequence stayed unfinished."""
+        return self._utf8.decode(b"", final=True)
+
+
+class StopScanner:
+    """Finds the stop string that is complete first, however the text was cut into pieces.
+
+    Text that may be the beginning of a stop string is held back until that is decided.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
+        self._include_stop = include_stop
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, piece: str) -> str:
+        """The text that may be shown now."""
+        if self.matched is not None:
+            return ""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        found = self._first_complete(text)
+        if found is not None:
+            begin, self.matched = found
+            self._held = ""
+            return text[: begin + len(self.matched)] if self._include_stop else text[:begin]
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def release(self) -> str:
+        """Ends the watch for what was held back: it is ordinary text after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_complete(self, text: str) -> tuple[int, str] | None:
+        """The match with the earliest end; of those the longest."""
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if not found:
+            return None
+        return min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
+
+    def _undecided(self, text: str) -> int:
+        """Length of the longest suffix that begins some stop string."""
+        for length in range(min(len(text), self._longest - 1), 0, -1):
+            suffix = text[-length:]
+            if any(stop.startswith(suffix) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,149 @@
+"""Prompts as callers write them, to token ids."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neaptide.server.context import ServingContext
+from neaptide.server.edge.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
+from neaptide.server.edge.jsonbody import parse_object
+from neaptide.server.openai.schemas import ChatBody, ChatMessage, CompletionBody, Conversation, Tool, ToolChoiceObject
+
+MAX_CHOICES = 2048
+"""Prompts times ``n`` in one request."""
+MAX_CHARS_PER_TOKEN = 8
+"""A text longer than this times the context is refused unread: tokenizers are slow on such input."""
+_MISSING = "missing_required_parameter"
+
+
+def encode_conversation(
+    body: Conversation, tools: Sequence[Mapping[str, Any]] | None, context: ServingContext
+) -> list[int]:
+    """Token ids of a conversation; ``tools`` are the definitions as the caller wrote them."""
+    if isinstance(body, ChatBody):
+        _check_chat(body)
+    # The template's own text counts as well, and the exact test on tokens follows.
+    max_chars = MAX_CHARS_PER_TOKEN * context.max_model_len + (1 << 16)
+    messages = [_template_message(message, index) for index, message in enumerate(body.messages)]
+    shown_tools = tools if offered_tools(body) else None
+    if _is_longer(max_chars, messages, shown_tools, body.chat_template_kwargs):
+        raise ContextLengthError("The conversation is longer than the model's context.", param="messages")
+    return context.tokenizer.encode_chat(
+        messages,
+        tools=shown_tools,
+        add_generation_prompt=_wants_generation_prompt(body),
+        continue_final_message=body.continue_final_message,
+        variables=body.chat_template_kwargs,
+        max_chars=max_chars,
+    )
+
+
+def _is_longer(limit_chars: int, *values: object) -> bool:
+    """Whether there is more text in the values than that; each value counts as a character, too."""
+    stack: list[object] = list(values)
+    total = 0
+    while stack and total <= limit_chars:
+        node = stack.pop()
+        total += 1
+        if isinstance(node, str):
+            total += len(node)
+        elif isinstance(node, Mapping):
+            stack += node.keys()
+            stack += node.values()
+        elif isinstance(node, list | tuple):
+            stack += node
+    return total > limit_chars
+
+
+def offered_tools(body: Conversation) -> Sequence[Tool]:
+    """The tools that the model gets to see."""
+    is_off = isinstance(body, ChatBody) and body.tool_choice == "none"
+    return () if is_off or body.tools is None else body.tools
+
+
+def _wants_generation_prompt(body: Conversation) -> bool:
+    if body.continue_final_message:
+        if body.add_generation_prompt:
+            raise InvalidRequestError(
+                "Cannot be combined with continue_final_message.", param="add_generation_prompt", code="invalid_value"
+            )
+        return False
+    return body.add_generation_prompt is not False
+
+
+def _check_chat(body: ChatBody) -> None:
+    if any(modality != "text" for modality in body.modalities):
+        raise UnsupportedParameterError("Only text is supported.", param="modalities")
+    choice = body.tool_choice
+    if choice is not None and choice != "none" and body.tools is None:
+        raise InvalidRequestError("Only allowed with tools.", param="tool_choice", code="invalid_value")
+    if choice == "required" or isinstance(choice, ToolChoiceObject):
+        raise UnsupportedParameterError("Forced tool calls are not supported.", param="tool_choice")
+
+
+def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
+    """The message as chat templates expect it: text content, tool arguments as objects."""
+    place = f"messages.{index}"
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        param = f"{place}.content"
+        raise InvalidRequestError(f"Missing required parameter: '{param}'.", param=param, code=_MISSING)
+    if message.role == "tool" and message.tool_call_id is None:
+        param = f"{place}.tool_call_id"
+        raise InvalidRequestError(f"Missing required parameter: '{param}'.", param=param, code=_MISSING)
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(part.text for part in content)
+    result: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if message.name is not None:
+        result["name"] = message.name
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, place)},
+            }
+            for call in message.tool_calls
+        ]
+    return result
+
+
+def _arguments(text: str, place: str) -> dict[str, Any]:
+    try:
+        return parse_object(text.encode()) if text.strip() else {}
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            "Tool call arguments must be a JSON object.", param=f"{place}.tool_calls", code="invalid_value"
+        ) from None
+
+
+def completion_prompts(body: CompletionBody, context: ServingContext) -> tuple[list[list[int]], list[str]]:
+    """Token ids of each prompt, and its text if the reply repeats it."""
+    tokenizer = context.tokenizer
+    prompt = body.prompt
+    items: Sequence[str | list[int]]
+    if isinstance(prompt, str):
+        items = [prompt]
+    elif not prompt:
+        raise InvalidRequestError("The prompt is empty.", param="prompt", code="invalid_value")
+    elif isinstance(prompt[0], int):
+        items = [prompt]
+    else:
+        items = prompt
+    if len(items) * body.n > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"At most {MAX_CHOICES} choices in one request.", param="prompt", code="invalid_value"
+        )
+    ids: list[list[int]] = []
+    texts: list[str] = []
+    for item in items:
+        if isinstance(item, str):
+            if len(item) > MAX_CHARS_PER_TOKEN * context.max_model_len:
+                raise ContextLengthError("The prompt is longer than the model's context.", param="prompt")
+            ids.append(tokenizer.encode(item, add_special_tokens=body.add_special_tokens))
+            texts.append(item if body.echo else "")
+        else:
+            ids.append(item)
+            texts.append(tokenizer.decode(item) if body.echo else "")
+    return ids, texts

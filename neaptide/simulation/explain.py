@@ -1,0 +1,76 @@
+"""What one step holds, and why the rest is not in it."""
+
+from collections import Counter
+
+from neaptide.engine.batch import ScheduledRequest, StepPlan
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.base import Scheduler
+
+LISTED = 12
+"""Requests of one kind that are written out; the others are counted."""
+
+
+class Explainer:
+    """Called with every plan (``neaptide.simulation.simulator.OnPlan``); keeps a text on one of them."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self.text: str | None = None
+        """None until the step has come."""
+
+    def __call__(self, scheduler: Scheduler, plan: StepPlan) -> None:
+        if plan.step == self._step:
+            self.text = "\n".join(_lines(scheduler, plan))
+
+
+def _lines(scheduler: Scheduler, plan: StepPlan) -> list[str]:
+    queues, pool, shape = scheduler.queues, scheduler.queues.kv.pool, plan.shape
+    last = scheduler.last
+    now_s = last.now_s if last is not None else 0.0
+    budget = f"budget {1e3 * plan.budget_s:.2f} ms" if plan.budget_s else "no time budget"
+    lines = [
+        f"step {plan.step} at {now_s:.4f} s: predicted {1e3 * plan.predicted_s:.2f} ms + margin "
+        f"{1e3 * plan.margin_s:.2f} ms, {budget}",
+        f"  {shape.num_tokens} of {scheduler.max_step_tokens} tokens: {shape.prefill_requests} prompts with "
+        f"{shape.prefill_tokens} tokens, {shape.decode_requests} decodes reading {shape.decode_context_tokens} tokens",
+        f"  KV blocks: {pool.num_online} online, {pool.num_offline} offline, {pool.num_cached} cached, "
+        f"{pool.num_free} free; headroom {scheduler.headroom.headroom_blocks(now_s)} for online work",
+    ]
+    for name, running in (("online", queues.running_online), ("offline", queues.running_offline)):
+        lines += _class_lines(name, plan, running, scheduler)
+    lines.append(f"  waiting: {len(queues.waiting_online)} online, {len(queues.pool)} offline")
+    return lines
+
+
+def _class_lines(name: str, plan: StepPlan, running: dict[str, Request], scheduler: Scheduler) -> list[str]:
+    parts = [part for part in plan.scheduled if part.request_id in running]
+    lines = [f"  {name}: {len(parts)} take part"]
+    lines += [f"    {_part_text(part)}" for part in parts[:LISTED]]
+    if len(parts) > LISTED:
+        lines.append(f"    and {len(parts) - LISTED} more")
+    taken = {part.request_id for part in parts}
+    out = [request for request in running.values() if request.request_id not in taken]
+    if out:
+        reasons = Counter(_reason(request, plan, scheduler) for request in out)
+        lines.append(f"  {name}: {len(out)} sit out and keep their KV:")
+        lines += [f"    {count} x {reason}" for reason, count in reasons.most_common()]
+        lines.append("    " + ", ".join(request.request_id for request in out[:LISTED]))
+    return lines
+
+
+def _part_text(part: ScheduledRequest) -> str:
+    num_tokens = len(part.token_ids)
+    tokens = "1 token" if num_tokens == 1 else f"{num_tokens} tokens"
+    return f"{part.request_id}: {tokens} on {part.num_computed_tokens}" + (", samples" if part.sample else "")
+
+
+def _reason(request: Request, plan: StepPlan, scheduler: Scheduler) -> str:
+    """The first limit that one more token of the request would break; found afterwards, not told by the policy."""
+    if plan.shape.num_tokens >= scheduler.max_step_tokens:
+        return "the step's tokens are used up"
+    seconds, margin_s = scheduler.cost_model.predict(plan.shape.plus(1, request.num_computed_tokens))
+    if plan.budget_s and seconds + margin_s > plan.budget_s:
+        return "one more token would break the time budget"
+    if scheduler.queues.kv.blocks_needed(request, 1) > scheduler.queues.kv.pool.num_available:
+        return "no KV block is left"
+    return "the policy chose others, or kept blocks back"

@@ -1,0 +1,30 @@
+"""The requests that a step log names, by handle."""
+
+from dataclasses import dataclass
+
+from neaptide.engine.offline.pool import row_request_id
+from neaptide.engine.params import RequestClass, request_class
+from neaptide.engine.record.block_numbers import Ranges
+from neaptide.engine.record.step_log import AddLine, BatchLine, Line, RowLine
+
+
+@dataclass(slots=True)
+class LoggedRequest:
+    request_id: str
+    is_online: bool
+    prompt_tokens: int
+    blocks: Ranges
+    """Full blocks of the prompt; none as long as nobody has looked at it."""
+
+
+class LoggedRequests(list[LoggedRequest]):
+    """Grows with the lines that are taken in; the index of a request is its handle."""
+
+    def take(self, line: Line) -> None:
+        if isinstance(line, AddLine):
+            is_online = request_class(line.tier) is RequestClass.ONLINE
+            self.append(LoggedRequest(line.id, is_online, line.tokens, line.blocks))
+        elif isinstance(line, BatchLine):
+            self += [LoggedRequest(row_request_id(line.id, row), False, tokens, []) for row, tokens, _ in line.rows]
+        elif isinstance(line, RowLine):
+            self[line.request].blocks = line.blocks

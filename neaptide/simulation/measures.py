@@ -1,0 +1,146 @@
+"""What a simulation measures. Every quantity is defined in docs/metrics.md, with the symbols used here."""
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from neaptide.engine.messages import RequestOutput, StepOutputs, StepStats
+from neaptide.engine.params import FinishReason
+from neaptide.executors.simulated.trace_executor import StepTally
+
+Window = tuple[float, float]
+CLOCK_ERROR_S = 1e-9
+"""A duration is the difference of two clock readings: its last digits are noise."""
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """p50, p90 and p99 with linear interpolation between the nearest ranks (numpy's ``linear``); None without values.
+
+    The one definition of percentiles for everything that simulations report.
+    """
+    if not len(values):
+        return {"p50": None, "p90": None, "p99": None}
+    p50, p90, p99 = np.percentile(np.asarray(values, np.float64), [50, 90, 99]).tolist()
+    return {"p50": p50, "p90": p90, "p99": p99}
+
+
+@dataclass(slots=True)
+class OnlineRecord:
+    """What a client saw of one online request."""
+
+    arrival_s: float
+    first_s: float = math.inf
+    last_s: float = math.inf
+    tokens: int = 0
+    is_done: bool = False
+
+    def ttft_s(self, end_s: float) -> float:
+        """Of a request without a first token at the end of the run: how long it has waited until then."""
+        return min(self.first_s, end_s) - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """None without a second token."""
+        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
+
+
+STEP_COLUMNS = (
+    "end_s",
+    "duration_s",
+    "predicted_s",
+    "margin_s",
+    "computed_tokens",
+    "prefill_tokens",
+    "prompt_tokens",
+    "output_tokens",
+    "again_tokens",
+    "cached_tokens",
+    "admitted_tokens",
+    "free_blocks",
+    "cached_blocks",
+    "online_blocks",
+    "offline_blocks",
+    "preemptions",
+    "recomputed_tokens",
+    "swapped_blocks",
+)
+"""One row per step; tokens are those of offline requests, but ``again_tokens`` and ``recomputed_tokens``."""
+
+
+class Measures:
+    """Collects; ``neaptide.simulation.result`` reduces it to numbers."""
+
+    def __init__(self) -> None:
+        self.online: dict[str, OnlineRecord] = {}
+        self.itl_s = array("d")
+        """Gaps between the tokens of all online requests."""
+        self._steps = array("d")
+        self.offline_ends_s = array("d")
+        self.longest_offline_wait_s = 0.0
+        """From a row's submission to its first step, of the rows that have started."""
+        self.num_steps = 0
+
+    def arrived(self, request_id: str, arrival_s: float) -> None:
+        self.online[request_id] = OnlineRecord(arrival_s)
+
+    def step(self, outputs: StepOutputs, tally: StepTally, swapped_blocks: int, now_s: float) -> list[RequestOutput]:
+        """Takes in what a step reported at its end; returns the ends of offline requests."""
+        for stats in outputs.stats:
+            self._add_step(stats, tally, swapped_blocks)
+        ended: list[RequestOutput] = []
+        online, gaps_s = self.online, self.itl_s
+        for output in outputs.outputs:
+            record = online.get(output.request_id)
+            if record is None:
+                ended.append(output)
+                continue
+            if output.new_token_ids or output.stop_token_id is not None:
+                if record.tokens:
+                    gaps_s.append(now_s - record.last_s)
+                else:
+                    record.first_s = now_s
+                record.last_s = now_s
+                record.tokens += 1
+            record.is_done = output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        return ended
+
+    def offline_started(self, wait_s: float) -> None:
+        self.longest_offline_wait_s = max(self.longest_offline_wait_s, wait_s)
+
+    def offline_ended(self, now_s: float) -> None:
+        self.offline_ends_s.append(now_s)
+
+    def steps(self, window_s: Window) -> dict[str, npt.NDArray[np.float64]]:
+        """The columns of the steps that ended within the window, its end included."""
+        table = np.array(self._steps).reshape(-1, len(STEP_COLUMNS))
+        inside = (table[:, 0] > window_s[0]) & (table[:, 0] <= window_s[1])
+        return dict(zip(STEP_COLUMNS, table[inside].T, strict=True))
+
+    def _add_step(self, stats: StepStats, tally: StepTally, swapped_blocks: int) -> None:
+        self.num_steps += 1
+        self._steps.extend(
+            (
+                stats.now_s,
+                stats.duration_s,
+                stats.predicted_s,
+                stats.margin_s,
+                stats.offline_prefill_tokens + stats.offline_decode_tokens,
+                tally.offline_prefill_tokens,
+                tally.offline_prompt_tokens,
+                tally.offline_output_tokens,
+                tally.again_tokens,
+                stats.cached_tokens - stats.online_cached_tokens,
+                stats.admitted_prompt_tokens - stats.online_admitted_prompt_tokens,
+                stats.blocks_free,
+                stats.blocks_cached,
+                stats.blocks_online,
+                stats.blocks_offline,
+                stats.preempted_online + stats.preempted_offline,
+                stats.recomputed_tokens,
+                swapped_blocks,
+            )
+        )

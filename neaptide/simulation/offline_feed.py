@@ -1,0 +1,141 @@
+"""Offline work for a simulation: sets of requests become batch jobs over token files, as the server makes them."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from neaptide.engine.messages import AddBatch
+from neaptide.engine.offline.token_file import TokenFileWriter
+from neaptide.engine.params import SamplingParams
+from neaptide.executors.simulated.trace_executor import PROMPT_VOCABULARY
+from neaptide.loadgen.workloads.offline_sets import OfflineSet
+from neaptide.loadgen.workloads.traces import TraceRequest, token_ids
+
+NO_DEADLINE_S = 1e9
+OFFLINE_PREFIX = "offline-"
+
+
+class OfflineFeed:
+    """Submits the sets as one job after another, and refills the pool before it runs dry.
+
+    The sets are submitted together; their order is shuffled by the seed unless ``keep_order``. A set with a batch
+    size comes in batches instead, each when the one before has ended.
+
+    Args:
+        output_limit: ``max_tokens`` of a request; those without room for a token are left out, longer outputs are cut.
+        refill: go on with fresh contents when fewer rows wait than ``low_water``, or than half of the sets' rows,
+            in as many generations at once as it takes to have so many waiting again.
+        deadline_s: of every job, counted from its submission.
+
+    Raises:
+        ValueError: a set with a batch size beside others, no request fits, or a set cannot be refilled.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[OfflineSet],
+        directory: Path,
+        *,
+        output_limit: Callable[[TraceRequest], int],
+        seed: int,
+        keep_order: bool,
+        refill: bool,
+        low_water: int,
+        deadline_s: float = NO_DEADLINE_S,
+    ) -> None:
+        batch_sizes = [one.batch_size for one in sets if one.batch_size is not None]
+        if batch_sizes and len(sets) > 1:
+            raise ValueError("a set that is submitted in batches cannot be mixed with other sets")
+        if refill:
+            for one in sets:
+                one.check_refill()
+        self._sets = sets
+        self._directory = directory
+        self._output_limit = output_limit
+        self._deadline_s = deadline_s
+        self._refill = refill
+        self._jobs: list[tuple[int, list[TraceRequest]]] = []
+        """Generation and rows of what was submitted, by the number in the job's id."""
+        requests = [request for one in sets for request in one.requests]
+        self._order = list(range(len(requests)))
+        if not keep_order and len(sets) > 1:  # a single set comes shuffled
+            random.Random(seed).shuffle(self._order)
+        fitting = self._fitting(requests)
+        self.num_left_out = len(requests) - len(fitting)
+        if requests and not fitting:
+            raise ValueError("no offline request fits into the context")
+        self.num_cut = sum(request.output_tokens > output_limit(request) for request in fitting)
+        """Rows of the sets whose answer is longer than its limit."""
+        self.batch_size = batch_sizes[0] if batch_sizes else None
+        self._pending = fitting
+        self._generation = 0
+        self.first_generation_size = self._first_open = len(fitting)
+        self._low_water = max(low_water, len(fitting) // 2)
+        self.num_submitted = 0
+        self.num_ended = 0
+        """Rows whose end was reported by ``row_ended``."""
+
+    @property
+    def first_generation_done(self) -> bool:
+        return not self._first_open
+
+    def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
+        """Jobs to submit now, while ``waiting`` rows wait in the pool. The engine must take each one before the next
+        is asked for: its token file is gone then."""
+        if self.batch_size is not None:
+            if self.num_ended == self.num_submitted and (self._pending or self._refill):
+                self._pending = self._pending or self._next_generation()
+                rows, self._pending = self._pending[: self.batch_size], self._pending[self.batch_size :]
+                yield from self._submit(rows, now_s)
+            return
+        if self._pending:
+            rows, self._pending = self._pending, []
+            waiting += len(rows)
+            yield from self._submit(rows, now_s)
+        if self._refill and self.first_generation_size and waiting < self._low_water:
+            rows = []
+            while waiting + len(rows) < self._low_water:  # a small set needs several generations to outlast a step
+                rows += self._next_generation()
+            yield from self._submit(rows, now_s)
+
+    def row_ended(self, request_id: str) -> None:
+        self.num_ended += 1
+        generation, _ = self._jobs[int(request_id[len(OFFLINE_PREFIX) :].partition(":")[0])]
+        self._first_open -= generation == 0
+
+    def output_tokens(self, request_id: str) -> int:
+        """The true output length of a row, cut to the context."""
+        job, _, row = request_id[len(OFFLINE_PREFIX) :].partition(":")
+        request = self._jobs[int(job)][1][int(row)]
+        return min(request.output_tokens, self._output_limit(request))
+
+    def _next_generation(self) -> list[TraceRequest]:
+        self._generation += 1
+        return self._fitting([request for one in self._sets for request in one.refill(self._generation).requests])
+
+    def _submit(self, requests: list[TraceRequest], now_s: float) -> Iterator[AddBatch]:
+        batch_id = f"{OFFLINE_PREFIX}{len(self._jobs)}"
+        self._jobs.append((self._generation, requests))
+        self.num_submitted += len(requests)
+        stem = self._directory / batch_id
+        with TokenFileWriter(stem) as writer:
+            for request in requests:
+                writer.append(token_ids(request.segments, PROMPT_VOCABULARY).tolist())
+        limits = [self._output_limit(request) for request in requests]
+        table = sorted(set(limits))
+        index = {limit: k for k, limit in enumerate(table)}
+        yield AddBatch(
+            batch_id,
+            str(stem),
+            list(range(len(requests))),
+            [SamplingParams(max_tokens=limit) for limit in table],
+            [index[limit] for limit in limits],
+            [],
+            now_s + self._deadline_s,
+        )
+        # The engine has mapped them; the data stay until it lets go.
+        for path in self._directory.glob(f"{batch_id}.*"):
+            path.unlink()
+
+    def _fitting(self, requests: list[TraceRequest]) -> list[TraceRequest]:
+        return [requests[k] for k in self._order if requests[k].segments and self._output_limit(requests[k]) > 0]

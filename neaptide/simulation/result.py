@@ -1,0 +1,175 @@
+"""The numbers that a simulation gives, under the keys of its JSON. They are defined in docs/metrics.md."""
+
+import math
+import resource
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from neaptide.simulation.measures import CLOCK_ERROR_S, Measures, Window, percentiles
+
+Percentiles = dict[str, float | None]
+
+
+class OnlineResult(msgspec.Struct, kw_only=True):
+    requests: int
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    itl_s: Percentiles
+    normalized_latency_s: float | None
+    attainment: dict[str, float | None]
+    goodput_rps: float | None
+
+
+class OfflineResult(msgspec.Struct, kw_only=True):
+    requests_completed: int
+    tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    computed_tokens_per_s: float | None
+    makespan_s: float | None
+    longest_wait_s: float | None
+    deadline_misses: int
+
+
+class KvResult(msgspec.Struct, kw_only=True):
+    hit_ratio: float | None
+    saving_ratio: float | None
+    saving_ratio_bound: float | None
+    occupancy_by_class: dict[str, float]
+
+
+class PreemptionResult(msgspec.Struct, kw_only=True):
+    count_by_kind: dict[str, int]
+    recomputed_tokens: int
+    swapped_blocks: int
+    checkpointed_slots: int
+
+
+class SimResult(msgspec.Struct, kw_only=True):
+    valid: bool
+    policy: str
+    profile: str
+    seed: int
+    steps: int
+    online: OnlineResult
+    offline: OfflineResult
+    kv: KvResult
+    preemptions: PreemptionResult
+    wasted_tokens: int
+    scheduler_ms: dict[str, float | None]
+    prediction: dict[str, float | None]
+    peak_memory_bytes: int
+    wall_s: float
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tuple[float, float]) -> OnlineResult:
+    """``end_s`` is the end of the run, ``slos_s`` the targets of TTFT and TPOT."""
+    records = [r for r in measures.online.values() if window_s[0] <= r.arrival_s <= window_s[1]]
+    ttft_slo_s, tpot_slo_s = slos_s
+    met_ttft = [r.is_done and r.first_s - r.arrival_s <= ttft_slo_s + CLOCK_ERROR_S for r in records]
+    met_tpot = [r.is_done and (r.tpot_s is None or r.tpot_s <= tpot_slo_s + CLOCK_ERROR_S) for r in records]
+    met_both = [a and b for a, b in zip(met_ttft, met_tpot, strict=True)]
+    latencies_s = [(r.last_s - r.arrival_s) / r.tokens for r in records if r.is_done]
+    return OnlineResult(
+        requests=len(records),
+        ttft_s=percentiles([r.ttft_s(end_s) for r in records]),
+        tpot_s=percentiles([r.tpot_s for r in records if r.is_done and r.tpot_s is not None]),
+        itl_s=percentiles(measures.itl_s),
+        normalized_latency_s=sum(latencies_s) / len(latencies_s) if latencies_s else None,
+        attainment={"ttft": _share(met_ttft), "tpot": _share(met_tpot), "both": _share(met_both)},
+        goodput_rps=_rate(sum(met_both), window_s),
+    )
+
+
+def offline_result(
+    measures: Measures,
+    window_s: Window,
+    makespan_s: float | None,
+    longest_wait_s: float | None,
+    deadline_misses: int,
+) -> OfflineResult:
+    steps = measures.steps(window_s)
+    output_tokens = float(steps["output_tokens"].sum())
+    return OfflineResult(
+        requests_completed=sum(window_s[0] < end_s <= window_s[1] for end_s in measures.offline_ends_s),
+        tokens_per_s=_rate(float(steps["prompt_tokens"].sum()) + output_tokens, window_s),
+        output_tokens_per_s=_rate(output_tokens, window_s),
+        computed_tokens_per_s=_rate(float(steps["computed_tokens"].sum()), window_s),
+        makespan_s=makespan_s,
+        longest_wait_s=longest_wait_s,
+        deadline_misses=deadline_misses,
+    )
+
+
+def kv_result(measures: Measures, window_s: Window, bound: float | None) -> KvResult:
+    steps = measures.steps(window_s)
+    blocks = {name: steps[f"{name}_blocks"] for name in ("online", "offline", "cached", "free")}
+    seconds = steps["duration_s"]
+    block_seconds = float(sum(column @ seconds for column in blocks.values()))
+    prompt_tokens = float(steps["prompt_tokens"].sum())
+    return KvResult(
+        hit_ratio=_ratio(steps["cached_tokens"], float(steps["admitted_tokens"].sum())),
+        saving_ratio=1.0 - float(steps["prefill_tokens"].sum()) / prompt_tokens if prompt_tokens else None,
+        saving_ratio_bound=bound,
+        occupancy_by_class={
+            name: float(column @ seconds) / block_seconds if block_seconds else 0.0 for name, column in blocks.items()
+        },
+    )
+
+
+def preemption_result(measures: Measures) -> PreemptionResult:
+    """Over the whole run. The engine knows one way to undo a preemption so far: computing again."""
+    steps = measures.steps((-math.inf, math.inf))
+    return PreemptionResult(
+        count_by_kind={"recompute": int(steps["preemptions"].sum())},
+        recomputed_tokens=int(steps["recomputed_tokens"].sum()),
+        swapped_blocks=int(steps["swapped_blocks"].sum()),
+        checkpointed_slots=0,
+    )
+
+
+def prediction_result(measures: Measures, window_s: Window) -> dict[str, float | None]:
+    steps = measures.steps(window_s)
+    seconds, predicted_s = steps["duration_s"], steps["predicted_s"]
+    if not len(seconds):
+        return {"mape": None, "coverage": None}
+    return {
+        "mape": float(np.mean(np.abs(predicted_s / seconds - 1.0))),
+        "coverage": float(np.mean(seconds <= predicted_s + steps["margin_s"] + CLOCK_ERROR_S)),
+    }
+
+
+def wasted_tokens(measures: Measures) -> int:
+    return int(measures.steps((-math.inf, math.inf))["again_tokens"].sum())
+
+
+def scheduler_ms(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Of the wall time of planning."""
+    if not len(seconds):
+        return {"mean": None, "p99": None}
+    p99_s = percentiles(seconds)["p99"]
+    return {"mean": 1e3 * sum(seconds) / len(seconds), "p99": None if p99_s is None else 1e3 * p99_s}
+
+
+def peak_memory_bytes() -> int:
+    """Of this process, so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _share(met: Sequence[bool]) -> float | None:
+    return sum(met) / len(met) if met else None
+
+
+def _rate(count: float, window_s: Window) -> float | None:
+    """None in a window without length: all requests arrived at one instant."""
+    length_s = window_s[1] - window_s[0]
+    return count / length_s if length_s > 0 else None
+
+
+def _ratio(part: npt.NDArray[np.float64], whole: float) -> float | None:
+    return float(part.sum()) / whole if whole else None

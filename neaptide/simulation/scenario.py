@@ -1,0 +1,79 @@
+"""What a simulation is given: a device, a load, a policy and its settings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from neaptide.engine.interfaces import CostModel
+from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
+from neaptide.loadgen.workloads.offline_sets import OfflineSet
+from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.offline_feed import NO_DEADLINE_S
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Scenario:
+    """What is simulated. Times in seconds."""
+
+    profile: DeviceProfile
+    online: Sequence[TraceRequest] = ()
+    offline: Sequence[OfflineSet] = ()
+    policy: str = "neaptide"
+    ttft_slo_s: float = 1.0
+    tpot_slo_s: float = 0.05
+    overlap_kappa: float = 1.0
+    block_size: int = 16
+    seed: int = 0
+    keep_order: bool = False
+    """Of the offline sets, when there are several; each comes in an order of its own."""
+    refill: bool = True
+    """The pool goes on with fresh contents. Without it the run may go dry."""
+    offline_deadline_s: float = NO_DEADLINE_S
+    """Of every offline job, counted from its submission."""
+    drain_s: float = 600.0
+    """So long after the last arrival the run goes on for online requests that are not finished."""
+    step_noise: float = 0.0
+    """Standard deviation of the logarithm of a step's time."""
+    headroom: str = DEFAULT_HEADROOM
+    """See ``neaptide.estimator.recipes``."""
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 131_072
+    """Prompt and output of one request at most, if the KV cache has room for them; the same for every model."""
+    max_output_tokens: int | None = None
+    """``max_tokens`` of every request, all that a policy knows of lengths; None asks for the rest of the context."""
+    truth: CostModel | None = None
+    """How long steps really take; None takes the profile's model."""
+    cost_model: Recipe | None = None
+    """What the scheduler believes; None takes the profile's model, corrected online."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.profile.kv_capacity_tokens // self.block_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and output of one request at most, in this KV cache."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def output_limit(self, request: TraceRequest) -> int:
+        """Its ``max_tokens``; not positive if the prompt leaves no room."""
+        room = self.max_tokens - request.input_tokens
+        return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
+
+    def engine_config(self) -> EngineConfig:
+        scheduler = SchedulerConfig(
+            policy=self.policy,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_tokens,
+            ttft_slo_s=self.ttft_slo_s,
+            tpot_slo_s=self.tpot_slo_s,
+        )
+        return EngineConfig(cache=CacheConfig(block_size=self.block_size), scheduler=scheduler)
+
+    def recipe(self) -> Recipe:
+        """For the header of the step log."""
+        cost_model = self.cost_model or roofline_recipe(self.profile, self.overlap_kappa)
+        return {"cost_model": cost_model, "headroom": self.headroom, "profile": self.profile.name, "seed": self.seed}
