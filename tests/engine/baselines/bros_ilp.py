@@ -103,7 +103,7 @@ class Instance:
         num_blocks = held + self.num_empty_blocks
         kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_cache=False)
         scheduler = BrosScheduler(SchedulerConfig(), kv, LinearCost(), FixedHeadroom(num_blocks, 0.0))
-        scheduler.controller = AdaptiveBatchSize(self.batch_size, self.batch_size)
+        scheduler.batch_size = AdaptiveBatchSize(self.batch_size, self.batch_size)
         scheduler.observe_step(StepPlan(0, [], BatchShape()), self.mean_step_s)
         for candidate in self.candidates:
             self._submit(scheduler, candidate)
