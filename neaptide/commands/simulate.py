@@ -124,7 +124,7 @@ def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer
         log: Path | None = args.step_log
         if args.chrome_trace is not None and log is None:
             log = Path(directory, "steps.jsonl")
-        run = simulate(scenario, step_log=log, on_plan=explainer, on_progress=on_progress)
+        run = simulate(scenario, step_log=log, observers=[explainer] if explainer else [], on_progress=on_progress)
         if args.chrome_trace is not None and log is not None:
             write_chrome_trace(log, args.chrome_trace)
     return run

@@ -1,11 +1,15 @@
 """What passes between scheduler and executor: the plan of a step, its cost features, its result."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
+from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.table import BoolArray, RequestTable
 
 
 @dataclass(slots=True)
@@ -61,6 +65,13 @@ class BatchShape:
         other.add(num_tokens, context_tokens)
         return other
 
+    def add_decodes(self, count: int, context_tokens: int, longest_tokens: int) -> None:
+        """Adds ``count`` decodes that read ``context_tokens`` in all, the longest of them ``longest_tokens``."""
+        self.decode_requests += count
+        self.decode_context_tokens += context_tokens
+        self.longest_decode_tokens = max(self.longest_decode_tokens, longest_tokens)
+        self.max_context_tokens = max(self.max_context_tokens, longest_tokens)
+
     def plus_decodes(self, count: int, context_tokens: int) -> "BatchShape":
         """A copy with ``count`` more decodes that read ``context_tokens`` in all."""
         other = self.copy()
@@ -93,11 +104,12 @@ class NewRequest(msgspec.Struct, frozen=True):
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request's part in a step. A Struct because a thousand are made for every step."""
+    """One request's part in a step, taken out of the table: for executors that go through requests one by one."""
 
     request_id: str
     token_ids: list[int]
-    """The tokens to compute, at positions ``num_computed_tokens ...``."""
+    """The tokens to compute, at positions ``num_computed_tokens ...``; ``PLACEHOLDER_TOKEN_ID`` is the token that the
+    request samples in the step submitted before."""
     num_computed_tokens: int
     """Tokens whose KV is in the cache before this step."""
     block_ids: list[int]
@@ -110,25 +122,123 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step: who computes how many tokens, and where their KV goes. No tensors."""
+    """A step: which rows of the request table compute how many tokens, and what changed. No tensors.
+
+    The arrays have one entry per part, in the step's order. Token ids and block tables stand in ``table``; what an
+    executor wants of them it reads in ``submit``, for the rows may belong to other requests later.
+    """
 
     step: int
-    scheduled: list[ScheduledRequest]
     shape: BatchShape
+    table: RequestTable
+    rows: IntArray
+    num_tokens: IntArray
+    num_computed: IntArray
+    """Tokens whose KV is in the cache before this step."""
+    sample: BoolArray
+    """Whether the last position's logits give a new token."""
+    output_position: IntArray
+    """Index of that new token in the request's output (key of its random stream)."""
+    request_ids: list[str]
     new_requests: list[NewRequest] = field(default_factory=list)
     finished_ids: list[str] = field(default_factory=list)
     """Requests that ended since the last plan: the executor drops what it keeps of them."""
+    preempted_ids: list[str] = field(default_factory=list)
+    """Requests that lost their KV since the last plan ..."""
+    resumed_ids: list[str] = field(default_factory=list)
+    """... and those of this step that had lost it before."""
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0
+
+    @classmethod
+    def of_parts(
+        cls,
+        step: int,
+        parts: Sequence[ScheduledRequest],
+        new_requests: Sequence[NewRequest] = (),
+        finished_ids: Sequence[str] = (),
+    ) -> "StepPlan":
+        """A plan made by hand, on a table of its own: for calibration, warm-up and tests."""
+        ends = [part.num_computed_tokens + len(part.token_ids) for part in parts]
+        width = max([1, *ends, *(len(part.block_ids) for part in parts)])
+        table, shape = RequestTable(max(len(parts), 1), width, block_size=1), BatchShape()
+        for row, (part, end) in enumerate(zip(parts, ends, strict=True)):
+            table.ids[row] = part.request_id
+            table.tokens[row, part.num_computed_tokens : end] = part.token_ids
+            table.blocks.append(row, part.block_ids)
+            shape.add(len(part.token_ids), part.num_computed_tokens)
+        starts = np.array([part.num_computed_tokens for part in parts], np.int64)
+        return cls(
+            step,
+            shape,
+            table,
+            rows=np.arange(len(parts)),
+            num_tokens=np.array(ends, np.int64) - starts,
+            num_computed=starts,
+            sample=np.array([part.sample for part in parts], np.bool_),
+            output_position=np.array([part.output_position for part in parts], np.int64),
+            request_ids=[part.request_id for part in parts],
+            new_requests=list(new_requests),
+            finished_ids=list(finished_ids),
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def scheduled(self) -> list[ScheduledRequest]:
+        """The parts, made anew at every call; to be asked for in ``submit`` only."""
+        table = self.table
+        columns = zip(
+            self.request_ids,
+            self.rows.tolist(),
+            self.num_computed.tolist(),
+            self.num_tokens.tolist(),
+            self.sample.tolist(),
+            self.output_position.tolist(),
+            strict=True,
+        )
+        return [
+            ScheduledRequest(
+                request_id,
+                table.tokens[row, start : start + count].tolist(),
+                start,
+                table.blocks.blocks(row),
+                *sampling,
+            )
+            for request_id, row, start, count, *sampling in columns
+        ]
+
+    def part(self, indices: IntArray) -> "StepPlan":
+        """The plan for some of its parts."""
+        ids = [self.request_ids[i] for i in indices.tolist()]
+        named, shape = set(ids), BatchShape()
+        for num_tokens, num_computed in zip(self.num_tokens[indices], self.num_computed[indices], strict=True):
+            shape.add(int(num_tokens), int(num_computed))
+        return StepPlan(
+            self.step,
+            shape,
+            self.table,
+            self.rows[indices],
+            self.num_tokens[indices],
+            self.num_computed[indices],
+            self.sample[indices],
+            self.output_position[indices],
+            ids,
+            [new for new in self.new_requests if new.request_id in named],
+            self.finished_ids,
+            self.preempted_ids,
+            [request_id for request_id in self.resumed_ids if request_id in named],
+        )
 
 
 @dataclass(slots=True)
 class StepResult:
     """What came out of a step."""
 
-    token_ids: dict[str, int] = field(default_factory=dict)
-    """The new token of every request that sampled."""
+    token_ids: IntArray
+    """[parts] the new token of every part that sampled and did not fail; the others' entries mean nothing."""
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     """For requests that asked for them."""
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
@@ -142,9 +252,20 @@ class StepResult:
     is_whole: bool = True
     """False: the step had to be run in parts, so its time says nothing."""
 
-    def merge(self, part: "StepResult") -> None:
+    @classmethod
+    def of(cls, plan: StepPlan) -> "StepResult":
+        """Room for the plan's tokens."""
+        return cls(np.zeros(len(plan), np.int64))
+
+    def tokens_by_id(self, plan: StepPlan) -> dict[str, int]:
+        """The new token of every request of the plan that has one."""
+        sampled = np.flatnonzero(plan.sample).tolist()
+        ids = plan.request_ids
+        return {ids[i]: int(self.token_ids[i]) for i in sampled if ids[i] not in self.errors}
+
+    def merge(self, part: "StepResult", indices: IntArray) -> None:
         """Takes in the result of a part of the step."""
-        self.token_ids |= part.token_ids
+        self.token_ids[indices] = part.token_ids
         self.logprobs |= part.logprobs
         self.prompt_logprobs |= part.prompt_logprobs
         self.errors |= part.errors

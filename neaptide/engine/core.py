@@ -1,38 +1,44 @@
 """EngineCore: the loop. Messages in, one step, outputs out."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections import deque
+from collections.abc import Sequence
 
-from neaptide.engine.batch import ScheduledRequest, StepPlan, StepResult
+import numpy as np
+
+from neaptide.engine.batch import StepResult
 from neaptide.engine.clock import Clock
+from neaptide.engine.commit import Committer
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.interfaces import CostModel, Executor, HeadroomPredictor
-from neaptide.engine.isolation import IsolatingExecutor
+from neaptide.engine.isolation import IsolatingExecutor, StepError
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
     AddRequest,
     CancelBatch,
-    RequestOutput,
     SetOffline,
     StepOutputs,
+    StepStats,
     ToEngine,
 )
+from neaptide.engine.observer import EngineObserver, Observers
 from neaptide.engine.offline.pool import row_request_id
-from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
-from neaptide.engine.record.step_recorder import StepRecorder
-from neaptide.engine.request import Request, RequestStatus
+from neaptide.engine.params import INTERNAL_ERROR, FinishReason
+from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.stats import StepTimer, step_stats
+from neaptide.engine.stats import step_stats
+from neaptide.engine.step import Step
+from neaptide.engine.table import RequestTable
+from neaptide.engine.timer import StepTimer
 
 logger = logging.getLogger(__name__)
 
-RequestLog = Callable[[str, str], None]
-"""Called with (event, request_id); events are ``start`` (first step of a request) and ``end``."""
-Witness = Callable[[Sequence[str]], None]
-"""Called with the requests of a step before it runs, and with none after it."""
+PLANNING_WINDOW_STEPS = 100
 
 
 class EngineCore:
@@ -40,9 +46,7 @@ class EngineCore:
 
     Args:
         eos_token_ids: the model's end-of-sequence tokens.
-        request_log: what was executed, and how often.
-        witness: what is being executed.
-        recorder: writes the step log.
+        observers: told of everything; closed by ``close``.
     """
 
     def __init__(
@@ -53,46 +57,66 @@ class EngineCore:
         headroom: HeadroomPredictor,
         clock: Clock,
         eos_token_ids: frozenset[int] = frozenset(),
-        request_log: RequestLog | None = None,
-        witness: Witness | None = None,
-        recorder: StepRecorder | None = None,
+        observers: Sequence[EngineObserver] = (),
     ) -> None:
         policy = POLICIES[config.scheduler.policy]
-        prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
-        self.kv = KVCacheManager(executor.num_blocks, config.cache.block_size, prefix_cache)
-        self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
-        self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * config.cache.block_size)
+        block_size = config.cache.block_size
+        self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * block_size)
         """Prompt and output tokens of one request at most."""
-        self._max_num_seqs = config.scheduler.max_num_seqs
+        table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
+        prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
+        self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache)
+        self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
         self._executor = IsolatingExecutor(executor)
         self._cost_model = cost_model
         self._clock = clock
-        self._eos_token_ids = eos_token_ids
-        self._log = request_log or (lambda event, request_id: None)
-        self._witness = witness or (lambda request_ids: None)
-        self.recorder = recorder
-        """To be closed when the engine ends."""
-        if recorder is not None:
-            self.scheduler.queues.pool.on_row = recorder.row
-        self._outputs: list[RequestOutput] = []
-        """Terminal outputs that no step made: refusals, aborts."""
+        self._overlap_depth = config.scheduler.overlap_depth
+        self._observers = Observers(observers)
+        self._committer = Committer(self.scheduler, eos_token_ids, self._observers)
+        self._in_flight: Step | None = None
+        self._planning_s: deque[float] = deque(maxlen=PLANNING_WINDOW_STEPS)
+        """Of the last steps."""
+        self._executed_at_s = -math.inf
+        """When the last step was done."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._outputs)
+        return self.scheduler.has_work or self._in_flight is not None or self._committer.has_outputs
+
+    def subscribe(self, observer: EngineObserver) -> None:
+        """From now on the observer is told of everything as well."""
+        self._observers.subscribe(observer)
+
+    @property
+    def has_step_in_flight(self) -> bool:
+        return self._in_flight is not None
+
+    @property
+    def plan_at_s(self) -> float:
+        """When ``step`` should be called: at once, or so late that the step in flight is nearly done.
+
+        A plan made early would let an arrival wait for two steps; made at the last moment, it would keep the device
+        waiting. Twice the longest planning of late is kept.
+        """
+        if self._in_flight is None or self._committer.has_outputs:
+            return -math.inf
+        return self._in_flight.expected_end_s - 2 * max(self._planning_s, default=0.0)
+
+    def close(self) -> None:
+        """Ends what watches the engine."""
+        self._observers.close()
 
     # ---- messages ----
 
     def handle(self, message: ToEngine) -> None:
         now_s = self._clock.now()
-        if self.recorder is not None:
-            self.recorder.message(message, now_s)
+        self._observers.message(message, now_s)
         if isinstance(message, AddRequest):
             try:
                 self._add_request(message)
             except Exception:
                 logger.exception("request %s could not be taken in", message.request_id)
-                self._emit_terminal(message.request_id, FinishReason.ERROR, INTERNAL_ERROR)
+                self._committer.refuse(message.request_id, INTERNAL_ERROR)
         elif isinstance(message, AbortRequest):
             for request_id in message.request_ids:
                 self._abort(request_id, message.reason)
@@ -116,7 +140,7 @@ class EngineCore:
             salt=message.salt,
         )
         if (error := self._refusal(request)) is not None:
-            self._refuse(request, error)
+            self._committer.refuse(request.request_id, error)
         elif request.is_online:
             self.scheduler.observe_arrival(request)
             self.scheduler.queues.add_online(request)
@@ -131,7 +155,7 @@ class EngineCore:
         except (OSError, ValueError) as exception:
             error = str(exception)
         for row in refused:
-            self._emit_terminal(row_request_id(message.batch_id, row), FinishReason.ERROR, error)
+            self._committer.refuse(row_request_id(message.batch_id, row), error)
 
     def _refusal(self, request: Request) -> str | None:
         """Why the request can never run; the edge checks first, so this guards against a bug there."""
@@ -141,173 +165,108 @@ class EngineCore:
             return "prompt and output exceed the context length or the KV cache"
         return None
 
-    def _refuse(self, request: Request, error: str) -> None:
-        self._emit_terminal(request.request_id, FinishReason.ERROR, error)
-
     def _abort(self, request_id: str, reason: FinishReason) -> None:
         queues = self.scheduler.queues
         request = queues.find(request_id)
         if request is None and (request := queues.pool.remove(request_id)) is None:
             return  # it has ended already
-        self._end(request, reason)
+        self._committer.end(request, reason)
 
     def _cancel_batch(self, batch_id: str) -> None:
         queues = self.scheduler.queues
         running = [r for r in queues.running_offline.values() if r.request_id.startswith(f"{batch_id}:")]
         for request in running + queues.pool.cancel_batch(batch_id):
-            self._end(request, FinishReason.ABORT)
-        if self.recorder is not None:
-            self.recorder.cancelled(batch_id)
+            self._committer.end(request, FinishReason.ABORT)
+        self._observers.cancelled(batch_id)
 
     # ---- one step ----
 
     def step(self) -> StepOutputs:
-        """Plans, runs and commits one step; returns everything there is to report, perhaps nothing."""
+        """Plans and starts a step, and commits the one before it while it runs (``overlap_depth`` 1) or itself (0).
+
+        Returns everything there is to report, perhaps nothing.
+        """
+        step = self._start_step()
+        stats: list[StepStats] = []
+        if self._overlap_depth:
+            running, self._in_flight = self._in_flight, step
+            if running is not None:
+                stats.append(self._finish(running))
+        elif step is not None:
+            stats.append(self._finish(step))
+        return StepOutputs(self._committer.take_outputs(), stats)
+
+    def _start_step(self) -> Step | None:
+        """The next step, submitted; None if no request can run."""
         timer = StepTimer(self._clock)
+        now_s = timer.start_s
+        if self._in_flight is not None:
+            now_s = max(now_s, self._in_flight.expected_end_s)
+        self._observers.planning(now_s)
+        self.scheduler.begin(now_s)
         try:
-            plan = self.scheduler.schedule(timer.start_s)
+            draft = self.scheduler.draft(now_s)
         except PlanningError as error:
-            self._fail(error.request)
-            return StepOutputs(self._take_outputs(), [])
+            self._announce_rows()
+            self._committer.fail(error.request)
+            return None
+        self._announce_rows()
+        step = self.scheduler.apply(draft, timer)
         timer.scheduled()
-        if plan is None:
-            if self.recorder is not None:
-                self.recorder.idle(timer.start_s, self.scheduler)
-            return StepOutputs(self._take_outputs(), [])
-        for new in plan.new_requests:
-            self._log("start", new.request_id)
-        self._witness([part.request_id for part in plan.scheduled])
-        result = self._executor.run(plan)
-        self._witness([])
-        timer.executed()
-        self._commit(plan, result, timer.executed_at_s)
+        self._planning_s.append(timer.schedule_s)
+        if step is None:
+            if self._in_flight is None:
+                self._observers.idle(now_s, self.scheduler)
+            return None
+        self._observers.planned(step, draft, self.scheduler)
+        step.handle = self._executor.submit(step.plan)
+        return step
+
+    def _announce_rows(self) -> None:
+        for request in self.scheduler.queues.pool.take_first_looked_at():
+            self._observers.row(request)
+
+    def _finish(self, step: Step) -> StepStats:
+        """Waits for a step and commits it, while the one in flight runs."""
+        assert step.handle is not None
+        timer = step.timer
+        try:
+            result = self._executor.wait(step.plan, step.handle)
+        except StepError as error:
+            self._undo_in_flight()
+            result = self._take_apart(step, error.__cause__)
+        timer.executed(self._executed_at_s)
+        self._executed_at_s = timer.executed_at_s
+        self._observers.executed(step, result)
+        self._committer.commit(step, result, self._in_flight, timer.executed_at_s)
+        self.scheduler.observe_held(timer.executed_at_s)
         if result.is_whole:
-            self._learn(plan, timer.execute_s)
-        if self.recorder is not None:
-            self.recorder.step(plan, result, timer, self.scheduler)
-        outputs = self._take_outputs()
+            self._cost_model.observe(step.plan.shape, timer.execute_s)
+            self.scheduler.observe_step(step, timer.execute_s)
         timer.committed()
-        return StepOutputs(outputs, [step_stats(plan, result, timer, self.scheduler)])
+        self._observers.committed(step, result, self.scheduler)
+        return step_stats(step, result, self.scheduler)
 
-    def _learn(self, plan: StepPlan, seconds: float) -> None:
-        self._cost_model.observe(plan.shape, seconds)
-        self.scheduler.observe_step(plan, seconds)
+    def _undo_in_flight(self) -> None:
+        """A step that was planned on one that failed: it is waited for, and its rows compute the same again."""
+        step, self._in_flight = self._in_flight, None
+        if step is not None:
+            assert step.handle is not None
+            with contextlib.suppress(StepError):
+                self._executor.wait(step.plan, step.handle)
+            self.scheduler.undo(step)
 
-    def _commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
-        step = self.scheduler.last
-        assert step is not None
-        spoiled = step.take_back(result.errors) if result.errors else ()
-        for (request, _), part in zip(step.scheduled, plan.scheduled, strict=True):
-            if request in spoiled:
-                continue  # it read what a failed request of this step should have written
-            try:
-                self._commit_one(request, part, result, now_s)
-            except Exception:
-                self._fail(request)
-        self.scheduler.observe_held(now_s)
-
-    def _commit_one(self, request: Request, part: ScheduledRequest, result: StepResult, now_s: float) -> None:
-        error = result.errors.get(part.request_id)
-        if error is not None:
-            if error == NUMERICAL_ERROR:
-                self.kv.distrust(request)
-            self._end(request, FinishReason.ERROR, error)
-            return
-        self.kv.publish(request)
-        if part.request_id in result.prompt_logprobs:
-            self._keep_prompt_logprobs(request, part, result)
-        if part.sample:
-            self._append_token(request, result, now_s)
-        elif request.params.max_tokens == 0 and request.num_uncomputed_tokens == 0:
-            request.first_token_s = now_s
-            self._end(request, FinishReason.LENGTH)
-
-    def _keep_prompt_logprobs(self, request: Request, part: ScheduledRequest, result: StepResult) -> None:
-        entries = result.prompt_logprobs[part.request_id]
-        known = len(request.prompt_logprobs) - part.num_computed_tokens  # recomputed ones, after a preemption
-        request.prompt_logprobs += entries[max(known, 0) :]
-
-    def _append_token(self, request: Request, result: StepResult, now_s: float) -> None:
-        token_id = result.token_ids[request.request_id]
-        params = request.params
-        num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
-        if num_output_tokens == 0:
-            request.first_token_s = now_s
-        is_end = (token_id in self._eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
-        if result.logprobs and (logprobs := result.logprobs.get(request.request_id)) is not None:
-            request.unreported_logprobs.append(logprobs)
-        if is_end and num_output_tokens >= params.min_tokens:
-            self._end(request, FinishReason.STOP, stop_token_id=token_id)
-            return
-        request.token_ids.append(token_id)
-        request.unreported_token_ids.append(token_id)
-        if num_output_tokens + 1 >= params.max_tokens:
-            self._end(request, FinishReason.LENGTH)
-        elif request.report_every_step:
-            self._outputs.append(self._report(request))
-
-    # ---- outputs ----
-
-    def _end(
-        self, request: Request, reason: FinishReason, error: str | None = None, stop_token_id: int | None = None
-    ) -> None:
-        """The one place where an admitted or waiting request ends."""
-        assert request.status is not RequestStatus.FINISHED
-        if self.recorder is not None:
-            self.recorder.ended(request, reason)
-        output = self._report(request)
-        output.finish_reason = reason
-        output.error = error
-        output.stop_token_id = stop_token_id
-        self.scheduler.forget(request)
-        self._outputs.append(output)
-        self._log("end", request.request_id)
-
-    def _fail(self, request: Request) -> None:
-        """Ends a request that raised, from the except clause that caught it. Raises it again if that is too late."""
-        logger.exception("request %s is given up", request.request_id)
-        if request.status is RequestStatus.FINISHED:
-            raise
-        self._end(request, FinishReason.ERROR, INTERNAL_ERROR)
-
-    def _report(self, request: Request) -> RequestOutput:
-        output = RequestOutput(
-            request_id=request.request_id,
-            new_token_ids=request.unreported_token_ids,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-            scheduled_s=request.scheduled_s,
-            first_token_s=request.first_token_s,
-        )
-        request.unreported_token_ids = []
-        if request.params.logprobs is not None:
-            output.logprobs = request.unreported_logprobs
-            request.unreported_logprobs = []
-        if request.params.prompt_logprobs is not None and not request.prompt_logprobs_reported:
-            output.prompt_logprobs = request.prompt_logprobs
-            request.prompt_logprobs_reported = True
-        return output
-
-    def _emit_terminal(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
-        """Ends something that never became a request with state."""
-        if self.recorder is not None:
-            self.recorder.refused(request_id)
-        self._outputs.append(RequestOutput(request_id, [], finish_reason=reason, error=error))
-        self._log("end", request_id)
-
-    def _take_outputs(self) -> list[RequestOutput]:
-        outputs, self._outputs = self._outputs, []
-        return outputs
+    def _take_apart(self, step: Step, error: BaseException | None) -> StepResult:
+        """The result of a step that raised, of those of its rows that still are what they were."""
+        current = np.flatnonzero(step.is_current())
+        result = StepResult.of(step.plan)
+        result.is_whole = False
+        if len(current):
+            result.merge(self._executor.take_apart(step.plan.part(current), error), current)
+        return result
 
     # ---- inspection ----
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if queues, block tables, pool and index do not agree."""
-        queues = self.scheduler.queues
-        self.kv.check_integrity(queues.running())
-        assert all(r.status is RequestStatus.RUNNING for r in queues.running())
-        assert all(r.status is RequestStatus.WAITING and not r.block_ids for r in queues.waiting_online)
-        assert all(r.is_online for r in queues.running_online.values())
-        assert not any(r.is_online for r in queues.running_offline.values())
-        assert queues.num_running <= self._max_num_seqs
+        """Raises AssertionError if queues, seats, block tables, pool and index do not agree."""
+        self.scheduler.queues.check_integrity()

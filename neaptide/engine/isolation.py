@@ -1,16 +1,32 @@
 """One request's failure stays its own: a step that raises is taken apart until the culprit stands alone."""
 
 import logging
-from collections.abc import Sequence
 
-from neaptide.engine.batch import BatchShape, ScheduledRequest, StepPlan, StepResult
-from neaptide.engine.interfaces import Executor
+import numpy as np
+
+from neaptide.engine.batch import StepPlan, StepResult
+from neaptide.engine.interfaces import Executor, StepHandle
+from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.params import INTERNAL_ERROR
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 8
 """After so many steps in a row in which nothing succeeded the executor is at fault, not the requests."""
+
+
+class StepError(Exception):
+    """A step raised; its cause is what the executor raised."""
+
+
+class RaisedHandle:
+    """Of a step whose submission raised: tells when it is waited for, in the order of the steps."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self) -> StepResult:
+        raise self._error
 
 
 class IsolatingExecutor:
@@ -20,49 +36,55 @@ class IsolatingExecutor:
         self._executor = executor
         self._failed_steps = 0
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """The step's result, with an ``INTERNAL_ERROR`` for every request that cannot be computed.
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Starts a step. Never raises: the handle does."""
+        try:
+            return self._executor.submit(plan)
+        except Exception as error:
+            return RaisedHandle(error)
 
+    def wait(self, plan: StepPlan, handle: StepHandle) -> StepResult:
+        """
         Raises:
-            Exception: what the executor raised, if it raises for each of several requests, or for every request of
-                ``MAX_FAILED_STEPS`` steps: no request is to blame for that.
+            StepError: the step raised; with no step in flight ``take_apart`` finds out why.
         """
         try:
-            result = self._executor.submit(plan).wait()
+            result = handle.wait()
         except Exception as error:
-            logger.exception("step %d failed with %d requests", plan.step, len(plan.scheduled))
-            result = self._take_apart(plan, plan.scheduled)
-            self._blame(plan, result, error)
-        else:
-            self._failed_steps = 0
+            logger.exception("step %d failed with %d requests", plan.step, len(plan))
+            raise StepError from error
+        self._failed_steps = 0
         return result
 
-    def _blame(self, plan: StepPlan, result: StepResult, error: Exception) -> None:
-        failed = [part.request_id for part in plan.scheduled if result.errors.get(part.request_id) == INTERNAL_ERROR]
-        self._failed_steps = self._failed_steps + 1 if len(failed) == len(plan.scheduled) else 0
-        if len(failed) == len(plan.scheduled) != 1 or self._failed_steps == MAX_FAILED_STEPS:
+    def take_apart(self, plan: StepPlan, error: BaseException | None) -> StepResult:
+        """The result of a step that raised ``error``, with an ``INTERNAL_ERROR`` for every request that cannot be
+        computed.
+
+        Raises:
+            BaseException: ``error``, if the executor raises for each of several requests, or for every request of
+                ``MAX_FAILED_STEPS`` steps: no request is to blame for that.
+        """
+        result = StepResult.of(plan)
+        result.is_whole = False
+        self._halve(plan, np.arange(len(plan)), result)
+        failed = [request_id for request_id, why in result.errors.items() if why == INTERNAL_ERROR]
+        self._failed_steps = self._failed_steps + 1 if len(failed) == len(plan) else 0
+        if len(failed) == len(plan) != 1 or self._failed_steps == MAX_FAILED_STEPS:
+            assert error is not None
             raise error
         logger.error("%d requests of step %d are given up: %s", len(failed), plan.step, ", ".join(failed))
+        return result
 
-    def _take_apart(self, plan: StepPlan, failed: Sequence[ScheduledRequest]) -> StepResult:
+    def _halve(self, plan: StepPlan, failed: IntArray, result: StepResult) -> None:
+        """Runs the parts that failed together in two halves. What the executor heard before it raised, it may hear
+        again."""
         if len(failed) <= 1:
-            return StepResult(errors={part.request_id: INTERNAL_ERROR for part in failed}, is_whole=False)
-        result = StepResult(is_whole=False)
+            result.errors |= dict.fromkeys((plan.request_ids[i] for i in failed.tolist()), INTERNAL_ERROR)
+            return
         middle = len(failed) // 2
         for half in (failed[:middle], failed[middle:]):
             try:
-                part = self._executor.submit(_part_of(plan, half)).wait()
+                part = plan.part(half)
+                result.merge(self._executor.submit(part).wait(), half)
             except Exception:
-                part = self._take_apart(plan, half)
-            result.merge(part)
-        return result
-
-
-def _part_of(plan: StepPlan, scheduled: Sequence[ScheduledRequest]) -> StepPlan:
-    """The plan for some of its requests. What the executor heard before it raised, it may hear again."""
-    ids = {part.request_id for part in scheduled}
-    shape = BatchShape()
-    for part in scheduled:
-        shape.add(len(part.token_ids), part.num_computed_tokens)
-    new = [request for request in plan.new_requests if request.request_id in ids]
-    return StepPlan(plan.step, list(scheduled), shape, new_requests=new, finished_ids=plan.finished_ids)
+                self._halve(plan, half, result)

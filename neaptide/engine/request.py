@@ -1,85 +1,205 @@
 """One request inside the engine, and its status."""
 
-from dataclasses import dataclass, field
+import math
 from enum import IntEnum
+
+import numpy as np
 
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import RequestClass, SamplingParams, Tier, request_class
+from neaptide.engine.table import RequestTable, TokenArray
 
 
 class RequestStatus(IntEnum):
     WAITING = 0
     RUNNING = 1
-    """Holds KV blocks; whether it takes part in a step is decided step by step."""
+    """Has a seat and may hold KV blocks; whether it takes part in a step is decided step by step."""
     FINISHED = 2
 
 
-@dataclass(slots=True, eq=False)
 class Request:
-    """State of one request. ``num_computed_tokens`` is the one progress counter: there are no phases."""
+    """State of one request. ``num_computed_tokens`` is the one progress counter: there are no phases.
 
-    request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    tier: Tier
-    arrival_s: float
-    ttft_slo_s: float
-    tpot_slo_s: float
-    salt: bytes = b""
-    report_every_step: bool = True
-    """False: tokens are kept and reported once, with the terminal output."""
+    While it runs, what changes from step to step stands in its row of the ``RequestTable``, and this is a view on it.
+    """
 
-    status: RequestStatus = RequestStatus.WAITING
-    token_ids: list[int] = field(default_factory=list)
-    """Prompt and output tokens known so far."""
-    num_computed_tokens: int = 0
-    """Tokens whose KV is in the cache, or will be when the running step ends."""
-    block_ids: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)
-    """Chained hashes of the full blocks of ``token_ids``, as far as they were needed."""
-    num_indexed_blocks: int = 0
-    """Leading blocks whose hashes have been offered to the prefix index."""
+    __slots__ = (
+        "_first_token_s",
+        "_output_token_ids",
+        "admission_index",
+        "arrival_s",
+        "block_hashes",
+        "deadline_s",
+        "is_online",
+        "is_priority",
+        "known_to_executor",
+        "num_cached_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_reported_tokens",
+        "params",
+        "prompt_logprobs",
+        "prompt_logprobs_reported",
+        "prompt_token_ids",
+        "report_every_step",
+        "request_class",
+        "request_id",
+        "salt",
+        "scheduled_s",
+        "seat",
+        "status",
+        "table",
+        "tier",
+        "tpot_slo_s",
+        "ttft_slo_s",
+        "unreported_logprobs",
+    )
 
-    num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache at the first admission."""
-    num_preemptions: int = 0
-    known_to_executor: bool = False
-    scheduled_s: float = 0.0
-    first_token_s: float = 0.0
-    last_step: int = -1
-    """Step that it last took part in."""
-    admission_index: int = 0
-    """Counts admissions: the youngest offline request is the first victim."""
-    request_class: RequestClass = field(init=False)
-    is_online: bool = field(init=False)
-    num_prompt_tokens: int = field(init=False)
-    unreported_token_ids: list[int] = field(default_factory=list)
-    unreported_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs_reported: bool = False
-
-    def __post_init__(self) -> None:
-        # Fields, not properties: planning reads them for every request of every step.
-        self.token_ids = list(self.prompt_token_ids)
-        self.request_class = request_class(self.tier)
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tier: Tier,
+        arrival_s: float,
+        ttft_slo_s: float = math.inf,
+        tpot_slo_s: float = math.inf,
+        salt: bytes = b"",
+        report_every_step: bool = True,
+        deadline_s: float = math.inf,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self.tier = tier
+        self.arrival_s = arrival_s
+        self.ttft_slo_s = ttft_slo_s
+        self.tpot_slo_s = tpot_slo_s
+        self.salt = salt
+        self.report_every_step = report_every_step
+        """False: tokens are kept and reported once, with the terminal output."""
+        self.deadline_s = deadline_s
+        """Of its batch."""
+        self.request_class: RequestClass = request_class(tier)
         self.is_online = self.request_class is RequestClass.ONLINE
-        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.is_priority = tier is Tier.PRIORITY
+        self.num_prompt_tokens = len(prompt_token_ids)
+
+        self.status = RequestStatus.WAITING
+        self.table: RequestTable | None = None
+        self.seat = -1
+        self.block_hashes: list[bytes] = []
+        """Chained hashes of the full blocks of its tokens, as far as they were needed."""
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache at the first admission."""
+        self.num_preemptions = 0
+        self.known_to_executor = False
+        self.scheduled_s = 0.0
+        self.admission_index = 0
+        """Counts admissions: the youngest offline request is the first victim. 0 before the first."""
+        self.num_reported_tokens = 0
+        """Of the output."""
+        self.unreported_logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs_reported = False
+        self._output_token_ids: list[int] = []
+        """While it has no seat."""
+        self._first_token_s = 0.0
+
+    # ---- seats ----
+
+    def sit(self, table: RequestTable, admission_index: int) -> None:
+        """Takes a row of the table."""
+        self.admission_index = admission_index
+        self.seat = table.take_seat(self, self.prompt_token_ids + self._output_token_ids, admission_index)
+        self.table = table
+        self.status = RequestStatus.RUNNING
+
+    def rise(self, status: RequestStatus) -> None:
+        """Leaves its row; its blocks have been taken back. A token that a step in flight samples is given up."""
+        table = self.table
+        assert table is not None
+        self._output_token_ids = self.output_token_ids(0)
+        self._first_token_s = float(table.first_token_s[self.seat])
+        table.leave_seat(self.seat)
+        self.table, self.seat, self.status = None, -1, status
+
+    # ---- progress ----
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is in the cache, or will be when the steps in flight end."""
+        return 0 if self.table is None else int(self.table.computed[self.seat])
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Prompt and output, a token that is being sampled included."""
+        if self.table is None:
+            return self.num_prompt_tokens + len(self._output_token_ids)
+        return int(self.table.total[self.seat])
+
+    @property
+    def num_known_tokens(self) -> int:
+        if self.table is None:
+            return self.num_prompt_tokens + len(self._output_token_ids)
+        return int(self.table.known[self.seat])
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def token_ids(self) -> TokenArray:
+        """[known tokens] prompt and output."""
+        if self.table is None:
+            return np.array(self.prompt_token_ids + self._output_token_ids, np.int32)
+        return self.table.tokens[self.seat, : self.table.known[self.seat]]
+
+    def output_token_ids(self, start: int) -> list[int]:
+        """Known output tokens from ``start`` on."""
+        if self.table is None:
+            return self._output_token_ids[start:]
+        first, end = self.num_prompt_tokens + start, self.table.known[self.seat]
+        tokens: list[int] = self.table.tokens[self.seat, first:end].tolist()
+        return tokens
+
+    @property
+    def block_ids(self) -> list[int]:
+        return [] if self.table is None else self.table.blocks.blocks(self.seat)
+
+    @property
+    def num_blocks(self) -> int:
+        return 0 if self.table is None else int(self.table.blocks.num_blocks[self.seat])
+
+    @property
+    def num_indexed_blocks(self) -> int:
+        """Leading blocks whose hashes have been offered to the prefix index."""
+        return 0 if self.table is None else int(self.table.indexed[self.seat])
+
+    @property
+    def last_step(self) -> int:
+        """Step that it last took part in since its admission."""
+        return -1 if self.table is None else int(self.table.last_step[self.seat])
+
+    @property
+    def first_token_s(self) -> float:
+        return self._first_token_s if self.table is None else float(self.table.first_token_s[self.seat])
+
+    @first_token_s.setter
+    def first_token_s(self, now_s: float) -> None:
+        if self.table is None:
+            self._first_token_s = now_s
+        else:
+            self.table.first_token_s[self.seat] = now_s
 
     @property
     def next_deadline_s(self) -> float:
         """When its next token is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""
-        if self.num_output_tokens == 0:
+        num_output_tokens = self.num_output_tokens
+        if num_output_tokens == 0:
             return self.arrival_s + self.ttft_slo_s
-        return self.first_token_s + self.num_output_tokens * self.tpot_slo_s
+        return self.first_token_s + num_output_tokens * self.tpot_slo_s

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neaptide.engine.batch import StepPlan
-from neaptide.engine.request import Request
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.step import Step
 from neaptide.estimator.device_profile import load_profile
 from neaptide.experiments import bros_case
 from neaptide.experiments.result import ExperimentResult, Row
@@ -113,7 +114,7 @@ def run(quick: bool) -> ExperimentResult:
 # ---- the runs -----------------------------------------------------------------------------------------------
 
 
-class DeadlineWatch:
+class DeadlineWatch(EngineObserver):
     """Finds online requests with a token after its deadline ``D_k = arrival + TTFT + (k - 1) * TPOT`` (Echo).
 
     A token is seen when the next step is planned, at the time its step ended. The last one is not: the request is
@@ -124,14 +125,14 @@ class DeadlineWatch:
         self._seen_tokens: dict[str, int] = {}
         self._late_ids: set[str] = set()
 
-    def plan(self, scheduler: Scheduler) -> None:
-        if scheduler.last is None:
-            return
-        now_s = scheduler.last.now_s
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        now_s = draft.now_s
         for request in (*scheduler.queues.running_online.values(), *scheduler.queues.waiting_online):
-            if request.num_output_tokens != self._seen_tokens.get(request.request_id, 0):
-                self._seen_tokens[request.request_id] = request.num_output_tokens
-                if now_s > _due_s(request) + CLOCK_ERROR_S:
+            num_tokens = request.num_known_tokens - request.num_prompt_tokens
+            if num_tokens != self._seen_tokens.get(request.request_id, 0):
+                self._seen_tokens[request.request_id] = num_tokens
+                due_s = request.arrival_s + request.ttft_slo_s + (num_tokens - 1) * request.tpot_slo_s
+                if now_s > due_s + CLOCK_ERROR_S:
                     self._late_ids.add(request.request_id)
 
     def share_on_deadline(self, run: Run, scenario: Scenario) -> float | None:
@@ -145,23 +146,22 @@ class DeadlineWatch:
         return num_met / len(run.measures.online)
 
 
-def _due_s(request: Request) -> float:
-    """Of its latest token."""
-    return request.arrival_s + request.ttft_slo_s + (request.num_output_tokens - 1) * request.tpot_slo_s
+class PlanDigest(EngineObserver):
+    """A digest of which requests computed how many tokens, step by step."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        parts = zip(step.plan.request_ids, step.plan.num_tokens.tolist(), strict=True)
+        self.sha256.update((",".join(f"{request_id}={count}" for request_id, count in parts) + "\n").encode())
 
 
 def outcome(scenario: Scenario) -> Outcome:
     """Raises what ``simulate`` raises."""
-    digest = hashlib.sha256()
-    watch = DeadlineWatch()
-
-    def add(scheduler: Scheduler, plan: StepPlan) -> None:
-        parts = ",".join(f"{part.request_id}={len(part.token_ids)}" for part in plan.scheduled)
-        digest.update(f"{parts}\n".encode())
-        watch.plan(scheduler)
-
-    run = simulate(scenario, on_plan=add)
-    return Outcome(run.result, digest.hexdigest(), watch.share_on_deadline(run, scenario))
+    plans, watch = PlanDigest(), DeadlineWatch()
+    run = simulate(scenario, observers=[plans, watch])
+    return Outcome(run.result, plans.sha256.hexdigest(), watch.share_on_deadline(run, scenario))
 
 
 def _scenario(policy: str, size: Size, ttft_slo_s: float = TTFT_SLO_S, tpot_slo_s: float = TPOT_SLO_S) -> Scenario:

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from neaptide.engine.batch import BatchShape
+from neaptide.engine.batch import BatchShape, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.messages import AddBatch, AddRequest
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.step import Step as EngineStep
 from neaptide.executors.simulated.trace_executor import StepTally
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.simulation.measures import Measures
@@ -136,12 +139,24 @@ def online_percentiles(measures: Measures, run: Outcome) -> dict[str, dict[str, 
     }
 
 
+class _Shapes(EngineObserver):
+    """Keeps the shape of the step that was committed last."""
+
+    def __init__(self) -> None:
+        self.last = BatchShape()
+
+    def committed(self, step: EngineStep, result: StepResult, scheduler: Scheduler) -> None:
+        self.last = step.plan.shape
+
+
 def drive(core: EngineCore, clock: Clock, load: Load) -> Outcome:
     """Hands the load in as its times come, between steps; returns when every online request has ended."""
     outcome = Outcome(start_s=clock.now(), duration_s=load.duration_s)
     core.handle(load.offline_batch())
     next_online = 0
     queues = core.scheduler.queues
+    shapes = _Shapes()
+    core.subscribe(shapes)
     while True:
         now_s = clock.now()
         while next_online < len(load.arrivals_s) and outcome.start_s + load.arrivals_s[next_online] <= now_s:
@@ -156,10 +171,8 @@ def drive(core: EngineCore, clock: Clock, load: Load) -> Outcome:
         outputs = core.step()
         outcome.measures.step(outputs, StepTally(), 0, clock.now())
         for stats in outputs.stats:
-            last = core.scheduler.last
-            assert last is not None
             host_s = stats.schedule_s + stats.commit_s
-            outcome.steps.append(Step(now_s - outcome.start_s, stats.duration_s, host_s, last.budget.shape))
+            outcome.steps.append(Step(now_s - outcome.start_s, stats.duration_s, host_s, shapes.last))
         if not outputs.stats:
             clock.sleep_until(now_s + 0.005)
 

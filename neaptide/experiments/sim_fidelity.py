@@ -160,7 +160,7 @@ class _Fidelity:
                 OnlineCostModel(base),
                 FixedHeadroom(NUM_BLOCKS, HEADROOM_RATIO),
                 self._clock,
-                recorder=recorder,
+                observers=[recorder],
             )
             return drive(core, self._clock, load)
         finally:

@@ -13,8 +13,10 @@ from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import EngineReady
-from neaptide.engine.process.loop import RequestLogFile
+from neaptide.engine.observer import EngineObserver
+from neaptide.engine.process.request_log import RequestLog
 from neaptide.engine.process.witness import StepWitness
+from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.estimator.calibration.micro_runs import MicroRunner
@@ -57,9 +59,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         build_headroom(DEFAULT_HEADROOM, executor.num_blocks),
         clock,
         frozenset(model.eos_token_ids),
-        RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
-        StepWitness(config.witness_fd) if config.witness_fd is not None else None,
-        None if config.step_log_path is None else _recorder(config, executor.num_blocks, cost_model, observed),
+        _observers(config, executor.num_blocks, clock, cost_model, observed),
     )
     longest = BatchShape()
     longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))
@@ -110,6 +110,19 @@ def _cost_model(
     return start_up.cost_model(profile.name), start_up.observed
 
 
+def _observers(
+    config: EngineConfig, num_blocks: int, clock: Clock, cost_model: OnlineCostModel, observed: list[Sample]
+) -> list[EngineObserver]:
+    observers: list[EngineObserver] = []
+    if config.request_log_path:
+        observers.append(RequestLog(config.request_log_path, clock))
+    if config.witness_fd is not None:
+        observers.append(WitnessObserver(StepWitness(config.witness_fd)))
+    if config.step_log_path is not None:
+        observers.append(_recorder(config, num_blocks, cost_model, observed))
+    return observers
+
+
 def _recorder(
     config: EngineConfig, num_blocks: int, cost_model: OnlineCostModel, observed: list[Sample]
 ) -> StepRecorder:
@@ -119,5 +132,5 @@ def _recorder(
     recipe = {"cost_model": recipe_of(cost_model), "headroom": DEFAULT_HEADROOM}
     recorder = StepRecorder(create_log(config.step_log_path), config, num_blocks, recipe)
     for sample in observed:
-        recorder.observed(sample.shape, sample.seconds)
+        recorder.warmed_up(sample.shape, sample.seconds)
     return recorder

@@ -328,8 +328,7 @@ def engine_main(address: str, config_json: str, parent_pid: int) -> int:
         try:
             run_engine(core, ready, link, link, clock)
         finally:
-            if core.recorder is not None:
-                core.recorder.close()
+            core.close()
         return 0
     finally:
         link.close()

@@ -3,38 +3,40 @@
 from collections import Counter
 
 from neaptide.engine.batch import ScheduledRequest, StepPlan
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.step import Step
 
 LISTED = 12
 """Requests of one kind that are written out; the others are counted."""
 
 
-class Explainer:
-    """Called with every plan (``neaptide.simulation.simulator.OnPlan``); keeps a text on one of them."""
+class Explainer(EngineObserver):
+    """Keeps a text on one step."""
 
     def __init__(self, step: int) -> None:
         self._step = step
         self.text: str | None = None
         """None until the step has come."""
 
-    def __call__(self, scheduler: Scheduler, plan: StepPlan) -> None:
-        if plan.step == self._step:
-            self.text = "\n".join(_lines(scheduler, plan))
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        if step.plan.step == self._step:
+            self.text = "\n".join(_lines(step, scheduler))
 
 
-def _lines(scheduler: Scheduler, plan: StepPlan) -> list[str]:
-    queues, pool, shape = scheduler.queues, scheduler.queues.kv.pool, plan.shape
-    last = scheduler.last
-    now_s = last.now_s if last is not None else 0.0
+def _lines(step: Step, scheduler: Scheduler) -> list[str]:
+    plan, now_s, queues = step.plan, step.draft.now_s, scheduler.queues
+    blocks, shape = scheduler.kv.occupancy(), plan.shape
     budget = f"budget {1e3 * plan.budget_s:.2f} ms" if plan.budget_s else "no time budget"
     lines = [
         f"step {plan.step} at {now_s:.4f} s: predicted {1e3 * plan.predicted_s:.2f} ms + margin "
         f"{1e3 * plan.margin_s:.2f} ms, {budget}",
         f"  {shape.num_tokens} of {scheduler.max_step_tokens} tokens: {shape.prefill_requests} prompts with "
         f"{shape.prefill_tokens} tokens, {shape.decode_requests} decodes reading {shape.decode_context_tokens} tokens",
-        f"  KV blocks: {pool.num_online} online, {pool.num_offline} offline, {pool.num_cached} cached, "
-        f"{pool.num_free} free; headroom {scheduler.headroom.headroom_blocks(now_s)} for online work",
+        f"  KV blocks: {blocks.online} online, {blocks.offline} offline, {blocks.cached} cached, "
+        f"{blocks.free} free; headroom {scheduler.headroom.headroom_blocks(now_s)} for online work",
     ]
     for name, running in (("online", queues.running_online), ("offline", queues.running_offline)):
         lines += _class_lines(name, plan, running, scheduler)
@@ -71,6 +73,6 @@ def _reason(request: Request, plan: StepPlan, scheduler: Scheduler) -> str:
     seconds, margin_s = scheduler.cost_model.predict(plan.shape.plus(1, request.num_computed_tokens))
     if plan.budget_s and seconds + margin_s > plan.budget_s:
         return "one more token would break the time budget"
-    if scheduler.queues.kv.blocks_needed(request, 1) > scheduler.queues.kv.pool.num_available:
+    if scheduler.kv.draft().blocks_needed(request, 1) > scheduler.kv.available:
         return "no KV block is left"
     return "the policy chose others, or kept blocks back"

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from neaptide.engine.batch import BatchShape, ScheduledRequest, StepPlan, StepResult
+import numpy as np
+
+from neaptide.engine.batch import BatchShape, StepPlan, StepResult
 from neaptide.engine.config import CacheConfig, EngineConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
@@ -163,22 +165,22 @@ class ReplayExecutor:
 
     def wait(self) -> StepResult:
         assert self.plan is not None
-        result = StepResult()
+        result = StepResult.of(self.plan)
         if self.line is not None:
             result.is_whole = not self.line.in_parts
             result.errors = {self._names[int(h)].request_id: error for h, error in self.line.errors.items()}
-        for part in self.plan.scheduled:
-            if part.sample and part.request_id not in result.errors:
-                result.token_ids[part.request_id] = self._token(part)
+        for index in np.flatnonzero(self.plan.sample).tolist():
+            request_id, position = self.plan.request_ids[index], int(self.plan.output_position[index])
+            result.token_ids[index] = self._token(request_id, position)
         return result
 
     def close(self) -> None: ...
 
-    def _token(self, part: ScheduledRequest) -> int:
-        answer = self._answers[self.handles[part.request_id]]
-        if answer.reason is FinishReason.STOP and part.output_position == answer.num_tokens:
+    def _token(self, request_id: str, output_position: int) -> int:
+        answer = self._answers[self.handles[request_id]]
+        if answer.reason is FinishReason.STOP and output_position == answer.num_tokens:
             return END_TOKEN_ID
-        return answer.token(answer.prompt_tokens + part.output_position)
+        return answer.token(answer.prompt_tokens + output_position)
 
 
 class _Driver:
@@ -304,13 +306,14 @@ class _Driver:
             raise ReplayError(f"{where}: the engine read its clock less often than when the log was written")
         one_token = self._one_token.difference(line.leave).union(line.join)
         expected = dict(line.chunks) | dict.fromkeys(one_token, 1)
-        actual = {handles[part.request_id]: len(part.token_ids) for part in plan.scheduled}
+        named = [handles[request_id] for request_id in plan.request_ids]
+        actual = dict(zip(named, plan.num_tokens.tolist(), strict=True))
         for handle in sorted(expected.keys() | actual.keys()):
             before, now = expected.get(handle, 0), actual.get(handle, 0)
             if before != now:
                 return f"{where}: {name(handle)} computes {now} tokens, the log says {before}"
         self._running.difference_update(line.preempt)
-        cached = {handles[part.request_id]: part.num_computed_tokens for part in plan.scheduled}
+        cached = dict(zip(named, plan.num_computed.tolist(), strict=True))
         admitted = {handle: tokens for handle, tokens in cached.items() if handle not in self._running}
         for handle in sorted(admitted.keys() | dict(line.admit).keys()):
             found, logged = admitted.get(handle), dict(line.admit).get(handle)
@@ -328,8 +331,8 @@ class _Driver:
         if running != self._running:
             changed = ", ".join(self._name(handle) for handle in sorted(running ^ self._running))
             return f"{where}: after it, these hold KV in one run only: {changed}"
-        pool = queues.kv.pool
-        blocks = [pool.num_cached, pool.num_online, pool.num_offline]
+        occupancy = self._core.kv.occupancy()
+        blocks = [occupancy.cached, occupancy.online, occupancy.offline]
         if blocks != line.kv:
             return f"{where}: cached, online and offline KV blocks are {blocks}, the log says {line.kv}"
         return None

@@ -8,22 +8,25 @@ what is not.
 import math
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from neaptide.engine.batch import StepPlan
+from neaptide.engine.batch import StepResult
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import AddRequest, RequestOutput, StepOutputs
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.step import Step
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
-from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, TraceExecutor
+from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, StepTally, TraceExecutor
 from neaptide.loadgen.workloads.offline_sets import prefix_sharing
 from neaptide.loadgen.workloads.traces import token_ids
 from neaptide.simulation import result as sim_result
@@ -43,8 +46,6 @@ PROGRESS_STEPS = 200
 LOW_WATER_SEATS = 4
 """A pool is refilled while it could still fill the engine's seats so often."""
 
-OnPlan = Callable[[Scheduler, StepPlan], None]
-"""Called with every plan before it runs."""
 OnProgress = Callable[[float, float], None]
 """Called now and then with a position and where it ends: seconds, or requests of a run without online work."""
 
@@ -77,7 +78,7 @@ def simulate(
     scenario: Scenario,
     *,
     step_log: Path | None = None,
-    on_plan: OnPlan | None = None,
+    observers: Sequence[EngineObserver] = (),
     on_progress: OnProgress | None = None,
 ) -> Run:
     """Runs the scenario to its end: with online work until that is finished, else until the first generation of the
@@ -91,7 +92,32 @@ def simulate(
     if not scenario.online and not scenario.offline:
         raise ValueError("neither online nor offline work to simulate")
     with TemporaryDirectory(prefix="neaptide-simulate-") as directory:
-        return _Simulation(scenario, Path(directory), step_log, on_plan, on_progress).run()
+        return _Simulation(scenario, Path(directory), step_log, observers, on_progress).run()
+
+
+class _Watch(EngineObserver):
+    """Notes what every plan starts and leaves, and measures the wall time of planning, which takes no time on the
+    virtual clock and enters no decision."""
+
+    def __init__(self, simulation: "_Simulation") -> None:
+        self._simulation = simulation
+        self._began_s = 0.0
+
+    def planning(self, now_s: float) -> None:
+        self._began_s = time.perf_counter()
+
+    def idle(self, start_s: float, scheduler: Scheduler) -> None:
+        self._simulation.check_pool(start_s)
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        self._simulation.plan_s.append(time.perf_counter() - self._began_s)
+        for new in step.plan.new_requests:
+            if new.request_id.startswith(OFFLINE_PREFIX):
+                self._simulation.row_started(new.request_id, draft.now_s)
+        self._simulation.check_pool(draft.now_s)
+
+    def executed(self, step: Step, result: StepResult) -> None:
+        self._simulation.step_done(step, result)
 
 
 class _Simulation:
@@ -100,7 +126,7 @@ class _Simulation:
         scenario: Scenario,
         directory: Path,
         step_log: Path | None,
-        on_plan: OnPlan | None,
+        observers: Sequence[EngineObserver],
         on_progress: OnProgress | None,
     ) -> None:
         self._started_s = time.perf_counter()
@@ -108,7 +134,7 @@ class _Simulation:
         self._clock = VirtualClock()
         self._measures = Measures()
         self._on_progress = on_progress
-        self._plan_s = array("d")
+        self.plan_s = array("d")
         self._online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
         self._next_online = 0
         self._feed = OfflineFeed(
@@ -132,6 +158,10 @@ class _Simulation:
         """Rows without an end, of every offline job ..."""
         self._unstarted_rows: dict[str, int] = {}
         """... and those of them without a first step."""
+        self._tally = StepTally()
+        """Of the step that was done last ..."""
+        self._swapped_blocks = 0
+        """... and the blocks that it swapped."""
         self._started_ids: set[str] = set()
         """Rows between their first step and their end."""
         config = scenario.engine_config()
@@ -146,9 +176,8 @@ class _Simulation:
             build_headroom(scenario.headroom, scenario.num_blocks),
             self._clock,
             frozenset({END_TOKEN_ID}),
-            recorder=self._recorder,
+            observers=[_Watch(self), *([self._recorder] if self._recorder else []), *observers],
         )
-        self._watch_planning(on_plan)
 
     def _build_executor(self) -> TraceExecutor:
         scenario = self._scenario
@@ -180,14 +209,17 @@ class _Simulation:
         while not self._is_over():
             self._hand_in()
             if not core.has_work:
-                self._check_pool(clock.now())
+                self.check_pool(clock.now())
                 if self._next_online == len(self._online):
                     return
                 clock.sleep_until(self._next_arrival_s)
                 continue
+            if core.plan_at_s > clock.now():
+                clock.sleep_until(min(core.plan_at_s, self._next_arrival_s))
+                continue
             outputs = core.step()
             self._take_in(outputs)
-            if outputs.stats:
+            if outputs.stats or core.has_step_in_flight:
                 blocked_since_s = math.inf
             else:
                 blocked_since_s = min(blocked_since_s, clock.now())
@@ -230,7 +262,7 @@ class _Simulation:
             self._open_rows[message.batch_id] = self._unstarted_rows[message.batch_id] = len(message.rows)
             self._core.handle(message)
 
-    def _check_pool(self, now_s: float) -> None:
+    def check_pool(self, now_s: float) -> None:
         """After planning: with a seat free and no row left to take it, offline work is missing."""
         if self._dry_s is not None or not self._scenario.offline or self._feed.batch_size is not None:
             return
@@ -241,10 +273,7 @@ class _Simulation:
 
     def _take_in(self, outputs: StepOutputs) -> None:
         now_s = self._clock.now()
-        swapped_blocks = 0
-        if outputs.stats and (last := self._core.scheduler.last) is not None:
-            swapped_blocks = last.budget.shape.swapped_blocks
-        for output in self._measures.step(outputs, self._executor.tally, swapped_blocks, now_s):
+        for output in self._measures.step(outputs, self._tally, self._swapped_blocks, now_s):
             self._row_ended(output, now_s)
         if self._on_progress is not None and self._measures.num_steps % PROGRESS_STEPS == 0:
             if self._online:
@@ -286,32 +315,15 @@ class _Simulation:
         request = self._online[int(request_id[len(ONLINE_PREFIX) :])]
         return min(request.output_tokens, self._scenario.output_limit(request))
 
-    def _row_started(self, request_id: str, now_s: float) -> None:
+    def step_done(self, step: Step, result: StepResult) -> None:
+        self._tally = self._executor.tallies.pop(step.plan.step)
+        self._swapped_blocks = step.plan.shape.swapped_blocks
+
+    def row_started(self, request_id: str, now_s: float) -> None:
         job = request_id.partition(":")[0]
         self._unstarted_rows[job] -= 1
         self._started_ids.add(request_id)
         self._measures.offline_started(now_s - self._submitted_s[job])
-
-    def _watch_planning(self, on_plan: OnPlan | None) -> None:
-        """Notes what every plan starts and leaves, and measures the wall time of planning, which takes no time on the
-        virtual clock and enters no decision."""
-        scheduler, plan_s = self._core.scheduler, self._plan_s
-        schedule = scheduler.schedule
-
-        def watched(now_s: float) -> StepPlan | None:
-            before_s = time.perf_counter()
-            plan = schedule(now_s)
-            if plan is not None:
-                plan_s.append(time.perf_counter() - before_s)
-                for new in plan.new_requests:
-                    if new.request_id.startswith(OFFLINE_PREFIX):
-                        self._row_started(new.request_id, now_s)
-                if on_plan is not None:
-                    on_plan(scheduler, plan)
-            self._check_pool(now_s)
-            return plan
-
-        scheduler.schedule = watched  # type: ignore[method-assign]
 
     # ---- the numbers ----
 
@@ -338,7 +350,7 @@ class _Simulation:
             kv=sim_result.kv_result(measures, window_s, self._bound()),
             preemptions=sim_result.preemption_result(measures),
             wasted_tokens=sim_result.wasted_tokens(measures),
-            scheduler_ms=sim_result.scheduler_ms(self._plan_s),
+            scheduler_ms=sim_result.scheduler_ms(self.plan_s),
             prediction=sim_result.prediction_result(measures, window_s),
             peak_memory_bytes=sim_result.peak_memory_bytes(),
             wall_s=time.perf_counter() - self._started_s,

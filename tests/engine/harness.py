@@ -9,8 +9,13 @@ from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.hash_executor import SimExecutor
 
@@ -34,6 +39,24 @@ def batch(directory: Path, batch_id: str, prompts: list[list[int]], max_tokens: 
     return AddBatch(batch_id, stem, rows, [SamplingParams(max_tokens=max_tokens)], [0] * len(rows), [], 1e9)
 
 
+class Watch(EngineObserver):
+    """Notes starts and ends, and the step planned last."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, str]] = []
+        self.last: Step | None = None
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        self.last = step
+        self.log += [("start", new.request_id) for new in step.plan.new_requests]
+
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        self.log.append(("end", request.request_id))
+
+    def refused(self, request_id: str) -> None:
+        self.log.append(("end", request_id))
+
+
 class Harness:
     """Collects tokens and terminal outputs per request; checks integrity after every step."""
 
@@ -54,34 +77,39 @@ class Harness:
         )
         self.executor = SimExecutor(num_blocks, self.cost_model, self.clock, vocab_size=1000)
         headroom = FixedHeadroom(num_blocks, headroom_ratio)
-        self.log: list[tuple[str, str]] = []
+        self.watch = Watch()
         self.core = EngineCore(
             config,
             self.executor,
             self.cost_model,
             headroom,
             self.clock,
-            request_log=lambda event, request_id: self.log.append((event, request_id)),
+            observers=[self.watch],
         )
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.ends: dict[str, list[RequestOutput]] = defaultdict(list)
 
     def step(self) -> dict[str, int]:
         """One step; returns how many tokens each request computed in it."""
-        before = self.core.scheduler.last
+        self.watch.last = None
         outputs = self.core.step()
         self.core.check_integrity()
         for output in outputs.outputs:
             self.tokens[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
                 self.ends[output.request_id].append(output)
-        step = self.core.scheduler.last
-        if step is None or step is before:
+        step = self.watch.last
+        if step is None:
             return {}
-        tokens = {request.request_id: num_tokens for request, num_tokens in step.scheduled}
-        assert len(tokens) == len(step.scheduled), "a request takes part twice"
+        tokens = dict(zip(step.plan.request_ids, step.plan.num_tokens.tolist(), strict=True))
+        assert len(tokens) == len(step.plan), "a request takes part twice"
         assert sum(tokens.values()) <= self.core.scheduler.max_step_tokens
         return tokens
+
+    @property
+    def log(self) -> list[tuple[str, str]]:
+        """(event, request id): ``start`` at a request's first step, ``end`` at its end."""
+        return self.watch.log
 
     def run(self, max_steps: int = 10_000) -> list[dict[str, int]]:
         steps = []

@@ -68,9 +68,9 @@ def blast(seed: int, num_steps: int, tmp_path: Path, policy: str = "neaptide") -
     assert harness.executor.known_requests <= {"last"}
     assert all(len(outputs) == 1 for outputs in harness.ends.values())
     assert not any(output.error == INTERNAL_ERROR for outputs in harness.ends.values() for output in outputs)
-    pool = harness.core.kv.pool
-    assert pool.num_held == 0
-    assert pool.num_free + pool.num_cached == pool.num_blocks
+    pool = harness.core.kv.occupancy()
+    assert pool.online + pool.offline == 0
+    assert pool.free + pool.cached == harness.core.kv.num_blocks
     return harness
 
 

@@ -1,15 +1,15 @@
 """Owner of the KV blocks: who is free, who is cached, who is held, and by how many.
 
 free    nobody holds it, nothing in it is worth keeping
-cached  nobody holds it, its hash is in the prefix index; first to be reused when no block is free: LRU
+cached  nobody holds it, its hash is in the prefix index; reused in ``EvictionOrder`` when no block is free
 held    ref count > 0; may be in the index as well
 
 free + cached + held == total, after every call
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from neaptide.engine.kv.eviction import EvictionOrder
 from neaptide.engine.kv.prefix_index import PrefixIndex
 from neaptide.engine.params import RequestClass
 
@@ -20,8 +20,7 @@ class BlockPool:
         self.index = PrefixIndex()
         self._free = list(range(num_blocks - 1, -1, -1))
         """Stack: low ids first, so that a half-empty pool stays dense in memory."""
-        self._cached: OrderedDict[int, None] = OrderedDict()
-        """Eviction order, first to go first."""
+        self._cached = EvictionOrder()
         self._ref_cnt = [0] * num_blocks
         self._online_ref_cnt = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
@@ -57,6 +56,20 @@ class BlockPool:
     def ref_cnt(self, block_id: int) -> int:
         return self._ref_cnt[block_id]
 
+    def online_ref_cnt(self, block_id: int) -> int:
+        return self._online_ref_cnt[block_id]
+
+    def hash_of(self, block_id: int) -> bytes | None:
+        return self._hash[block_id]
+
+    def free_block(self, index: int) -> int:
+        """The free block that ``allocate`` gives after ``index`` others."""
+        return self._free[-1 - index]
+
+    def eviction_order(self) -> Iterator[int]:
+        """Cached blocks, first to go first."""
+        return iter(self._cached)
+
     def num_unheld(self, block_ids: Iterable[int]) -> int:
         """How many of these would leave the available set if they were acquired."""
         return sum(1 for b in block_ids if self._ref_cnt[b] == 0)
@@ -80,7 +93,7 @@ class BlockPool:
         """One more reader for blocks that the index named."""
         for block in block_ids:
             if self._ref_cnt[block] == 0:
-                del self._cached[block]
+                self._cached.remove(block)
             self._add_ref(block, owner)
 
     def release(self, block_ids: Sequence[int], owner: RequestClass) -> None:
@@ -94,7 +107,7 @@ class BlockPool:
                 if self._hash[block] is None:
                     self._free.append(block)
                 else:
-                    self._cached[block] = None
+                    self._cached.add(block)
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
         """Offers a full block to the prefix index: computed, or about to be."""
@@ -109,7 +122,7 @@ class BlockPool:
                 self.index.remove(block_hash)
                 self._hash[block] = None
                 if block in self._cached:
-                    del self._cached[block]
+                    self._cached.remove(block)
                     self._free.append(block)
 
     def check_integrity(self, tables: Iterable[tuple[RequestClass, Sequence[int]]]) -> None:
@@ -144,7 +157,7 @@ class BlockPool:
             self._online_ref_cnt[block] += 1
 
     def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+        block = self._cached.pop()
         block_hash = self._hash[block]
         assert block_hash is not None
         self.index.remove(block_hash)

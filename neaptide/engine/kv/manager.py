@@ -1,113 +1,151 @@
-"""KVCacheManager: the facade over pool and index that the scheduler asks and tells.
+"""KVCacheManager: the one face of the KV cache. Its blocks, tables and index are nobody else's business.
 
-Ask, then act: ``match_prefix`` and ``blocks_needed`` change nothing; ``admit``, ``grow``, ``publish``, ``retract``,
-``cut`` and ``release`` do.
+Ask, then act: a draft of a step asks a ``KVDraft``, which answers as if what the draft holds so far had been done;
+``admit``, ``grow``, ``grow_rows``, ``publish``, ``retract``, ``cut`` and ``release`` change the cache when a draft is
+applied and a step committed.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.kv.block_table import IntArray
+from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.request import Request
+from neaptide.engine.table import RequestTable
 
 
-class PrefixHit(NamedTuple):
-    block_ids: list[int]
-    num_tokens: int
+@dataclass(slots=True, frozen=True)
+class KVOccupancy:
+    """Blocks by state; they add up to the pool."""
+
+    free: int
+    cached: int
+    online: int
+    """Held, with at least one online reader."""
+    offline: int
+    """Held, with offline readers only."""
 
 
 class KVCacheManager:
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_cache: bool = True) -> None:
-        self.pool = BlockPool(num_blocks)
-        self.block_size = block_size
+    """
+    Args:
+        num_blocks: blocks of the pool.
+        table: rows of the running requests; its block tables are written here only.
+    """
+
+    def __init__(self, num_blocks: int, table: RequestTable, enable_prefix_cache: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.table = table
+        self.block_size = table.blocks.block_size
         self.enable_prefix_cache = enable_prefix_cache
+        self._pool = BlockPool(num_blocks)
 
-    def match_prefix(self, request: Request) -> PrefixHit:
-        """The longest cached prefix, in whole blocks, that leaves at least one token to compute.
+    # ---- asking ----
 
-        A request that wants prompt log-probabilities takes no hit: they need every position's logits.
-        """
-        if not self.enable_prefix_cache or request.params.prompt_logprobs is not None:
-            return PrefixHit([], 0)
-        extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
-        max_blocks = (request.num_tokens - 1) // self.block_size
-        blocks = self.pool.index.longest_prefix(request.block_hashes[:max_blocks])
-        return PrefixHit(blocks, len(blocks) * self.block_size)
+    @property
+    def available(self) -> int:
+        """Blocks that can be had without taking any from a request."""
+        return self._pool.num_available
 
-    def blocks_needed(self, request: Request, num_tokens: int) -> int:
-        """New blocks for the next ``num_tokens`` tokens of a request that holds its table already."""
-        missing = request.num_computed_tokens + num_tokens - len(request.block_ids) * self.block_size
-        return -(-missing // self.block_size) if missing > 0 else 0
+    @property
+    def num_online(self) -> int:
+        """Held blocks with at least one online reader."""
+        return self._pool.num_online
 
-    def admission_cost(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Blocks that leave the available set if a request is admitted with ``hit`` and computes ``num_tokens``."""
-        total = -(-(hit.num_tokens + num_tokens) // self.block_size)
-        return total - len(hit.block_ids) + self.pool.num_unheld(hit.block_ids)
+    def occupancy(self) -> KVOccupancy:
+        pool = self._pool
+        return KVOccupancy(pool.num_free, pool.num_cached, pool.num_online, pool.num_offline)
+
+    def is_indexed(self, block_hash: bytes) -> bool:
+        """Whether a request with this block in its prompt would find it."""
+        return self._pool.index.get(block_hash) is not None
+
+    def draft(self) -> KVDraft:
+        """The cache as it is now, to plan against; worth nothing once the cache has changed."""
+        return KVDraft(self._pool, self.block_size, self.enable_prefix_cache)
+
+    # ---- acting ----
 
     def admit(self, request: Request, hit: PrefixHit) -> None:
-        """Gives the request its cached prefix."""
-        assert not request.block_ids
-        self.pool.acquire(hit.block_ids, request.request_class)
-        request.block_ids = list(hit.block_ids)
-        request.num_computed_tokens = hit.num_tokens
-        request.num_indexed_blocks = len(hit.block_ids)
+        """Gives a request that has just taken its seat its cached prefix."""
+        assert not request.num_blocks
+        self._pool.acquire(hit.block_ids, request.request_class)
+        table, seat = self.table, request.seat
+        table.blocks.append(seat, hit.block_ids)
+        table.computed[seat] = hit.num_tokens
+        table.indexed[seat] = len(hit.block_ids)
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """Extends the block table for the next ``num_tokens`` tokens. Raises RuntimeError when blocks run out."""
-        if count := self.blocks_needed(request, num_tokens):
-            request.block_ids += self.pool.allocate(count, request.request_class)
+        missing = request.num_computed_tokens + num_tokens - request.num_blocks * self.block_size
+        if missing > 0:
+            blocks = self._pool.allocate(-(-missing // self.block_size), request.request_class)
+            self.table.blocks.append(request.seat, blocks)
 
-    def publish(self, request: Request, num_planned_tokens: int = 0) -> None:
-        """Indexes the blocks that the computed tokens have filled, and the next ``num_planned_tokens`` will fill.
+    def grow_rows(self, rows: IntArray) -> None:
+        """Extends the block tables of rows of one class for one more token each, in their order.
 
-        Who publishes planned tokens must ``retract`` them if they are not computed.
+        Raises RuntimeError when blocks run out.
         """
+        table = self.table
+        full = rows[table.blocks.missing(rows, table.computed[rows] + 1) > 0]
+        if len(full):
+            blocks = self._pool.allocate(len(full), table.request(int(full[0])).request_class)
+            table.blocks.append_one_each(full, blocks)
+
+    def publish(self, request: Request, num_tokens: int) -> None:
+        """Indexes the full blocks of the request's first ``num_tokens`` tokens, computed or planned.
+
+        Planned tokens that are not computed must be taken back by ``retract``.
+        """
+        num_full = min(num_tokens, request.num_known_tokens) // self.block_size
+        if not self.enable_prefix_cache or num_full <= request.num_indexed_blocks:
+            return
+        if len(request.block_hashes) < num_full:
+            extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
+        blocks = self.table.blocks.ids[request.seat]
+        for i in range(request.num_indexed_blocks, num_full):
+            self._pool.publish(int(blocks[i]), request.block_hashes[i])
+        self.table.indexed[request.seat] = num_full
+
+    def publish_rows(self, rows: IntArray, num_tokens: IntArray) -> None:
+        """``publish`` for rows that have computed so many tokens each."""
         if not self.enable_prefix_cache:
             return
-        num_full = (request.num_computed_tokens + num_planned_tokens) // self.block_size
-        if num_full <= request.num_indexed_blocks:
-            return
-        extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
-        for i in range(request.num_indexed_blocks, num_full):
-            self.pool.publish(request.block_ids[i], request.block_hashes[i])
-        request.num_indexed_blocks = num_full
+        table = self.table
+        crossed = num_tokens // self.block_size > table.indexed[rows]
+        for seat, tokens in zip(rows[crossed].tolist(), num_tokens[crossed].tolist(), strict=True):
+            self.publish(table.request(seat), tokens)
 
     def retract(self, request: Request, num_tokens: int) -> list[int]:
         """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the blocks, which no longer are found.
 
         They must be the request's own: none of them may come from the hit that it was admitted with.
         """
-        num_full = num_tokens // self.block_size
-        block_ids = request.block_ids[num_full : request.num_indexed_blocks]
-        self.pool.unpublish(block_ids)
-        request.num_indexed_blocks = min(request.num_indexed_blocks, num_full)
+        num_full, num_indexed = num_tokens // self.block_size, request.num_indexed_blocks
+        block_ids = request.block_ids[num_full:num_indexed]
+        self._pool.unpublish(block_ids)
+        self.table.indexed[request.seat] = min(num_indexed, num_full)
         return block_ids
 
     def cut(self, request: Request, num_blocks: int) -> None:
         """Takes back all but the first ``num_blocks`` blocks, which are full: the rest is computed again."""
-        self.pool.release(request.block_ids[num_blocks:], request.request_class)
-        request.block_ids = request.block_ids[:num_blocks]
-        request.num_computed_tokens = num_blocks * self.block_size
-        request.num_indexed_blocks = min(request.num_indexed_blocks, num_blocks)
+        table, seat = self.table, request.seat
+        self._pool.release(table.blocks.cut(seat, num_blocks), request.request_class)
+        table.computed[seat] = num_blocks * self.block_size
+        table.indexed[seat] = min(int(table.indexed[seat]), num_blocks)
 
     def release(self, request: Request) -> None:
         """Takes every block back; what is indexed stays cached until it is evicted."""
-        self.pool.release(request.block_ids, request.request_class)
-        request.block_ids = []
-        request.num_computed_tokens = 0
-        request.num_indexed_blocks = 0
+        if request.table is not None:
+            self.cut(request, 0)
 
     def distrust(self, request: Request) -> None:
-        """Nobody finds this request's blocks in the prefix index any more; those who hold some keep them."""
-        self.pool.unpublish(request.block_ids)
+        """No request finds this one's blocks in the prefix index any more; those that hold some keep them."""
+        self._pool.unpublish(request.block_ids)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raises AssertionError if pool, index and the tables of ``requests`` (all that hold blocks) disagree."""
-        live = list(requests)
-        self.pool.check_integrity((r.request_class, r.block_ids) for r in live)
-        for r in live:
-            needed = -(-r.num_computed_tokens // self.block_size)
-            assert len(r.block_ids) >= needed, f"{r.request_id}: {len(r.block_ids)} blocks, {needed} needed"
-            assert r.num_computed_tokens <= r.num_tokens
-            assert r.num_indexed_blocks * self.block_size <= r.num_computed_tokens, f"{r.request_id} published too much"
+        self._pool.check_integrity((r.request_class, r.block_ids) for r in requests)

@@ -1,8 +1,10 @@
 """Which block holds which prefix: chained block hashes and the index over them."""
 
 import hashlib
-from array import array
 from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 
 def root_hash(salt: bytes) -> bytes:
@@ -12,14 +14,21 @@ def root_hash(salt: bytes) -> bytes:
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Names a whole prefix: SHA-256 over the parent's hash and this block's token ids."""
-    return hashlib.sha256(parent + array("i", token_ids).tobytes()).digest()
+    return hashlib.sha256(parent + np.asarray(token_ids, np.int32).tobytes()).digest()
 
 
-def extend_block_hashes(hashes: list[bytes], token_ids: list[int], block_size: int, salt: bytes) -> None:
+def extend_block_hashes(
+    hashes: list[bytes], token_ids: Sequence[int] | npt.NDArray[np.int32], block_size: int, salt: bytes
+) -> None:
     """Appends to ``hashes`` (in place) until every full block of ``token_ids`` has one."""
+    num_blocks = len(token_ids) // block_size
+    if num_blocks <= len(hashes):
+        return
     parent = hashes[-1] if hashes else root_hash(salt)
-    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
-        parent = block_hash(parent, token_ids[start : start + block_size])
+    text = np.asarray(token_ids[len(hashes) * block_size : num_blocks * block_size], np.int32).tobytes()
+    size = block_size * 4
+    for start in range(0, len(text), size):
+        parent = hashlib.sha256(parent + text[start : start + size]).digest()
         hashes.append(parent)
 
 

@@ -4,8 +4,9 @@ Prompts of batch rows stay in the job's token file until a row is admitted; a jo
 integers per row here.
 """
 
+import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ RowKey = Callable[[TokenFile, int], Any]
 """A sortable key of one row of a job: the rows of a job are handed out in its order."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Part:
     """What one message brought of a batch."""
 
@@ -37,28 +38,29 @@ class _Part:
     salt: bytes
     next_index: int = 0
     """Into ``rows``: what lies before has been handed out."""
+    made: dict[int, Request] = field(default_factory=dict)
+    """Requests of rows that were looked at and not handed out, by index."""
 
     @property
     def num_left(self) -> int:
         return len(self.rows) - self.next_index
 
-    def head_key(self, row_key: RowKey) -> Any:
-        return row_key(self.tokens, int(self.rows[self.next_index]))
+    def key(self, row_key: RowKey, index: int) -> Any:
+        return row_key(self.tokens, int(self.rows[index]))
 
-    def next_request(self) -> Request:
-        row, params = int(self.rows[self.next_index]), self.params_table[self.params_index[self.next_index]]
-        self.next_index += 1
-        return Request(
+    def make(self, index: int) -> Request:
+        row, params = int(self.rows[index]), self.params_table[self.params_index[index]]
+        request = self.made[index] = Request(
             request_id=row_request_id(self.batch_id, row),
             prompt_token_ids=self.tokens.prompt(row),
             params=params,
             tier=Tier.BATCH,
             arrival_s=self.arrival_s,
-            ttft_slo_s=max(self.deadline_s - self.arrival_s, 0.0),
-            tpot_slo_s=0.0,
             salt=self.salt,
             report_every_step=row in self.stream_rows,
+            deadline_s=self.deadline_s,
         )
+        return request
 
 
 def row_request_id(batch_id: str, row: int) -> str:
@@ -69,26 +71,53 @@ def row_request_id(batch_id: str, row: int) -> str:
 class OfflinePool:
     """Preempted requests first (their work is half done), then flex (a caller waits), then jobs by deadline.
 
-    Rows of a job come in file order, or in the order of ``row_key``, whatever messages they came with.
+    Rows of a job come in file order, or in the order of ``row_key``, whatever messages they came with. Looking
+    changes nothing: a row that is looked at is made into a request, which is kept until it is handed out.
     """
 
     row_key: RowKey | None = None
-    on_row: Callable[[Request], None] | None = None
-    """Called when a batch row is made into a request: from now on the scheduler may look at its prompt."""
     _returned: deque[Request] = field(default_factory=deque)
     _flex: deque[Request] = field(default_factory=deque)
-    _jobs: dict[str, deque[_Part]] = field(default_factory=dict)
+    _jobs: dict[str, list[_Part]] = field(default_factory=dict)
     """Parts with rows left, by batch, in order of arrival."""
-    _head: Request | None = None
-    """The next batch row, made into a request when somebody looked at it."""
+    _num_rows: int = 0
+    """Rows left in all parts."""
+    _first_looked_at: list[Request] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return (
-            len(self._returned)
-            + len(self._flex)
-            + (self._head is not None)
-            + sum(part.num_left for parts in self._jobs.values() for part in parts)
-        )
+        return len(self._returned) + len(self._flex) + self._num_rows
+
+    def draft(self) -> "PoolDraft":
+        """The pool as it is now, to plan against."""
+        return PoolDraft(self)
+
+    def take_first_looked_at(self) -> list[Request]:
+        """Batch rows whose prompts were looked at for the first time since the last call."""
+        requests, self._first_looked_at = self._first_looked_at, []
+        return requests
+
+    @property
+    def returned(self) -> Sequence[Request]:
+        """Preempted requests, in the order in which they are handed out."""
+        return self._returned
+
+    @property
+    def flex(self) -> Sequence[Request]:
+        return self._flex
+
+    def rows(self) -> Iterator[Request]:
+        """The rows left, in order; each is made into a request when the iterator comes to it."""
+        for part, index in self._row_places():
+            request = part.made.get(index)
+            if request is None:
+                request = part.make(index)
+                self._first_looked_at.append(request)
+            yield request
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._returned
+        yield from self._flex
+        yield from self.rows()
 
     def add_flex(self, request: Request) -> None:
         self._flex.append(request)
@@ -132,71 +161,147 @@ class OfflinePool:
             message.deadline_s,
             message.salt,
         )
-        if message.batch_id not in self._jobs:
-            self._jobs[message.batch_id] = deque()
-        self._jobs[message.batch_id].append(part)
+        if part.num_left:
+            self._jobs.setdefault(message.batch_id, []).append(part)
+            self._num_rows += part.num_left
         # A batch whose last lines come late must not stand behind all that came meanwhile.
         self._jobs = dict(sorted(self._jobs.items(), key=lambda job: job[1][0].deadline_s))
         return refused
 
-    def peek(self) -> Request | None:
-        """The request that should be admitted next."""
-        if self._returned:
-            return self._returned[0]
-        if self._flex:
-            return self._flex[0]
-        if self._head is None:
-            self._head = self._next_row()
-        return self._head
-
     def pop(self) -> Request:
-        """Takes what ``peek`` showed."""
+        """Takes the first request."""
         if self._returned:
             return self._returned.popleft()
         if self._flex:
             return self._flex.popleft()
-        request = self._head if self._head is not None else self._next_row()
-        self._head = None
-        assert request is not None, "pop on an empty pool"
-        return request
+        return self._pop_row()
+
+    def draw(self, count: int) -> None:
+        """Puts the first requests among the preempted ones, in their order."""
+        for request in reversed([self.pop() for _ in range(count)]):
+            self.give_back(request)
+
+    def take(self, request: Request) -> None:
+        """Takes a request that is being admitted: the first one, or any that was preempted."""
+        taken = self.pop() if next(iter(self), None) is request else self.remove(request.request_id)
+        assert taken is request, f"{request.request_id} does not wait in the pool"
 
     def remove(self, request_id: str) -> Request | None:
-        """Takes one waiting flex or preempted request out, wherever it stands, or the batch row that ``peek`` made."""
-        if self._head is not None and self._head.request_id == request_id:
-            request, self._head = self._head, None
-            return request
+        """Takes one waiting flex or preempted request out, wherever it stands, or the next batch row if it has been
+        looked at."""
         for queue in (self._returned, self._flex):
             for request in queue:
                 if request.request_id == request_id:
                     queue.remove(request)
                     return request
+        part, index = next(self._row_places(), (None, 0))
+        if part is not None and (head := part.made.get(index)) is not None and head.request_id == request_id:
+            return self._pop_row()
         return None
+
+    def find_returned(self, request_id: str) -> Request | None:
+        """A preempted request that waits here."""
+        return next((r for r in self._returned if r.request_id == request_id), None)
 
     def cancel_batch(self, batch_id: str) -> list[Request]:
         """Drops the job's rows; returns those of them that had started and were preempted."""
         preempted = [r for r in self._returned if r.request_id.startswith(f"{batch_id}:")]
         for request in preempted:
             self._returned.remove(request)
-        if self._head is not None and self._head.request_id.startswith(f"{batch_id}:"):
-            self._head = None
-        self._jobs.pop(batch_id, None)
+        parts = self._jobs.pop(batch_id, [])
+        self._num_rows -= sum(part.num_left for part in parts)
         return preempted
 
-    def _next_row(self) -> Request | None:
-        while self._jobs:
-            batch_id, parts = next(iter(self._jobs.items()))
-            while parts:
-                if parts[0].num_left:
-                    request = self._next_part(parts).next_request()
-                    if self.on_row is not None:
-                        self.on_row(request)
-                    return request
-                parts.popleft()
-            del self._jobs[batch_id]
-        return None
+    def _pop_row(self) -> Request:
+        part, index = next(self._row_places())
+        assert index == part.next_index
+        request = part.made.pop(index, None)
+        if request is None:
+            request = part.make(index)
+            del part.made[index]
+        part.next_index += 1
+        self._num_rows -= 1
+        if not part.num_left:
+            parts = self._jobs[part.batch_id]
+            parts.remove(part)
+            if not parts:
+                del self._jobs[part.batch_id]
+        return request
 
-    def _next_part(self, parts: deque[_Part]) -> _Part:
-        if self.row_key is None:
-            return parts[0]
-        row_key = self.row_key
-        return min((part for part in parts if part.num_left), key=lambda part: part.head_key(row_key))
+    def _row_places(self) -> Iterator[tuple[_Part, int]]:
+        """Part and index of every row left, in order."""
+        for parts in self._jobs.values():
+            if self.row_key is None or len(parts) == 1:
+                for part in parts:
+                    yield from ((part, index) for index in range(part.next_index, len(part.rows)))
+            else:
+                yield from _merged(parts, self.row_key)
+
+
+def _merged(parts: Sequence[_Part], row_key: RowKey) -> Iterator[tuple[_Part, int]]:
+    """Rows of parts that are each in order, by key; at equal key the earlier part's first."""
+
+    def keyed(rank: int, part: _Part) -> Iterator[tuple[Any, int, int]]:
+        return ((part.key(row_key, index), rank, index) for index in range(part.next_index, len(part.rows)))
+
+    for _, rank, index in heapq.merge(*(keyed(rank, part) for rank, part in enumerate(parts))):
+        yield parts[rank], index
+
+
+class PoolDraft:
+    """The pool as a draft of a step would leave it: the same operations, on differences to it."""
+
+    def __init__(self, pool: OfflinePool) -> None:
+        self._pool = pool
+        self._returned: deque[Request] | None = None
+        """Set when it differs from the pool's."""
+        self._num_flex_taken = 0
+        self._rows: Iterator[Request] | None = None
+        self._head: Request | None = None
+        """The next row, if one was looked at."""
+        self._num_rows_taken = 0
+
+    def __len__(self) -> int:
+        pool = self._pool
+        num_taken = self._num_flex_taken + self._num_rows_taken
+        differing = 0 if self._returned is None else len(self._returned) - len(pool.returned)
+        return len(pool) - num_taken + differing
+
+    def peek(self) -> Request | None:
+        """The request that should be admitted next."""
+        returned = self._pool.returned if self._returned is None else self._returned
+        if returned:
+            return returned[0]
+        if self._num_flex_taken < len(self._pool.flex):
+            return self._pool.flex[self._num_flex_taken]
+        if self._head is None:
+            if self._rows is None:
+                self._rows = self._pool.rows()
+            self._head = next(self._rows, None)
+        return self._head
+
+    def pop(self) -> Request:
+        """Takes what ``peek`` shows."""
+        request = self.peek()
+        assert request is not None, "pop on an empty pool"
+        if self._pool.returned if self._returned is None else self._returned:
+            self._own_returned().popleft()
+        elif self._num_flex_taken < len(self._pool.flex):
+            self._num_flex_taken += 1
+        else:
+            self._head = None
+            self._num_rows_taken += 1
+        return request
+
+    def give_back(self, request: Request) -> None:
+        """A preempted request waits at the front."""
+        self._own_returned().appendleft(request)
+
+    def take_returned(self, request: Request) -> None:
+        """Takes a preempted request out, wherever it stands."""
+        self._own_returned().remove(request)
+
+    def _own_returned(self) -> deque[Request]:
+        if self._returned is None:
+            self._returned = deque(self._pool.returned)
+        return self._returned

@@ -1,11 +1,7 @@
 """The process around EngineCore: its socket, its loop, its end."""
 
 import gc
-import json
-import logging
-import os
 from collections.abc import Sequence
-from typing import TextIO
 
 import zmq
 
@@ -22,11 +18,11 @@ from neaptide.engine.messages import (
     to_engine_decoder,
 )
 
-logger = logging.getLogger(__name__)
-
 HEARTBEAT_S = 0.5
 BLOCKED_POLL_S = 0.005
-"""Wait for messages after a step in which nobody could run, so that a full pool does not spin."""
+"""Wait for messages after a step in which no request could run, so that a full pool does not spin."""
+MIN_WAIT_S = 0.001
+"""Shorter waits are not worth a poll, which counts milliseconds."""
 
 
 class EngineSocket:
@@ -58,31 +54,6 @@ class EngineSocket:
         self._context.term()
 
 
-class RequestLogFile:
-    """Append-only JSON lines: which request was first scheduled, and ended, when."""
-
-    ROTATE_BYTES = 64 << 20
-
-    def __init__(self, path: str, clock: Clock) -> None:
-        if os.path.exists(path) and os.path.getsize(path) > self.ROTATE_BYTES:
-            os.replace(path, f"{path}.1")
-        self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (lives as long as the engine)
-        self._clock = clock
-        self._failing = False
-
-    def __call__(self, event: str, request_id: str) -> None:
-        line = {"t": round(self._clock.now(), 6), "event": event, "id": request_id, "pid": os.getpid()}
-        try:
-            self._file.write(json.dumps(line) + "\n")
-        except OSError as error:  # a full disk must not end the engine
-            if not self._failing:
-                logger.error("the request log cannot be written: %s", error)
-            self._failing = True
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink: MessageSink, clock: Clock) -> None:
     """Serves until ``Shutdown``. The heartbeat goes out even when nothing happens."""
     sink.send(ready)
@@ -96,6 +67,9 @@ def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink
             if isinstance(message, Shutdown):
                 return
             core.handle(message)
+        wait_s = min(core.plan_at_s - clock.now(), HEARTBEAT_S)
+        if wait_s > MIN_WAIT_S:
+            continue  # planned late, so that what arrives until then waits for one step, not two
         outputs = core.step() if core.has_work else StepOutputs([], [])
         wait_s = 0.0
         if not core.has_work:

@@ -8,10 +8,11 @@ from typing import IO, Any, Concatenate, ParamSpec
 import msgspec
 import numpy as np
 
-from neaptide.engine.batch import BatchShape, StepPlan, StepResult
+from neaptide.engine.batch import BatchShape, StepResult
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason
 from neaptide.engine.record.block_numbers import BlockNumbers, Ranges
@@ -32,7 +33,7 @@ from neaptide.engine.record.step_log import (
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.stats import StepTimer
+from neaptide.engine.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def _harmless(record: Recording[P]) -> Recording[P]:
     return guarded
 
 
-class StepRecorder:
+class StepRecorder(EngineObserver):
     """Writes the step log of one engine. No method raises: a disk that refuses, or a bug here, ends the log only.
 
     Args:
@@ -94,7 +95,7 @@ class StepRecorder:
         return len(self._live) + sum(map(len, self._rows.values()))
 
     @_harmless
-    def observed(self, shape: BatchShape, seconds: float) -> None:
+    def warmed_up(self, shape: BatchShape, seconds: float) -> None:
         """The cost model was shown a step of the warm-up."""
         fields = [getattr(shape, name) for name in BatchShape.__slots__]
         self._write(ObserveLine(fields, seconds))
@@ -146,7 +147,7 @@ class StepRecorder:
     @_harmless
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
         """Planning at ``start_s`` found nobody who could run."""
-        num_preempted = len(scheduler.preemptor.count.request_ids)
+        num_preempted = len(scheduler.preempted.request_ids)
         if self._idle is None or start_s >= self._idle[0] + IDLE_S or num_preempted != self._idle[1]:
             self._write(IdleLine(start_s))
             self._idle = start_s, num_preempted
@@ -161,16 +162,15 @@ class StepRecorder:
         self._ended_ids[request.request_id] = handle
 
     @_harmless
-    def step(self, plan: StepPlan, result: StepResult, timer: StepTimer, scheduler: Scheduler) -> None:
-        """A step is done and committed."""
-        pool = scheduler.queues.kv.pool
+    def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
+        plan, timer, blocks = step.plan, step.timer, scheduler.kv.occupancy()
         planning = [timer.start_s] if timer.scheduled_at_s == timer.start_s else [timer.start_s, timer.scheduled_at_s]
         line = StepLine(
             step=plan.step,
             t=[*planning, timer.executed_at_s],
             predicted=[round(plan.predicted_s, 9), round(plan.margin_s, 9), round(plan.budget_s, 9)],
-            kv=[pool.num_cached, pool.num_online, pool.num_offline],
-            preempt=[self._handle(request_id) for request_id in scheduler.preemptor.count.request_ids],
+            kv=[blocks.cached, blocks.online, blocks.offline],
+            preempt=[self._handle(request_id) for request_id in step.preempted.request_ids],
             end=self._ended,
             errors={str(self._handle(request_id)): error for request_id, error in result.errors.items()},
             in_parts=not result.is_whole,
@@ -178,12 +178,12 @@ class StepRecorder:
         self._running.difference_update(line.preempt)
         one_token = []
         gone = {handle for handle, *_ in self._ended}
-        for part in plan.scheduled:
-            handle = self._handle(part.request_id)
-            num_tokens = len(part.token_ids)
+        parts = zip(plan.request_ids, plan.num_tokens.tolist(), plan.num_computed.tolist(), strict=True)
+        for request_id, num_tokens, num_computed in parts:
+            handle = self._handle(request_id)
             if handle not in self._running:
                 self._running.add(handle)
-                line.admit.append((handle, part.num_computed_tokens))
+                line.admit.append((handle, num_computed))
             if num_tokens == 1:
                 one_token.append(handle)
             else:
@@ -198,7 +198,7 @@ class StepRecorder:
         if self._numbers.is_full:
             # What is neither cached nor in a request can be found by nobody.
             live = {block_hash for _, hashes in self._live.values() for block_hash in hashes}
-            self._numbers.sweep(lambda h: h in live or pool.index.get(h) is not None)
+            self._numbers.sweep(lambda h: h in live or scheduler.kv.is_indexed(h))
 
     def close(self) -> None:
         try:

@@ -4,20 +4,33 @@ import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
+import numpy as np
+
+from neaptide.engine.batch import NewRequest, StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
+from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.offline.pool import RowKey
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import StepBudget
-from neaptide.engine.scheduler.preemption import PreemptionCount, Preemptor
+from neaptide.engine.scheduler.draft import (
+    Admit,
+    Draft,
+    DrawPool,
+    Grow,
+    Preempt,
+    PreemptionCount,
+    TakePart,
+    TakePartRows,
+)
 from neaptide.engine.scheduler.queues import OnlineOrder, Queues, deadline_order
-from neaptide.engine.scheduler.step import StepBuilder
+from neaptide.engine.step import Step, await_tokens
+from neaptide.engine.timer import StepTimer
 
 
 class PlanningError(Exception):
-    """Planning failed at one request; the others' state is as if the step had not been planned."""
+    """Planning failed at one request; nothing has changed."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(f"planning failed at {request.request_id}")
@@ -27,7 +40,8 @@ class PlanningError(Exception):
 class Scheduler(ABC):
     """Plans steps. Owns the queues; knows nothing of tensors, sockets or wall clocks.
 
-    A policy says in ``_pack`` who takes part in a step.
+    A policy says in ``_pack`` which requests take part in a step. ``draft`` changes nothing; ``apply`` is the only
+    place where a plan changes queues, seats and the cache.
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(deadline_order)
@@ -50,21 +64,27 @@ class Scheduler(ABC):
         self.max_step_tokens = config.max_num_batched_tokens
         """Tokens computed in one step at most; a policy that cannot cut prompts must allow whole ones."""
         self.queues = Queues(kv, type(self).online_order, type(self).row_key)
+        self.kv = kv
         self.offline_paused = False
         self.cost_model = cost_model
         self.headroom = headroom
-        self.preemptor = Preemptor(self.queues)
-        self._step = 0
+        self.index = 0
+        """Of the step being planned, or planned last."""
+        self.preempted = PreemptionCount()
+        """By drafts since the last step."""
+        self._preempted_ids: list[str] = []
         self._finished_ids: list[str] = []
-        self.last: StepBuilder | None = None
-        """The step planned last, for the counters."""
 
     @abstractmethod
-    def _pack(self, step: StepBuilder) -> float:
-        """Fills the step; returns its time budget in seconds (``math.inf`` for none).
+    def _pack(self, draft: Draft) -> float:
+        """Fills the draft; returns its time budget in seconds (``math.inf`` for none).
 
-        ``step.at`` is the request being looked at, None between them: whom to blame if this raises.
+        ``draft.at`` is the request being looked at, None between them: the one to blame if this raises. It must
+        change nothing but the draft; what the policy has to remember goes into ``draft.notes``.
         """
+
+    def _remember(self, draft: Draft) -> None:  # noqa: B027 (a policy need not remember anything)
+        """The draft has been applied: takes over its notes."""
 
     def observe_arrival(self, request: Request) -> None:
         """An online request was accepted."""
@@ -72,9 +92,9 @@ class Scheduler(ABC):
 
     def observe_held(self, now_s: float) -> None:
         """Blocks have been taken or given back."""
-        self.headroom.observe(now_s, self.queues.kv.pool.num_online)
+        self.headroom.observe(now_s, self.kv.num_online)
 
-    def observe_step(self, plan: StepPlan, seconds: float) -> None:  # noqa: B027 (a policy need not learn)
+    def observe_step(self, step: Step, seconds: float) -> None:  # noqa: B027 (a policy need not learn)
         """A planned step took ``seconds``."""
 
     @property
@@ -85,61 +105,128 @@ class Scheduler(ABC):
             return True
         return not self.offline_paused and bool(queues.running_offline or len(queues.pool))
 
-    def take_preemptions(self) -> PreemptionCount:
-        count, self.preemptor.count = self.preemptor.count, PreemptionCount()
-        return count
-
     def forget(self, request: Request) -> None:
         """A request ended: the executor hears of it with the next plan."""
         self.queues.finish(request)
         if request.known_to_executor:
             self._finished_ids.append(request.request_id)
 
-    def schedule(self, now_s: float) -> StepPlan | None:
-        """The next step, or None when nobody can run. Progress advances here, not at commit.
+    def undo(self, step: Step) -> None:
+        """A step that was applied will be planned anew, and the executor told again of what changed with it."""
+        step.undo(self.kv)
+        for new in step.plan.new_requests:
+            request = self.queues.find(new.request_id) or self.queues.pool.find_returned(new.request_id)
+            if request is not None:
+                request.known_to_executor = False
+        self._finished_ids += step.plan.finished_ids
+        self._preempted_ids += step.plan.preempted_ids
+
+    def begin(self, now_s: float) -> None:
+        """A step is to be planned."""
+        self.index += 1
+        self.observe_held(now_s)
+
+    def draft(self, now_s: float) -> Draft:
+        """What the policy would do now. Changes nothing.
 
         Raises:
             PlanningError: a request could not be planned for.
         """
-        self._step += 1
-        self.observe_held(now_s)
         budget = StepBudget(self.cost_model, self.max_step_tokens)
-        publishes = type(self).publishes_when_planned
-        step = StepBuilder(self._step, now_s, self.queues, self.preemptor, budget, publishes)
+        draft = Draft(self.index, now_s, self.queues, budget, type(self).publishes_when_planned)
         try:
-            limit_s = self._pack(step)
-            step.at = None
-            self.last = step
-            return self._plan(step, limit_s) if step.scheduled else None
+            draft.limit_s = self._pack(draft)
         except Exception as error:
-            step.take_back()
-            if step.at is None:
+            if draft.at is None:
                 raise
-            raise PlanningError(step.at) from error
+            raise PlanningError(draft.at) from error
+        draft.at = None
+        return draft
 
-    def _plan(self, step: StepBuilder, limit_s: float) -> StepPlan:
-        seconds, margin_s = self.cost_model.predict(step.budget.shape)
-        plan = StepPlan(step.index, [], step.budget.shape, predicted_s=seconds, margin_s=margin_s)
-        plan.budget_s = limit_s if math.isfinite(limit_s) else 0.0
-        for request, num_tokens in step.scheduled:
-            step.at = request
+    def apply(self, draft: Draft, timer: StepTimer) -> Step | None:
+        """Does what the draft says: the step to run, or None if no request takes part in it.
+
+        The draft must have been made of the present state; then nothing here can fail, for what it asked of the
+        cache it was given in the same order.
+        """
+        admissions: list[tuple[Request, int]] = []
+        rows, num_tokens = self._act(draft, admissions)
+        self.preempted.online += draft.preempted.online
+        self.preempted.offline += draft.preempted.offline
+        self.preempted.recomputed_tokens += draft.preempted.recomputed_tokens
+        self.preempted.request_ids += draft.preempted.request_ids
+        self._remember(draft)
+        if not len(rows):
+            return None
+        plan = self._plan(draft, rows, num_tokens)
+        table = plan.table
+        step = Step(plan, draft, self.preempted, table.epoch[rows], table.online[rows], timer)
+        step.publishes_when_planned = type(self).publishes_when_planned
+        self.preempted = PreemptionCount()
+        for request, cached_tokens in admissions:
+            if request.num_preemptions == 0:
+                request.num_cached_tokens, request.scheduled_s = cached_tokens, draft.now_s
+                step.count_admission(request, cached_tokens)
+            else:
+                plan.resumed_ids.append(request.request_id)
             if not request.known_to_executor:
                 plan.new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.params))
-            start, token_ids = request.num_computed_tokens, request.token_ids
-            end = start + num_tokens
-            plan.scheduled.append(
-                ScheduledRequest(
-                    request_id=request.request_id,
-                    token_ids=token_ids[start:end],
-                    num_computed_tokens=start,
-                    block_ids=request.block_ids,
-                    sample=end == len(token_ids) and request.params.max_tokens > 0,
-                    output_position=len(token_ids) - request.num_prompt_tokens,
-                )
-            )
-        # Only now, when nothing can fail any more: progress that was noted must be computed.
-        plan.finished_ids, self._finished_ids = self._finished_ids, []
-        for request, num_tokens in step.scheduled:
-            request.known_to_executor = True
-            request.num_computed_tokens += num_tokens
+                request.known_to_executor = True
+        await_tokens(plan, draft.now_s + plan.predicted_s)
+        return step
+
+    def _act(self, draft: Draft, admissions: list[tuple[Request, int]]) -> tuple[IntArray, IntArray]:
+        """Does the draft's actions; returns rows and numbers of tokens of its parts, and notes who was admitted."""
+        queues, kv, publishes = self.queues, self.kv, type(self).publishes_when_planned
+        parts: list[IntArray] = []
+        """[2, parts]: rows and tokens."""
+        for action in draft.actions:
+            match action:
+                case TakePart(request, tokens):
+                    kv.grow(request, tokens)
+                    if publishes:
+                        kv.publish(request, request.num_computed_tokens + tokens)
+                    parts.append(np.array([[request.seat], [tokens]], np.int64))
+                case TakePartRows(rows):
+                    kv.grow_rows(rows)
+                    if publishes:
+                        kv.publish_rows(rows, queues.table.computed[rows] + 1)
+                    parts.append(np.stack((rows, np.ones_like(rows))))
+                case Admit(request, hit):
+                    queues.start(request)
+                    kv.admit(request, hit)
+                    admissions.append((request, hit.num_tokens))
+                case Preempt(request):
+                    queues.preempt(request)
+                    if request.known_to_executor:
+                        self._preempted_ids.append(request.request_id)
+                case Grow(request, tokens):
+                    kv.grow(request, tokens)
+                case DrawPool(count):
+                    queues.pool.draw(count)
+        joined = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0), np.int64)
+        return joined[0], joined[1]
+
+    def _plan(self, draft: Draft, rows: IntArray, num_tokens: IntArray) -> StepPlan:
+        table, shape = self.queues.table, draft.budget.shape
+        seconds, margin_s = self.cost_model.predict(shape)
+        start, total = table.computed[rows], table.total[rows]
+        ids = table.ids
+        plan = StepPlan(
+            step=draft.index,
+            shape=shape,
+            table=table,
+            rows=rows,
+            num_tokens=num_tokens,
+            num_computed=start,
+            sample=(start + num_tokens == total) & (table.limit[rows] > table.prompt[rows]),
+            output_position=total - table.prompt[rows],
+            request_ids=[ids[seat] for seat in rows.tolist()],
+            finished_ids=self._finished_ids,
+            preempted_ids=self._preempted_ids,
+            predicted_s=seconds,
+            margin_s=margin_s,
+            budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,
+        )
+        self._finished_ids, self._preempted_ids = [], []
         return plan

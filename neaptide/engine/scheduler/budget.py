@@ -1,10 +1,12 @@
 """The running account of one step: tokens, predicted seconds."""
 
 from bisect import bisect_left
-from itertools import accumulate
+
+import numpy as np
 
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.kv.block_table import IntArray
 
 
 class StepBudget:
@@ -21,16 +23,16 @@ class StepBudget:
         seconds, margin_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens))
         return seconds + margin_s <= limit_s
 
-    def most_decodes(self, contexts: list[int], limit_s: float) -> int:
+    def most_decodes(self, contexts: IntArray, limit_s: float) -> int:
         """How many of these decodes, taken from the front, keep the step within ``limit_s``.
 
         ``contexts`` are the KV tokens that each reads.
         """
-        sums = [0, *accumulate(contexts)]
+        sums = np.cumsum(contexts)
 
         def fits(count: int) -> bool:
-            seconds, margin_s = self._cost_model.predict(self.shape.plus_decodes(count, sums[count]))
-            return count == 0 or seconds + margin_s <= limit_s
+            seconds, margin_s = self._cost_model.predict(self.shape.plus_decodes(count, int(sums[count - 1])))
+            return seconds + margin_s <= limit_s
 
         return bisect_left(range(1, min(len(contexts), self.tokens_left) + 1), True, key=lambda n: not fits(n))
 
@@ -47,6 +49,12 @@ class StepBudget:
             else:
                 high = middle
         return low
+
+    def add_decodes(self, contexts: IntArray) -> None:
+        """Decodes on so many computed tokens each, at least one."""
+        count = len(contexts)
+        self.tokens_left -= count
+        self.shape.add_decodes(count, int(contexts.sum()) + count, int(contexts.max()) + 1)
 
     def add(self, num_tokens: int, context_tokens: int) -> None:
         self.tokens_left -= num_tokens

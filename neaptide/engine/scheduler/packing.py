@@ -6,18 +6,19 @@ Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from neaptide.engine.batch import StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
-from neaptide.engine.kv.manager import KVCacheManager, PrefixHit
+from neaptide.engine.kv.draft import NO_HIT, PrefixHit
+from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.controller import OverrunController
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.queues import deadline_order
 from neaptide.engine.scheduler.slack import SlackTracker
-from neaptide.engine.scheduler.step import StepBuilder
+from neaptide.engine.step import Step
 
 LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
@@ -42,107 +43,97 @@ class NeaptideScheduler(Scheduler):
         super().observe_arrival(request)
         self.slack.observe_arrival(request)
 
-    def observe_step(self, plan: StepPlan, seconds: float) -> None:
-        if plan.budget_s and self.last is not None and self.last.has_offline:
-            self.controller.observe(seconds, plan.budget_s)
+    def observe_step(self, step: Step, seconds: float) -> None:
+        if step.plan.budget_s and step.draft.has_offline:
+            self.controller.observe(seconds, step.plan.budget_s)
 
-    def _pack(self, step: StepBuilder) -> float:
-        now_s = step.now_s
-        bounds = self.slack.bounds(now_s, self.queues.running_online.values())
-        self._pack_online_decodes(step)
-        self._pack_online_prefills(step, bounds.itl_s)
-        step.at = None
-        prefill_slack_s = self.slack.prefill_slack_s(now_s, self._unfinished_prompts(step))
+    def _pack(self, draft: Draft) -> float:
+        bounds = self.slack.bounds(draft.now_s, draft.table)
+        self._pack_online_decodes(draft)
+        self._pack_online_prefills(draft, bounds.itl_s)
+        draft.at = None
+        prefill_slack_s = self.slack.prefill_slack_s(draft, self._unfinished_prompts(draft))
         limit_s = min(bounds.itl_s, bounds.slack_s, bounds.idle_s, prefill_slack_s) * self.controller.factor
         if not self.offline_paused:
-            self._fill.fill(step, limit_s)
+            self._fill.fill(draft, limit_s)
         return limit_s
 
-    def _pack_online_decodes(self, step: StepBuilder) -> None:
-        for request in sorted(self.queues.running_online.values(), key=deadline_order):
-            step.at = request
-            is_decode = request.request_id in self.queues.running_online and request.num_uncomputed_tokens == 1
-            if is_decode and step.budget.tokens_left > 0 and self._room_to_grow(step, request, 1):
-                step.add(request, 1)
-        step.at = None
+    def _pack_online_decodes(self, draft: Draft) -> None:
+        decodes = draft.table.by_deadline(draft.due_decodes(online=True))
+        draft.add_decodes(decodes, lambda request: self._room_to_grow(draft, request, 1), draft.kv.available)
 
-    def _pack_online_prefills(self, step: StepBuilder, limit_s: float) -> None:
+    def _pack_online_prefills(self, draft: Draft, limit_s: float) -> None:
         """Prompts that can still make their deadline, then the relegated ones with at least a tenth of the tokens.
 
         Serving the latest first is how earliest-deadline-first collapses under overload.
         """
-        feasible, relegated = self._waiting_prompts(step.now_s)
-        reserved = step.budget.tokens_left // 10 if relegated else 0
-        self._pack_prompts(step, feasible, limit_s, reserved)
-        self._pack_prompts(step, relegated, limit_s, 0)
+        feasible, relegated = self._waiting_prompts(draft)
+        reserved = draft.budget.tokens_left // 10 if relegated else 0
+        self._pack_prompts(draft, feasible, limit_s, reserved)
+        self._pack_prompts(draft, relegated, limit_s, 0)
 
-    def _pack_prompts(self, step: StepBuilder, prompts: list[Request], limit_s: float, reserved: int) -> None:
+    def _pack_prompts(self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int) -> None:
         """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.
 
         The first one always gets a block's worth: streams that fill the whole bound must not starve it. Once one finds
         no seat or no memory no other is admitted, but those that run go on: they hold what it waits for.
         """
-        floor, can_admit = step.queues.kv.block_size, True
+        floor, can_admit = draft.kv.block_size, True
         for request in prompts:
-            is_running = request.request_id in self.queues.running_online
+            is_running = draft.is_running(request)
             if not is_running and not can_admit:
                 continue
-            step.at = request
-            tokens_left = step.budget.tokens_left - reserved
-            hit = PrefixHit([], 0) if is_running else self.queues.kv.match_prefix(request)
+            draft.at = request
+            tokens_left = draft.budget.tokens_left - reserved
+            hit = NO_HIT if is_running else draft.kv.match_prefix(request)
             context = request.num_computed_tokens if is_running else hit.num_tokens
-            left = request.num_tokens - context
+            left = (request.num_tokens if is_running else request.num_known_tokens) - context
             most = min(left, tokens_left)
-            chunk = max(step.budget.largest_chunk(most, context, limit_s), min(most, floor))
+            chunk = max(draft.budget.largest_chunk(most, context, limit_s), min(most, floor))
             if chunk <= 0:
                 return
             if is_running:
-                takes_part = self._room_to_grow(step, request, chunk)
+                takes_part = self._room_to_grow(draft, request, chunk)
                 if takes_part:
-                    step.add(request, chunk)
+                    draft.add(request, chunk)
             else:
-                takes_part = can_admit = self._admit_online(step, request, hit, chunk)
+                takes_part = can_admit = self._admit_online(draft, request, hit, chunk)
             if takes_part:
                 floor = 0
 
-    def _waiting_prompts(self, now_s: float) -> tuple[list[Request], list[Request]]:
+    def _waiting_prompts(self, draft: Draft) -> tuple[list[Request], list[Request]]:
         """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``
         last. A bounded look: what stands further back than ``LOOK_AHEAD`` is not for this step."""
-        waiting = self.queues.waiting_online
-        first = bisect_left(waiting, now_s, key=lambda r: r.next_deadline_s)
-        running = [r for r in self.queues.running_online.values() if r.num_uncomputed_tokens > 1]
+        waiting = draft.waiting_online
+        first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
         feasible: list[Request] = []
         relegated = waiting[:first][:LOOK_AHEAD]
-        for request in sorted(running + waiting[first : first + LOOK_AHEAD], key=deadline_order):
-            can_make_it = request.num_output_tokens > 0 or self.slack.is_feasible(request, now_s)
+        for request in sorted(draft.prompts(online=True) + waiting[first : first + LOOK_AHEAD], key=deadline_order):
+            can_make_it = request.num_output_tokens > 0 or self.slack.is_feasible(draft, request)
             (feasible if can_make_it else relegated).append(request)
         return feasible, sorted(relegated, key=lambda r: (r.tier is Tier.PRIORITY, r.arrival_s))
 
-    def _room_to_grow(self, step: StepBuilder, request: Request, num_tokens: int) -> bool:
-        needed = self.queues.kv.blocks_needed(request, num_tokens)
-        if not needed or needed <= self.queues.kv.pool.num_available:
+    def _room_to_grow(self, draft: Draft, request: Request, num_tokens: int) -> bool:
+        needed = draft.kv.blocks_needed(request, num_tokens)
+        if not needed or draft.kv.fits(needed):
             return True
 
         def victims() -> Iterator[Request]:
-            yield from self.preemptor.offline_victims(step.index)
-            yield from self.preemptor.online_victims(request, step.index)
+            yield from draft.offline_victims()
+            yield from draft.online_victims(request)
 
-        return self.preemptor.make_room(needed, victims())
+        return draft.make_room(needed, victims())
 
-    def _admit_online(self, step: StepBuilder, request: Request, hit: PrefixHit, chunk: int) -> bool:
-        cost = self.queues.kv.admission_cost(hit, request.num_tokens - hit.num_tokens)
-        seats = max(self.queues.num_running - self.config.max_num_seqs + 1, 0)
-        victims = self.preemptor.offline_victims(step.index)
-        if not self.preemptor.make_room(cost, victims, keep=set(hit.block_ids), seats=seats):
+    def _admit_online(self, draft: Draft, request: Request, hit: PrefixHit, chunk: int) -> bool:
+        cost = draft.kv.admission_cost(hit, request.num_known_tokens - hit.num_tokens)
+        seats = max(draft.num_running - self.config.max_num_seqs + 1, 0)
+        if not draft.make_room(cost, draft.offline_victims(), keep=set(hit.block_ids), seats=seats):
             return False
-        step.admit(request, hit, chunk)
+        draft.admit(request, hit, chunk)
         return True
 
-    def _unfinished_prompts(self, step: StepBuilder) -> Iterator[Request]:
-        taken = {r.request_id: n for r, n in step.scheduled}
-        prompts = [
-            r for r in self.queues.running_online.values() if r.num_uncomputed_tokens > taken.get(r.request_id, 1)
-        ]
-        waiting = self.queues.waiting_online
-        first = bisect_left(waiting, step.now_s, key=lambda r: r.next_deadline_s)
-        yield from sorted(prompts + waiting[first : first + LOOK_AHEAD], key=deadline_order)
+    def _unfinished_prompts(self, draft: Draft) -> list[Request]:
+        """Online requests with prompt left after this step, in deadline order."""
+        waiting = draft.waiting_online
+        first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
+        return sorted(draft.unfinished_prompts() + waiting[first : first + LOOK_AHEAD], key=deadline_order)

@@ -1,6 +1,6 @@
-"""Who waits and who runs."""
+"""Which requests wait and which run."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,12 +20,16 @@ OnlineOrder = Callable[[Request], Any]
 
 
 class Queues:
-    """Waiting online requests (in their policy's order), the offline pool, and the running set of each class."""
+    """Waiting online requests (in their policy's order), the offline pool, and the running set of each class.
+
+    Only messages, ends and ``Scheduler.apply`` change them.
+    """
 
     def __init__(
         self, kv: KVCacheManager, online_order: OnlineOrder = deadline_order, row_key: RowKey | None = None
     ) -> None:
         self.kv = kv
+        self.table = kv.table
         self._online_order = online_order
         self.waiting_online: list[Request] = []
         self.pool = OfflinePool(row_key)
@@ -46,21 +50,21 @@ class Queues:
         insort(self.waiting_online, request, key=self._online_order)
 
     def start(self, request: Request) -> None:
-        """From waiting to running; the caller has taken it out of the pool, or it stands in ``waiting_online``."""
+        """From waiting to running: the request takes a seat."""
         if request.is_online:
-            self.waiting_online.remove(request)
+            self._remove_waiting(request)
             self.running_online[request.request_id] = request
         else:
+            self.pool.take(request)
             self.running_offline[request.request_id] = request
         self._num_admissions += 1
-        request.admission_index = self._num_admissions
-        request.status = RequestStatus.RUNNING
+        request.sit(self.table, self._num_admissions)
 
     def preempt(self, request: Request) -> int:
         """From running back to waiting; returns the tokens whose KV is dropped (recomputed later)."""
         dropped_tokens = request.num_computed_tokens
         self.kv.release(request)
-        request.status = RequestStatus.WAITING
+        request.rise(RequestStatus.WAITING)
         request.num_preemptions += 1
         if request.is_online:
             del self.running_online[request.request_id]
@@ -81,9 +85,61 @@ class Queues:
         """Takes a request out of wherever it stands, and its blocks back."""
         if request.status is RequestStatus.RUNNING:
             (self.running_online if request.is_online else self.running_offline).pop(request.request_id)
-        elif request.is_online:
-            self.waiting_online.remove(request)
+            self.kv.release(request)
+            request.rise(RequestStatus.FINISHED)
+            return
+        if request.is_online:
+            self._remove_waiting(request)
         else:
             self.pool.remove(request.request_id)
-        self.kv.release(request)
         request.status = RequestStatus.FINISHED
+
+    def draft_waiting_online(self) -> "WaitingDraft":
+        return WaitingDraft(self.waiting_online, self._online_order)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if queues, seats, block tables and the cache do not agree."""
+        self.table.check_integrity()
+        self.kv.check_integrity(self.running())
+        assert all(r.status is RequestStatus.RUNNING and r.table is self.table for r in self.running())
+        assert all(r.status is RequestStatus.WAITING and r.table is None for r in self.waiting_online)
+        assert all(r.is_online for r in self.running_online.values())
+        assert not any(r.is_online for r in self.running_offline.values())
+        assert self.num_running == int(self.table.live.sum())
+
+    def _remove_waiting(self, request: Request) -> None:
+        del self.waiting_online[_place(self.waiting_online, request, self._online_order)]
+
+
+class WaitingDraft:
+    """The waiting online requests as a draft of a step would leave them."""
+
+    def __init__(self, waiting: list[Request], order: OnlineOrder) -> None:
+        self._requests = waiting
+        self._order = order
+        self._is_own = False
+
+    @property
+    def requests(self) -> list[Request]:
+        """In the policy's order; not to be changed."""
+        return self._requests
+
+    def add(self, request: Request) -> None:
+        insort(self._own(), request, key=self._order)
+
+    def remove(self, request: Request) -> None:
+        own = self._own()
+        del own[_place(own, request, self._order)]
+
+    def _own(self) -> list[Request]:
+        if not self._is_own:
+            self._requests, self._is_own = list(self._requests), True
+        return self._requests
+
+
+def _place(requests: list[Request], request: Request, order: OnlineOrder) -> int:
+    """Where the request stands; requests of equal order stand together."""
+    index = bisect_left(requests, order(request), key=order)
+    while requests[index] is not request:
+        index += 1
+    return index

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.request import Request
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.table import RequestTable
 
 ITL_FACTOR = 1.5
 """Slack that a stream has banked may not be spent in one stall: a gap is at most this many TPOT targets."""
@@ -27,6 +30,13 @@ def prefill_seconds(cost_model: CostModel, num_tokens: int, context_tokens: int)
     shape.add(num_tokens, context_tokens)
     seconds, margin_s = cost_model.predict(shape)
     return seconds + margin_s
+
+
+def decodes_shape(contexts: IntArray) -> BatchShape:
+    """A step of one decode on top of each of these contexts, at least one token each."""
+    shape = BatchShape()
+    shape.add_decodes(len(contexts), int(contexts.sum()) + len(contexts), int(contexts.max()) + 1)
+    return shape
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,22 +65,21 @@ class SlackTracker:
     def observe_arrival(self, request: Request) -> None:
         self._arrivals.append((request.num_prompt_tokens, request.ttft_slo_s))
 
-    def bounds(self, now_s: float, running_online: Iterable[Request]) -> StepBounds:
-        streams = [request for request in running_online if request.num_output_tokens]
-        itl_s, slack_s = MAX_STEP_S, math.inf
-        alone = BatchShape()
-        for request in streams:
-            alone.add(1, request.num_tokens - 1)
-            itl_s = min(itl_s, ITL_FACTOR * request.tpot_slo_s)
-            cushion_s = CUSHION_SHARE * request.tpot_slo_s
-            slack_s = min(slack_s, request.next_deadline_s - cushion_s - self._config.egress_s - now_s)
-        alone_s = self._cost_model.predict(alone).seconds if streams else 0.0
-        if streams and alone_s >= min(r.tpot_slo_s for r in streams):
-            # Not even alone do these streams keep their pace: starving offline work would save nobody.
+    def bounds(self, now_s: float, table: RequestTable) -> StepBounds:
+        streams = table.with_output(table.running(online=True))
+        if not len(streams):
+            return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s())
+        tpot_slo_s = table.tpot_slo_s[streams]
+        itl_s = min(MAX_STEP_S, ITL_FACTOR * float(tpot_slo_s.min()))
+        spare_s = table.next_deadline_s(streams) - CUSHION_SHARE * tpot_slo_s - self._config.egress_s - now_s
+        slack_s = float(spare_s.min())
+        alone_s = self._cost_model.predict(decodes_shape(table.total[streams] - 1)).seconds
+        if alone_s >= tpot_slo_s.min():
+            # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             itl_s, slack_s = max(itl_s, ITL_FACTOR * alone_s), math.inf
         return StepBounds(itl_s, slack_s, self._idle_bound_s())
 
-    def prefill_slack_s(self, now_s: float, unfinished: Iterable[Request]) -> float:
+    def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.
 
         ``unfinished`` are online requests with prompt left after this step, in deadline order. One that can no
@@ -78,17 +87,19 @@ class SlackTracker:
         """
         slack_s, ahead_s = math.inf, 0.0
         for request in unfinished:
-            left_s = prefill_seconds(self._cost_model, request.num_uncomputed_tokens, request.num_computed_tokens)
-            own_slack_s = request.next_deadline_s - self._config.egress_s - now_s - left_s
+            left_s = self._prefill_s(draft, request)
+            own_slack_s = request.next_deadline_s - self._config.egress_s - draft.now_s - left_s
             if own_slack_s > 0:
                 slack_s = min(slack_s, max(own_slack_s - ahead_s, 0.0))
                 ahead_s += left_s
         return slack_s
 
-    def is_feasible(self, request: Request, now_s: float) -> bool:
+    def is_feasible(self, draft: Draft, request: Request) -> bool:
         """Whether the first token can still be in time if its prefill starts now."""
-        left_s = prefill_seconds(self._cost_model, request.num_uncomputed_tokens, request.num_computed_tokens)
-        return now_s + left_s + self._config.egress_s <= request.next_deadline_s
+        return draft.now_s + self._prefill_s(draft, request) + self._config.egress_s <= request.next_deadline_s
+
+    def _prefill_s(self, draft: Draft, request: Request) -> float:
+        return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
     def _idle_bound_s(self) -> float:
         floor_s = MIN_IDLE_SHARE * self._config.tpot_slo_s

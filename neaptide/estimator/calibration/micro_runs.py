@@ -49,22 +49,23 @@ class MicroRunner:
         if not self.fits(parts):
             raise ValueError(f"{len(parts)} requests do not fit into {self._executor.num_blocks} blocks")
         self._steps += 1
-        plan = StepPlan(-self._steps, [], shape_of(parts))
         known: list[NewRequest] = []
+        new: list[NewRequest] = []
+        scheduled: list[ScheduledRequest] = []
         next_block = 0
         for index, (num_tokens, context) in enumerate(parts):
             request_id = f"calibrate-{self._steps}-{index}"
             prompt = [_TOKEN_ID] * (context + num_tokens)
-            (known if context else plan.new_requests).append(NewRequest(request_id, prompt, _GREEDY))
+            (known if context else new).append(NewRequest(request_id, prompt, _GREEDY))
             count = -(-len(prompt) // self._block_size)
             blocks = list(range(next_block, next_block + count))
-            plan.scheduled.append(ScheduledRequest(request_id, prompt[context:], context, blocks, True, 0))
+            scheduled.append(ScheduledRequest(request_id, prompt[context:], context, blocks, True, 0))
             next_block += count
+        plan = StepPlan.of_parts(-self._steps, scheduled, new)
         if known:
-            self._executor.submit(StepPlan(plan.step, [], BatchShape(), new_requests=known)).wait()
+            self._executor.submit(StepPlan.of_parts(plan.step, [], known)).wait()
         start_s = self._clock.now()
         self._executor.submit(plan).wait()
         seconds = self._clock.now() - start_s
-        finished = [part.request_id for part in plan.scheduled]
-        self._executor.submit(StepPlan(plan.step, [], BatchShape(), finished_ids=finished)).wait()
+        self._executor.submit(StepPlan.of_parts(plan.step, [], finished_ids=plan.request_ids)).wait()
         return seconds

@@ -8,6 +8,8 @@ import zlib
 from array import array
 from dataclasses import dataclass
 
+import numpy as np
+
 from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
@@ -47,6 +49,8 @@ class SimExecutor:
         self._vocab_size = vocab_size
         self._first_token_id = first_token_id
         self._prompt_crc: dict[str, int] = {}
+        self._idle_at_s = 0.0
+        """When the steps submitted so far are done."""
 
     @property
     def num_blocks(self) -> int:
@@ -63,14 +67,13 @@ class SimExecutor:
         for new in plan.new_requests:
             self._prompt_crc[new.request_id] = zlib.crc32(array("i", new.prompt_token_ids).tobytes())
         seconds = self._cost_model.predict(plan.shape).seconds
-        result = StepResult(model_s=seconds)
-        for part in plan.scheduled:
-            if part.sample:
-                crc = self._prompt_crc[part.request_id]
-                result.token_ids[part.request_id] = simulated_token(
-                    crc, part.output_position, self._vocab_size, self._first_token_id
-                )
-        return SimHandle(self._clock, self._clock.now() + seconds, result)
+        result = StepResult.of(plan)
+        result.model_s = seconds
+        for index in np.flatnonzero(plan.sample).tolist():
+            crc, position = self._prompt_crc[plan.request_ids[index]], int(plan.output_position[index])
+            result.token_ids[index] = simulated_token(crc, position, self._vocab_size, self._first_token_id)
+        self._idle_at_s = max(self._idle_at_s, self._clock.now()) + seconds
+        return SimHandle(self._clock, self._idle_at_s, result)
 
     def close(self) -> None:
         self._prompt_crc.clear()

@@ -8,9 +8,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from neaptide.engine.batch import StepPlan, StepResult
+import numpy as np
+
+from neaptide.engine.batch import NewRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.kv.block_table import IntArray
 from neaptide.executors.simulated.hash_executor import SimHandle
 
 END_TOKEN_ID = 5
@@ -23,15 +26,10 @@ OutputTokens = Callable[[str], int]
 """The true output length of a request, at least 1."""
 
 
-@dataclass(slots=True)
-class _Request:
-    prompt_tokens: int
-    last_position: int
-    """Of its output: where the end token comes."""
-    token_id: int
-    is_offline: bool
-    reached_tokens: int = 0
-    """Tokens whose KV was in the cache at some time."""
+FACTS = ("prompt_tokens", "last_position", "token_id", "is_offline", "reached_tokens")
+"""Of a request: ``last_position`` of its output is where the end token comes, ``reached_tokens`` those whose KV was
+in the cache at some time."""
+REACHED = FACTS.index("reached_tokens")
 
 
 @dataclass(slots=True)
@@ -75,10 +73,16 @@ class TraceExecutor:
         self._is_online = is_online
         self._step_noise = step_noise
         self._random = random.Random(seed)
-        self._requests: dict[str, _Request] = {}
         self._num_seen = 0
-        self.tally = StepTally()
-        """Of the last step."""
+        self._idle_at_s = 0.0
+        """When the steps submitted so far are done."""
+        self._facts = np.zeros((0, len(FACTS)), np.int64)
+        """[requests with a first step and no end, FACTS]."""
+        self._index: dict[str, int] = {}
+        """Row of each in ``_facts``."""
+        self._free: list[int] = []
+        self.tallies: dict[int, StepTally] = {}
+        """Of the steps submitted, by number; to be taken by the reader."""
 
     @property
     def num_blocks(self) -> int:
@@ -86,51 +90,54 @@ class TraceExecutor:
 
     def submit(self, plan: StepPlan) -> SimHandle:
         for request_id in plan.finished_ids:
-            self._requests.pop(request_id, None)
+            index = self._index.pop(request_id, None)
+            if index is not None:
+                self._free.append(index)
         for new in plan.new_requests:
-            self._requests[new.request_id] = _Request(
-                len(new.prompt_token_ids),
-                self._output_tokens(new.request_id) - 1,
-                PROMPT_VOCABULARY + self._num_seen,
-                not self._is_online(new.request_id),
-            )
-            self._num_seen += 1
+            self._take_in(new)
         seconds = self._truth.predict(plan.shape).seconds
         if self._step_noise:
             seconds *= self._random.lognormvariate(0.0, self._step_noise)
-        result = StepResult(model_s=seconds)
-        self._run(plan, result.token_ids)
-        return SimHandle(self._clock, self._clock.now() + seconds, result)
+        result = StepResult(self._run(plan), model_s=seconds)
+        self._idle_at_s = max(self._idle_at_s, self._clock.now()) + seconds
+        return SimHandle(self._clock, self._idle_at_s, result)
 
     def close(self) -> None:
-        self._requests.clear()
+        self._index.clear()
 
-    def _run(self, plan: StepPlan, token_ids: dict[str, int]) -> None:
-        """Fills in the sampled tokens and the tally. Runs once per request and step: the one hot loop here."""
-        requests, tally = self._requests, StepTally()
-        offline_output_tokens = 0
-        for part in plan.scheduled:
-            request = requests[part.request_id]
-            start = part.num_computed_tokens
-            if start == request.reached_tokens >= request.prompt_tokens:
-                # All but the token sampled last is in the cache, as nearly always: one token, and it samples.
-                request.reached_tokens = start + 1
-            else:
-                self._count_chunk(request, start, start + len(part.token_ids), tally)
-                if not part.sample:
-                    continue
-            is_last = part.output_position == request.last_position
-            token_ids[part.request_id] = END_TOKEN_ID if is_last else request.token_id
-            offline_output_tokens += request.is_offline
-        tally.offline_output_tokens = offline_output_tokens
-        self.tally = tally
+    def _take_in(self, new: NewRequest) -> None:
+        if not self._free:
+            count = len(self._facts)
+            self._facts = np.concatenate((self._facts, np.zeros((max(count, 64), len(FACTS)), np.int64)))
+            self._free = list(range(len(self._facts) - 1, count - 1, -1))
+        index = self._index[new.request_id] = self._free.pop()
+        last_position = self._output_tokens(new.request_id) - 1
+        is_offline = not self._is_online(new.request_id)
+        self._facts[index] = (
+            len(new.prompt_token_ids),
+            last_position,
+            PROMPT_VOCABULARY + self._num_seen,
+            is_offline,
+            0,
+        )
+        self._num_seen += 1
 
-    @staticmethod
-    def _count_chunk(request: _Request, start: int, end: int, tally: StepTally) -> None:
-        reached = request.reached_tokens
-        tally.again_tokens += max(min(end, reached) - start, 0)
-        request.reached_tokens = max(reached, end)
-        if request.is_offline:
-            tally.offline_prefill_tokens += max(min(end, max(reached, request.prompt_tokens)) - start, 0)
-            done_before = min(reached, request.prompt_tokens)
-            tally.offline_prompt_tokens += min(request.reached_tokens, request.prompt_tokens) - done_before
+    def _run(self, plan: StepPlan) -> IntArray:
+        """[parts] the sampled tokens; notes the tally."""
+        index = self._index
+        rows = np.fromiter((index[request_id] for request_id in plan.request_ids), np.int64, len(plan))
+        prompt, last_position, token_id, offline, reached = self._facts[rows].T
+        start, end, tally = plan.num_computed, plan.num_computed + plan.num_tokens, StepTally()
+        tally.again_tokens = int(np.maximum(np.minimum(end, reached) - start, 0).sum())
+        now_reached = np.maximum(reached, end)
+        # All but the token sampled last is in the cache, as nearly always: one token that is no prefill.
+        is_plain = (start == reached) & (reached >= prompt)
+        of_prompts = (offline > 0) & ~is_plain
+        prefilled = np.maximum(np.minimum(end, np.maximum(reached, prompt)) - start, 0)
+        tally.offline_prefill_tokens = int(prefilled[of_prompts].sum())
+        done = np.minimum(now_reached, prompt) - np.minimum(reached, prompt)
+        tally.offline_prompt_tokens = int(done[of_prompts].sum())
+        tally.offline_output_tokens = int((plan.sample & (offline > 0)).sum())
+        self._facts[rows, REACHED] = now_reached
+        self.tallies[plan.step] = tally
+        return np.where(plan.output_position == last_position, END_TOKEN_ID, token_id)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan, StepResult
+from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, NUMERICAL_ERROR, SamplingParams
@@ -45,6 +45,8 @@ class _Pending:
     """A step whose results are still on the device."""
 
     result: StepResult
+    places: dict[str, int]
+    """Of the requests in the plan."""
     sampled_ids: list[str] = field(default_factory=list)
     sampled: Sampled | None = None
     scored_ids: list[str] = field(default_factory=list)
@@ -77,7 +79,6 @@ class TorchHandle:
             records = to_host(part.scored, [part.top] * part.scored.token_ids.shape[0])
             result.prompt_logprobs.setdefault(part.request_id, []).extend(records)
         for request_id in result.errors:
-            result.token_ids.pop(request_id, None)
             result.logprobs.pop(request_id, None)
             result.prompt_logprobs.pop(request_id, None)
         result.sample_s += self._clock.now() - start_s
@@ -159,8 +160,8 @@ class TorchExecutor:
             self._states.pop(request_id, None)
         for request in plan.new_requests:
             self._states[request.request_id] = RequestState(request, self.model_config.eos_token_ids, self._seed)
-        pending = _Pending(StepResult())
-        if plan.scheduled:
+        pending = _Pending(StepResult.of(plan), {request_id: i for i, request_id in enumerate(plan.request_ids)})
+        if len(plan):
             with torch.inference_mode():
                 self._run(plan.scheduled, pending)
         return TorchHandle(pending, self._clock)
@@ -239,9 +240,7 @@ class TorchExecutor:
         if self._runner.block_size < 2 or self.model_config.max_position_embeddings < 2:
             steps = steps[:1]
         for number, scheduled in enumerate(steps):
-            shape = BatchShape()
-            shape.add(1, number)
-            self.submit(StepPlan(-1, [scheduled], shape, new_requests=[new] if number == 0 else [])).wait()
+            self.submit(StepPlan.of_parts(-1, [scheduled], [new] if number == 0 else [])).wait()
         self._states.clear()
 
 
@@ -250,7 +249,7 @@ def _collect_tokens(pending: _Pending, sampled: Sampled) -> None:
     tokens, finite = torch.stack((sampled.token_ids, sampled.finite.long())).tolist()  # one copy, one wait
     for request_id, token, is_finite in zip(pending.sampled_ids, tokens, finite, strict=True):
         if is_finite:
-            result.token_ids[request_id] = token
+            result.token_ids[pending.places[request_id]] = token
         else:
             result.errors[request_id] = NUMERICAL_ERROR
     if pending.scored is not None:

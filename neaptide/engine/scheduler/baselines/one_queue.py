@@ -3,12 +3,12 @@
 import math
 from typing import ClassVar
 
-from neaptide.engine.kv.manager import PrefixHit
+from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.queues import OnlineOrder
-from neaptide.engine.scheduler.step import StepBuilder
 
 ArrivalKey = tuple[float, float, int]
 
@@ -47,53 +47,45 @@ class OneQueueScheduler(Scheduler):
 
     online_order: ClassVar[OnlineOrder] = staticmethod(arrival_order)
 
-    def _running(self) -> list[Request]:
+    def _running(self, draft: Draft) -> list[Request]:
         """Requests that hold KV and may compute, in order of admission."""
-        running = [*self.queues.running_online.values()]
-        if not self.offline_paused:
-            running += self.queues.running_offline.values()
-        return sorted(running, key=lambda request: request.admission_index)
+        running = draft.all_running()
+        return [request for request in running if request.is_online] if self.offline_paused else running
 
-    def _waiting_head(self) -> Request | None:
+    def _waiting_head(self, draft: Draft) -> Request | None:
         """The waiting request whose turn it is; one from the pool is still in it."""
-        waiting = self.queues.waiting_online[:1]
-        offline = None if self.offline_paused else self.queues.pool.peek()
+        waiting = draft.waiting_online[:1]
+        offline = None if self.offline_paused else draft.pool.peek()
         if offline is not None:
             waiting.append(offline)
         return min(waiting, key=type(self).online_order, default=None)
 
-    def _admit_head(self, step: StepBuilder, request: Request, hit: PrefixHit, num_tokens: int) -> None:
-        """Starts what ``_waiting_head`` showed."""
-        if not request.is_online:
-            self.queues.pool.pop()
-        step.admit(request, hit, num_tokens)
-
-    def _find_room(self, num_blocks: int) -> bool:
+    def _find_room(self, draft: Draft, num_blocks: int) -> bool:
         """Whether so many blocks are available."""
-        while num_blocks > self.queues.kv.pool.num_available:
-            if not self._drop_paused():
+        while not draft.kv.fits(num_blocks):
+            if not self._drop_paused(draft):
                 return False
         return True
 
-    def _find_room_to_admit(self, hit: PrefixHit, num_tokens: int, spare_blocks: int = 0) -> bool:
+    def _find_room_to_admit(self, draft: Draft, hit: PrefixHit, num_tokens: int, spare_blocks: int = 0) -> bool:
         """Whether a waiting request can start with ``num_tokens`` beyond its hit and leave ``spare_blocks``."""
-        kv = self.queues.kv
         # Asked anew each time: what is dropped may have held part of the hit.
-        while kv.admission_cost(hit, num_tokens) + spare_blocks > kv.pool.num_available:
-            if not self._drop_paused():
+        while not draft.kv.fits(draft.kv.admission_cost(hit, num_tokens) + spare_blocks):
+            if not self._drop_paused(draft):
                 return False
         return True
 
-    def _find_seat(self) -> bool:
+    def _find_seat(self, draft: Draft) -> bool:
         """Whether one more request may run."""
-        while self.queues.num_running >= self.config.max_num_seqs:
-            if not self._drop_paused():
+        while draft.num_running >= self.config.max_num_seqs:
+            if not self._drop_paused(draft):
                 return False
         return True
 
-    def _drop_paused(self) -> bool:
+    def _drop_paused(self, draft: Draft) -> bool:
         """Takes the KV of the youngest paused request; False if there is none."""
-        if not self.offline_paused or not self.queues.running_offline:
+        victim = next(draft.offline_victims(), None) if self.offline_paused else None
+        if victim is None:
             return False
-        self.preemptor.preempt(next(reversed(self.queues.running_offline.values())))
+        draft.preempt(victim)
         return True

@@ -10,9 +10,9 @@ from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.baselines.one_queue import arrival_order
-from neaptide.engine.scheduler.baselines.whole_prompts import WholePromptScheduler, is_waiting
+from neaptide.engine.scheduler.baselines.whole_prompts import WholePromptScheduler
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.queues import OnlineOrder
-from neaptide.engine.scheduler.step import StepBuilder
 
 
 class RoundRobinScheduler(WholePromptScheduler):
@@ -36,59 +36,61 @@ class RoundRobinScheduler(WholePromptScheduler):
         super().__init__(config, kv, cost_model, headroom)
         self._served = RequestClass.OFFLINE
 
-    def _pack(self, step: StepBuilder) -> float:
+    def _pack(self, draft: Draft) -> float:
         other = RequestClass.ONLINE if self._served is RequestClass.OFFLINE else RequestClass.OFFLINE
         for request_class in (other, self._served):
             if request_class is RequestClass.ONLINE or not self.offline_paused:
-                self._serve(step, request_class)
-            if step.scheduled:
-                self._served = request_class
+                self._serve(draft, request_class)
+            if draft.num_parts:
+                draft.notes = request_class
                 break
         return math.inf
 
-    def _serve(self, step: StepBuilder, request_class: RequestClass) -> None:
-        is_online = request_class is RequestClass.ONLINE
-        running = self.queues.running_online if is_online else self.queues.running_offline
-        num_dropped = self.preemptor.count.online + self.preemptor.count.offline
-        for request in list(running.values()):
-            step.at = request
-            if not is_waiting(request) and self._fits(step, request) and self._make_room(step, request):
-                self._take(step, request)
-        if self.preemptor.count.online + self.preemptor.count.offline > num_dropped:
+    def _remember(self, draft: Draft) -> None:
+        if draft.notes is not None:
+            self._served = draft.notes
+
+    def _serve(self, draft: Draft, request_class: RequestClass) -> None:
+        num_dropped = draft.preempted.total
+        for request in draft.running(request_class):
+            draft.at = request
+            if draft.is_running(request) and self._fits(draft, request) and self._make_room(draft, request):
+                self._take(draft, request)
+        if draft.preempted.total > num_dropped:
             return
-        while (waiting := self._next_waiting(is_online)) is not None:
-            step.at = waiting
-            seats = max(self.queues.num_running + 1 - self.config.max_num_seqs, 0)
-            has_room = self.preemptor.make_room(self._blocks(waiting), self._paused(), seats=seats)
-            if not has_room or not self._fits(step, waiting):
+        while (waiting := self._next_waiting(draft, request_class)) is not None:
+            draft.at = waiting
+            seats = max(draft.num_running + 1 - self.config.max_num_seqs, 0)
+            has_room = draft.make_room(self._blocks(draft, waiting), self._paused(draft), seats=seats)
+            if not has_room or not self._fits(draft, waiting):
                 return
-            self._take(step, waiting)
-        step.at = None
+            self._take(draft, waiting)
+        draft.at = None
 
-    def _next_waiting(self, is_online: bool) -> Request | None:
-        if is_online:
-            return self.queues.waiting_online[0] if self.queues.waiting_online else None
-        return self.queues.pool.peek()
+    def _next_waiting(self, draft: Draft, request_class: RequestClass) -> Request | None:
+        if request_class is RequestClass.ONLINE:
+            return draft.waiting_online[0] if draft.waiting_online else None
+        return draft.pool.peek()
 
-    def _fits(self, step: StepBuilder, request: Request) -> bool:
-        return request.num_uncomputed_tokens <= step.budget.tokens_left
+    def _fits(self, draft: Draft, request: Request) -> bool:
+        return draft.kv.num_uncomputed(request) <= draft.budget.tokens_left
 
-    def _make_room(self, step: StepBuilder, request: Request) -> bool:
-        num_blocks = self._blocks(request)
-        if num_blocks <= self.queues.kv.pool.num_available:
+    def _make_room(self, draft: Draft, request: Request) -> bool:
+        num_blocks = self._blocks(draft, request)
+        if draft.kv.fits(num_blocks):
             return True
 
         def victims() -> Iterator[Request]:
-            yield from self._paused()
-            for other in sorted(self.queues.running(), key=lambda r: r.admission_index, reverse=True):
+            yield from self._paused(draft)
+            for other in reversed(draft.all_running()):
                 is_younger = other.admission_index > request.admission_index
-                if is_younger and other.last_step != step.index and not self._is_paused(other):
+                if is_younger and not draft.takes_part(other) and not self._is_paused(other):
                     yield other
 
-        return self.preemptor.make_room(num_blocks, victims())
+        return draft.make_room(num_blocks, victims())
 
-    def _paused(self) -> Iterator[Request]:
-        return filter(self._is_paused, reversed(list(self.queues.running_offline.values())))
+    def _paused(self, draft: Draft) -> Iterator[Request]:
+        return filter(self._is_paused, draft.offline_victims())
 
     def _is_paused(self, request: Request) -> bool:
         return self.offline_paused and not request.is_online

@@ -6,14 +6,15 @@ chunks, priorities and overlap.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
-from neaptide.engine.kv.manager import KVCacheManager, PrefixHit
+from neaptide.engine.kv.draft import PrefixHit
+from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.baselines.one_queue import OneQueueScheduler, arrival_order
-from neaptide.engine.scheduler.step import StepBuilder
+from neaptide.engine.scheduler.draft import Draft
 
 CLIP_MAX_NEW_TOKENS = 4096
 """No request is expected to make more tokens than these."""
@@ -49,8 +50,18 @@ class PrefillBudget:
     """KV tokens that running and admitted requests are expected to add by decoding."""
 
 
+@dataclass(slots=True)
+class LpmState:
+    """What the policy remembers from step to step."""
+
+    ratio: float = INITIAL_RATIO
+    """Of the output that running requests may still make, the share that room is kept for."""
+    full_at: int | None = None
+    """Running requests when one had to wait for room: none is admitted until there are fewer."""
+
+
 class Lpm(OneQueueScheduler):
-    """Longest prefix match first. A step prefills if anybody can be admitted, else decodes everybody.
+    """Longest prefix match first. A step prefills if a request can be admitted, else decodes all that run.
 
     A request is admitted if its prompt and all output it may make fit beside ``ratio`` of what the running ones may
     still make. The ratio falls while decoding goes well; when blocks run out, those with the least output (then the
@@ -61,118 +72,114 @@ class Lpm(OneQueueScheduler):
         self, config: SchedulerConfig, kv: KVCacheManager, cost_model: CostModel, headroom: HeadroomPredictor
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
-        self.ratio = INITIAL_RATIO
-        self._full_at: int | None = None
-        """Running requests when somebody had to wait for room: nobody is admitted until there are fewer."""
+        self._state = LpmState()
 
-    def _pack(self, step: StepBuilder) -> float:
-        num_running = self.queues.num_running
+    @property
+    def ratio(self) -> float:
+        return self._state.ratio
+
+    def _pack(self, draft: Draft) -> float:
+        state = draft.notes = replace(self._state)
+        num_running = draft.num_running
         if num_running == 0:
-            self.ratio = INITIAL_RATIO
-        if num_running == 0 or (self._full_at is not None and num_running < self._full_at):
-            self._full_at = None
-        self._pack_prefills(step)
-        if not step.scheduled:
-            self._pack_decodes(step)
-        while not step.scheduled and len(prompts := self._prompts()) > 1:
+            state.ratio = INITIAL_RATIO
+        if num_running == 0 or (state.full_at is not None and num_running < state.full_at):
+            state.full_at = None
+        self._pack_prefills(draft, state)
+        if not draft.num_parts:
+            self._pack_decodes(draft, state)
+        while not draft.num_parts and len(prompts := self._prompts(draft)) > 1:
             # Only prompts run, and they block each other: theirs never has two, ours may after a pause.
-            self.preemptor.preempt(prompts[-1])
-            self._pack_prefills(step)
-        step.at = None
+            draft.preempt(prompts[-1])
+            self._pack_prefills(draft, state)
+        draft.at = None
         return math.inf
 
-    def _prompts(self) -> list[Request]:
+    def _remember(self, draft: Draft) -> None:
+        self._state = draft.notes
+
+    def _prompts(self, draft: Draft) -> list[Request]:
         """Running requests whose prompt was begun and is not finished."""
-        return [request for request in self._running() if is_prompt(request)]
+        return [request for request in self._running(draft) if is_prompt(request)]
 
     # ---- prefill ----
 
-    def _pack_prefills(self, step: StepBuilder) -> None:
-        prompts = self._prompts()
-        can_drop = self.offline_paused and bool(self.queues.running_offline)
-        if self._full_at is not None and not prompts and not can_drop:
+    def _pack_prefills(self, draft: Draft, state: LpmState) -> None:
+        prompts = self._prompts(draft)
+        can_drop = self.offline_paused and draft.num_running_offline > 0
+        if state.full_at is not None and not prompts and not can_drop:
             return
-        promised = self.ratio * sum(future_tokens(r) for r in self._running() if not is_prompt(r))
+        promised = state.ratio * sum(future_tokens(r) for r in self._running(draft) if not is_prompt(r))
         budget = PrefillBudget(self.max_step_tokens, promised)
         for request in prompts:
-            step.at = request
-            self._continue_prompt(step, request, budget)
-        for request in self._waiting():
-            step.at = request
+            draft.at = request
+            self._continue_prompt(draft, request, budget)
+        for request in self._waiting(draft):
+            draft.at = request
             if budget.chunk_tokens <= 0:
                 break
-            if not self._find_seat() or not self._admit(step, request, budget):
-                self._full_at = self.queues.num_running
+            if not self._find_seat(draft) or not self._admit(draft, request, budget):
+                state.full_at = draft.num_running
                 break
 
-    def _tokens_left(self, budget: PrefillBudget) -> float:
-        return self.queues.kv.pool.num_available * self.queues.kv.block_size - budget.promised_tokens
+    def _tokens_left(self, draft: Draft, budget: PrefillBudget) -> float:
+        return draft.kv.available * draft.kv.block_size - budget.promised_tokens
 
-    def _continue_prompt(self, step: StepBuilder, request: Request, budget: PrefillBudget) -> None:
-        kv = self.queues.kv
-        left = request.num_uncomputed_tokens
-        reserved = int(self._tokens_left(budget))
+    def _continue_prompt(self, draft: Draft, request: Request, budget: PrefillBudget) -> None:
+        kv = draft.kv
+        left = kv.num_uncomputed(request)
+        reserved = int(self._tokens_left(draft, budget))
         # A prompt that was begun goes on even when nothing is left of what may be promised.
         chunk = min(left, budget.chunk_tokens, reserved if reserved > 0 else budget.chunk_tokens)
-        while kv.blocks_needed(request, chunk) > kv.pool.num_available and self._drop_paused():
+        while not kv.fits(kv.blocks_needed(request, chunk)) and self._drop_paused(draft):
             pass
-        in_blocks = (len(request.block_ids) + kv.pool.num_available) * kv.block_size - request.num_computed_tokens
+        in_blocks = (len(kv.blocks_of(request)) + kv.available) * kv.block_size - kv.num_computed(request)
         chunk = min(chunk, in_blocks)
         if chunk > 0:
-            step.add(request, chunk)
+            draft.add(request, chunk)
             budget.chunk_tokens -= chunk
             budget.promised_tokens += future_tokens(request) if chunk == left else 0
 
-    def _admit(self, step: StepBuilder, request: Request, budget: PrefillBudget) -> bool:
+    def _admit(self, draft: Draft, request: Request, budget: PrefillBudget) -> bool:
         """Starts a waiting request with its prompt or the first chunk of it; False if memory does not allow it."""
-        kv = self.queues.kv
+        kv = draft.kv
         hit = kv.match_prefix(request)
-        left = request.num_tokens - hit.num_tokens
-        while not self._is_admissible(request, hit, budget):
-            if not self._drop_paused():
+        left = request.num_known_tokens - hit.num_tokens
+        while not self._is_admissible(draft, request, hit, budget):
+            if not self._drop_paused(draft):
                 return False
         chunk = min(left, budget.chunk_tokens)
-        if not request.is_online:
-            self.queues.pool.remove(request.request_id)
-        step.admit(request, hit, chunk)
+        draft.admit(request, hit, chunk)
         budget.chunk_tokens -= chunk
         budget.promised_tokens += kv.block_size + (future_tokens(request) if chunk == left else 0)
         return True
 
-    def _is_admissible(self, request: Request, hit: PrefixHit, budget: PrefillBudget) -> bool:
-        kv = self.queues.kv
-        cost_blocks = kv.admission_cost(hit, request.num_tokens - hit.num_tokens)
-        if self.queues.num_running == 0:
-            return cost_blocks <= kv.pool.num_available
+    def _is_admissible(self, draft: Draft, request: Request, hit: PrefixHit, budget: PrefillBudget) -> bool:
+        kv = draft.kv
+        cost_blocks = kv.admission_cost(hit, request.num_known_tokens - hit.num_tokens)
+        if draft.num_running == 0:
+            return kv.fits(cost_blocks)
         # One block more, as in a paged pool of theirs: the last page of a request is seldom full.
         needed = (cost_blocks + 1) * kv.block_size + future_tokens(request)
-        return needed < self._tokens_left(budget)
+        return needed < self._tokens_left(draft, budget)
 
-    def _waiting(self) -> Iterator[Request]:
-        """Waiting requests in their order; whoever is shown is admitted before the next is asked for."""
-        pool = self.queues.pool
-        num_offline = 0 if self.offline_paused else len(pool)
-        is_short = len(self.queues.waiting_online) + num_offline <= MAX_SORTED
-        if not is_short or not self.queues.kv.enable_prefix_cache:
-            while (head := self._waiting_head()) is not None:
+    def _waiting(self, draft: Draft) -> Iterator[Request]:
+        """Waiting requests in their order; the one shown is admitted before the next is asked for."""
+        num_offline = 0 if self.offline_paused else len(draft.pool)
+        is_short = len(draft.waiting_online) + num_offline <= MAX_SORTED
+        if not is_short or not draft.kv.enable_prefix_cache:
+            while (head := self._waiting_head(draft)) is not None:
                 yield head
             return
-        offline: list[Request] = []
-        try:
-            while len(offline) < num_offline:
-                offline.append(pool.pop())
-        finally:
-            # Back at once, as requests that aborts and cancellations find.
-            for request in reversed(offline):
-                pool.give_back(request)
-        yield from self._by_longest_prefix(sorted(self.queues.waiting_online + offline, key=arrival_order))
+        offline = draft.draw_pool(num_offline)
+        yield from self._by_longest_prefix(draft, sorted(draft.waiting_online + offline, key=arrival_order))
 
-    def _by_longest_prefix(self, waiting: Sequence[Request]) -> list[Request]:
+    def _by_longest_prefix(self, draft: Draft, waiting: Sequence[Request]) -> list[Request]:
         """Longest cached prefix first; last those that share an uncached prefix with one before them."""
         seen: set[bytes] = set()
         keys: dict[Request, float] = {}
         for request in waiting:
-            num_cached = self.queues.kv.match_prefix(request).num_tokens
+            num_cached = draft.kv.match_prefix(request).num_tokens
             keys[request] = -num_cached
             if num_cached > IN_BATCH_TOKENS:
                 continue
@@ -181,7 +188,7 @@ class Lpm(OneQueueScheduler):
                 if block_hash not in seen:
                     break
                 shared += 1
-            if shared * self.queues.kv.block_size >= IN_BATCH_TOKENS:
+            if shared * draft.kv.block_size >= IN_BATCH_TOKENS:
                 keys[request] = math.inf
             else:
                 seen.update(request.block_hashes)
@@ -189,31 +196,31 @@ class Lpm(OneQueueScheduler):
 
     # ---- decode ----
 
-    def _pack_decodes(self, step: StepBuilder) -> None:
-        kv = self.queues.kv
-        decodes = [request for request in self._running() if not is_prompt(request)]
+    def _pack_decodes(self, draft: Draft, state: LpmState) -> None:
+        kv = draft.kv
+        decodes = [request for request in self._running(draft) if not is_prompt(request)]
         needed = sum(kv.blocks_needed(request, 1) for request in decodes)
-        if self._find_room(needed):
-            self.ratio = max(self.ratio - RATIO_DECAY, MIN_RATIO)
+        if self._find_room(draft, needed):
+            state.ratio = max(state.ratio - RATIO_DECAY, MIN_RATIO)
         else:
-            decodes = self._retract(decodes)
-        for request in decodes[: step.budget.tokens_left]:
-            step.at = request
-            step.add(request, request.num_uncomputed_tokens)
+            decodes = self._retract(draft, decodes, state)
+        for request in decodes[: draft.budget.tokens_left]:
+            draft.at = request
+            draft.add(request, kv.num_uncomputed(request))
 
-    def _retract(self, decodes: list[Request]) -> list[Request]:
+    def _retract(self, draft: Draft, decodes: list[Request], state: LpmState) -> list[Request]:
         """Sends requests back to the queue until the others have room for some steps; returns the others."""
-        kv = self.queues.kv
+        kv = draft.kv
         kept = sorted(decodes, key=lambda r: (-r.num_output_tokens, r.num_prompt_tokens))
         blocks_each = -(-RETRACT_TOKENS // kv.block_size)
         is_first = True
-        while len(kept) > 1 and (is_first or kv.pool.num_available < len(kept) * blocks_each):
-            self.preemptor.preempt(kept.pop())
+        while len(kept) > 1 and (is_first or kv.available < len(kept) * blocks_each):
+            draft.preempt(kept.pop())
             is_first = False
-        if kv.blocks_needed(kept[0], 1) > kv.pool.num_available:
+        if not kv.fits(kv.blocks_needed(kept[0], 1)):
             # The last one stands against a prompt that was begun: that one was admitted later.
-            for request in self._prompts():
-                self.preemptor.preempt(request)
+            for request in self._prompts(draft):
+                draft.preempt(request)
         used = sum(r.num_output_tokens + RETRACT_TOKENS for r in kept)
-        self.ratio = min(1.0, used / sum(r.params.max_tokens for r in kept))
+        state.ratio = min(1.0, used / sum(r.params.max_tokens for r in kept))
         return sorted(kept, key=lambda request: request.admission_index)

@@ -9,11 +9,12 @@ from typing import ClassVar
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
-from neaptide.engine.kv.manager import KVCacheManager, PrefixHit
+from neaptide.engine.kv.draft import PrefixHit
+from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.baselines.one_queue import OneQueueScheduler, priority_order
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.queues import OnlineOrder
-from neaptide.engine.scheduler.step import StepBuilder
 
 WATERMARK = 0.01
 """Share of the blocks that an admission leaves free, so that the next decodes do not preempt at once."""
@@ -30,52 +31,53 @@ class VllmV0Fcfs(OneQueueScheduler):
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
         self.max_step_tokens = max(config.max_model_len, config.max_num_batched_tokens)
-        self._watermark_blocks = int(WATERMARK * kv.pool.num_blocks)
+        self._watermark_blocks = int(WATERMARK * kv.num_blocks)
 
-    def _pack(self, step: StepBuilder) -> float:
-        self._pack_prefills(step)
-        if not step.scheduled:
-            self._make_way(step)
-            self._pack_decodes(step)
-        if not step.scheduled:
-            # Everybody made way: the engine would find nobody to decode and plan again at once.
-            self._pack_prefills(step)
+    def _pack(self, draft: Draft) -> float:
+        self._pack_prefills(draft)
+        if not draft.num_parts:
+            self._make_way(draft)
+            self._pack_decodes(draft)
+        if not draft.num_parts:
+            # Each request made way: the engine would find none to decode and plan again at once.
+            self._pack_prefills(draft)
         return math.inf
 
-    def _make_way(self, step: StepBuilder) -> None:
+    def _make_way(self, draft: Draft) -> None:
         """Preemption for the sake of a waiting request: not here."""
 
-    def _decode_order(self) -> list[Request]:
-        return self._running()
+    def _decode_order(self, draft: Draft) -> list[Request]:
+        return self._running(draft)
 
-    def _pack_prefills(self, step: StepBuilder) -> None:
-        while (request := self._waiting_head()) is not None:
-            step.at = request
-            hit = self.queues.kv.match_prefix(request)
-            num_tokens = request.num_tokens - hit.num_tokens
-            if num_tokens > step.budget.tokens_left or not self._has_room(request, hit):
+    def _pack_prefills(self, draft: Draft) -> None:
+        while (request := self._waiting_head(draft)) is not None:
+            draft.at = request
+            hit = draft.kv.match_prefix(request)
+            num_tokens = request.num_known_tokens - hit.num_tokens
+            if num_tokens > draft.budget.tokens_left or not self._has_room(draft, request, hit):
                 break
-            self._admit_head(step, request, hit, num_tokens)
-        step.at = None
+            draft.admit(request, hit, num_tokens)
+        draft.at = None
 
-    def _has_room(self, request: Request, hit: PrefixHit) -> bool:
+    def _has_room(self, draft: Draft, request: Request, hit: PrefixHit) -> bool:
         """A seat, and blocks for the whole prompt above the watermark, which the first request may use as well."""
-        spare_blocks = self._watermark_blocks if self._running() else 0
-        return self._find_seat() and self._find_room_to_admit(hit, request.num_tokens - hit.num_tokens, spare_blocks)
+        spare_blocks = self._watermark_blocks if self._running(draft) else 0
+        num_tokens = request.num_known_tokens - hit.num_tokens
+        return self._find_seat(draft) and self._find_room_to_admit(draft, hit, num_tokens, spare_blocks)
 
-    def _pack_decodes(self, step: StepBuilder) -> None:
-        running = deque(self._decode_order())
-        while running and step.budget.tokens_left > 0:
-            request = step.at = running.popleft()
+    def _pack_decodes(self, draft: Draft) -> None:
+        running = deque(self._decode_order(draft))
+        while running and draft.budget.tokens_left > 0:
+            request = draft.at = running.popleft()
             num_tokens = request.num_uncomputed_tokens
-            while not self._find_room(self.queues.kv.blocks_needed(request, num_tokens)):
+            while not self._find_room(draft, draft.kv.blocks_needed(request, num_tokens)):
                 victim = running.pop() if running else request
-                self.preemptor.preempt(victim)
+                draft.preempt(victim)
                 if victim is request:
                     break
             else:
-                step.add(request, num_tokens)
-        step.at = None
+                draft.add(request, num_tokens)
+        draft.at = None
 
 
 class VllmV0Priority(VllmV0Fcfs):
@@ -84,16 +86,16 @@ class VllmV0Priority(VllmV0Fcfs):
 
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)
 
-    def _decode_order(self) -> list[Request]:
-        return sorted(self._running(), key=priority_order)
+    def _decode_order(self, draft: Draft) -> list[Request]:
+        return sorted(self._running(draft), key=priority_order)
 
-    def _make_way(self, step: StepBuilder) -> None:
-        request = step.at = self._waiting_head()
+    def _make_way(self, draft: Draft) -> None:
+        request = draft.at = self._waiting_head(draft)
         if request is None:
             return
-        running = self._decode_order()
+        running = self._decode_order(draft)
         while running and priority_order(running[-1]) > priority_order(request):
-            if self._has_room(request, self.queues.kv.match_prefix(request)):
+            if self._has_room(draft, request, draft.kv.match_prefix(request)):
                 break
-            self.preemptor.preempt(running.pop())
-        step.at = None
+            draft.preempt(running.pop())
+        draft.at = None

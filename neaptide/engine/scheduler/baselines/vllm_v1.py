@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.baselines.one_queue import OneQueueScheduler, priority_order
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.queues import OnlineOrder
-from neaptide.engine.scheduler.step import StepBuilder
 
 
 class VllmV1Fcfs(OneQueueScheduler):
     """Running requests in order of admission, each with as many tokens as it needs and the budget allows; then waiting
-    ones by arrival, unless somebody was preempted in this step. Blocks are taken chunk by chunk.
+    ones by arrival, unless a request was preempted in this step. Blocks are taken chunk by chunk.
 
     When blocks run out, the last running request goes back to the front of the queue, even if it is the one that
     asked.
@@ -24,65 +24,65 @@ class VllmV1Fcfs(OneQueueScheduler):
     publishes_when_planned: ClassVar[bool] = True
     """Theirs caches full blocks as it allocates them: the next waiting request of the same step finds them."""
 
-    def _pack(self, step: StepBuilder) -> float:
-        # A step in which everybody who was looked at got preempted is empty; the engine would plan again at once.
-        while not step.scheduled:
-            if not self._pack_running(step):
-                self._pack_waiting(step)
+    def _pack(self, draft: Draft) -> float:
+        # A step in which each request that was looked at got preempted is empty; the engine would plan again at once.
+        while not draft.num_parts:
+            if not self._pack_running(draft):
+                self._pack_waiting(draft)
                 break
         return math.inf
 
     def _victim(self, running: list[Request]) -> Request:
         return running[-1]
 
-    def _pack_running(self, step: StepBuilder) -> bool:
-        """Returns whether somebody was preempted."""
-        kv, running = self.queues.kv, self._running()
+    def _pack_running(self, draft: Draft) -> bool:
+        """Returns whether a request was preempted."""
+        kv, running = draft.kv, self._running(draft)
         taken: dict[Request, int] = {}
         """Added to the step at the end only: a later one in the list may preempt an earlier one."""
         tokens_left, index, preempted = self.max_step_tokens, 0, False
         while index < len(running) and tokens_left > 0:
-            request = step.at = running[index]
+            request = draft.at = running[index]
             num_tokens = min(request.num_uncomputed_tokens, tokens_left)
-            while not self._find_room(kv.blocks_needed(request, num_tokens)):
+            while not self._find_room(draft, kv.blocks_needed(request, num_tokens)):
                 victim = self._victim(running)
                 index -= running.index(victim) < index
                 running.remove(victim)
                 tokens_left += taken.pop(victim, 0)
-                self.preemptor.preempt(victim)
+                draft.preempt(victim)
                 preempted = True
                 if victim is request:
                     break
             else:
-                kv.grow(request, num_tokens)
+                draft.grow(request, num_tokens)
                 taken[request] = num_tokens
                 tokens_left -= num_tokens
                 index += 1
                 continue
-            break  # the one that asked was the victim: nobody behind it is looked at in this step
+            break  # the one that asked was the victim: those behind it are not looked at in this step
         for request, num_tokens in taken.items():
-            step.at = request
-            step.add(request, num_tokens)
-        step.at = None
+            draft.at = request
+            draft.add(request, num_tokens)
+        draft.at = None
         return preempted
 
-    def _pack_waiting(self, step: StepBuilder) -> None:
-        while step.budget.tokens_left > 0 and (request := self._waiting_head()) is not None:
-            step.at = request
-            if not self._find_seat():
+    def _pack_waiting(self, draft: Draft) -> None:
+        while draft.budget.tokens_left > 0 and (request := self._waiting_head(draft)) is not None:
+            draft.at = request
+            if not self._find_seat(draft):
                 break
-            hit = self.queues.kv.match_prefix(request)
-            num_tokens = min(request.num_tokens - hit.num_tokens, step.budget.tokens_left)
-            if not self._find_room_to_admit(hit, num_tokens):
+            hit = draft.kv.match_prefix(request)
+            num_tokens = min(request.num_known_tokens - hit.num_tokens, draft.budget.tokens_left)
+            if not self._find_room_to_admit(draft, hit, num_tokens):
                 break
-            self._admit_head(step, request, hit, num_tokens)
-        step.at = None
+            draft.admit(request, hit, num_tokens)
+        draft.at = None
 
 
 class VllmV1Priority(VllmV1Fcfs):
     """The same with ``--scheduling-policy priority``: the queue and the victims are ordered by (priority, arrival).
 
-    Nobody is preempted for a seat or for tokens, only for blocks.
+    No request is preempted for a seat or for tokens, only for blocks.
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)

@@ -2,17 +2,11 @@
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
-from neaptide.engine.kv.manager import KVCacheManager, PrefixHit
-from neaptide.engine.request import Request, RequestStatus
+from neaptide.engine.kv.draft import NO_HIT
+from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.step import StepBuilder
-
-NO_HIT = PrefixHit([], 0)
-
-
-def is_waiting(request: Request) -> bool:
-    """Whether it holds no KV yet, or none any more."""
-    return request.status is RequestStatus.WAITING
+from neaptide.engine.scheduler.draft import Draft
 
 
 class WholePromptScheduler(Scheduler):
@@ -34,18 +28,17 @@ class WholePromptScheduler(Scheduler):
         super().__init__(config, kv, cost_model, headroom)
         self.max_step_tokens = max(config.max_num_batched_tokens, config.max_model_len)
 
-    def _blocks(self, request: Request) -> int:
+    def _blocks(self, draft: Draft, request: Request) -> int:
         """Blocks that the request lacks for its next step."""
-        return self.queues.kv.blocks_needed(request, request.num_uncomputed_tokens)
+        return draft.kv.blocks_needed(request, draft.kv.num_uncomputed(request))
 
-    def _take(self, step: StepBuilder, request: Request) -> None:
+    def _take(self, draft: Draft, request: Request) -> None:
         """Adds a resident request, or admits a waiting one: the head of the pool, if it is offline.
 
         Its blocks are known to be available.
         """
-        if not is_waiting(request):
-            step.add(request, request.num_uncomputed_tokens)
-            return
-        if not request.is_online:
-            self.queues.pool.pop()
-        step.admit(request, NO_HIT, request.num_uncomputed_tokens)
+        num_tokens = draft.kv.num_uncomputed(request)
+        if draft.is_running(request):
+            draft.add(request, num_tokens)
+        else:
+            draft.admit(request, NO_HIT, num_tokens)

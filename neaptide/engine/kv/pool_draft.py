@@ -1,0 +1,153 @@
+"""The block pool as a draft would leave it: the same operations as ``BlockPool``, on differences to it.
+
+A draft asks for the very blocks that ``BlockPool`` will give when the draft is applied, so that what it planned is
+what happens: which blocks are evicted, and so which prefixes later requests of the step still find.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.params import RequestClass
+
+
+class BlockPoolDraft:
+    """Reads the pool, never changes it; valid until the pool changes."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._num_taken = 0
+        """Free blocks of the pool that are taken ..."""
+        self._freed: list[int] = []
+        """... and blocks that are free now and were not, the next to be taken last."""
+        self._no_longer_cached: set[int] = set()
+        self._newly_cached: OrderedDict[int, None] = OrderedDict()
+        self._oldest: Iterator[int] | None = None
+        self._refs: dict[int, int] = {}
+        self._online_refs: dict[int, int] = {}
+        self._hashes: dict[int, bytes | None] = {}
+        self._found: dict[bytes, int | None] = {}
+        """What the prefix index finds where it differs from the pool's."""
+        self.num_online = pool.num_online
+
+    @property
+    def num_available(self) -> int:
+        num_free = self._pool.num_free - self._num_taken + len(self._freed)
+        return num_free + self._pool.num_cached - len(self._no_longer_cached) + len(self._newly_cached)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_offline(self) -> int:
+        return self.num_blocks - self.num_available - self.num_online
+
+    def ref_cnt(self, block: int) -> int:
+        count = self._refs.get(block)
+        return self._pool.ref_cnt(block) if count is None else count
+
+    def num_unheld(self, block_ids: Iterable[int]) -> int:
+        """How many of these would leave the available set if they were acquired."""
+        return sum(1 for block in block_ids if self.ref_cnt(block) == 0)
+
+    def longest_prefix(self, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks that hold the longest indexed prefix of ``hashes``."""
+        if not self._found:
+            return self._pool.index.longest_prefix(hashes)
+        blocks: list[int] = []
+        for block_hash in hashes:
+            block = self._find(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def allocate(self, count: int, owner: RequestClass) -> list[int]:
+        """As ``BlockPool.allocate``."""
+        if count > self.num_available:
+            raise RuntimeError(f"{count} blocks wanted, {self.num_available} available")
+        blocks: list[int] = []
+        for _ in range(count):
+            block = self._take_free()
+            if block is None:
+                block = self._evict()
+            self._add_ref(block, owner)
+            blocks.append(block)
+        return blocks
+
+    def acquire(self, block_ids: Sequence[int], owner: RequestClass) -> None:
+        """As ``BlockPool.acquire``."""
+        for block in block_ids:
+            if self.ref_cnt(block) == 0:
+                self._uncache(block)
+            self._add_ref(block, owner)
+
+    def release(self, block_ids: Sequence[int], owner: RequestClass) -> None:
+        """As ``BlockPool.release``."""
+        for block in reversed(block_ids):
+            self._refs[block] = self.ref_cnt(block) - 1
+            if owner is RequestClass.ONLINE:
+                self._online_refs[block] = self._online_ref_cnt(block) - 1
+                self.num_online -= self._online_refs[block] == 0
+            if self._refs[block] == 0:
+                if self._hash_of(block) is None:
+                    self._freed.append(block)
+                else:
+                    self._newly_cached[block] = None
+
+    def publish(self, block: int, block_hash: bytes) -> None:
+        """As ``BlockPool.publish``."""
+        if self._hash_of(block) is None and self._find(block_hash) is None:
+            self._hashes[block] = block_hash
+            self._found[block_hash] = block
+
+    def _find(self, block_hash: bytes) -> int | None:
+        if block_hash in self._found:
+            return self._found[block_hash]
+        return self._pool.index.get(block_hash)
+
+    def _hash_of(self, block: int) -> bytes | None:
+        return self._hashes[block] if block in self._hashes else self._pool.hash_of(block)
+
+    def _online_ref_cnt(self, block: int) -> int:
+        count = self._online_refs.get(block)
+        return self._pool.online_ref_cnt(block) if count is None else count
+
+    def _add_ref(self, block: int, owner: RequestClass) -> None:
+        self._refs[block] = self.ref_cnt(block) + 1
+        if owner is RequestClass.ONLINE:
+            count = self._online_ref_cnt(block)
+            self.num_online += count == 0
+            self._online_refs[block] = count + 1
+
+    def _take_free(self) -> int | None:
+        if self._freed:
+            return self._freed.pop()
+        if self._num_taken == self._pool.num_free:
+            return None
+        self._num_taken += 1
+        return self._pool.free_block(self._num_taken - 1)
+
+    def _uncache(self, block: int) -> None:
+        if block in self._newly_cached:
+            del self._newly_cached[block]
+        else:
+            self._no_longer_cached.add(block)
+
+    def _evict(self) -> int:
+        block = self._first_to_go()
+        self._uncache(block)
+        block_hash = self._hash_of(block)
+        assert block_hash is not None
+        self._found[block_hash] = None
+        self._hashes[block] = None
+        return block
+
+    def _first_to_go(self) -> int:
+        if self._oldest is None:
+            self._oldest = self._pool.eviction_order()
+        for block in self._oldest:
+            if block not in self._no_longer_cached:
+                return block
+        return next(iter(self._newly_cached))

@@ -1,0 +1,352 @@
+"""A draft of a step: a value that a policy builds, and that changes nothing until it is applied."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from neaptide.engine.kv.block_table import IntArray
+from neaptide.engine.kv.draft import PrefixHit
+from neaptide.engine.params import RequestClass
+from neaptide.engine.request import Request, RequestStatus
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.queues import Queues, deadline_order
+from neaptide.engine.table import BoolArray
+
+
+@dataclass(slots=True, frozen=True)
+class Preempt:
+    """The request gives up its KV and waits again."""
+
+    request: Request
+
+
+@dataclass(slots=True, frozen=True)
+class Grow:
+    """The request gets blocks for so many tokens, whether or not it takes part."""
+
+    request: Request
+    num_tokens: int
+
+
+@dataclass(slots=True, frozen=True)
+class Admit:
+    """The request leaves the queue, takes a seat and its cached prefix."""
+
+    request: Request
+    hit: PrefixHit
+
+
+@dataclass(slots=True, frozen=True)
+class TakePart:
+    """The request computes so many tokens."""
+
+    request: Request
+    num_tokens: int
+
+
+@dataclass(slots=True, frozen=True)
+class TakePartRows:
+    """Rows of one class compute one token each."""
+
+    rows: IntArray
+
+
+@dataclass(slots=True, frozen=True)
+class DrawPool:
+    """The first requests of the offline pool are taken out and stand among the preempted ones, in their order."""
+
+    count: int
+
+
+Action = Preempt | Grow | Admit | TakePart | TakePartRows | DrawPool
+
+
+@dataclass(slots=True)
+class PreemptionCount:
+    online: int = 0
+    offline: int = 0
+    recomputed_tokens: int = 0
+    request_ids: list[str] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return self.online + self.offline
+
+    def add(self, request: Request, recomputed_tokens: int) -> None:
+        self.recomputed_tokens += recomputed_tokens
+        self.request_ids.append(request.request_id)
+        if request.is_online:
+            self.online += 1
+        else:
+            self.offline += 1
+
+
+class Draft:
+    """Which requests take part with how many tokens, which are admitted, which make way: actions in their order.
+
+    Whatever a policy asks of a draft is answered as if the actions so far had been done. Several drafts can be made
+    of one state and compared (``budget.shape`` has the cost); ``Scheduler.apply`` does the actions of one.
+    """
+
+    def __init__(
+        self, index: int, now_s: float, queues: Queues, budget: StepBudget, publishes_when_planned: bool = False
+    ) -> None:
+        self.index = index
+        self.now_s = now_s
+        self.budget = budget
+        self.limit_s = float("inf")
+        """What the policy let the step take."""
+        self.at: Request | None = None
+        """The request being looked at: the one to blame if planning fails."""
+        self.notes: Any = None
+        """What the policy wants to remember of this draft once it is applied."""
+        self.actions: list[Action] = []
+        self.table = queues.table
+        self.kv = queues.kv.draft()
+        self.pool = queues.pool.draft()
+        self.preempted = PreemptionCount()
+        self.has_offline = False
+        self.num_parts = 0
+        self._publishes = publishes_when_planned
+        self._queues = queues
+        self._waiting_online = queues.draft_waiting_online()
+        self._parts: dict[Request, int] = {}
+        self._admitted: dict[Request, None] = {}
+        self._makes_way: set[Request] = set()
+        """Those of them that had a seat; they may be admitted again."""
+        self._row_makes_way: BoolArray | None = None
+        self._row_takes_part: BoolArray | None = None
+        self._youngest_offline: list[Request] | None = None
+
+    # ---- the state with the draft done ----
+
+    @property
+    def waiting_online(self) -> list[Request]:
+        """In the policy's order; not to be changed."""
+        return self._waiting_online.requests
+
+    @property
+    def num_running(self) -> int:
+        return self._queues.num_running - len(self._makes_way) + len(self._admitted)
+
+    @property
+    def num_running_offline(self) -> int:
+        away = sum(not request.is_online for request in self._makes_way)
+        return len(self._queues.running_offline) - away + sum(not request.is_online for request in self._admitted)
+
+    def is_running(self, request: Request) -> bool:
+        if request in self._admitted:
+            return True
+        return request.status is RequestStatus.RUNNING and request not in self._makes_way
+
+    def takes_part(self, request: Request) -> bool:
+        if request in self._parts:
+            return True
+        has_row = self._row_takes_part is not None and request.seat >= 0 and request not in self._admitted
+        return has_row and bool(self._row_takes_part[request.seat])  # type: ignore[index]
+
+    def running(self, request_class: RequestClass) -> list[Request]:
+        """Requests with a seat and something to compute, in order of admission."""
+        online = request_class is RequestClass.ONLINE
+        seated = self._queues.running_online if online else self._queues.running_offline
+        total, computed = self.table.total, self.table.computed
+        running = [
+            request
+            for request in seated.values()
+            if request not in self._makes_way and total[request.seat] > computed[request.seat]
+        ]
+        return running + [request for request in self._admitted if request.is_online == online]
+
+    def all_running(self) -> list[Request]:
+        """``running`` of both classes, in order of admission."""
+        running = self.running(RequestClass.ONLINE) + self.running(RequestClass.OFFLINE)
+        seated = [request for request in running if request not in self._admitted]
+        return sorted(seated, key=lambda request: request.admission_index) + list(self._admitted)
+
+    def rows(self, rows: IntArray) -> IntArray:
+        """Those of the rows that neither make way nor take part."""
+        for mask in (self._row_makes_way, self._row_takes_part):
+            if mask is not None:
+                rows = rows[~mask[rows]]
+        return rows
+
+    def due_decodes(self, online: bool) -> IntArray:
+        """Rows that lack one token and do not take part yet."""
+        return self.rows(self.table.due_decodes(online))
+
+    def prompts(self, online: bool) -> list[Request]:
+        """Running requests that lack more than one token and do not take part yet, in order of admission."""
+        return self.table.requests_of(self.rows(self.table.by_admission(self.table.prompts(online))))
+
+    def unfinished_prompts(self) -> list[Request]:
+        """Running online requests with more than one token left after this step, were it to end here."""
+        running = self.table.requests_of(self.table.prompts(online=True))
+        prompts = [request for request in running if request not in self._makes_way]
+        prompts += [request for request in self._admitted if request.is_online]
+        return [r for r in prompts if self.kv.num_uncomputed(r) > max(self.num_tokens_of(r), 1)]
+
+    def num_tokens_of(self, request: Request) -> int:
+        """How many tokens the request computes in this step."""
+        return self._parts.get(request, int(self.takes_part(request)))
+
+    def parts(self) -> Iterator[tuple[Request, int]]:
+        """Requests that take part, and with how many tokens each, in the step's order."""
+        for action in self.actions:
+            if isinstance(action, TakePart):
+                yield action.request, action.num_tokens
+            elif isinstance(action, TakePartRows):
+                yield from ((request, 1) for request in self.table.requests_of(action.rows))
+
+    def admissions(self) -> Iterator[Admit]:
+        return (action for action in self.actions if isinstance(action, Admit))
+
+    # ---- building ----
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        """Takes in a running request whose blocks are known to be available. It stays in the step from now on."""
+        self.kv.grow(request, num_tokens)
+        num_computed = self.kv.num_computed(request)
+        self.budget.add(num_tokens, num_computed)
+        self._parts[request] = num_tokens
+        if request.seat >= 0 and request not in self._admitted:
+            self._row_takes_part = _marked(self._row_takes_part, request.seat, self.table.num_seats)
+        self.actions.append(TakePart(request, num_tokens))
+        self.num_parts += 1
+        self.has_offline |= not request.is_online
+        if self._publishes:
+            self.kv.publish(request, num_computed + num_tokens)
+
+    def add_decodes(self, rows: IntArray, find_room: Callable[[Request], bool], spare_blocks: int) -> None:
+        """Takes in rows of one class that lack one token, in their order, as long as the step has tokens.
+
+        ``spare_blocks`` may be given to them as they come; for each row beyond that ``find_room`` is asked, and one
+        that it finds no room for sits out.
+        """
+        needed = self.table.blocks.missing(rows, self.table.computed[rows] + 1)
+        num_easy = int(np.searchsorted(np.cumsum(needed), spare_blocks, side="right"))
+        num_easy = min(num_easy, self.budget.tokens_left)
+        self._add_rows(rows[:num_easy], int(needed[:num_easy].sum()))
+        for request in self.table.requests_of(rows[num_easy:]):
+            if self.budget.tokens_left <= 0:
+                break
+            self.at = request
+            if self.is_running(request) and find_room(request):
+                self.add(request, 1)
+        self.at = None
+
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> None:
+        """Starts a waiting request with its cached prefix; an offline one stands first in the pool, or was preempted
+        in this draft."""
+        if request.is_online:
+            self._waiting_online.remove(request)
+        elif self.pool.peek() is request:
+            self.pool.pop()
+        else:
+            self.pool.take_returned(request)
+        self.kv.admit(request, hit)
+        self._admitted[request] = None
+        self.actions.append(Admit(request, hit))
+        self.add(request, num_tokens)
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        """Gives a running request blocks for its next tokens before it is settled whether it takes part."""
+        self.kv.grow(request, num_tokens)
+        self.actions.append(Grow(request, num_tokens))
+
+    def preempt(self, victim: Request) -> None:
+        assert not self.takes_part(victim)
+        self.preempted.add(victim, self.kv.num_computed(victim))
+        self.kv.release(victim)
+        self._makes_way.add(victim)
+        self._row_makes_way = _marked(self._row_makes_way, victim.seat, self.table.num_seats)
+        if victim.is_online:
+            self._waiting_online.add(victim)
+        else:
+            self.pool.give_back(victim)
+        self.actions.append(Preempt(victim))
+
+    def draw_pool(self, count: int) -> list[Request]:
+        """Takes the first requests of the pool, so that they may be admitted in any order, and puts them back."""
+        drawn = [self.pool.pop() for _ in range(count)]
+        for request in reversed(drawn):
+            self.pool.give_back(request)
+        self.actions.append(DrawPool(count))
+        return drawn
+
+    # ---- making room ----
+    # Victims give up their KV, which is recomputed when they come back. Never one that takes part, never more than
+    # needed, never for a request that still would not fit.
+
+    def make_room(
+        self, num_blocks: int, victims: Iterable[Request], keep: Collection[int] = (), seats: int = 0
+    ) -> bool:
+        """Preempts ``victims``, in their order, until ``num_blocks`` are available and ``seats`` are free; none of
+        them if all together would not do.
+
+        ``keep`` are blocks that the requester will read (its prefix hit): freeing those frees nothing for it.
+        """
+        missing = num_blocks - self.kv.available
+        if missing <= 0 and seats <= 0:
+            return True
+        chosen: list[Request] = []
+        value = self.kv.release_value(keep)
+        for victim in victims:
+            if missing <= value.num_blocks and len(chosen) >= seats:
+                break
+            chosen.append(victim)
+            value.add(victim)
+        if missing > value.num_blocks or len(chosen) < seats:
+            return False
+        for index, victim in enumerate(chosen):
+            if index < seats or value.takes_part(victim):
+                self.preempt(victim)
+        return True
+
+    def offline_victims(self) -> Iterator[Request]:
+        """Running offline requests that are not part of this step, youngest first."""
+        if self._youngest_offline is None:
+            self._youngest_offline = self.running(RequestClass.OFFLINE)[::-1]
+        for request in self._youngest_offline:
+            if self.is_running(request) and not self.takes_part(request):
+                yield request
+
+    def online_victims(self, requester: Request) -> Iterator[Request]:
+        """Running online requests with a later deadline than the requester's, latest first."""
+        later = [
+            request
+            for request in self.running(RequestClass.ONLINE)
+            if not self.takes_part(request) and deadline_order(request) > deadline_order(requester)
+        ]
+        yield from sorted(later, key=deadline_order, reverse=True)
+
+    def _add_rows(self, rows: IntArray, num_blocks: int) -> None:
+        """``add`` for rows of one class with one token each, which need so many blocks in all."""
+        if not len(rows):
+            return
+        table = self.table
+        request_class = table.request(int(rows[0])).request_class
+        self.kv.grow_rows(num_blocks, request_class)
+        contexts = table.computed[rows]
+        behind_context = contexts[contexts > 0]
+        if len(behind_context):
+            self.budget.add_decodes(behind_context)
+        for _ in range(len(rows) - len(behind_context)):
+            self.budget.add(1, 0)
+        if self._row_takes_part is None:
+            self._row_takes_part = np.zeros(table.num_seats, np.bool_)
+        self._row_takes_part[rows] = True
+        self.actions.append(TakePartRows(rows))
+        self.num_parts += len(rows)
+        self.has_offline |= request_class is RequestClass.OFFLINE
+        if self._publishes:
+            for request, end in zip(table.requests_of(rows), (contexts + 1).tolist(), strict=True):
+                self.kv.publish(request, end)
+
+
+def _marked(mask: BoolArray | None, seat: int, num_seats: int) -> BoolArray:
+    if mask is None:
+        mask = np.zeros(num_seats, np.bool_)
+    mask[seat] = True
+    return mask

@@ -1,0 +1,199 @@
+"""The request table: what every step reads of every running request, in numpy columns, one row per seat.
+
+A request that runs has a seat; ``Request`` is a view on its row. Policies ask by name (``due_decodes``,
+``by_deadline``) and get row numbers, which they hand on; only this module indexes.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from neaptide.engine.kv.block_table import BlockTables, IntArray
+
+if TYPE_CHECKING:
+    from neaptide.engine.request import Request
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+TokenArray = npt.NDArray[np.int32]
+
+PLACEHOLDER_TOKEN_ID = -1
+"""Stands for a token that a step in flight has still to sample."""
+
+
+class RequestTable:
+    """Rows of running requests. A row's numbers mean something while ``live`` is set.
+
+    Args:
+        num_seats: requests that may run at once.
+        max_tokens: prompt and output tokens of one request at most.
+        block_size: tokens per KV block.
+    """
+
+    def __init__(self, num_seats: int, max_tokens: int, block_size: int) -> None:
+        self.num_seats = num_seats
+        self.requests: list[Request | None] = [None] * num_seats
+        self.ids: list[str] = [""] * num_seats
+        self.blocks = BlockTables(num_seats, max_tokens, block_size)
+        self.tokens: TokenArray = np.zeros((num_seats, max_tokens + 1), np.int32)
+        """[seats, positions]: prompt and output. Pages that no token has touched cost no memory."""
+        self.live: BoolArray = np.zeros(num_seats, np.bool_)
+        self.computed = _ints(num_seats)
+        """Tokens whose KV is in the cache, or will be when the steps in flight end."""
+        self.known = _ints(num_seats)
+        """Tokens of prompt and output whose ids are known."""
+        self.total = _ints(num_seats)
+        """``known``, and one more while a step in flight samples a token that another will follow."""
+        self.prompt = _ints(num_seats)
+        self.limit = _ints(num_seats)
+        """Prompt and ``max_tokens``."""
+        self.min_output = _ints(num_seats)
+        self.indexed = _ints(num_seats)
+        """Leading blocks that have been offered to the prefix index."""
+        self.last_step = _ints(num_seats)
+        self.admission = _ints(num_seats)
+        """Counts admissions."""
+        self.epoch = _ints(num_seats)
+        """Changes whenever what a step in flight computes for the row is worth nothing any more."""
+        self.arrival_s = _floats(num_seats)
+        self.ttft_slo_s = _floats(num_seats)
+        self.tpot_slo_s = _floats(num_seats)
+        self.first_token_s = _floats(num_seats)
+        self.online: BoolArray = np.zeros(num_seats, np.bool_)
+        self.priority: BoolArray = np.zeros(num_seats, np.bool_)
+        self.streams: BoolArray = np.zeros(num_seats, np.bool_)
+        """Its tokens are reported at every step."""
+        self.ignore_eos: BoolArray = np.zeros(num_seats, np.bool_)
+        self.own_stops: BoolArray = np.zeros(num_seats, np.bool_)
+        """It brings stop tokens of its own."""
+        self._free = list(range(num_seats - 1, -1, -1))
+        self._num_epochs = 0
+
+    # ---- seats ----
+
+    def take_seat(self, request: "Request", token_ids: list[int], admission_index: int) -> int:
+        """A row for a request that starts; it holds no block and has computed nothing."""
+        seat = self._free.pop()
+        params = request.params
+        num_tokens = len(token_ids)
+        self.requests[seat], self.ids[seat] = request, request.request_id
+        self.tokens[seat, :num_tokens] = token_ids
+        self.computed[seat] = self.indexed[seat] = 0
+        self.known[seat] = self.total[seat] = num_tokens
+        self.prompt[seat] = request.num_prompt_tokens
+        self.limit[seat] = request.num_prompt_tokens + params.max_tokens
+        self.min_output[seat] = params.min_tokens
+        self.last_step[seat], self.admission[seat] = -1, admission_index
+        self.arrival_s[seat] = request.arrival_s
+        self.ttft_slo_s[seat], self.tpot_slo_s[seat] = request.ttft_slo_s, request.tpot_slo_s
+        self.first_token_s[seat] = request.first_token_s
+        self.online[seat], self.priority[seat] = request.is_online, request.is_priority
+        self.streams[seat] = request.report_every_step
+        self.ignore_eos[seat], self.own_stops[seat] = params.ignore_eos, bool(params.stop_token_ids)
+        self.live[seat] = True
+        self.renew(seat)
+        return seat
+
+    def leave_seat(self, seat: int) -> None:
+        """The row's request ends or waits again; its blocks have been taken back."""
+        assert not self.blocks.num_blocks[seat]
+        self.live[seat] = False
+        self.requests[seat] = None
+        self.renew(seat)
+        self._free.append(seat)
+
+    def renew(self, seat: int) -> None:
+        """What steps in flight compute for this row is to be dropped."""
+        self._num_epochs += 1
+        self.epoch[seat] = self._num_epochs
+
+    def request(self, seat: int) -> "Request":
+        request = self.requests[seat]
+        assert request is not None, f"seat {seat} is empty"
+        return request
+
+    def requests_of(self, rows: IntArray) -> "list[Request]":
+        requests = self.requests
+        return [requests[seat] for seat in rows.tolist()]
+
+    # ---- what policies ask ----
+
+    def running(self, online: bool) -> IntArray:
+        """Rows that have something to compute: all but those whose last token a step in flight samples."""
+        return np.flatnonzero(self.live & (self.online == online) & (self.total > self.computed))
+
+    def due_decodes(self, online: bool) -> IntArray:
+        """Rows that lack exactly one token."""
+        return np.flatnonzero(self.live & (self.online == online) & (self.total - self.computed == 1))
+
+    def prompts(self, online: bool) -> IntArray:
+        """Rows that lack more than one token."""
+        return np.flatnonzero(self.live & (self.online == online) & (self.total - self.computed > 1))
+
+    def with_output(self, rows: IntArray) -> IntArray:
+        return rows[self.total[rows] > self.prompt[rows]]
+
+    def uncomputed(self, rows: IntArray) -> IntArray:
+        return self.total[rows] - self.computed[rows]
+
+    def next_deadline_s(self, rows: IntArray) -> FloatArray:
+        """When the next token of each is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""
+        num_output = self.total[rows] - self.prompt[rows]
+        first_s = self.arrival_s[rows] + self.ttft_slo_s[rows]
+        return np.where(num_output == 0, first_s, self.first_token_s[rows] + num_output * self.tpot_slo_s[rows])
+
+    def by_deadline(self, rows: IntArray) -> IntArray:
+        """Earliest next deadline first; at equal deadline ``priority`` before ``default``, then the older, then by id.
+
+        ``scheduler.queues.deadline_order`` for rows.
+        """
+        deadline_s, arrival_s, default = self.next_deadline_s(rows), self.arrival_s[rows], ~self.priority[rows]
+        order = np.lexsort((arrival_s, default, deadline_s))
+        if len(rows) > 1:
+            left, right = order[:-1], order[1:]
+            ties = (
+                (deadline_s[left] == deadline_s[right])
+                & (arrival_s[left] == arrival_s[right])
+                & (default[left] == default[right])
+            )
+            if ties.any():
+                ids = self.ids
+                keys = [
+                    (d, p, a, ids[seat]) for d, p, a, seat in zip(deadline_s, default, arrival_s, rows, strict=True)
+                ]
+                order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        return rows[order]
+
+    def by_last_step(self, rows: IntArray) -> IntArray:
+        """Longest sat out first, then in order of admission."""
+        return rows[np.lexsort((self.admission[rows], self.last_step[rows]))]
+
+    def by_admission(self, rows: IntArray) -> IntArray:
+        return rows[np.argsort(self.admission[rows])]
+
+    # ---- invariants ----
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless seats, requests and counts agree."""
+        free = set(self._free)
+        assert len(free) == len(self._free), "a seat is free twice"
+        seated = {seat for seat, request in enumerate(self.requests) if request is not None}
+        assert not free & seated
+        assert len(free) + len(seated) == self.num_seats
+        assert seated == set(np.flatnonzero(self.live).tolist())
+        rows = np.flatnonzero(self.live)
+        assert all(self.request(seat).seat == seat for seat in seated)
+        assert (self.computed[rows] <= self.total[rows]).all(), "more computed than there is"
+        assert (self.blocks.missing(rows, self.computed[rows]) == 0).all(), "computed tokens without a block"
+        block_size = self.blocks.block_size
+        assert (self.indexed[rows] * block_size <= self.computed[rows]).all(), "a row published too much"
+        assert (self.blocks.num_blocks[~self.live] == 0).all(), "an empty seat holds blocks"
+
+
+def _ints(count: int) -> IntArray:
+    return np.zeros(count, np.int64)
+
+
+def _floats(count: int) -> FloatArray:
+    return np.zeros(count, np.float64)
