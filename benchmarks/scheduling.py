@@ -1,17 +1,25 @@
-"""How long planning and committing a step takes, on a virtual clock with simulated steps.
+"""What the engine itself costs: plan, apply and commit of a step, with an executor that does nothing.
 
-``python -m benchmarks.scheduling [--running N] [--online N] [--pooled N] [--steps N]``
+``python -m benchmarks.scheduling [--running N] [--online N] [--pooled N] [--steps N] [--before DIR] [--profile]``
+
+``--before`` names another checkout of this project; its own form of this benchmark runs in turn with this one.
 """
 
 import argparse
+import cProfile
 import json
+import pstats
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
+from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
@@ -21,11 +29,30 @@ from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
-from neaptide.executors.simulated.hash_executor import SimExecutor
 
 PROMPT_TOKENS = 250
 MAX_TOKENS = 2_000
 """Nobody ends while steps are measured."""
+STEP_S = 0.05
+
+
+class NullExecutor:
+    """Implements ``Executor``: every step takes ``STEP_S`` of virtual time and samples one and the same token."""
+
+    def __init__(self, num_blocks: int, clock: VirtualClock) -> None:
+        self.num_blocks = num_blocks
+        self._clock = clock
+        self._result = StepResult(np.zeros(0, np.int64))
+
+    def submit(self, plan: StepPlan) -> "NullExecutor":
+        self._result = StepResult(np.full(len(plan), 7))
+        return self
+
+    def wait(self) -> StepResult:
+        self._clock.sleep_until(self._clock.now() + STEP_S)
+        return self._result
+
+    def close(self) -> None: ...
 
 
 def build(running: int, online: int, pooled: int, policy: str, directory: Path) -> EngineCore:
@@ -33,7 +60,7 @@ def build(running: int, online: int, pooled: int, policy: str, directory: Path) 
     scheduler = SchedulerConfig(policy=policy, max_num_seqs=running, tpot_slo_s=1.0, offline_max_kv_ratio=1.0)
     num_blocks = running * (PROMPT_TOKENS + MAX_TOKENS) // 16 + 1000
     cost_model = OnlineCostModel(RooflineModel.generic())
-    executor = SimExecutor(num_blocks, cost_model, clock, vocab_size=32_000)
+    executor = NullExecutor(num_blocks, clock)
     headroom = FixedHeadroom(num_blocks, 0.0)
     config = EngineConfig(cache=CacheConfig(), scheduler=scheduler)
     core = EngineCore(config, executor, cost_model, headroom, clock)
@@ -47,8 +74,14 @@ def build(running: int, online: int, pooled: int, policy: str, directory: Path) 
         for _ in range(pooled):
             writer.append(rng.integers(6, 32_000, PROMPT_TOKENS).tolist())
     rows = list(range(pooled))
+    before_bytes = resident_bytes()
     core.handle(AddBatch("job", stem, rows, [params], [0] * pooled, [], 1e9))
+    print(f"{(resident_bytes() - before_bytes) / max(pooled, 1):.0f} bytes of memory per pooled row")
     return core
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def measure(core: EngineCore, running: int, steps: int) -> dict[str, float]:
@@ -56,43 +89,57 @@ def measure(core: EngineCore, running: int, steps: int) -> dict[str, float]:
         core.step()
     for _ in range(20):
         core.step()
-    schedule_ms: list[float] = []
     step_ms: list[float] = []
-    plan = core.scheduler.schedule
-
-    def timed(now_s: float) -> object:
-        start_s = time.perf_counter()
-        result = plan(now_s)
-        schedule_ms.append((time.perf_counter() - start_s) * 1e3)
-        return result
-
-    core.scheduler.schedule = timed  # type: ignore[method-assign,assignment]
+    cpu_ms: list[float] = []
     for _ in range(steps):
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         core.step()
+        cpu_ms.append((time.thread_time() - start_cpu_s) * 1e3)
         step_ms.append((time.perf_counter() - start_s) * 1e3)
     return {
-        "schedule_mean_ms": statistics.fmean(schedule_ms),
-        "schedule_p99_ms": statistics.quantiles(schedule_ms, n=100)[98],
         "step_mean_ms": statistics.fmean(step_ms),
+        "step_p50_ms": statistics.median(step_ms),
         "step_p99_ms": statistics.quantiles(step_ms, n=100)[98],
+        # What neighbours on the machine take is not in these.
+        "step_cpu_p50_ms": statistics.median(cpu_ms),
+        "step_cpu_p99_ms": statistics.quantiles(cpu_ms, n=100)[98],
     }
+
+
+def before(directory: Path, args: argparse.Namespace) -> dict[str, float]:
+    """The other checkout's own measurement; its executor makes up a token for every request."""
+    sizes = [f"--{name}={getattr(args, name)}" for name in ("running", "online", "pooled", "steps", "policy")]
+    command = [sys.executable, "-m", "benchmarks.scheduling", *sizes]
+    done = subprocess.run(
+        command, cwd=directory, env={"PYTHONPATH": str(directory)}, capture_output=True, text=True, check=True
+    )
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {name: value for name, value in figures.items() if name.endswith("_ms")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--running", type=int, default=256)
-    parser.add_argument("--online", type=int, default=64)
-    parser.add_argument("--pooled", type=int, default=10_000)
+    parser.add_argument("--running", type=int, default=1000)
+    parser.add_argument("--online", type=int, default=250)
+    parser.add_argument("--pooled", type=int, default=400_000)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--policy", default="neaptide")
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--profile", action="store_true", help="where the time goes")
     args = parser.parse_args()
+    result: dict[str, object] = {}
+    if args.before is not None:
+        result["before"] = before(args.before, args)
     with tempfile.TemporaryDirectory() as directory:
         core = build(args.running, args.online, args.pooled, args.policy, Path(directory))
-        result = measure(core, args.running, args.steps)
-    for name, value in result.items():
+        figures = measure(core, args.running, args.steps)
+        if args.profile:
+            profile = cProfile.Profile()
+            profile.runcall(measure, core, args.running, args.steps)
+            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+    for name, value in figures.items():
         print(f"{name:20} {value:8.3f}")
-    print(json.dumps(vars(args) | result))
+    print(json.dumps({name: value for name, value in vars(args).items() if name != "before"} | figures | result))
 
 
 if __name__ == "__main__":
