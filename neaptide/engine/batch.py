@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from neaptide.engine.kv.block_table import IntArray
+from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
-from neaptide.engine.table import BoolArray, RequestTable
+from neaptide.engine.table import RequestTable
 
 
 @dataclass(slots=True)
@@ -139,7 +139,6 @@ class StepPlan:
     """Whether the last position's logits give a new token."""
     output_position: IntArray
     """Index of that new token in the request's output (key of its random stream)."""
-    request_ids: list[str]
     new_requests: list[NewRequest] = field(default_factory=list)
     finished_ids: list[str] = field(default_factory=list)
     """Requests that ended since the last plan: the executor drops what it keeps of them."""
@@ -150,6 +149,15 @@ class StepPlan:
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0
+    _request_ids: list[str] | None = None
+
+    @property
+    def request_ids(self) -> list[str]:
+        """[parts]; first asked for before another step is planned, for the rows may belong to other requests then."""
+        if self._request_ids is None:
+            ids = self.table.ids
+            self._request_ids = [ids[row] for row in self.rows.tolist()]
+        return self._request_ids
 
     @classmethod
     def of_parts(
@@ -178,7 +186,6 @@ class StepPlan:
             num_computed=starts,
             sample=np.array([part.sample for part in parts], np.bool_),
             output_position=np.array([part.output_position for part in parts], np.int64),
-            request_ids=[part.request_id for part in parts],
             new_requests=list(new_requests),
             finished_ids=list(finished_ids),
         )
@@ -225,11 +232,11 @@ class StepPlan:
             self.num_computed[indices],
             self.sample[indices],
             self.output_position[indices],
-            ids,
             [new for new in self.new_requests if new.request_id in named],
             self.finished_ids,
             self.preempted_ids,
             [request_id for request_id in self.resumed_ids if request_id in named],
+            _request_ids=ids,
         )
 
 

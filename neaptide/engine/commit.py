@@ -4,15 +4,14 @@ import logging
 
 import numpy as np
 
+from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.batch import StepResult
-from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.step import Step
-from neaptide.engine.table import BoolArray
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +55,15 @@ class Committer:
                 if (error := result.errors.get(plan.request_ids[index])) is not None:
                     current[index] = False
                     self._fail_part(table.request(int(plan.rows[index])), error)
-        rows, ends = plan.rows[current], step.ends[current]
-        self._kv.publish_rows(rows, ends)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result, current)
-        sampled = plan.sample[current]
-        first = rows[sampled & (plan.output_position[current] == 0)]
-        table.first_token_s[first] = now_s
+        kept = slice(None) if current.all() else current
+        rows, ends, sampled = plan.rows[kept], step.ends[kept], plan.sample[kept]
+        self._kv.publish_rows(rows, ends)
+        table.first_token_s[rows[sampled & (plan.output_position[kept] == 0)]] = now_s
         stops = np.zeros(len(rows), np.bool_)
-        stops[sampled] = self._append(rows[sampled], ends[sampled], result.token_ids[current][sampled])
+        sampling = slice(None) if sampled.all() else sampled
+        stops[sampling] = self._append(rows[sampling], ends[sampling], result.token_ids[kept][sampling])
         self._report_rows(rows, ends, sampled, stops, result, now_s)
 
     def _take_back(self, step: Step, result: StepResult, following: Step | None) -> None:
@@ -85,15 +84,17 @@ class Committer:
         stops = np.zeros(len(rows), np.bool_)
         for token_id in self._eos_token_ids:
             stops |= token_ids == token_id
-        stops &= ~table.ignore_eos[rows]
+        if self._eos_token_ids:
+            stops &= ~table.ignore_eos[rows]
         for index in np.flatnonzero(table.own_stops[rows]).tolist():
             own = table.request(int(rows[index])).params.stop_token_ids
             stops[index] |= int(token_ids[index]) in own
-        stops &= ends - table.prompt[rows] >= table.min_output[rows]
-        goes_on = ~stops
+        if stops.any():
+            stops &= ends - table.prompt[rows] >= table.min_output[rows]
+        known = ends + ~stops
         table.tokens[rows, ends] = token_ids
-        table.known[rows[goes_on]] = ends[goes_on] + 1
-        table.total[rows] = np.where(stops, table.known[rows], np.maximum(table.total[rows], table.known[rows]))
+        table.known[rows] = known
+        table.total[rows] = np.where(stops, known, np.maximum(table.total[rows], known))
         return stops
 
     def _report_rows(

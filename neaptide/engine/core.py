@@ -218,6 +218,8 @@ class EngineCore:
             if self._in_flight is None:
                 self._observers.idle(now_s, self.scheduler)
             return None
+        if self._overlap_depth:
+            _ = step.plan.request_ids  # its rows may belong to others when it is committed
         self._observers.planned(step, draft, self.scheduler)
         step.handle = self._executor.submit(step.plan)
         return step

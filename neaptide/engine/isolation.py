@@ -4,9 +4,9 @@ import logging
 
 import numpy as np
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.interfaces import Executor, StepHandle
-from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.params import INTERNAL_ERROR
 
 logger = logging.getLogger(__name__)

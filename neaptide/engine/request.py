@@ -5,9 +5,10 @@ from enum import IntEnum
 
 import numpy as np
 
+from neaptide.engine.arrays import TokenArray
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import RequestClass, SamplingParams, Tier, request_class
-from neaptide.engine.table import RequestTable, TokenArray
+from neaptide.engine.table import RequestTable
 
 
 class RequestStatus(IntEnum):

@@ -1,25 +1,34 @@
 """The request table: what every step reads of every running request, in numpy columns, one row per seat.
 
-A request that runs has a seat; ``Request`` is a view on its row. Policies ask by name (``due_decodes``,
-``by_deadline``) and get row numbers, which they hand on; only this module indexes.
+A request that runs has a seat; ``Request`` is a view on its row. Policies ask by name (``by_deadline``,
+``Draft.due_decodes``) and get row numbers, which they hand on; only this module indexes.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from neaptide.engine.kv.block_table import BlockTables, IntArray
+from neaptide.engine.arrays import BoolArray, FloatArray, IntArray, TokenArray
+from neaptide.engine.kv.block_table import BlockTables
 
 if TYPE_CHECKING:
     from neaptide.engine.request import Request
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
-TokenArray = npt.NDArray[np.int32]
 
 PLACEHOLDER_TOKEN_ID = -1
 """Stands for a token that a step in flight has still to sample."""
+
+
+NO_ROWS: IntArray = np.zeros(0, np.int64)
+
+
+class Lacking(NamedTuple):
+    """Rows by what they lack."""
+
+    ones: IntArray
+    """Exactly one token: decodes."""
+    more: IntArray
+    """More than one: prompts, and what is computed again."""
 
 
 class RequestTable:
@@ -99,6 +108,7 @@ class RequestTable:
         """The row's request ends or waits again; its blocks have been taken back."""
         assert not self.blocks.num_blocks[seat]
         self.live[seat] = False
+        self.computed[seat] = self.total[seat] = 0
         self.requests[seat] = None
         self.renew(seat)
         self._free.append(seat)
@@ -117,25 +127,26 @@ class RequestTable:
         requests = self.requests
         return [requests[seat] for seat in rows.tolist()]
 
+    @property
+    def num_running(self) -> int:
+        return self.num_seats - len(self._free)
+
     # ---- what policies ask ----
 
-    def running(self, online: bool) -> IntArray:
+    def lacking(self) -> Lacking:
         """Rows that have something to compute: all but those whose last token a step in flight samples."""
-        return np.flatnonzero(self.live & (self.online == online) & (self.total > self.computed))
+        lacking = self.total - self.computed
+        ones = np.flatnonzero(lacking == 1)
+        if len(ones) == self.num_running:
+            return Lacking(ones, NO_ROWS)
+        return Lacking(ones, np.flatnonzero(lacking > 1))
 
-    def due_decodes(self, online: bool) -> IntArray:
-        """Rows that lack exactly one token."""
-        return np.flatnonzero(self.live & (self.online == online) & (self.total - self.computed == 1))
-
-    def prompts(self, online: bool) -> IntArray:
-        """Rows that lack more than one token."""
-        return np.flatnonzero(self.live & (self.online == online) & (self.total - self.computed > 1))
+    def of_class(self, rows: IntArray, online: bool) -> IntArray:
+        of_class: IntArray = rows[self.online[rows] == online]
+        return of_class
 
     def with_output(self, rows: IntArray) -> IntArray:
         return rows[self.total[rows] > self.prompt[rows]]
-
-    def uncomputed(self, rows: IntArray) -> IntArray:
-        return self.total[rows] - self.computed[rows]
 
     def next_deadline_s(self, rows: IntArray) -> FloatArray:
         """When the next token of each is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""
@@ -148,6 +159,8 @@ class RequestTable:
 
         ``scheduler.queues.deadline_order`` for rows.
         """
+        if len(rows) < 2:
+            return rows
         deadline_s, arrival_s, default = self.next_deadline_s(rows), self.arrival_s[rows], ~self.priority[rows]
         order = np.lexsort((arrival_s, default, deadline_s))
         if len(rows) > 1:
@@ -185,10 +198,14 @@ class RequestTable:
         rows = np.flatnonzero(self.live)
         assert all(self.request(seat).seat == seat for seat in seated)
         assert (self.computed[rows] <= self.total[rows]).all(), "more computed than there is"
-        assert (self.blocks.missing(rows, self.computed[rows]) == 0).all(), "computed tokens without a block"
         block_size = self.blocks.block_size
+        assert (self.computed[rows] <= self.blocks.num_blocks[rows] * block_size).all(), (
+            "computed tokens without a block"
+        )
         assert (self.indexed[rows] * block_size <= self.computed[rows]).all(), "a row published too much"
         assert (self.blocks.num_blocks[~self.live] == 0).all(), "an empty seat holds blocks"
+        assert (self.total[~self.live] == 0).all(), "an empty seat has tokens"
+        assert (self.computed[~self.live] == 0).all(), "an empty seat has computed tokens"
 
 
 def _ints(count: int) -> IntArray:

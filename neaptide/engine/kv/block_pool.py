@@ -62,9 +62,10 @@ class BlockPool:
     def hash_of(self, block_id: int) -> bytes | None:
         return self._hash[block_id]
 
-    def free_block(self, index: int) -> int:
-        """The free block that ``allocate`` gives after ``index`` others."""
-        return self._free[-1 - index]
+    def free_blocks(self, start: int, count: int) -> list[int]:
+        """The ``count`` free blocks that ``allocate`` gives after ``start`` others."""
+        end = len(self._free) - start
+        return self._free[end - count : end][::-1]
 
     def eviction_order(self) -> Iterator[int]:
         """Cached blocks, first to go first."""
@@ -82,11 +83,15 @@ class BlockPool:
         """
         if count > self.num_available:
             raise RuntimeError(f"{count} blocks wanted, {self.num_available} available")
-        blocks: list[int] = []
-        for _ in range(count):
-            block = self._free.pop() if self._free else self._evict()
-            self._add_ref(block, owner)
-            blocks.append(block)
+        num_free = min(count, len(self._free))
+        blocks = self.free_blocks(0, num_free)
+        del self._free[len(self._free) - num_free :]
+        blocks += [self._evict() for _ in range(count - num_free)]
+        is_online = owner is RequestClass.ONLINE
+        for block in blocks:
+            self._ref_cnt[block] = 1
+            self._online_ref_cnt[block] = int(is_online)
+        self._num_online += is_online * count
         return blocks
 
     def acquire(self, block_ids: Sequence[int], owner: RequestClass) -> None:

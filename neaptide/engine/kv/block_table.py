@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-BlockArray = npt.NDArray[np.int32]
+from neaptide.engine.arrays import BlockArray, BoolArray, IntArray
 
 
 class BlockTables:
@@ -40,10 +38,10 @@ class BlockTables:
         self.num_blocks[seat] = min(num_blocks, self.num_blocks[seat])
         return cut
 
-    def missing(self, seats: IntArray, num_tokens: IntArray) -> IntArray:
-        """New blocks that each seat needs to hold ``num_tokens`` tokens in all."""
-        lacking: IntArray = num_tokens - self.num_blocks[seats] * self.block_size
-        return np.maximum(-(-lacking // self.block_size), 0)
+    def are_full(self, seats: IntArray, num_tokens: IntArray) -> BoolArray:
+        """Whether each seat needs a new block for one token more than so many, which its blocks hold."""
+        full: BoolArray = num_tokens >= self.num_blocks[seats] * self.block_size
+        return full
 
     def slots(self, seat: int, start: int, end: int) -> IntArray:
         """Where tokens ``start .. end - 1`` lie in the pool: ``block * block_size + slot``."""

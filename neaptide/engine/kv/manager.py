@@ -7,9 +7,12 @@ applied and a step committed.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 
+import numpy as np
+
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.block_pool import BlockPool
-from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.request import Request
@@ -90,7 +93,7 @@ class KVCacheManager:
         Raises RuntimeError when blocks run out.
         """
         table = self.table
-        full = rows[table.blocks.missing(rows, table.computed[rows] + 1) > 0]
+        full = rows[table.blocks.are_full(rows, table.computed[rows])]
         if len(full):
             blocks = self._pool.allocate(len(full), table.request(int(full[0])).request_class)
             table.blocks.append_one_each(full, blocks)
@@ -114,10 +117,25 @@ class KVCacheManager:
         """``publish`` for rows that have computed so many tokens each."""
         if not self.enable_prefix_cache:
             return
-        table = self.table
-        crossed = num_tokens // self.block_size > table.indexed[rows]
-        for seat, tokens in zip(rows[crossed].tolist(), num_tokens[crossed].tolist(), strict=True):
-            self.publish(table.request(seat), tokens)
+        table, size = self.table, self.block_size
+        crossed = np.flatnonzero(num_tokens >= (table.indexed[rows] + 1) * size)
+        if not len(crossed):
+            return
+        rows, num_full = rows[crossed], num_tokens[crossed] // size
+        last = table.tokens[rows[:, None], ((num_full - 1) * size)[:, None] + np.arange(size)].tobytes()
+        last_blocks = table.blocks.ids[rows, num_full - 1].tolist()
+        num_bytes, requests, publish = size * table.tokens.itemsize, table.requests_of(rows), self._pool.publish
+        columns = zip(requests, num_full.tolist(), table.indexed[rows].tolist(), last_blocks, strict=True)
+        for k, (request, full, indexed, block) in enumerate(columns):
+            hashes = request.block_hashes
+            if full != indexed + 1 or len(hashes) != indexed or not hashes:
+                self.publish(request, full * size)
+                continue
+            # One more block, as nearly always: the last token of a decode's step has filled it.
+            block_hash = sha256(hashes[-1] + last[k * num_bytes : (k + 1) * num_bytes]).digest()
+            hashes.append(block_hash)
+            publish(block, block_hash)
+        table.indexed[rows] = num_full
 
     def retract(self, request: Request, num_tokens: int) -> list[int]:
         """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the blocks, which no longer are found.

@@ -67,13 +67,12 @@ class BlockPoolDraft:
         """As ``BlockPool.allocate``."""
         if count > self.num_available:
             raise RuntimeError(f"{count} blocks wanted, {self.num_available} available")
-        blocks: list[int] = []
-        for _ in range(count):
-            block = self._take_free()
-            if block is None:
-                block = self._evict()
-            self._add_ref(block, owner)
-            blocks.append(block)
+        blocks = self._take_free(count)
+        blocks += [self._evict() for _ in range(count - len(blocks))]
+        self._refs.update(dict.fromkeys(blocks, 1))
+        is_online = owner is RequestClass.ONLINE
+        self._online_refs.update(dict.fromkeys(blocks, int(is_online)))
+        self.num_online += is_online * count
         return blocks
 
     def acquire(self, block_ids: Sequence[int], owner: RequestClass) -> None:
@@ -121,13 +120,15 @@ class BlockPoolDraft:
             self.num_online += count == 0
             self._online_refs[block] = count + 1
 
-    def _take_free(self) -> int | None:
-        if self._freed:
-            return self._freed.pop()
-        if self._num_taken == self._pool.num_free:
-            return None
-        self._num_taken += 1
-        return self._pool.free_block(self._num_taken - 1)
+    def _take_free(self, count: int) -> list[int]:
+        """Free blocks, as many of ``count`` as there are."""
+        num_freed = min(count, len(self._freed))
+        blocks = self._freed[len(self._freed) - num_freed :][::-1]
+        del self._freed[len(self._freed) - num_freed :]
+        num_others = min(count - num_freed, self._pool.num_free - self._num_taken)
+        blocks += self._pool.free_blocks(self._num_taken, num_others)
+        self._num_taken += num_others
+        return blocks
 
     def _uncache(self, block: int) -> None:
         if block in self._newly_cached:

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.batch import NewRequest, StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
-from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.offline.pool import RowKey
 from neaptide.engine.request import Request
@@ -211,7 +211,6 @@ class Scheduler(ABC):
         table, shape = self.queues.table, draft.budget.shape
         seconds, margin_s = self.cost_model.predict(shape)
         start, total = table.computed[rows], table.total[rows]
-        ids = table.ids
         plan = StepPlan(
             step=draft.index,
             shape=shape,
@@ -221,7 +220,6 @@ class Scheduler(ABC):
             num_computed=start,
             sample=(start + num_tokens == total) & (table.limit[rows] > table.prompt[rows]),
             output_position=total - table.prompt[rows],
-            request_ids=[ids[seat] for seat in rows.tolist()],
             finished_ids=self._finished_ids,
             preempted_ids=self._preempted_ids,
             predicted_s=seconds,

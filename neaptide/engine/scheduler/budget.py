@@ -4,9 +4,9 @@ from bisect import bisect_left
 
 import numpy as np
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import CostModel
-from neaptide.engine.kv.block_table import IntArray
 
 
 class StepBudget:
@@ -34,7 +34,10 @@ class StepBudget:
             seconds, margin_s = self._cost_model.predict(self.shape.plus_decodes(count, int(sums[count - 1])))
             return seconds + margin_s <= limit_s
 
-        return bisect_left(range(1, min(len(contexts), self.tokens_left) + 1), True, key=lambda n: not fits(n))
+        most = min(len(contexts), self.tokens_left)
+        if most > 0 and fits(most):
+            return most
+        return bisect_left(range(1, most), True, key=lambda n: not fits(n))
 
     def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float) -> int:
         """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does."""

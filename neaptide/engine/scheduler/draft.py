@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from neaptide.engine.kv.block_table import IntArray
+from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.queues import Queues, deadline_order
-from neaptide.engine.table import BoolArray
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,6 +108,7 @@ class Draft:
         self.preempted = PreemptionCount()
         self.has_offline = False
         self.num_parts = 0
+        self._lacking = queues.table.lacking()
         self._publishes = publishes_when_planned
         self._queues = queues
         self._waiting_online = queues.draft_waiting_online()
@@ -174,15 +174,24 @@ class Draft:
 
     def due_decodes(self, online: bool) -> IntArray:
         """Rows that lack one token and do not take part yet."""
-        return self.rows(self.table.due_decodes(online))
+        return self.rows(self.table.of_class(self._lacking.ones, online))
+
+    def streams(self) -> IntArray:
+        """Rows of online requests that have put out a token and will put out another."""
+        rows = self.table.of_class(np.concatenate(self._lacking), online=True)
+        return self.table.with_output(rows)
+
+    def prompt_rows(self, online: bool) -> IntArray:
+        """Rows that lack more than one token and do not take part yet."""
+        return self.rows(self.table.of_class(self._lacking.more, online))
 
     def prompts(self, online: bool) -> list[Request]:
         """Running requests that lack more than one token and do not take part yet, in order of admission."""
-        return self.table.requests_of(self.rows(self.table.by_admission(self.table.prompts(online))))
+        return self.table.requests_of(self.table.by_admission(self.prompt_rows(online)))
 
     def unfinished_prompts(self) -> list[Request]:
         """Running online requests with more than one token left after this step, were it to end here."""
-        running = self.table.requests_of(self.table.prompts(online=True))
+        running = self.table.requests_of(self.table.of_class(self._lacking.more, online=True))
         prompts = [request for request in running if request not in self._makes_way]
         prompts += [request for request in self._admitted if request.is_online]
         return [r for r in prompts if self.kv.num_uncomputed(r) > max(self.num_tokens_of(r), 1)]
@@ -224,7 +233,9 @@ class Draft:
         ``spare_blocks`` may be given to them as they come; for each row beyond that ``find_room`` is asked, and one
         that it finds no room for sits out.
         """
-        needed = self.table.blocks.missing(rows, self.table.computed[rows] + 1)
+        if not len(rows):
+            return
+        needed = self.table.blocks.are_full(rows, self.table.computed[rows])
         num_easy = int(np.searchsorted(np.cumsum(needed), spare_blocks, side="right"))
         num_easy = min(num_easy, self.budget.tokens_left)
         self._add_rows(rows[:num_easy], int(needed[:num_easy].sum()))

@@ -23,7 +23,7 @@ class OfflineFill:
     def fill(self, draft: Draft, limit_s: float) -> None:
         table = draft.table
         decodes = table.by_last_step(draft.due_decodes(online=False))
-        prefills = table.requests_of(table.by_last_step(draft.rows(table.prompts(online=False))))
+        prefills = table.requests_of(table.by_last_step(draft.prompt_rows(online=False)))
         count = draft.budget.most_decodes(table.computed[decodes] + 1, limit_s)
         chosen = decodes[: count if count or draft.num_parts else 1]
         spare_blocks = self._blocks_left(draft) if draft.num_running_offline > 1 else 0

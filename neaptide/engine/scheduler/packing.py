@@ -48,7 +48,7 @@ class NeaptideScheduler(Scheduler):
             self.controller.observe(seconds, step.plan.budget_s)
 
     def _pack(self, draft: Draft) -> float:
-        bounds = self.slack.bounds(draft.now_s, draft.table)
+        bounds = self.slack.bounds(draft)
         self._pack_online_decodes(draft)
         self._pack_online_prefills(draft, bounds.itl_s)
         draft.at = None

@@ -5,13 +5,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
-from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.table import RequestTable
 
 ITL_FACTOR = 1.5
 """Slack that a stream has banked may not be spent in one stall: a gap is at most this many TPOT targets."""
@@ -65,13 +64,13 @@ class SlackTracker:
     def observe_arrival(self, request: Request) -> None:
         self._arrivals.append((request.num_prompt_tokens, request.ttft_slo_s))
 
-    def bounds(self, now_s: float, table: RequestTable) -> StepBounds:
-        streams = table.with_output(table.running(online=True))
+    def bounds(self, draft: Draft) -> StepBounds:
+        table, streams = draft.table, draft.streams()
         if not len(streams):
             return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s())
         tpot_slo_s = table.tpot_slo_s[streams]
         itl_s = min(MAX_STEP_S, ITL_FACTOR * float(tpot_slo_s.min()))
-        spare_s = table.next_deadline_s(streams) - CUSHION_SHARE * tpot_slo_s - self._config.egress_s - now_s
+        spare_s = table.next_deadline_s(streams) - CUSHION_SHARE * tpot_slo_s - self._config.egress_s - draft.now_s
         slack_s = float(spare_s.min())
         alone_s = self._cost_model.predict(decodes_shape(table.total[streams] - 1)).seconds
         if alone_s >= tpot_slo_s.min():

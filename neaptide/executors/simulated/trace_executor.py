@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.batch import NewRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
-from neaptide.engine.kv.block_table import IntArray
 from neaptide.executors.simulated.hash_executor import SimHandle
 
 END_TOKEN_ID = 5
