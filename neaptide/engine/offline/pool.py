@@ -16,6 +16,7 @@ from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
+from neaptide.engine.row_id import RowId, is_row_of
 
 RowKey = Callable[[TokenFile, int], Any]
 """A sortable key of one row of a job: the rows of a job are handed out in its order."""
@@ -62,7 +63,7 @@ class _Part:
 
 
 def row_request_id(batch_id: str, row: int) -> str:
-    return f"{batch_id}:{row}"
+    return str(RowId(batch_id, row))
 
 
 @dataclass(slots=True)
@@ -174,10 +175,10 @@ class OfflinePool:
 
     def cancel_batch(self, batch_id: str) -> list[Request]:
         """Drops the job's rows; returns those of them that had started and were preempted."""
-        preempted = [r for r in self._returned if r.request_id.startswith(f"{batch_id}:")]
+        preempted = [r for r in self._returned if is_row_of(r.request_id, batch_id)]
         for request in preempted:
             self._returned.remove(request)
-        if self._head is not None and self._head.request_id.startswith(f"{batch_id}:"):
+        if self._head is not None and is_row_of(self._head.request_id, batch_id):
             self._head = None
         self._jobs.pop(batch_id, None)
         return preempted

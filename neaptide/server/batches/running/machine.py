@@ -23,7 +23,7 @@ from neaptide.server.batches.checking.job_files import check_seal, read_plan, re
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.job import Job
-from neaptide.server.batches.running.job_runner import Runner
+from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
 from neaptide.server.batches.storing.files import DAY_S
@@ -43,7 +43,7 @@ class Machine:
 
     def __init__(self, parts: Parts) -> None:
         self._p = parts
-        self._runner = Runner(parts.store, parts.engine, self._describe, self._on_lines_done)
+        self._runner = JobRunner(parts.store, parts.engine, self._describe, self._on_lines_done)
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
         self._ending: set[str] = set()
