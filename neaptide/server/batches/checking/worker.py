@@ -23,6 +23,7 @@ from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report, Validator
 from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.storing.models import NewLine
+from neaptide.server.link.deaths import was_killed_from_outside
 
 NICENESS = 10
 MEMORY_BYTES = 2 << 30
@@ -139,7 +140,10 @@ class WorkerChecker:
                     frame = _decoder.decode(await process.stdout.readexactly(length))
             except asyncio.IncompleteReadError:
                 status = await process.wait()
-                raise CheckerDiedError(f"the process that checked the file ended with status {status}") from None
+                raise CheckerDiedError(
+                    f"the process that checked the file ended with status {status}",
+                    by_itself=not was_killed_from_outside(status),
+                ) from None
             except TimeoutError:
                 raise CheckerDiedError("the process that checked the file fell silent") from None
             match frame:
