@@ -28,6 +28,18 @@ async def test_a_lost_engine_costs_only_what_it_had_not_finished(tmp_path: Path)
         assert sorted(first.executed + second.executed) == sorted(f"{batch.id}:{row}" for row in range(6))
 
 
+async def test_what_a_dead_engine_said_of_a_line_is_forgotten(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("c0", stop="\u2603")]))
+        await server.until_given(batch.id)
+        server.engine.say([output(batch.id, 0, b"half an ans")])
+        server.new_engine()
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert found["c0"]["response"]["body"]["choices"][0]["text"] == "text of c0"[::-1]
+
+
 async def test_batches_wait_for_the_engine(tmp_path: Path) -> None:
     async with Server(tmp_path, engine=False) as server:
         batch = await server.create(numbered(2))
