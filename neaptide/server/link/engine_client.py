@@ -61,7 +61,7 @@ class EngineLink(Protocol):
 
 
 class BatchListener(Protocol):
-    """Who wants to hear of batch rows. Called on the event loop; must not block."""
+    """Hears of batch rows. Called on the event loop; must not block."""
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         """Outputs whose ``request_id`` is that of a ``RowId``."""

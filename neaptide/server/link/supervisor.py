@@ -40,7 +40,7 @@ SILENCE_STEPS = 3.0
 DUMP_S = 0.5
 """For a silent engine to write down where it stands, before it is killed."""
 LAST_CHANCE_S = 1.5
-"""After a silence: whoever was stopped together with this process, or stopped this one, gets to speak first."""
+"""After a silence: an engine that was stopped together with this process gets to speak first."""
 KILL_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.5

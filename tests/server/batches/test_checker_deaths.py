@@ -1,4 +1,4 @@
-"""Whoever checks a file may die of it, or be killed for reasons of others."""
+"""The process that checks a file may die of it, or be killed for reasons of others."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who killed the engine: found in few deaths, and nobody else is blamed."""
+"""The line that kills the engine is found in few deaths, and no other line is blamed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -175,7 +175,7 @@ class Machine:
     evidence: Evidence
     """What their deaths say."""
     kills: set[int]
-    """Steps at which somebody kills the engine."""
+    """Steps at which the engine is killed from outside."""
     suspects: Suspects = field(default_factory=Suspects)
     convicted: list[int] = field(default_factory=list)
     num_deaths: int = 0
@@ -203,7 +203,7 @@ class Machine:
             for number in left:
                 if len(tokens) < self.seats and number not in tokens and self.suspects.may_run(LineKey("b", number)):
                     tokens[number] = 0
-            assert tokens, "nobody may run"
+            assert tokens, "no line may run"
             self.clock += 1
             if self.clock in self.kills:
                 self._cause = WEAK

@@ -13,7 +13,7 @@ from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.files import FileDamagedError
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.batches.wiring import Parts
+from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ batch has results, and is not given up."""
 class Validation:
     """Checks files one at a time, patiently where the disk refuses or the process that checks is killed."""
 
-    def __init__(self, parts: Parts, disk: PatientDisk) -> None:
-        self._p = parts
+    def __init__(self, plane: BatchPlane, disk: PatientDisk) -> None:
+        self._p = plane
         self._disk = disk
         self._io_errors: Counter[str] = Counter()
         self._one_at_a_time = asyncio.Semaphore(1)

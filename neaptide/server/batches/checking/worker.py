@@ -170,7 +170,7 @@ def main(parent_pid: int, make_compiler: Callable[[Recipe], LineCompiler] = Reci
     die_with_parent(parent_pid)
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is not part of the conversation
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not part of the conversation
     compiler = make_compiler(_recipe_decoder.decode(_receive(source)))
     _bound_memory()
     while frame := _receive(source):

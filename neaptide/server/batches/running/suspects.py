@@ -127,7 +127,7 @@ class Suspects:
         self.end(acquitted)
 
     def _regroup(self, step: _Group, evidence: Evidence) -> None:
-        """Those who were in the step come first, the suspects among them in halves."""
+        """Lines of the step come first, the suspects among them in halves."""
         hit: list[_Group] = []
         others: list[_Group] = []
         for group in self._groups:
