@@ -26,9 +26,9 @@ from neaptide.engine.messages import (
     ToEngine,
 )
 from neaptide.engine.observer import EngineObserver, Observers
-from neaptide.engine.offline.pool import row_request_id
 from neaptide.engine.params import INTERNAL_ERROR, FinishReason
 from neaptide.engine.request import Request
+from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.stats import step_stats
@@ -155,7 +155,7 @@ class EngineCore:
         except (OSError, ValueError) as exception:
             error = str(exception)
         for row in refused:
-            self._committer.refuse(row_request_id(message.batch_id, row), error)
+            self._committer.refuse(str(RowId(message.batch_id, row)), error)
 
     def _refusal(self, request: Request) -> str | None:
         """Why the request can never run; the edge checks first, so this guards against a bug there."""
@@ -174,7 +174,7 @@ class EngineCore:
 
     def _cancel_batch(self, batch_id: str) -> None:
         queues = self.scheduler.queues
-        running = [r for r in queues.running_offline.values() if r.request_id.startswith(f"{batch_id}:")]
+        running = [r for r in queues.running_offline.values() if is_row_of(r.request_id, batch_id)]
         for request in running + queues.pool.cancel_batch(batch_id):
             self._committer.end(request, FinishReason.ABORT)
         self._observers.cancelled(batch_id)

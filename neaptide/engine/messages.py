@@ -93,7 +93,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False, frozen=True):
 class RequestOutput(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one request. ``finish_reason`` set means: this is its one terminal output.
 
-    Batch rows have ``request_id`` = ``"{batch_id}:{row}"``.
+    Batch rows have the ``request_id`` of a ``RowId``.
     """
 
     request_id: str

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from neaptide.engine.offline.pool import row_request_id
 from neaptide.engine.params import RequestClass, request_class
 from neaptide.engine.record.block_numbers import Ranges
 from neaptide.engine.record.step_log import AddLine, BatchLine, Line, RowLine
+from neaptide.engine.row_id import RowId
 
 
 @dataclass(slots=True)
@@ -25,6 +25,6 @@ class LoggedRequests(list[LoggedRequest]):
             is_online = request_class(line.tier) is RequestClass.ONLINE
             self.append(LoggedRequest(line.id, is_online, line.tokens, line.blocks))
         elif isinstance(line, BatchLine):
-            self += [LoggedRequest(row_request_id(line.id, row), False, tokens, []) for row, tokens, _ in line.rows]
+            self += [LoggedRequest(str(RowId(line.id, row)), False, tokens, []) for row, tokens, _ in line.rows]
         elif isinstance(line, RowLine):
             self[line.request].blocks = line.blocks

@@ -4,15 +4,18 @@ import asyncio
 import os
 import signal
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
-from neaptide.engine.messages import AddRequest
+from neaptide.engine.messages import AddRequest, RequestOutput
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.engine.row_id import RowId
 from neaptide.launch.serve import embedded_model_path
+from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
 from neaptide.server.link.supervisor import EngineStartError, Supervisor
 
@@ -28,6 +31,20 @@ def config(tmp_path: Path, max_num_seqs: int = 256) -> EngineConfig:
 
 def request(request_id: str, max_tokens: int) -> AddRequest:
     return AddRequest(request_id, [7, 8, 9], SamplingParams(max_tokens=max_tokens), Tier.DEFAULT, 0.0, 1.0, 1.0)
+
+
+class Deaths:
+    """A batch listener that notes what the ends of engines say."""
+
+    def __init__(self) -> None:
+        self.evidence: list[Evidence] = []
+
+    def on_outputs(self, outputs: Sequence[RequestOutput]) -> None: ...
+
+    def on_engine_ready(self) -> None: ...
+
+    def on_engine_lost(self, suspects: Sequence[RowId], evidence: Evidence) -> None:
+        self.evidence.append(evidence)
 
 
 async def test_request_survives_to_its_end_and_the_socket_is_private(tmp_path: Path) -> None:
@@ -68,6 +85,51 @@ async def test_killed_engine_ends_its_streams_and_another_takes_over(tmp_path: P
     assert not psutil.pid_exists(first)
 
 
+@pytest.mark.parametrize(("number", "evidence"), [(signal.SIGKILL, Evidence.WEAK), (signal.SIGSEGV, Evidence.STRONG)])
+async def test_a_kill_from_outside_says_less_than_a_crash(
+    tmp_path: Path, number: signal.Signals, evidence: Evidence
+) -> None:
+    client, deaths = EngineClient(), Deaths()
+    client.set_batch_listener(deaths)
+    supervisor = Supervisor(client, config(tmp_path))
+    try:
+        await supervisor.start()
+        stream = client.generate(request("a", 500))
+        await anext(stream)
+        assert supervisor.engine_pid is not None
+        os.kill(supervisor.engine_pid, number)
+        with pytest.raises(EngineUnavailableError):
+            async for _ in stream:
+                pass
+        assert deaths.evidence == [evidence]
+    finally:
+        await supervisor.stop()
+
+
+async def test_an_engine_that_has_served_is_soon_replaced_and_one_that_does_not_start_ever_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor(EngineClient(), config(tmp_path))
+    supervisor._first_ready = asyncio.get_running_loop().create_future()
+    supervisor._first_ready.set_result(None)  # type: ignore[arg-type]
+    lives = iter([None, None, None, None, *[EngineStartError("no")] * 5, None])
+    delays: list[float] = []
+
+    async def live() -> None:
+        if (error := next(lives)) is not None:
+            raise error
+
+    async def note(delay_s: float) -> None:
+        delays.append(delay_s)
+        supervisor._stopping = len(delays) == 9
+
+    monkeypatch.setattr(supervisor, "_one_life", live)
+    monkeypatch.setattr(asyncio, "sleep", note)
+    await supervisor._run()
+    assert delays == [0.5, 1.0, 2.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    await supervisor.stop()
+
+
 @pytest.mark.acceptance("A2", "a request in the step and one that waits when the engine is killed")
 async def test_only_the_requests_of_the_last_step_are_lost(tmp_path: Path) -> None:
     client = EngineClient()
@@ -91,7 +153,8 @@ async def test_only_the_requests_of_the_last_step_are_lost(tmp_path: Path) -> No
 @pytest.mark.acceptance("A5", "an engine that is stopped for good")
 async def test_silent_engine_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neaptide.server.link.supervisor.LEAST_SILENCE_S", 1.5)
-    client = EngineClient()
+    client, deaths = EngineClient(), Deaths()
+    client.set_batch_listener(deaths)
     supervisor = Supervisor(client, config(tmp_path))
     try:
         await supervisor.start()
@@ -106,6 +169,7 @@ async def test_silent_engine_is_replaced(tmp_path: Path, monkeypatch: pytest.Mon
         await asyncio.wait_for(client.wait_ready(), 30)
         assert supervisor.engine_pid != first
         assert not psutil.pid_exists(first)
+        assert deaths.evidence == [Evidence.STRONG]  # killed, but by us, for its silence
         assert len(await _collect(client, request("b", 2))) == 2
     finally:
         await supervisor.stop()

@@ -17,6 +17,7 @@ from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
+from neaptide.engine.row_id import RowId, is_row_of
 
 RowKey = Callable[[TokenFile, int], Any]
 """A sortable key of one row of a job: the rows of a job are handed out in its order."""
@@ -51,7 +52,7 @@ class _Part:
     def make(self, index: int) -> Request:
         row, params = int(self.rows[index]), self.params_table[self.params_index[index]]
         request = self.made[index] = Request(
-            request_id=row_request_id(self.batch_id, row),
+            request_id=str(RowId(self.batch_id, row)),
             prompt_token_ids=self.tokens.prompt(row),
             params=params,
             tier=Tier.BATCH,
@@ -61,10 +62,6 @@ class _Part:
             deadline_s=self.deadline_s,
         )
         return request
-
-
-def row_request_id(batch_id: str, row: int) -> str:
-    return f"{batch_id}:{row}"
 
 
 @dataclass(slots=True)
@@ -205,7 +202,7 @@ class OfflinePool:
 
     def cancel_batch(self, batch_id: str) -> list[Request]:
         """Drops the job's rows; returns those of them that had started and were preempted."""
-        preempted = [r for r in self._returned if r.request_id.startswith(f"{batch_id}:")]
+        preempted = [r for r in self._returned if is_row_of(r.request_id, batch_id)]
         for request in preempted:
             self._returned.remove(request)
         parts = self._jobs.pop(batch_id, [])

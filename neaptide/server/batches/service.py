@@ -23,7 +23,7 @@ from neaptide.server.batches.storing.models import (
     new_file_id,
 )
 from neaptide.server.batches.storing.store import Store, StoreError
-from neaptide.server.batches.wiring import BatchSettings, Clocks, Parts
+from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
 from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
 from neaptide.server.link.engine_client import EngineClient
 
@@ -49,7 +49,7 @@ class BatchService:
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes)
         self._clocks = clocks
         self._is_suspended = False
-        self._machine = Machine(Parts(self.store, self.files, engine, compiler, checker, settings, clocks))
+        self._machine = Machine(BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks))
 
     async def start(self) -> None:
         """Opens the data directory and takes up unfinished batches.
@@ -117,7 +117,7 @@ class BatchService:
             key = IdempotencyKey(owner, "batches", idempotency_key, hashlib.sha256(text.encode()).hexdigest())
         planned = (new_file_id(), new_file_id())
         try:
-            # Shielded: once the row may be durable the batch must also begin, whoever still waits for the reply.
+            # Shielded: once the row may be durable the batch must also begin, even if the client has gone.
             return await asyncio.shield(self._create(new, planned, key))
         except WrongPurposeError:
             raise InvalidRequestError(

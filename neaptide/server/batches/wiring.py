@@ -1,4 +1,4 @@
-"""What the batch plane is made of: its settings, its clocks, the parts that its state machine works with."""
+"""What the batch plane is made of: its settings, its clocks, and all that its state machine works with."""
 
 import time
 from collections.abc import Callable
@@ -40,8 +40,8 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What the machine works with."""
+class BatchPlane:
+    """Everything that a state machine of batches works with."""
 
     store: Store
     files: FileStore

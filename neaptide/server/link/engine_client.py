@@ -24,7 +24,9 @@ from neaptide.engine.messages import (
     ToEngine,
 )
 from neaptide.engine.params import FinishReason
+from neaptide.engine.row_id import RowId
 from neaptide.server.link.backlog import OutputBacklog, SlowReaderError
+from neaptide.server.link.deaths import Evidence
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +61,18 @@ class EngineLink(Protocol):
 
 
 class BatchListener(Protocol):
-    """Who wants to hear of batch rows. Called on the event loop; must not block."""
+    """Hears of batch rows. Called on the event loop; must not block."""
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
-        """Outputs with ``request_id`` = ``"{batch_id}:{row}"``."""
+        """Outputs whose ``request_id`` is that of a ``RowId``."""
         ...
 
     def on_engine_ready(self) -> None:
         """A new engine knows no jobs: submit every unfinished one."""
         ...
 
-    def on_engine_lost(self, suspects: Sequence[str], *, is_counted: bool) -> None:
-        """``suspects``: the rows in the step that the engine did not survive; empty if it ended in peace.
-
-        Not ``is_counted``: a request of the same step that had said nothing yet is the likelier cause.
-        """
+    def on_engine_lost(self, suspects: Sequence[RowId], evidence: Evidence) -> None:
+        """``suspects``: the rows in the step that the engine did not survive; empty if it ended in peace."""
         ...
 
 
@@ -210,10 +209,11 @@ class EngineClient:
         if self._batch_listener is not None:
             self._batch_listener.on_engine_ready()
 
-    def detach(self, suspects: Sequence[str] = ()) -> None:
+    def detach(self, suspects: Sequence[str] = (), evidence: Evidence = Evidence.STRONG) -> None:
         """The engine is gone: tells every stream and the batch service.
 
-        ``suspects`` are the ids of the requests in the step that it did not survive.
+        ``suspects`` are the ids of the requests in the step that it did not survive, ``evidence`` what its end says
+        against them.
         """
         if self._link is None:
             return
@@ -223,8 +223,10 @@ class EngineClient:
         for request_id, queue in self._queues.items():
             queue.put_nowait(_Lost(request_id in in_step))
         if self._batch_listener is not None:
-            rows = [request_id for request_id in suspects if ":" in request_id]
-            self._batch_listener.on_engine_lost(rows, is_counted=not in_step & self._silent)
+            rows = [row for request_id in suspects if (row := RowId.parse(request_id)) is not None]
+            # A request that had said nothing yet is a likelier cause than rows that have run for a while.
+            excuse = in_step & self._silent
+            self._batch_listener.on_engine_lost(rows, Evidence.EXCUSED if excuse else evidence)
 
     def on_message(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
@@ -244,7 +246,7 @@ class EngineClient:
                 queue.put_nowait(output)
                 if queue.overflowed and output.finish_reason is None:
                     self.abort([output.request_id])
-            elif ":" in output.request_id:
+            elif RowId.parse(output.request_id) is not None:
                 batch_outputs.append(output)
         if batch_outputs and self._batch_listener is not None:
             self._batch_listener.on_outputs(batch_outputs)

@@ -27,6 +27,7 @@ from neaptide.engine.messages import (
     to_engine_encoder,
 )
 from neaptide.engine.process.witness import create_witness, read_witness
+from neaptide.server.link.deaths import Evidence, was_killed_from_outside
 from neaptide.server.link.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -39,11 +40,13 @@ SILENCE_STEPS = 3.0
 DUMP_S = 0.5
 """For a silent engine to write down where it stands, before it is killed."""
 LAST_CHANCE_S = 1.5
-"""After a silence: whoever was stopped together with this process, or stopped this one, gets to speak first."""
+"""After a silence: an engine that was stopped together with this process gets to speak first."""
 KILL_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
+LONGEST_SERVING_BACKOFF_S = 2.0
+"""Of an engine that was ready before it ended: whatever killed it is found by the engines that follow."""
 STABLE_S = 60.0
 """An engine that lived so long starts the back-off anew."""
 
@@ -87,8 +90,12 @@ class _Engine:
             self.process.send_signal(signal.SIGUSR1)
             await asyncio.wait_for(self.process.wait(), DUMP_S)
 
-    async def end(self) -> list[str]:
-        """Kills the process if it still runs; returns the requests of the step that it did not survive."""
+    async def end(self) -> tuple[list[str], Evidence]:
+        """Kills the process if it still runs; returns the requests of the step that it did not survive.
+
+        The evidence against them is weak if it had been killed already, by another than us.
+        """
+        evidence = Evidence.WEAK if was_killed_from_outside(self.process.returncode) else Evidence.STRONG
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
@@ -100,7 +107,7 @@ class _Engine:
         self._path.unlink(missing_ok=True)
         suspects = read_witness(self._witness_fd)
         os.close(self._witness_fd)
-        return suspects
+        return suspects, evidence
 
 
 class Supervisor:
@@ -149,8 +156,10 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while True:
             started_s = loop.time()
+            longest_s = LONGEST_BACKOFF_S
             try:
                 await self._one_life()
+                longest_s = LONGEST_SERVING_BACKOFF_S
             except EngineStartError as error:
                 assert self._first_ready is not None
                 if not self._first_ready.done():
@@ -168,9 +177,10 @@ class Supervisor:
                 return
             if loop.time() - started_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
+            backoff_s = min(backoff_s, longest_s)
             logger.warning("the engine ended; it is started again in %.1f s", backoff_s)
             await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            backoff_s *= 2
 
     async def _one_life(self) -> None:
         engine = self._engine = await self._spawn()
@@ -182,11 +192,11 @@ class Supervisor:
                 self._first_ready.set_result(ready)
             await self._pump(engine)
         finally:
-            suspects: list[str] = []
+            suspects, evidence = list[str](), Evidence.EXCUSED
             try:
-                suspects = await engine.end()
+                suspects, evidence = await engine.end()
             finally:
-                self._client.detach([] if self._stopping else suspects)
+                self._client.detach([] if self._stopping else suspects, evidence)
                 self._engine = None
 
     async def _spawn(self) -> _Engine:

@@ -24,6 +24,7 @@ from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.models import TERMINAL, BatchRecord, FileRecord, NewLine
 from neaptide.server.batches.wiring import BatchSettings, Clocks
 from neaptide.server.edge.errors import ApiError, InvalidRequestError
+from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient
 
 CHAT = "/v1/chat/completions"
@@ -208,9 +209,9 @@ class Server:
     async def __aexit__(self, *exc: object) -> None:
         await self.service.stop()
 
-    def new_engine(self, suspects: Sequence[str] = ()) -> FakeEngine:
+    def new_engine(self, suspects: Sequence[str] = (), evidence: Evidence = Evidence.STRONG) -> FakeEngine:
         """The engine dies in a step with these rows, and another takes its place."""
-        self.client.detach(suspects)
+        self.client.detach(suspects, evidence)
         self.engine = FakeEngine(self.client)
         self.client.attach(self.engine, READY)
         return self.engine
@@ -240,10 +241,10 @@ class Server:
     async def until_status(self, batch_id: str, *statuses: str) -> BatchRecord:
         return await self.until(batch_id, lambda record: record.status in statuses)
 
-    async def until_given(self, batch_id: str, parts: int = 1) -> None:
-        """The engine has so many parts of the batch."""
+    async def until_given(self, batch_id: str, messages: int = 1) -> None:
+        """The engine has had so many messages of the batch."""
         for _ in range(1_000):
-            if len(self.engine.added(batch_id)) >= parts:
+            if len(self.engine.added(batch_id)) >= messages:
                 return
             await asyncio.sleep(0.005)
         raise AssertionError("the engine never got the batch")

@@ -9,6 +9,7 @@ from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput, ToEngi
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineUnavailableError
 from tests.server.batches.fakes import Server, jsonl, line, numbered, output
 
@@ -25,6 +26,18 @@ async def test_a_lost_engine_costs_only_what_it_had_not_finished(tmp_path: Path)
         second.answer(batch.id)
         server.results(await server.until_status(batch.id, "completed"))
         assert sorted(first.executed + second.executed) == sorted(f"{batch.id}:{row}" for row in range(6))
+
+
+async def test_what_a_dead_engine_said_of_a_line_is_forgotten(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("c0", stop="\u2603")]))
+        await server.until_given(batch.id)
+        server.engine.say([output(batch.id, 0, b"half an ans")])
+        server.new_engine()
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert found["c0"]["response"]["body"]["choices"][0]["text"] == "text of c0"[::-1]
 
 
 async def test_batches_wait_for_the_engine(tmp_path: Path) -> None:
@@ -71,25 +84,91 @@ async def test_a_suspended_batch_leaves_the_engine_and_goes_on_at_the_next_start
         await again.until_status(batch.id, "completed")
 
 
-@pytest.mark.acceptance("A3", "a line in the last step of two engines")
-async def test_a_line_in_the_last_step_of_two_engines_is_quarantined_alone(tmp_path: Path) -> None:
+@pytest.mark.acceptance("A3", "a line that three engines die of, the last time alone")
+async def test_a_line_that_kills_alone_is_quarantined_alone(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
-        batch = await server.create(numbered(4))
+        batch = await server.create(numbered(5))
         await server.until_given(batch.id)
-        second = server.new_engine([f"{batch.id}:0", f"{batch.id}:1", "unknown:3"])
+        second = server.new_engine([f"{batch.id}:{row}" for row in (0, 1, 2, 3)])
         await server.until_given(batch.id)
-        second.answer(batch.id)  # those that nobody suspects; the suspects follow one by one
+        assert second.added(batch.id) == [[0, 1, 4]]  # half of the suspects, beside those that nobody suspects
+        third = server.new_engine([f"{batch.id}:0", f"{batch.id}:1"])
+        await server.until_given(batch.id)
+        third.answer(batch.id)  # the first suspect, alone; then the other
         await server.until_given(batch.id, 2)
-        second.answer(batch.id)
-        await server.until_given(batch.id, 3)
-        assert second.added(batch.id) == [[2, 3], [0], [1]]
-        server.new_engine([f"{batch.id}:1"])
+        assert third.added(batch.id) == [[0], [1]]
+        last = server.new_engine([f"{batch.id}:1"])
+        await server.until_given(batch.id)
+        assert last.added(batch.id) == [[2, 3, 4]]
+        last.answer(batch.id)
         found, errors = server.results(await server.until_status(batch.id, "completed"))
-        assert list(found) == ["c0", "c2", "c3"]
+        assert list(found) == ["c0", "c2", "c3", "c4"]
         assert errors["c1"]["response"]["body"]["error"]["code"] == "engine_crash"
 
 
-async def test_an_engine_that_comes_while_rows_are_given_out_gets_no_suspects_beside_others(tmp_path: Path) -> None:
+async def test_after_a_kill_from_outside_all_lines_run_beside_each_other(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(6))
+        await server.until_given(batch.id)
+        engine = server.new_engine([f"{batch.id}:{row}" for row in range(4)], Evidence.WEAK)
+        await server.until_given(batch.id)
+        assert engine.added(batch.id) == [list(range(6))]
+
+
+async def test_the_second_half_of_the_suspects_follows_the_first(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(6))
+        await server.until_given(batch.id)
+        engine = server.new_engine([f"{batch.id}:{row}" for row in range(4)])
+        await server.until_given(batch.id)
+        engine.answer(batch.id, 2)
+        await server.until_given(batch.id, 2)
+        assert engine.added(batch.id) == [[0, 1, 4, 5], [2, 3]]
+
+
+async def test_a_suspect_of_one_batch_holds_back_the_other_until_it_has_run_alone(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        suspect = await server.create(numbered(2))
+        other = await server.create(numbered(2))
+        for batch in (suspect, other):
+            await server.until_given(batch.id)
+        engine = server.new_engine([f"{suspect.id}:1"])
+        await server.until_given(suspect.id)
+        assert (engine.added(suspect.id), engine.added(other.id)) == ([[1]], [])
+        engine.answer(suspect.id)
+        await server.until_given(other.id)
+        assert (engine.added(suspect.id), engine.added(other.id)) == ([[1], [0]], [[0, 1]])
+
+
+async def test_a_cancelled_suspect_holds_nobody_back(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        suspect = await server.create(numbered(1))
+        other = await server.create(numbered(2))
+        for batch in (suspect, other):
+            await server.until_given(batch.id)
+        engine = server.new_engine([f"{suspect.id}:0"])
+        await server.until_given(suspect.id)
+        await server.service.cancel_batch(suspect.id, "")
+        await server.until_given(other.id)
+        assert engine.added(other.id) == [[0, 1]]
+
+
+@pytest.mark.parametrize("stranger", ["unknown:3", "0"])
+async def test_a_line_is_not_convicted_beside_rows_that_have_ended(tmp_path: Path, stranger: str) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(2))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 1)
+        in_step = [stranger if ":" in stranger else f"{batch.id}:{stranger}", f"{batch.id}:1"]
+        for _ in range(3):
+            engine = server.new_engine(in_step)
+            await server.until_given(batch.id)
+        engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert list(found) == ["c0", "c1"]
+
+
+async def test_an_engine_that_comes_while_rows_are_given_out_gets_them_anew(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         first = server.engine
         take = first.send
@@ -106,23 +185,25 @@ async def test_an_engine_that_comes_while_rows_are_given_out_gets_no_suspects_be
         await server.until_given(batch.id)
         server.engine.answer(batch.id)
         await server.until_given(batch.id, 2)
-        assert server.engine.added(batch.id) == [[1, 2], [0]]
+        assert server.engine.added(batch.id) == [[0], [1, 2]]
 
 
-async def test_a_suspect_is_remembered_after_a_restart(tmp_path: Path) -> None:
+async def test_suspects_are_remembered_after_a_restart(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
-        batch = await server.create(numbered(3))
+        batch = await server.create(numbered(6))
         await server.until_given(batch.id)
-        server.new_engine([f"{batch.id}:1"])
+        server.new_engine([f"{batch.id}:{row}" for row in (0, 1, 2, 3)])
+        await server.until_given(batch.id)
+        server.new_engine([f"{batch.id}:{row}" for row in (0, 1)])
         await server.until_given(batch.id)
     async with Server(tmp_path) as again:
         await again.until_given(batch.id)
         again.engine.answer(batch.id)
         await again.until_given(batch.id, 2)
-        assert again.engine.added(batch.id) == [[0, 2], [1]]
+        assert again.engine.added(batch.id) == [[0, 1, 4, 5], [2, 3]]
         again.engine.answer(batch.id)
         found, _ = again.results(await again.until_status(batch.id, "completed"))
-        assert list(found) == ["c0", "c1", "c2"]
+        assert list(found) == [f"c{i}" for i in range(6)]
 
 
 async def test_a_death_counts_while_the_disk_refuses_to_note_it(
@@ -175,7 +256,7 @@ async def test_deaths_in_the_first_step_of_an_online_request_do_not_count(tmp_pa
         await server.until_given(batch.id)
         server.engine.answer(batch.id)
         await server.until_given(batch.id, 2)
-        assert server.engine.added(batch.id) == [[1], [0]]  # a suspect all the same
+        assert server.engine.added(batch.id) == [[0], [1]]  # a suspect all the same
         server.engine.answer(batch.id)
         found, _ = server.results(await server.until_status(batch.id, "completed"))
         assert list(found) == ["c0", "c1"]

@@ -135,6 +135,34 @@ async def test_result_files_live_as_long_as_was_asked(tmp_path: Path) -> None:
         assert lives == [7200, 7200, 30 * 86_400]
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x1e"])
+async def test_readers_that_split_at_any_line_end_see_whole_lines(tmp_path: Path, end: str) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line(f"a{end}b", f"x{end}y"), line(f"hot{end}", temperature=9)]))
+        await server.until_given(batch.id)
+        # The fake engine makes characters of tokens, and knows bytes only.
+        server.engine.say([output(batch.id, 0, map(ord, f"y{end}x"), FinishReason.STOP)])
+        record = await server.until_status(batch.id, "completed")
+        found, errors = server.results(record)  # split with str.splitlines
+        assert found[f"a{end}b"]["response"]["body"]["choices"][0]["text"] == f"y{end}x"
+        assert list(errors) == [f"hot{end}"]
+        assert server.bytes_of(record.output_file_id).count(b"\n") == 1
+
+
+async def test_a_restart_runs_a_half_answered_line_again_with_all_its_choices(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("c0", n=2), line("c1", n=2)]))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id, 3)
+    assert server.engine.executed == [f"{batch.id}:{row}" for row in range(3)]
+    async with Server(tmp_path) as again:
+        await again.until_given(batch.id)
+        assert again.engine.added(batch.id) == [[2, 3]]
+        again.engine.answer(batch.id)
+        found, _ = again.results(await again.until_status(batch.id, "completed"))
+        assert [len(entry["response"]["body"]["choices"]) for entry in found.values()] == [2, 2]
+
+
 async def test_a_restart_runs_only_what_is_left(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(jsonl([line(f"c{i}", n=2) for i in range(4)]))

@@ -141,10 +141,22 @@ async def test_what_goes_wrong_in_it_is_told_and_leaves_no_plan(tmp_path: Path) 
                 await checker.check(Check(CHAT, str(path), str(tmp_path / "job"), Limits()), keep)
             assert "secret" not in str(found.value)
             assert not files_of_job(tmp_path)
+            assert getattr(found.value, "by_itself", None) == (True if text == "die" else None)
         with pytest.raises(FileNotFoundError):
             await checker.check(Check(CHAT, str(path), str(tmp_path / "nowhere" / "job"), Limits()), keep)
     finally:
         await checker.close()
+
+
+async def test_a_worker_that_was_killed_says_so(tmp_path: Path) -> None:
+    checker = WorkerChecker(hostile_checker(tmp_path)._recipe, module="tests.server.batches.killed_worker")
+
+    async def keep(lines: Sequence[NewLine]) -> None:
+        raise AssertionError("no line is read")
+
+    with pytest.raises(CheckerDiedError, match="ended with status -9") as found:
+        await checker.check(Check(CHAT, str(tmp_path / "input"), str(tmp_path / "job"), Limits()), keep)
+    assert not found.value.by_itself
 
 
 async def test_an_idle_worker_ends_and_the_next_file_starts_another(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def seal_plan(stem: Path) -> None:
 
 
 def check_seal(stem: Path) -> None:
-    """Raises ValueError when the plan is not the one that was sealed, FileNotFoundError when a part is missing."""
+    """Raises ValueError when the plan is not the one that was sealed, FileNotFoundError when a file is missing."""
     if _seal_path(stem).read_text(errors="replace") != _digest(stem):
         raise ValueError("the token file or the plan is damaged")
 

@@ -77,7 +77,14 @@ Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
 
 
 class CheckerDiedError(Exception):
-    """Whatever checked the file is gone; what it has stored of the lines is not all of them."""
+    """Whatever checked the file is gone; what it has stored of the lines is not all of them.
+
+    ``by_itself``: nobody killed it, so it may have died of the file.
+    """
+
+    def __init__(self, message: str, *, by_itself: bool = True) -> None:
+        super().__init__(message)
+        self.by_itself = by_itself
 
 
 class Checker(Protocol):

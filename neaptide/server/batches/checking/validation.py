@@ -13,23 +13,26 @@ from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.files import FileDamagedError
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.batches.wiring import Parts
+from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
 
-CHECK_TRIES = 2
-"""Of one file, when the process that checks it dies: it may have been the file, or not."""
+MAX_DEATHS = 2
+"""Of the process that checks a file, by itself (a crash, more memory than it may have), before the batch fails: it may
+have been the file, or not. A process that was killed says nothing of the file, however often."""
+FIRST_DELAY_S = 1.0
+MAX_DELAY_S = 60.0
 MAX_IO_ERRORS = 8
 """I/O errors (not: a full disk) on a file or a job's plan, within about two minutes, before its batch fails. Later a
 batch has results, and is not given up."""
 
 
 class Validation:
-    """Checks files one at a time, patiently where the disk refuses."""
+    """Checks files one at a time, patiently where the disk refuses or the process that checks is killed."""
 
-    def __init__(self, parts: Parts, disk: PatientDisk) -> None:
-        self._p = parts
+    def __init__(self, plane: BatchPlane, disk: PatientDisk) -> None:
+        self._p = plane
         self._disk = disk
         self._io_errors: Counter[str] = Counter()
         self._one_at_a_time = asyncio.Semaphore(1)
@@ -87,18 +90,25 @@ class Validation:
 
         stem = self._p.stem(record.id)
         check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits)
-        async with self._one_at_a_time:
-            for _ in range(CHECK_TRIES):
-                await self._p.store.write(batch_rows.discard_lines, record.id)
-                try:
+        num_deaths, delay_s = 0, FIRST_DELAY_S
+        while num_deaths < MAX_DEATHS:
+            try:
+                async with self._one_at_a_time:
+                    await self._p.store.write(batch_rows.discard_lines, record.id)
                     return await self._p.checker.check(check, keep)
-                except (OSError, StoreUnavailableError):
-                    raise
-                except CheckerDiedError as error:
-                    logger.error("batch %s: %s", record.id, error)
-                except Exception:
-                    logger.exception("batch %s: validation failed", record.id)
-                    break
+            except (OSError, StoreUnavailableError):
+                raise
+            except CheckerDiedError as error:
+                logger.error("batch %s: %s", record.id, error)
+                if error.by_itself:
+                    num_deaths += 1
+                    continue
+            except Exception:
+                logger.exception("batch %s: validation failed", record.id)
+                break
+            # Other files are checked meanwhile: a machine that is short of memory kills the larger one first.
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
         return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
 
     # Both ask for ``stop`` first: a disk that refuses must not keep a cancelled batch, and its plan's space.

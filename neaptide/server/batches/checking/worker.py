@@ -23,6 +23,7 @@ from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report, Validator
 from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.storing.models import NewLine
+from neaptide.server.link.deaths import was_killed_from_outside
 
 NICENESS = 10
 MEMORY_BYTES = 2 << 30
@@ -139,7 +140,10 @@ class WorkerChecker:
                     frame = _decoder.decode(await process.stdout.readexactly(length))
             except asyncio.IncompleteReadError:
                 status = await process.wait()
-                raise CheckerDiedError(f"the process that checked the file ended with status {status}") from None
+                raise CheckerDiedError(
+                    f"the process that checked the file ended with status {status}",
+                    by_itself=not was_killed_from_outside(status),
+                ) from None
             except TimeoutError:
                 raise CheckerDiedError("the process that checked the file fell silent") from None
             match frame:
@@ -166,7 +170,7 @@ def main(parent_pid: int, make_compiler: Callable[[Recipe], LineCompiler] = Reci
     die_with_parent(parent_pid)
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anybody prints is not part of the conversation
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not part of the conversation
     compiler = make_compiler(_recipe_decoder.decode(_receive(source)))
     _bound_memory()
     while frame := _receive(source):

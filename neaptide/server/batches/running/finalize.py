@@ -20,6 +20,8 @@ from neaptide.server.batches.storing.files import DEFAULT_EXPIRY_S, sync_directo
 from neaptide.server.batches.storing.models import BatchRecord, EndedLine, FileRecord, LineState
 from neaptide.server.batches.storing.store import Store
 
+_LINE_ENDS = ("\x85", "\u2028", "\u2029")
+"""Characters that JSON lets stand in a string and at which many readers of lines split, the OpenAI SDK's among them."""
 PAGE_LINES = 256
 PURPOSE = "batch_output"
 
@@ -92,7 +94,10 @@ class _Sink:
 
 
 def output_line(batch_id: str, line: EndedLine) -> bytes:
-    """One line of an output or error file; bodies are copied as they were stored."""
+    """One line of an output or error file, for readers that split at every line end of Unicode too.
+
+    Bodies are copied as they were stored, but for those ends.
+    """
     digest = hashlib.sha256(f"{batch_id}:{line.line_no}".encode()).hexdigest()
     head = dump_json({"id": f"batch_req_{digest[:24]}", "custom_id": line.custom_id})[:-1]
     if line.result is None:
@@ -101,7 +106,10 @@ def output_line(batch_id: str, line: EndedLine) -> bytes:
         request_id = json.dumps(line.request_id)
         response = f'{{"status_code":{line.status_code},"request_id":{request_id},"body":{line.result}}}'
         tail = f'"response":{response},"error":null'
-    return f"{head},{tail}}}\n".encode()
+    text = f"{head},{tail}}}\n"
+    for end in _LINE_ENDS:
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode()
 
 
 def write_files(

@@ -1,23 +1,24 @@
 """One running batch: which rows are still to run, and the lines whose outputs are arriving."""
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from neaptide.engine.messages import AddBatch, RequestOutput
 from neaptide.engine.params import FinishReason
+from neaptide.engine.row_id import RowId
 from neaptide.server.batches.checking.job_files import JobPlan
 from neaptide.server.batches.checking.validate import dump_json, new_request_id, read_body, refused
 from neaptide.server.batches.lines import Assembler, LineCompiler
+from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing.models import BatchRecord, LineResult, LineState, PendingLine, Usage
 from neaptide.server.edge.errors import ApiError, EngineFailedError
 
 logger = logging.getLogger(__name__)
 
-MAX_ENGINE_DEATHS = 2
-PART_ROWS = 2000
+MESSAGE_ROWS = 2000
 """Rows that the engine is given in one message."""
 
 
@@ -45,35 +46,32 @@ class Job:
         self._input_path = input_path
         self._compiler = compiler
         self._ended = bytearray(len(self._lines))
-        self._deaths = {i: line.attempts for i, line in enumerate(self._lines) if line.attempts}
-        """Lines that were in an engine's last step, and how often that counted: they run after the others, one at a
-        time."""
         self._next = 0
-        """Lines before this one have been given to the engine, or have to wait as suspects."""
-        self._part: set[int] = set()
-        """Lines that the engine has been given and that have not ended."""
+        """Lines before this one have been given to the engine, or wait as suspects."""
+        self._waiting: dict[int, None] = {}
+        """Suspects whose turn to be given has not come."""
+        self._given_alone: set[int] = set()
+        """Suspects that the engine was given out of turn, since nothing else may run beside them."""
         self._open: dict[int, Assembler] = {}
 
     # ---- what the engine is told ----
 
     @property
-    def wants_part(self) -> bool:
-        """Whether there may be more to give: lines not given yet, or the next suspect."""
-        return self._next < len(self._lines) or not self._part
+    def attempts(self) -> dict[LineKey, int]:
+        """Lines that were in engines' last steps before this server started, and how often."""
+        return {self._key(i): line.attempts for i, line in enumerate(self._lines) if line.attempts}
 
-    def message(self, path: Path, deadline_s: float, *, anew: bool) -> AddBatch | None:
-        """The next part for the engine; None when nothing is left to give. ``anew``: it has none of the others.
+    def begin_anew(self) -> None:
+        """The engine has none of the job's rows."""
+        self._next = 0
+        self._waiting.clear()
+        self._given_alone.clear()
 
-        Lines that may have killed an engine come last, each in a part of its own: the next death is then held
-        against one line, not against all that ran beside it.
-        """
-        if anew:
-            self._next, self._part = 0, set()
-        part = self._take_part()
-        rows = [row for i in part for row in self._rows(self._lines[i])]
+    def message(self, path: Path, deadline_s: float, suspects: Suspects) -> AddBatch | None:
+        """The next rows for the engine; None when it has all that may run now."""
+        rows = [row for i in self._take_lines(suspects) for row in self._rows(self._lines[i])]
         if not rows:
             return None
-        self._part.update(part)
         used = {self._plan.params_index[row] for row in rows}
         place = {index: i for i, index in enumerate(sorted(used))}
         return AddBatch(
@@ -87,18 +85,31 @@ class Job:
             salt=self.salt,
         )
 
-    def _take_part(self) -> list[int]:
-        part: list[int] = []
-        num_rows = 0
-        while self._next < len(self._lines) and num_rows < PART_ROWS:
+    def _take_lines(self, suspects: Suspects) -> list[int]:
+        if suspects.solitary is not None:
+            return self._take_alone(suspects.solitary)
+        taken = [i for i in self._waiting if suspects.may_run(self._key(i))]
+        for index in taken:
+            del self._waiting[index]
+        num_rows = sum(self._lines[i].num_rows for i in taken)
+        while self._next < len(self._lines) and num_rows < MESSAGE_ROWS:
             index = self._next
             self._next += 1
-            if not self._ended[index] and index not in self._deaths:
-                part.append(index)
+            if self._ended[index] or index in self._given_alone:
+                continue
+            if suspects.may_run(self._key(index)):
+                taken.append(index)
                 num_rows += self._lines[index].num_rows
-        if not part and not self._part:
-            part = [i for i in sorted(self._deaths) if not self._ended[i]][:1]
-        return part
+            else:
+                self._waiting[index] = None
+        return taken
+
+    def _take_alone(self, line: LineKey) -> list[int]:
+        if line.batch_id != self.batch_id or (index := self._index(line.line_no)) in self._given_alone:
+            return []
+        self._given_alone.add(index)
+        self._waiting.pop(index, None)
+        return [index]
 
     def forget_open(self) -> None:
         """The engine is gone: lines that have not ended will be run again from their first token."""
@@ -111,18 +122,19 @@ class Job:
         results: list[LineResult] = []
         stops: list[str] = []
         for output in outputs:
-            row = int(output.request_id.rpartition(":")[2])
-            index = bisect_right(self._first_rows, row) - 1
-            if index < 0 or self._ended[index] or row >= self._first_rows[index] + self._lines[index].num_rows:
+            found = RowId.parse(output.request_id)
+            index = None if found is None else self._open_line(found.row)
+            if found is None or index is None:
                 continue
+            row = found.row
             if output.finish_reason is FinishReason.ABORT:
-                # The engine let go of the row, and somebody will give it out again: from its first token.
+                # The engine let go of the row, and it will be given again: from its first token.
                 self._open.pop(index, None)
                 continue
             result = self._feed_line(index, row, output, stops)
             if result is not None:
                 if result.state is LineState.FAILED:
-                    stops += [f"{self.batch_id}:{r}" for r in self._rows(self._lines[index]) if r != row]
+                    stops += [str(RowId(self.batch_id, r)) for r in self._rows(self._lines[index]) if r != row]
                 self._end(index)
                 results.append(result)
         return results, stops
@@ -148,26 +160,31 @@ class Job:
             logger.exception("batch %s line %d: its response could not be assembled", self.batch_id, line.line_no)
             return refused(line.line_no, ApiError("Internal server error.", code="internal_error"))
 
-    def suspect(self, rows: Iterable[int], is_counted: bool) -> tuple[list[int], list[LineResult]]:
-        """Notes that an engine died in a step with these rows.
+    def line_of(self, row: int) -> LineKey | None:
+        """The line that the row belongs to; None if it has ended."""
+        index = self._open_line(row)
+        return None if index is None else self._key(index)
 
-        Returns the numbers of the unfinished lines they belong to, which are suspects from now on, and the ends of
-        those that have seen too many deaths.
-        """
-        found = {bisect_right(self._first_rows, row) - 1 for row in rows} - {-1}
-        suspects = sorted(i for i in found if not self._ended[i])
-        poisoned = []
-        for i in suspects:
-            self._deaths[i] = self._deaths.get(i, 0) + is_counted
-            if self._deaths[i] >= MAX_ENGINE_DEATHS:
-                error = ApiError("The engine failed repeatedly on this request.", code="engine_crash")
-                poisoned.append(refused(self._lines[i].line_no, error))
-                self._end(i)
-        return [self._lines[i].line_no for i in suspects], poisoned
+    def convict(self, line_no: int) -> LineResult:
+        """The end of a line that kills every engine."""
+        self._end(self._index(line_no))
+        return refused(line_no, ApiError("The engine failed repeatedly on this request.", code="engine_crash"))
+
+    def _key(self, index: int) -> LineKey:
+        return LineKey(self.batch_id, self._lines[index].line_no)
+
+    def _index(self, line_no: int) -> int:
+        return bisect_left(self._lines, line_no, key=_line_no)
+
+    def _open_line(self, row: int) -> int | None:
+        index = bisect_right(self._first_rows, row) - 1
+        if index < 0 or self._ended[index] or row >= self._first_rows[index] + self._lines[index].num_rows:
+            return None
+        return index
 
     def _end(self, index: int) -> None:
         self._ended[index] = 1
-        self._part.discard(index)
+        self._waiting.pop(index, None)
         self._open.pop(index, None)
 
     def _assembler(self, line: PendingLine) -> Assembler:
@@ -177,6 +194,10 @@ class Job:
     @staticmethod
     def _rows(line: PendingLine) -> range:
         return range(line.first_row, line.first_row + line.num_rows)
+
+
+def _line_no(line: PendingLine) -> int:
+    return line.line_no
 
 
 def _ended(line_no: int, assembler: Assembler) -> LineResult:

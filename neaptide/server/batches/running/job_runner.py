@@ -15,10 +15,13 @@ from typing import Any
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
+from neaptide.engine.row_id import RowId
 from neaptide.server.batches.running.job import Job
+from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
+from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -35,8 +38,8 @@ class _Outputs:
 
 @dataclass(frozen=True, slots=True)
 class _EngineLost:
-    suspects: Sequence[str]
-    is_counted: bool
+    step: Sequence[RowId]
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class _Running:
     commits: set["asyncio.Task[None]"] = field(default_factory=set)
 
 
-class Runner:
+class JobRunner:
     """The batch plane's ``BatchListener``. Event loop only; heavy work happens in threads.
 
     ``on_done`` is called with the id of a job whose last line has become durable.
@@ -83,6 +86,7 @@ class Runner:
         self._on_done = on_done
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._jobs: dict[str, _Running] = {}
+        self._suspects = Suspects()
         self._epoch = self._heard_epoch = 0
         """Engines that have come, and those of them whose coming the consumer has dealt with."""
         self._task: asyncio.Task[None] | None = None
@@ -126,8 +130,8 @@ class Runner:
         self._epoch += 1
         self._events.put_nowait(_EngineReady(self._epoch))
 
-    def on_engine_lost(self, suspects: Sequence[str], *, is_counted: bool) -> None:
-        self._events.put_nowait(_EngineLost(suspects, is_counted))
+    def on_engine_lost(self, suspects: Sequence[RowId], evidence: Evidence) -> None:
+        self._events.put_nowait(_EngineLost(suspects, evidence))
 
     def add_job(self, job: Job) -> None:
         self._events.put_nowait(_Add(job))
@@ -161,21 +165,23 @@ class Runner:
         match event:
             case _Outputs():
                 await self._on_outputs(event.outputs)
-            case _EngineLost(suspects, is_counted):
+            case _EngineLost(step, evidence):
                 for running in self._jobs.values():
                     running.job.forget_open()
-                await self._suspect(suspects, is_counted)
+                self._investigate(step, evidence)
             case _EngineReady(epoch):
                 self._heard_epoch = epoch
-                for running in list(self._jobs.values()):
-                    await self._submit(running.job)
+                self._suspects.engine_is_empty()
+                await self._submit_all()
             case _Add(job):
                 self._jobs[job.batch_id] = _Running(job)
+                self._suspects.restore(job.attempts)
                 await self._submit(job)
             case _Close(batch_id, closed):
                 closed_job = self._jobs.pop(batch_id, None)
                 if closed_job is not None:
                     self._engine.cancel_batch(batch_id)
+                    await self._end_lines(self._suspects.of_batch(batch_id))
                 # In a task: a disk that does not take one job's results must not hold up the others.
                 self._spawn(_settle(set(closed_job.commits) if closed_job else set(), closed))
 
@@ -184,15 +190,20 @@ class Runner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _submit_all(self) -> None:
+        for running in list(self._jobs.values()):
+            await self._submit(running.job)
+
     async def _submit(self, job: Job) -> None:
-        """Gives the engine what it has not got of the job, in parts, so that neither side stalls over a large one."""
+        """Gives the engine what it has not got of the job, bit by bit, so that neither side stalls over a large one."""
         while self._may_submit(job):
-            anew = job.submitted_epoch != self._epoch
-            message = job.message(*self._describe(job), anew=anew)
+            if job.submitted_epoch != self._epoch:
+                job.begin_anew()
+            message = job.message(*self._describe(job), self._suspects)
+            job.submitted_epoch = self._epoch
             if message is None:
                 return
             self._engine.submit_batch(message)
-            job.submitted_epoch = self._epoch
             logger.info("batch %s: %d rows given to the engine", job.batch_id, len(message.rows))
             await asyncio.sleep(0)
 
@@ -200,16 +211,15 @@ class Runner:
         # A new engine gets nothing before its turn in the queue: the rows that its predecessor died with are
         # suspects only from then on.
         is_due = self._heard_epoch == self._epoch and self._engine.is_ready
-        wanted = job.submitted_epoch != self._epoch or job.wants_part
         held_back = job.batch_id in self._closed_ids or self._suspended or self._disk_behind
-        return is_due and wanted and not held_back
+        return is_due and not held_back
 
     async def _on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         by_job: dict[str, list[RequestOutput]] = {}
         for output in outputs:
-            batch_id = output.request_id.rpartition(":")[0]
-            if batch_id in self._jobs:
-                by_job.setdefault(batch_id, []).append(output)
+            row = RowId.parse(output.request_id)
+            if row is not None and row.batch_id in self._jobs:
+                by_job.setdefault(row.batch_id, []).append(output)
         for batch_id, of_job in by_job.items():
             running = self._jobs.get(batch_id)
             if running is None:
@@ -218,21 +228,35 @@ class Runner:
             if stops:
                 self._engine.abort(stops, FinishReason.STOP)
             self._commit(running, results)
+            await self._end_lines([LineKey(batch_id, result.line_no) for result in results])
             await self._submit(running.job)
 
-    async def _suspect(self, request_ids: Sequence[str], is_counted: bool) -> None:
-        """Counts an engine death against the lines of these rows; ends those that have seen too many."""
-        rows: dict[str, list[int]] = {}
-        for request_id in request_ids:
-            batch_id, _, row = request_id.rpartition(":")
-            if batch_id in self._jobs:
-                rows.setdefault(batch_id, []).append(int(row))
-        for batch_id, of_job in rows.items():
-            running = self._jobs[batch_id]
-            line_nos, poisoned = running.job.suspect(of_job, is_counted)
-            self._commit(running, poisoned)
-            if is_counted:
-                self._spawn(self._note_attempts(batch_id, line_nos))
+    async def _end_lines(self, lines: Sequence[LineKey]) -> None:
+        """Lines that need not run any more; their end may be what suspects of any job wait for."""
+        turn = self._suspects.turn
+        self._suspects.end(lines)
+        if self._suspects.turn != turn:
+            await self._submit_all()
+
+    def _investigate(self, step: Sequence[RowId], evidence: Evidence) -> None:
+        """An engine died in this step: its lines are suspects, and perhaps one of them is convicted."""
+        found = [
+            running.job.line_of(row.row) if (running := self._jobs.get(row.batch_id)) is not None else None
+            for row in step
+        ]
+        lines = list(dict.fromkeys(line for line in found if line is not None))
+        convict = self._suspects.death(lines, evidence, has_strangers=None in found)
+        if convict is not None:
+            logger.error("batch %s line %d kills the engine: it is given up", convict.batch_id, convict.line_no)
+            running = self._jobs[convict.batch_id]
+            self._commit(running, [running.job.convict(convict.line_no)])
+        if evidence is Evidence.EXCUSED:
+            return
+        by_batch: dict[str, list[int]] = {}
+        for line in lines:
+            by_batch.setdefault(line.batch_id, []).append(line.line_no)
+        for batch_id, line_nos in by_batch.items():
+            self._spawn(self._note_attempts(batch_id, line_nos))
 
     async def _note_attempts(self, batch_id: str, line_nos: list[int]) -> None:
         """For the next start; while this one lasts, the jobs know."""

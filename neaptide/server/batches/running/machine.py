@@ -23,13 +23,13 @@ from neaptide.server.batches.checking.job_files import check_seal, read_plan, re
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.job import Job
-from neaptide.server.batches.running.job_runner import Runner
+from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
 from neaptide.server.batches.storing.files import DAY_S
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord, LineState, PendingLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
-from neaptide.server.batches.wiring import Parts
+from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -41,16 +41,16 @@ IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
 class Machine:
     """Owns the background tasks of all batches. Event loop only."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._p = parts
-        self._runner = Runner(parts.store, parts.engine, self._describe, self._on_lines_done)
+    def __init__(self, plane: BatchPlane) -> None:
+        self._p = plane
+        self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_lines_done)
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
         self._ending: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
         self._disk = PatientDisk()
-        self._validation = Validation(parts, self._disk)
+        self._validation = Validation(plane, self._disk)
 
     # ---- start and stop ----
 
@@ -174,7 +174,7 @@ class Machine:
             record = await self._p.store.read(batch_rows.require_batch, batch_id)
             return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._p.now(record))
 
-        # Not taken: a cancel or the window's end came first, and whoever decided that finalizes.
+        # Not taken: a cancel or the window's end came first, and that decision finalizes.
         if await self._disk.retry(batch_id, begin):
             await self._finalize(batch_id)
 

@@ -1,0 +1,22 @@
+"""What the end of a process says against the work that it had in hand."""
+
+import signal
+from enum import IntEnum
+
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+class Evidence(IntEnum):
+    """How much an engine's death says against the requests of its last step."""
+
+    EXCUSED = 0
+    """Something else in the step is the likelier cause."""
+    WEAK = 1
+    """It was killed from outside: by an operator, or by the kernel, which may have needed memory for others."""
+    STRONG = 2
+    """It crashed, gave up or hung."""
+
+
+def was_killed_from_outside(status: int | None) -> bool:
+    """Whether a process that ended with this status (minus the signal) was ended by another one."""
+    return status is not None and -status in _FROM_OUTSIDE
