@@ -71,6 +71,6 @@ async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     server_metrics: ServerMetrics = request.app.state.metrics
     await server_metrics.refresh()
-    content, media_type = server_metrics.render(request.headers.get("accept", ""))
+    content, media_type = server_metrics.render(", ".join(request.headers.getlist("accept")))
     # The media type carries its charset; Starlette would add a second one.
     return Response(content, headers={"content-type": media_type})
