@@ -71,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Longest rest inside a request body; over the whole body 500 bytes/s are the least."""
     send_timeout_s: float = 30.0
     """Longest time that a client may take no byte of a reply."""
+    drain_timeout_s: float = 30.0
+    """After a stop signal, the longest time that replies which have begun may take to end."""
     log_level: str = "info"
     log_format: str = "json"
     """json or text; one line for each request either way."""
@@ -96,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ("header_timeout_s", 0, None),
             ("body_timeout_s", 0, None),
             ("send_timeout_s", 0, None),
+            ("drain_timeout_s", 0, None),
             ("offline_max_kv_ratio", 0, 1),
             ("port", -1, 65535),
         ):

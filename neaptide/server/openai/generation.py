@@ -19,7 +19,6 @@ from neaptide.server.edge.errors import (
     ApiError,
     OverloadedError,
     RequestTimeoutError,
-    UnavailableError,
     engine_unavailable,
 )
 from neaptide.server.edge.jsonbody import read_object
@@ -47,8 +46,7 @@ async def answer(request: Request, endpoint: str) -> Response:
     try:
         body = await read_object(request)
         arrival_s = context.clock()
-        if context.draining:
-            raise UnavailableError("The server is shutting down.", code="server_shutdown")
+        context.check_open()
         tier = asked_tier(body, default_tier)
         # Who will be refused is told before any work is done; a place is taken later, by ``Generation``.
         context.admission.check(request_class(tier))
