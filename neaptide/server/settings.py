@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tpot_slo_ms: float | None = None
     """Default target for the mean time per further token; unless set 50 with device cuda, else 100."""
     api_key: tuple[str, ...] = ()
-    """Accepted keys, each KEY or KEY:tier. None: no authentication."""
+    """Accepted keys, each KEY[:TIER][:admin]. None: no authentication."""
     allowed_hosts: tuple[str, ...] = ()
     """Names in the Host header that are answered, beside loopback names. None: any, but on loopback without keys only
     loopback names. * is any."""
