@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 REQUEST_LOG = "engine-requests.jsonl"
 PROFILES = "profiles"
 """Below the data directory."""
+EXECUTORS = ("torch", "sim")
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
 THREAD_SWITCH_S = 0.0005
@@ -69,12 +70,14 @@ def engine_config(
     """What the engine process is told. Unset targets take the defaults of the device.
 
     Raises:
-        LaunchError: there is no such policy.
+        LaunchError: there is no such policy or executor.
     """
     from neaptide.engine.scheduler.policies import POLICIES
 
     if settings.policy not in POLICIES:
         raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
+    if settings.executor not in EXECUTORS:
+        raise LaunchError(f"executor = {settings.executor!r} is not supported; there are: {', '.join(EXECUTORS)}")
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
