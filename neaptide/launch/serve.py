@@ -194,7 +194,12 @@ def _http_server(
     service = BatchService(batch_settings, context.client, compiler, WorkerChecker(compiler.recipe()))
     hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)
     state = ServerState(
-        context=context, keys=keys, hosts=hosts, metrics_compat=settings.metrics_compat, batches=service
+        context=context,
+        keys=keys,
+        hosts=hosts,
+        metrics_compat=settings.metrics_compat,
+        cors_origins=settings.cors_origins,
+        batches=service,
     )
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))

@@ -104,6 +104,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "NAME,...",
         ),
     ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Option("Sites whose pages may call from a browser, as https://name; * is any, by default none.", "ORIGIN,..."),
+    ] = ()
     completion_windows: Annotated[
         tuple[str, ...], Option("Values of a batch's completion_window that are accepted.", "24h,...")
     ] = ("24h",)
