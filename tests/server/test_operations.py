@@ -186,6 +186,18 @@ async def test_one_log_line_per_request_without_text(server: Server, caplog: pyt
     assert canary not in caplog.text
 
 
+async def test_the_log_line_joins_the_callers_id_with_the_engines(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    body = {"messages": USER, "max_tokens": 1, "n": 2}
+    reply = (await server.http.post(CHAT, json=body, headers={"x-request-id": "r1"})).json()
+    (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == "neaptide.requests"]
+    assert line["request_id"] == "r1"
+    assert [request.request_id for request in server.engine.requests] == [f"{line['engine_id']}-{k}" for k in (0, 1)]
+    assert reply["id"] == f"chatcmpl-{line['engine_id']}"
+
+
 # ---- metrics ---------------------------------------------------------------------------------------------
 
 NAMES = {

@@ -246,6 +246,7 @@ class Generation:
         usage = self.assembler.usage()
         return RequestRecord(
             request_id=self._request_id,
+            engine_id=self._id,
             endpoint=prepared.endpoint,
             tier=prepared.tier.value,
             model=prepared.model,
