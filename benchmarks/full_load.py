@@ -22,7 +22,8 @@ import psutil
 from benchmarks.common import print_table
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop
-from neaptide.loadgen.client.recorder import Record, percentile
+from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.percentiles import percentile
 
 WORDS = """
 the of and to in is for that with as on by at from this be or are an which have not but all one can more time people

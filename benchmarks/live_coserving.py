@@ -22,7 +22,8 @@ from benchmarks.common import Reference, model_111m, print_table, random_prompts
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record, attainment, percentiles
+from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.percentiles import percentiles
 
 RATE_RPS = 1.0
 ONLINE_IN, ONLINE_OUT = 128, 32

@@ -26,7 +26,8 @@ import httpx
 
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
-from neaptide.loadgen.client.recorder import Record, percentile
+from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.percentiles import percentile
 
 CHAT = "/v1/chat/completions"
 RATE_RPS = 10.0

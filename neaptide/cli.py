@@ -1,12 +1,13 @@
-"""The command line: one command, its subcommands. A composition root, like ``server/launch.py``."""
+"""The command line: one command, its subcommands. A composition root, like ``neaptide/launch``."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from neaptide import __version__
 from neaptide.commands import batch, calibrate, demo, experiment, simulate
-from neaptide.server.settings import client_base_url
+from neaptide.server.settings import OPTIONS, Option, client_base_url, default_text, split_list, type_of
 
 INTERRUPTED = 130
 """The exit status that shells give to a command ended by Ctrl-C."""
@@ -33,39 +34,36 @@ def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
         help="serve a model",
         description="Serves a model on the OpenAI API. Every flag can also be NEAPTIDE_<NAME> or a key of a TOML file.",
     )
-    add = serve.add_argument
-    add("model", nargs="?", metavar="MODEL", help="directory, hub id, or the embedded neaptide-tiny (default)")
-    add("--served-model-name", metavar="ID", help="model id on the API")
-    add("--host", help="address to listen on (127.0.0.1)")
-    add("--port", type=int, help="port to listen on (8000)")
-    add("--data-dir", metavar="DIR", help="files, batches and results (~/.local/share/neaptide)")
-    add("--device", choices=("auto", "cpu", "cuda"))
-    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
-    add("--profile", metavar="NAME|FILE", help="device profile (an earlier start's, or measured)")
-    add("--policy", metavar="NAME", help="scheduling policy (neaptide); the others are baselines")
-    add("--ttft-slo-ms", type=float, metavar="N", help="default target for the first token (1000)")
-    add("--tpot-slo-ms", type=float, metavar="N", help="default target per further token (50 on cuda, 100 on cpu)")
-    add("--api-key", action="append", metavar="KEY[:TIER]", help="accept this key; repeat for several")
-    add("--allowed-hosts", type=_comma_separated, metavar="NAME,...", help="names in the Host header beside loopback")
-    add("--completion-windows", type=_comma_separated, metavar="24h,...", help="accepted completion windows (24h)")
-    add("--offline-max-kv-ratio", type=float, metavar="X", help="share of the KV cache that batch work may hold (0.9)")
-    add("--metrics-compat", choices=("vllm", "none"), help="also export vLLM's metric names (vllm)")
-    add("--max-model-len", type=int, metavar="TOKENS", help="prompt and output of one request at most")
-    add("--max-num-seqs", type=int, metavar="N", help="requests that run at once (256)")
-    add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="tokens computed in one step at most (2048)")
-    add("--kv-cache-gib", type=float, metavar="GIB", help="memory for the KV cache (CPU: 1)")
-    add("--num-threads", type=int, metavar="N", help="compute threads on a CPU (0: all cores but one)")
-    add("--max-connections", type=int, metavar="N", help="open client connections (4096)")
-    add("--max-online-requests", type=int, metavar="N", help="online requests at work or waiting (4096)")
-    add("--max-offline-requests", type=int, metavar="N", help="flex requests at work or waiting (4096)")
-    add("--log-level", choices=("debug", "info", "warning", "error"))
-    add("--log-format", choices=("json", "text"))
-    add("--config", metavar="FILE.toml", help="read settings from a file; flags and environment win over it")
+    for name, option in OPTIONS.items():
+        _add_option(serve, name, option)
+    serve.add_argument(
+        "--config", metavar="FILE.toml", help="Settings file; flags and environment variables win over it."
+    )
     serve.set_defaults(func=_serve)
 
 
-def _comma_separated(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(",") if part)
+def _add_option(serve: argparse.ArgumentParser, name: str, option: Option) -> None:
+    """The model is the only argument without a flag's name. A flag that is not given leaves None."""
+    default = default_text(name)
+    said = option.help.replace("%", "%%") + (f" ({default})" if default else "")
+    if name == "model":
+        serve.add_argument("model", nargs="?", metavar=option.metavar, help=said)
+        return
+    serve.add_argument(
+        "--" + name.replace("_", "-"),
+        action="append" if option.is_repeated else "store",
+        type=_flag_type(name, option),
+        metavar=option.metavar,
+        choices=option.choices or None,
+        help=said,
+    )
+
+
+def _flag_type(name: str, option: Option) -> Callable[[str], Any]:
+    kind = type_of(name)
+    if kind is not tuple:
+        return kind
+    return str if option.is_repeated else split_list
 
 
 def _serve(args: argparse.Namespace) -> int:

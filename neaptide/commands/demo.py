@@ -19,7 +19,8 @@ from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record, percentiles
+from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.percentiles import percentiles
 
 TTFT_SLO_MS = 1000.0
 TPOT_SLO_MS = 100.0

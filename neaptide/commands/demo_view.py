@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from neaptide.loadgen.client.recorder import percentiles
+from neaptide.loadgen.percentiles import percentiles
 
 if TYPE_CHECKING:
     from neaptide.commands.demo import DemoState

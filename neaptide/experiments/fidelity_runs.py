@@ -20,6 +20,7 @@ from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.step import Step as EngineStep
 from neaptide.executors.simulated.trace_executor import StepTally
 from neaptide.loadgen.client.client import poisson_arrivals
+from neaptide.loadgen.percentiles import percentiles
 from neaptide.simulation.measures import Measures
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
 
@@ -133,10 +134,7 @@ def online_percentiles(measures: Measures, run: Outcome) -> dict[str, dict[str, 
     records = [r for r in measures.online.values() if r.arrival_s >= since_s]
     ttft_s = [r.first_s - r.arrival_s for r in records]
     tpot_s = [r.tpot_s for r in records if r.tpot_s is not None]
-    return {
-        name: dict(zip(("p50", "p90", "p99"), np.percentile(values, (50, 90, 99)).tolist(), strict=True))
-        for name, values in (("TTFT", ttft_s), ("TPOT", tpot_s))
-    }
+    return {name: percentiles(values)._asdict() for name, values in (("TTFT", ttft_s), ("TPOT", tpot_s))}
 
 
 class _Shapes(EngineObserver):

@@ -21,6 +21,7 @@ import msgspec
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
+from neaptide.launch.stopping import LAST_REPLIES_S, Drain, cut
 from neaptide.server.observe.logs import configure_logging
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
@@ -35,10 +36,9 @@ logger = logging.getLogger(__name__)
 REQUEST_LOG = "engine-requests.jsonl"
 PROFILES = "profiles"
 """Below the data directory."""
+EXECUTORS = ("torch", "sim")
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
-CUT_S = 1.0
-"""For streams that are cut to say so to their readers."""
 THREAD_SWITCH_S = 0.0005
 """How long a thread that shapes batch results may keep the event loop, and so the streams, from running."""
 OTHER_DESCRIPTORS = 256
@@ -70,12 +70,14 @@ def engine_config(
     """What the engine process is told. Unset targets take the defaults of the device.
 
     Raises:
-        LaunchError: there is no such policy.
+        LaunchError: there is no such policy or executor.
     """
     from neaptide.engine.scheduler.policies import POLICIES
 
     if settings.policy not in POLICIES:
         raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
+    if settings.executor not in EXECUTORS:
+        raise LaunchError(f"executor = {settings.executor!r} is not supported; there are: {', '.join(EXECUTORS)}")
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
@@ -135,7 +137,7 @@ async def _serve(
     except StoreError as error:
         raise LaunchError(str(error)) from error
     supervisor = Supervisor(context.client, config)
-    _stop_on_signals(server, context, service)
+    Drain(server, context, service, settings.drain_timeout_s).install()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())
     try:
@@ -146,7 +148,7 @@ async def _serve(
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)
         await serving
-        await _cut(server.server_state.tasks)
+        await cut(server.server_state.tasks)
     except EngineStartError as error:
         server.should_exit = True
         await serving
@@ -157,27 +159,6 @@ async def _serve(
         await service.stop()
         await supervisor.stop()
     return 0
-
-
-async def _cut(replies: set[asyncio.Task[None]]) -> None:
-    """Ends what still runs after a second stop signal, while the engine is not gone: they must not blame it."""
-    for task in replies:
-        task.cancel()
-    if replies:
-        await asyncio.wait(replies, timeout=CUT_S)
-
-
-def _stop_on_signals(server: "uvicorn.Server", context: "ServingContext", service: "BatchService") -> None:
-    """The first signal: new work is refused, batches leave the engine, streams that run may end. The second: they
-    are cut."""
-
-    def stop() -> None:
-        server.force_exit = server.should_exit
-        server.should_exit = context.draining = True
-        service.suspend()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 def _http_server(
@@ -200,7 +181,7 @@ def _http_server(
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Generator[None, None, None]:
-            """Ours are installed by ``_stop_on_signals``; the original raises the signal again after serving, which
+            """Ours are installed by ``Drain``; the original raises the signal again after serving, which
             would end the process before results are durable."""
             yield
 
@@ -213,7 +194,12 @@ def _http_server(
     service = BatchService(batch_settings, context.client, compiler, WorkerChecker(compiler.recipe()))
     hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)
     state = ServerState(
-        context=context, keys=keys, hosts=hosts, metrics_compat=settings.metrics_compat, batches=service
+        context=context,
+        keys=keys,
+        hosts=hosts,
+        metrics_compat=settings.metrics_compat,
+        cors_origins=settings.cors_origins,
+        batches=service,
     )
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
@@ -232,7 +218,7 @@ def _http_server(
         access_log=False,
         lifespan="off",  # what stands behind the app is started and stopped here
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=30,
+        timeout_graceful_shutdown=LAST_REPLIES_S,  # the rest was waited for by ``Drain``
     )
     return Server(config), service
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from starlette.middleware.cors import CORSMiddleware
 
 import neaptide
 from neaptide.server.batches.metrics import BatchMetrics
@@ -17,7 +18,7 @@ from neaptide.server.edge.middleware import EdgeMiddleware
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
 from neaptide.server.openai.openapi import install_openapi
-from neaptide.server.routes import admin, chat, completions, health, models, tokenize
+from neaptide.server.routes import admin, chat, completions, docs, health, models, tokenize
 
 __all__ = ["ServerState", "ServingContext", "create_app"]
 
@@ -33,6 +34,8 @@ class ServerState:
     """``vllm`` also emits the series that stock vLLM dashboards read; ``none`` does not."""
     hosts: HostFilter | None = None
     """Which ``Host`` headers are answered; None is all."""
+    cors_origins: Sequence[str] = ()
+    """Sites whose pages may call this server from a browser; ``*`` is any."""
     batches: BatchService | None = None
     """The batch service, for the routers that serve it."""
 
@@ -58,6 +61,8 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         title="Neaptide",
         version=neaptide.__version__,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's own pages load their scripts from other servers; ours is a route
+        redoc_url=None,
     )
     app.state.context = state.context
     app.state.metrics = metrics
@@ -65,11 +70,19 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.batches = state.batches
     install_handlers(app)
     install_openapi(app)
-    # The last one added is the outermost: replies of the key check carry a request id as well.
+    # The last one added is the outermost: replies of the key check carry a request id as well, and a browser's
+    # question whether a page may call, which has no key, is answered before the check.
     app.add_middleware(AuthMiddleware, keys=state.keys)
+    if state.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=state.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after", "openai-processing-ms"),
+        )
     app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock, hosts=state.hosts)
-    for router in (chat.router, completions.router, models.router, tokenize.router, health.router, admin.router):
-        app.include_router(router)
-    for router in extra_routers:
+    own = (chat.router, completions.router, models.router, tokenize.router, health.router, admin.router, docs.router)
+    for router in (*own, *extra_routers):
         app.include_router(router)
     return app

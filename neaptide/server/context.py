@@ -11,7 +11,7 @@ from anyio import CapacityLimiter
 
 from neaptide import __version__
 from neaptide.engine.params import RequestClass
-from neaptide.server.edge.errors import OverloadedError
+from neaptide.server.edge.errors import OverloadedError, UnavailableError
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.text.tokenizer import Tokenizer
 
@@ -107,6 +107,11 @@ class ServingContext:
         if not self.fingerprint:
             return None
         return "fp_" + hashlib.sha256(f"{__version__} {self.fingerprint}".encode()).hexdigest()[:12]
+
+    def check_open(self) -> None:
+        """Raises UnavailableError where new work is refused because the server stops."""
+        if self.draining:
+            raise UnavailableError("The server is shutting down.", code="server_shutdown")
 
     def serves(self, model: str) -> bool:
         """Whether a request's ``model`` means ours; empty does."""

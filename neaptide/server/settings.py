@@ -1,117 +1,245 @@
-"""Every setting of the server, and the one place that reads flags, ``NEAPTIDE_*`` variables and a TOML file."""
+"""Every setting of the server, and the one place that reads flags, ``NEAPTIDE_*`` variables and a TOML file.
 
+The fields of ``Settings`` are the only table: the command line's flags and help, ``docs/settings.md`` and the checks of
+values are made from them.
+"""
+
+import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
 ENV_PREFIX = "NEAPTIDE_"
 EMBEDDED_MODEL = "neaptide-tiny"
+_OTHER_VARIABLES = frozenset({"BASE_URL", "CONFIG"})
+"""Read by client commands, and by ``load_settings`` itself; no settings."""
 
 
 class SettingsError(ValueError):
     """A setting has a value that cannot be used; the message is one line for the operator."""
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is said of a setting, and which values it takes beyond its type."""
+
+    help: str
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    is_repeated: bool = False
+    """A list whose flag is given once for each entry, which may contain commas; else commas divide it."""
+    page: str | None = None
+    """In ``docs/``, where more is said."""
+
+    def admits(self, value: float) -> bool:
+        """Whether a number is in range."""
+        is_high_enough = (self.low is None or value >= self.low) and (self.above is None or value > self.above)
+        return is_high_enough and (self.high is None or value <= self.high)
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an operator may set. Flags win over environment variables, those over the TOML file."""
 
-    model: str = EMBEDDED_MODEL
-    """Directory in Hugging Face layout, a hub id, or the embedded model."""
-    served_model_name: str | None = None
-    """Id on the API; by default the last part of ``model``."""
-    host: str = "127.0.0.1"
-    port: int = 8000
-    data_dir: str = "~/.local/share/neaptide"
-    """Files, batches and the results of both; survives restarts."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    dtype: str = "auto"
-    """auto, float32, bfloat16 or float16; auto is the checkpoint's own where the device computes it natively."""
-    profile: str | None = None
-    """Device profile, a name or a file; by default one of an earlier start, else a short measurement."""
-    policy: str = "neaptide"
-    """Scheduling policy; those beside neaptide are baselines."""
-    ttft_slo_ms: float = 1000.0
-    """Default target for the time to the first token."""
-    tpot_slo_ms: float | None = None
-    """Default target for the mean time per further token; unless set 50 with device cuda, else 100."""
-    api_key: tuple[str, ...] = ()
-    """Accepted keys, each KEY or KEY:tier. None: no authentication."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Names in the Host header that are answered, beside loopback names. None: any, but on loopback without keys only
-    loopback names. * is any."""
-    completion_windows: tuple[str, ...] = ("24h",)
-    """Values of a batch's completion_window that are accepted."""
-    offline_max_kv_ratio: float = 0.9
-    """Offline work holds at most this share of the KV blocks."""
-    metrics_compat: str = "vllm"
-    """vllm also exports the series that stock vLLM dashboards read; none does not."""
-    max_model_len: int | None = None
-    """Prompt and output tokens of one request at most; by default the model's own limit."""
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    block_size: int = 16
-    kv_cache_gib: float | None = None
-    """Memory for KV blocks; by default 1 on a CPU, on a GPU 80% of what is free beside the weights."""
-    num_threads: int = 0
-    """Compute threads on a CPU; 0 takes all cores but one, which the API process needs."""
-    max_connections: int = 4096
-    """Open client connections; a further one gets 503 and is closed."""
-    max_online_requests: int = 4096
-    """Choices of online requests at work or waiting; a further request gets 503 with Retry-After."""
-    max_offline_requests: int = 4096
-    """The same for flex requests, which get 429; batch lines do not count."""
-    header_timeout_s: float = 10.0
-    """Time for a new connection to say something, and for request headers to be complete."""
-    body_timeout_s: float = 30.0
-    """Longest rest inside a request body; over the whole body 500 bytes/s are the least."""
-    send_timeout_s: float = 30.0
-    """Longest time that a client may take no byte of a reply."""
-    log_level: str = "info"
-    log_format: str = "json"
-    """json or text; one line for each request either way."""
-    step_log: str | None = None
-    """File for the step log: every decision of the scheduler, for replay. None by default."""
-    executor: str = "torch"
-    """sim computes no model: tokens from a hash, for tests of everything around it."""
-    sim_step_ms: float = 5.0
-    """Step time of the sim executor."""
+    model: Annotated[
+        str, Option("Directory in Hugging Face layout, a hub id, or the embedded neaptide-tiny.", "MODEL")
+    ] = EMBEDDED_MODEL
+    served_model_name: Annotated[
+        str | None, Option("Id of the model on the API; by default the last part of its name.", "ID")
+    ] = None
+    host: Annotated[str, Option("Address to listen on.", "ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, Option("Port to listen on; 0 takes a free one.", "PORT", low=0, high=65535)] = 8000
+    data_dir: Annotated[
+        str, Option("Directory of files, batches and the results of both; survives restarts.", "DIR")
+    ] = "~/.local/share/neaptide"
+    device: Annotated[str, Option("Where the model runs.", choices=("auto", "cpu", "cuda"))] = "auto"
+    dtype: Annotated[
+        str,
+        Option(
+            "Type of weights and KV cache; auto is the checkpoint's own where the device computes it natively.",
+            choices=("auto", "float32", "bfloat16", "float16"),
+        ),
+    ] = "auto"
+    profile: Annotated[
+        str | None,
+        Option(
+            "Device profile of the step times; by default one of an earlier start, else a short measurement.",
+            "NAME|FILE",
+            page="calibration",
+        ),
+    ] = None
+    policy: Annotated[
+        str, Option("Scheduling policy: neaptide, or one of the baselines.", "NAME", page="baselines")
+    ] = "neaptide"
+    ttft_slo_ms: Annotated[float, Option("Default target for the time to the first token.", "MS", above=0)] = 1000.0
+    tpot_slo_ms: Annotated[
+        float | None,
+        Option(
+            "Default target for the mean time per further token; by default 50 with device cuda, else 100.",
+            "MS",
+            above=0,
+        ),
+    ] = None
+    api_key: Annotated[
+        tuple[str, ...],
+        Option(
+            "Accepted keys, each with its tier and the mark of an operator; by default there is no authentication.",
+            "KEY[:TIER][:admin]",
+            is_repeated=True,
+            page="operations",
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option(
+            "Names in the Host header that are answered beside loopback names; * is any. By default any, but a server "
+            "on loopback without keys answers loopback names only: no web page reaches it by a name of its own.",
+            "NAME,...",
+        ),
+    ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Option("Sites whose pages may call from a browser, as https://name; * is any, by default none.", "ORIGIN,..."),
+    ] = ()
+    completion_windows: Annotated[
+        tuple[str, ...], Option("Values of a batch's completion_window that are accepted.", "24h,...")
+    ] = ("24h",)
+    offline_max_kv_ratio: Annotated[
+        float, Option("Largest share of the KV blocks that offline work holds.", "RATIO", above=0, high=1)
+    ] = 0.9
+    metrics_compat: Annotated[
+        str,
+        Option("Whether the series that stock vLLM dashboards read are exported too.", choices=("vllm", "none")),
+    ] = "vllm"
+    max_model_len: Annotated[
+        int | None,
+        Option("Prompt and output tokens of one request at most; by default the model's own limit.", "TOKENS", low=1),
+    ] = None
+    max_num_seqs: Annotated[int, Option("Requests that hold KV at once.", "N", low=1)] = 256
+    max_num_batched_tokens: Annotated[int, Option("Tokens computed in one step at most.", "TOKENS", low=1)] = 2048
+    block_size: Annotated[int, Option("Tokens per KV block.", "TOKENS", low=1)] = 16
+    kv_cache_gib: Annotated[
+        float | None,
+        Option(
+            "Memory for KV blocks; by default 1 on a CPU, on a GPU 80% of what is free beside the weights.",
+            "GIB",
+            above=0,
+        ),
+    ] = None
+    num_threads: Annotated[
+        int,
+        Option("Compute threads on a CPU; 0 is all cores but one, which the API process needs.", "N", low=0),
+    ] = 0
+    max_connections: Annotated[
+        int,
+        Option(
+            "Open client connections. Beyond it the one that has been idle longest is closed; where none is idle, a "
+            "further one may ask for probes and metrics only.",
+            "N",
+            low=1,
+        ),
+    ] = 4096
+    max_online_requests: Annotated[
+        int,
+        Option(
+            "Choices of online requests at work or waiting; a further request gets 503 with Retry-After.",
+            "N",
+            low=1,
+        ),
+    ] = 4096
+    max_offline_requests: Annotated[
+        int,
+        Option("The same for flex requests, which get 429 with Retry-After; batch lines do not count.", "N", low=1),
+    ] = 4096
+    header_timeout_s: Annotated[
+        float,
+        Option(
+            "Time for a new connection to say something, and for request headers to be complete.", "SECONDS", above=0
+        ),
+    ] = 10.0
+    body_timeout_s: Annotated[
+        float,
+        Option(
+            "Longest rest inside a request body; over the whole body 500 bytes/s are the least.", "SECONDS", above=0
+        ),
+    ] = 30.0
+    send_timeout_s: Annotated[
+        float, Option("Longest time that a client may take no byte of a reply.", "SECONDS", above=0)
+    ] = 30.0
+    drain_timeout_s: Annotated[
+        float,
+        Option(
+            "After a stop signal, the longest time that replies which have begun may take to end.", "SECONDS", low=0
+        ),
+    ] = 30.0
+    log_level: Annotated[str, Option("Least level that is logged.", choices=("debug", "info", "warning", "error"))] = (
+        "info"
+    )
+    log_format: Annotated[
+        str,
+        Option(
+            "An object on each line of stderr, or text for people; a line for each request.", choices=("json", "text")
+        ),
+    ] = "json"
+    step_log: Annotated[
+        str | None,
+        Option(
+            "File for every decision of the scheduler, for replay; no prompt text. Grows by about 200 bytes a step, or "
+            "a fifth of that if the name ends in .gz. A log that is there is kept as FILE.1.",
+            "FILE",
+            page="simulation",
+        ),
+    ] = None
+    executor: Annotated[
+        str,
+        Option("What computes steps: torch, or sim: tokens from a hash, for tests of everything around it.", "NAME"),
+    ] = "torch"
+    sim_step_ms: Annotated[float, Option("Time of a step of the sim executor.", "MS", low=0)] = 5.0
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("ttft_slo_ms", 0, None),
-            ("tpot_slo_ms", 0, None),
-            ("max_model_len", 0, None),
-            ("max_num_seqs", 0, None),
-            ("max_num_batched_tokens", 0, None),
-            ("block_size", 0, None),
-            ("kv_cache_gib", 0, None),
-            ("max_connections", 0, None),
-            ("max_online_requests", 0, None),
-            ("max_offline_requests", 0, None),
-            ("header_timeout_s", 0, None),
-            ("body_timeout_s", 0, None),
-            ("send_timeout_s", 0, None),
-            ("offline_max_kv_ratio", 0, 1),
-            ("port", -1, 65535),
-        ):
+        for name, option in OPTIONS.items():
             value = getattr(self, name)
-            if value is not None and not (value > low and (high is None or value <= high)):
+            if option.choices and value not in option.choices:
+                raise SettingsError(f"{name} = {value!r} is not supported; use {' or '.join(option.choices)}")
+            if isinstance(value, int | float) and not option.admits(value):
                 raise SettingsError(f"{name} = {value} is out of range")
-        for name, allowed in (
-            ("device", ("auto", "cpu", "cuda")),
-            ("dtype", ("auto", "float32", "bfloat16", "float16")),
-            ("metrics_compat", ("vllm", "none")),
-            ("executor", ("torch", "sim")),
-            ("log_level", ("debug", "info", "warning", "error")),
-            ("log_format", ("json", "text")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise SettingsError(f"{name} = {getattr(self, name)!r} is not supported; use {' or '.join(allowed)}")
+
+
+OPTIONS: Mapping[str, Option] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Settings, include_extras=True).items()
+}
+DEFAULTS = Settings()
+
+
+def type_of(name: str) -> type:
+    """The type of a setting's values: str, int, float, or tuple for a list of texts."""
+    hint = get_type_hints(Settings)[name]
+    if get_origin(hint) is tuple:
+        return tuple
+    kind: type = next((part for part in get_args(hint) if part is not type(None)), hint)
+    return kind
+
+
+def default_text(name: str) -> str:
+    """The default of a setting as a flag would give it; empty where there is none."""
+    default = getattr(DEFAULTS, name)
+    if isinstance(default, tuple):
+        return ",".join(default)
+    if isinstance(default, float):
+        return f"{default:g}"
+    return "" if default is None else str(default)
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """The entries of a list that commas divide."""
+    return tuple(part for part in text.split(",") if part)
 
 
 def client_base_url(environ: Mapping[str, str] = os.environ) -> str:
@@ -134,13 +262,26 @@ def load_settings(
             values |= tomllib.loads(Path(config_file).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"cannot read the settings file {config_file}: {error}") from error
-    for name in Settings.__struct_fields__:
-        if (text := environ.get(ENV_PREFIX + name.upper())) is not None:
-            is_list = isinstance(getattr(Settings(), name), tuple)
-            values[name] = [part for part in text.split(",") if part] if is_list else text
+    _check_names(values, "", f"in {config_file}")
+    from_environment = {
+        variable.removeprefix(ENV_PREFIX).lower(): text
+        for variable, text in environ.items()
+        if variable.startswith(ENV_PREFIX) and variable.removeprefix(ENV_PREFIX) not in _OTHER_VARIABLES
+    }
+    _check_names(from_environment, ENV_PREFIX, "in the environment")
+    for name, text in from_environment.items():
+        values[name] = split_list(text) if type_of(name) is tuple else text
     values |= {name: value for name, value in flags.items() if value is not None}
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         # A SettingsError from __post_init__ arrives as the cause.
         raise SettingsError(str(error.__cause__ or error)) from error
+
+
+def _check_names(names: Iterable[str], prefix: str, place: str) -> None:
+    for name in names:
+        if name not in OPTIONS:
+            (nearest,) = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.0)
+            written, meant = ((prefix + text).upper() if prefix else text for text in (name, nearest))
+            raise SettingsError(f"there is no setting {written}, found {place}; the nearest is {meant}")

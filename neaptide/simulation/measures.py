@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,17 +14,6 @@ from neaptide.executors.simulated.trace_executor import StepTally
 Window = tuple[float, float]
 CLOCK_ERROR_S = 1e-9
 """A duration is the difference of two clock readings: its last digits are noise."""
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """p50, p90 and p99 with linear interpolation between the nearest ranks (numpy's ``linear``); None without values.
-
-    The one definition of percentiles for everything that simulations report.
-    """
-    if not len(values):
-        return {"p50": None, "p90": None, "p99": None}
-    p50, p90, p99 = np.percentile(np.asarray(values, np.float64), [50, 90, 99]).tolist()
-    return {"p50": p50, "p90": p90, "p99": p99}
 
 
 @dataclass(slots=True)

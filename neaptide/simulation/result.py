@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from neaptide.simulation.measures import CLOCK_ERROR_S, Measures, Window, percentiles
+from neaptide.loadgen.percentiles import percentile
+from neaptide.simulation.measures import CLOCK_ERROR_S, Measures, Window
 
 Percentiles = dict[str, float | None]
 
@@ -77,9 +78,9 @@ def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tu
     latencies_s = [(r.last_s - r.arrival_s) / r.tokens for r in records if r.is_done]
     return OnlineResult(
         requests=len(records),
-        ttft_s=percentiles([r.ttft_s(end_s) for r in records]),
-        tpot_s=percentiles([r.tpot_s for r in records if r.is_done and r.tpot_s is not None]),
-        itl_s=percentiles(measures.itl_s),
+        ttft_s=_percentiles([r.ttft_s(end_s) for r in records]),
+        tpot_s=_percentiles([r.tpot_s for r in records if r.is_done and r.tpot_s is not None]),
+        itl_s=_percentiles(measures.itl_s),
         normalized_latency_s=sum(latencies_s) / len(latencies_s) if latencies_s else None,
         attainment={"ttft": _share(met_ttft), "tpot": _share(met_tpot), "both": _share(met_both)},
         goodput_rps=_rate(sum(met_both), window_s),
@@ -152,8 +153,13 @@ def scheduler_ms(seconds: Sequence[float]) -> dict[str, float | None]:
     """Of the wall time of planning."""
     if not len(seconds):
         return {"mean": None, "p99": None}
-    p99_s = percentiles(seconds)["p99"]
-    return {"mean": 1e3 * sum(seconds) / len(seconds), "p99": None if p99_s is None else 1e3 * p99_s}
+    return {"mean": 1e3 * sum(seconds) / len(seconds), "p99": 1e3 * percentile(seconds, 0.99)}
+
+
+def _percentiles(values: Sequence[float]) -> Percentiles:
+    """None where there is nothing to measure: JSON has no NaN."""
+    points = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+    return {name: percentile(values, q) if len(values) else None for name, q in points}
 
 
 def peak_memory_bytes() -> int:

@@ -6,7 +6,8 @@ import pytest
 
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record, attainment, percentile, percentiles
+from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.percentiles import percentile, percentiles
 
 
 def record(*token_times_s: float, error: str | None = None) -> Record:
@@ -35,10 +36,13 @@ def test_failed_and_unfinished_requests_have_missed() -> None:
     assert attainment(records, 0.5, 0.2) == 0.25
 
 
-def test_percentiles_are_nearest_rank_and_leave_out_what_is_missing() -> None:
-    assert percentile([4, 1, 3, 2], 0.5) == 2
-    assert percentiles([*range(1, 101), None]) == (50, 90, 99)
+def test_percentiles_interpolate_and_leave_out_what_is_missing() -> None:
+    assert percentile([4, 1, 3, 2], 0.5) == 2.5
+    assert percentile([4, 1, 3, 2], 1.0) == 4
+    assert percentiles([*range(101), None]) == (50, 90, 99)
+    assert percentiles([0.0, 1.0]) == (0.5, 0.9, 0.99)
     assert math.isnan(percentiles([]).p50)
+    assert math.isnan(percentile([], 0.5))
 
 
 def test_chunks_of_both_endpoints() -> None:

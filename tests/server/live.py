@@ -19,8 +19,11 @@ from neaptide.server.observe.metrics import ServerMetrics
 class Live:
     """A server that listens, and the raw connections to it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, runner: uvicorn.Server, serving: asyncio.Future[None]) -> None:
         self.port = port
+        self.runner = runner
+        self.serving = serving
+        """Done when the server has ended."""
         self._clients: list[RawClient] = []
 
     async def connect(self, receive_buffer_bytes: int | None = None) -> "RawClient":
@@ -29,7 +32,11 @@ class Live:
         if receive_buffer_bytes is not None:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         peer.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", self.port))
+        try:
+            await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", self.port))
+        except OSError:
+            peer.close()
+            raise
         client = RawClient(*await asyncio.open_connection(sock=peer, limit=1024))
         self._clients.append(client)
         return client
@@ -58,7 +65,7 @@ async def serving(app: FastAPI, limits: TransportLimits | None = None, **options
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # The listener queues connections until the server takes them.
         task = asyncio.ensure_future(runner.serve(sockets=[listener]))
-        live = Live(listener.getsockname()[1])
+        live = Live(listener.getsockname()[1], runner, task)
         try:
             yield live
         finally:

@@ -165,6 +165,12 @@ async def test_the_host_header_opens_nothing(fortress: Fortress) -> None:
                 assert await fortress.status("GET", path, {"host": host}) == 401, (path, host)
 
 
+async def test_a_405_names_every_method_of_routes_that_share_a_path(fortress: Fortress) -> None:
+    for path, allow in (("/v1/files", "GET, POST"), ("/v1/files/x", "GET, DELETE"), ("/v1/batches", "GET, POST")):
+        reply = await fortress.alpha.request("PATCH", path)
+        assert (reply.status_code, reply.headers["allow"]) == (405, allow)
+
+
 @pytest.mark.acceptance("A27", "every route x method with a key", count=189)
 async def test_every_route_by_method_with_a_key(fortress: Fortress) -> None:
     documented = fortress.app.openapi()["paths"]

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.server.settings import Settings, SettingsError, load_settings
+from neaptide.cli import build_parser
+from neaptide.launch.serve import LaunchError, engine_config
+from neaptide.server.settings import OPTIONS, Settings, SettingsError, default_text, load_settings, type_of
 
 
 def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -28,6 +30,10 @@ def test_lists_are_comma_separated_in_variables() -> None:
     [
         ({"NEAPTIDE_PORT": "x"}, "port"),
         ({"NEAPTIDE_PORT": "70000"}, "port"),
+        ({"NEAPTIDE_PORT": "-1"}, "port"),
+        ({"NEAPTIDE_MAX_NUM_SEQS": "0"}, "max_num_seqs"),
+        ({"NEAPTIDE_KV_CACHE_GIB": "0"}, "kv_cache_gib"),
+        ({"NEAPTIDE_HEADER_TIMEOUT_S": "nan"}, "header_timeout_s"),
         ({"NEAPTIDE_DTYPE": "int4"}, "dtype"),
         ({"NEAPTIDE_TTFT_SLO_MS": "-1"}, "ttft_slo_ms"),
         ({"NEAPTIDE_OFFLINE_MAX_KV_RATIO": "1.5"}, "offline_max_kv_ratio"),
@@ -40,8 +46,70 @@ def test_bad_values_are_refused_in_one_line(environ: dict[str, str], message: st
     assert "\n" not in str(refused.value)
 
 
-def test_unknown_names_in_the_file_are_refused(tmp_path: Path) -> None:
+def test_unknown_names_in_the_file_are_refused_with_the_nearest(tmp_path: Path) -> None:
     file = tmp_path / "neaptide.toml"
     file.write_text("prot = 1\n")
-    with pytest.raises(SettingsError, match="prot"):
+    with pytest.raises(SettingsError, match=r"there is no setting prot, .*neaptide\.toml; the nearest is port$"):
         load_settings({}, {}, str(file))
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "nearest"),
+    [
+        ("NEAPTIDE_API_KEYS", "NEAPTIDE_API_KEY"),
+        ("NEAPTIDE_PROT", "NEAPTIDE_PORT"),
+        ("NEAPTIDE_MAX_NUM_SEQ", "NEAPTIDE_MAX_NUM_SEQS"),
+        ("NEAPTIDE_TTFT_SLO", "NEAPTIDE_TTFT_SLO_MS"),
+    ],
+)
+def test_a_mistyped_variable_is_an_error_that_names_the_nearest(mistyped: str, nearest: str) -> None:
+    with pytest.raises(SettingsError, match=f"there is no setting {mistyped}, .*; the nearest is {nearest}$"):
+        load_settings({}, {mistyped: "1"})
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    environ = {"NEAPTIDE_BASE_URL": "http://x", "NEAPTIDES": "1", "PORT": "1", "neaptide_port": "1"}
+    assert load_settings({}, environ) == Settings()
+
+
+# ---- flags -----------------------------------------------------------------------------------------------
+
+VALUES: dict[type, tuple[str, object]] = {
+    int: ("7", 7),
+    float: ("0.5", 0.5),
+    str: ("text", "text"),
+    tuple: ("a", ["a"]),
+}
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_every_setting_has_a_flag_of_its_type(name: str) -> None:
+    option = OPTIONS[name]
+    text, value = (option.choices[-1], option.choices[-1]) if option.choices else VALUES[type_of(name)]
+    flag = [] if name == "model" else [f"--{name.replace('_', '-')}"]
+    parsed = vars(build_parser().parse_args(["serve", *flag, text]))
+    assert (list(parsed[name]) if type_of(name) is tuple else parsed[name]) == value
+    given = {key: value for key, value in parsed.items() if value is not None}
+    assert given.keys() == {"func", name}
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_help_says_what_a_setting_is_and_its_default(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    default = default_text(name)
+    # Lines break at hyphens too, so blanks say nothing.
+    said = f"{OPTIONS[name].help} ({default})" if default else OPTIONS[name].help
+    assert said.replace(" ", "") in shown.replace(" ", "")
+
+
+def test_lists_are_divided_by_commas_but_keys_are_repeated() -> None:
+    args = ["serve", "--allowed-hosts", "a,b", "--api-key", "a,b", "--api-key", "c:flex"]
+    parsed = build_parser().parse_args(args)
+    assert (parsed.allowed_hosts, parsed.api_key) == (("a", "b"), ["a,b", "c:flex"])
+
+
+def test_an_executor_that_does_not_exist_is_refused_at_launch(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="executor = 'tprch' is not supported"):
+        engine_config(Settings(executor="tprch"), tmp_path, "", 512, tmp_path)

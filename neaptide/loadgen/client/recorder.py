@@ -1,9 +1,9 @@
 """What a client saw of each request, and the measures made from it (definitions: ``docs/metrics.md``)."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -54,24 +54,6 @@ class Record:
         if self.error is not None or self.ttft_s is None:
             return False
         return self.ttft_s <= ttft_slo_s and (self.tpot_s is None or self.tpot_s <= tpot_slo_s)
-
-
-class Percentiles(NamedTuple):
-    p50: float
-    p90: float
-    p99: float
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """Nearest-rank percentile, q in (0, 1]; NaN of nothing."""
-    if not values:
-        return math.nan
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
-
-
-def percentiles(values: Iterable[float | None]) -> Percentiles:
-    present = [v for v in values if v is not None]
-    return Percentiles(*(percentile(present, q) for q in (0.5, 0.9, 0.99)))
 
 
 def attainment(records: Sequence[Record], ttft_slo_s: float, tpot_slo_s: float) -> float:

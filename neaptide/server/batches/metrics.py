@@ -104,28 +104,36 @@ class BatchMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by the exposition."""
         found = self._overview
-        statuses = GaugeMetricFamily("neaptide_batches", "Batches by status.", labels=["status"])
+        statuses = GaugeMetricFamily("neaptide_batches", "Number of batches in each status.", labels=["status"])
         for status in BatchStatus:
             statuses.add_metric([status], found.num_batches.get(status, 0))
         yield statuses
         yield GaugeMetricFamily(
-            "neaptide_batch_requests_pending", "Lines of live batches without a result.", found.pending_requests
+            "neaptide_batch_requests_pending",
+            "Number of lines of live batches that have no result yet.",
+            found.pending_requests,
         )
-        requests = CounterMetricFamily("neaptide_batch_requests", "Lines that have ended.", labels=["outcome"])
+        requests = CounterMetricFamily(
+            "neaptide_batch_requests", "Number of batch lines that have ended.", labels=["outcome"]
+        )
         requests.add_metric(["completed"], found.completed_requests)
         requests.add_metric(["failed"], found.failed_requests)
         yield requests
         yield self._job_times()
-        slack = GaugeMetricFamily("neaptide_batch_deadline_slack_seconds", "Until the first live batch expires.")
+        slack = GaugeMetricFamily("neaptide_batch_deadline_slack_seconds", "Time until the first live batch expires.")
         if found.first_expires_at is not None:
             slack.add_metric([], found.first_expires_at - self._wall())
         yield slack
         age_s = 0.0 if found.first_created_at is None else max(0.0, self._wall() - found.first_created_at)
-        yield GaugeMetricFamily("neaptide_batch_oldest_age_seconds", "Age of the oldest live batch.", age_s)
-        yield GaugeMetricFamily("neaptide_files_bytes", "Bytes of all files.", found.files_bytes)
+        yield GaugeMetricFamily(
+            "neaptide_batch_oldest_age_seconds", "Time since the oldest live batch was created.", age_s
+        )
+        yield GaugeMetricFamily("neaptide_files_bytes", "Size of all files together.", found.files_bytes)
 
     def _job_times(self) -> Metric:
-        family = HistogramMetricFamily("neaptide_batch_job_seconds", "Creation to end.", labels=["status"])
+        family = HistogramMetricFamily(
+            "neaptide_batch_job_seconds", "Time from the creation of a batch to its end.", labels=["status"]
+        )
         for status in TERMINAL:
             times = self._overview.job_times.get(status, JobTimes())
             buckets = [(str(float(le)), float(count)) for le, count in zip(JOB_BUCKETS_S, times.within, strict=True)]

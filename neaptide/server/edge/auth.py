@@ -1,4 +1,4 @@
-"""API keys: who calls, at which tier by default, and whose cached prefixes they may meet."""
+"""API keys: the tenant behind a request, the tiers that it may ask for, and the cached prefixes that it may meet."""
 
 import hashlib
 import hmac
@@ -11,12 +11,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neaptide.engine.params import Tier
-from neaptide.server.edge.errors import ApiError, AuthenticationError, error_response
+from neaptide.server.edge.errors import ApiError, AuthenticationError, PermissionDeniedError, error_response
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics", "/version"})
 """Probes and scrapers have no key. Every other path needs one, also paths that do not exist."""
 
-_KEY_TIERS = (Tier.PRIORITY, Tier.DEFAULT, Tier.FLEX)
+_FROM_LOWEST = (Tier.BATCH, Tier.FLEX, Tier.DEFAULT, Tier.PRIORITY)
+_ADMIN = "admin"
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,6 +30,16 @@ class Principal:
     """Cache salt: prompts of different keys never share cached blocks, so their timing tells nothing."""
     tier: Tier = Tier.DEFAULT
     """What ``service_tier`` auto means for this key."""
+    ceiling: Tier = Tier.PRIORITY
+    """The highest tier that it may ask for."""
+    is_admin: bool = False
+    """Whether it may use the operator's routes."""
+
+    def require(self, tier: Tier) -> None:
+        """Raises PermissionDeniedError for a tier above the ceiling."""
+        if _FROM_LOWEST.index(tier) > _FROM_LOWEST.index(self.ceiling):
+            text = f"This API key may not ask for service above its own tier, {self.ceiling.value}."
+            raise PermissionDeniedError(text, param="service_tier", code="tier_not_allowed")
 
     def salt_for(self, cache_salt: str | None) -> bytes:
         """The salt of one request: the caller may divide what the key sees, never leave it."""
@@ -41,31 +52,40 @@ ANONYMOUS = Principal()
 
 
 class KeyRing:
-    """The keys that an operator accepts, each ``KEY`` or ``KEY:tier``; none at all means everyone is let in."""
+    """The keys that an operator accepts, each ``KEY``, with ``:TIER`` or ``:admin`` or both behind it; without any key
+    every request is let in.
+
+    The tier is what ``auto`` means and the highest that the key may ask for; without one it is ``default``. A key of
+    tier ``batch`` may use files and batches only.
+    """
 
     def __init__(self, keys: Sequence[str]) -> None:
         """Raises ValueError for an empty key."""
         self._entries: list[tuple[bytes, Principal]] = []
         for entry in keys:
-            key, tier = _split_tier(entry)
+            key, marks = _split_marks(entry)
+            tiers = [Tier(mark) for mark in marks if mark != _ADMIN]
             if not key:
                 raise ValueError("an API key is empty")
-            self._entries.append((_digest(b"key", key), _principal(key, tier)))
+            if len(set(marks)) < len(marks) or len(tiers) > 1:
+                raise ValueError("an API key has two tiers, or one mark twice")
+            tier = tiers[0] if tiers else Tier.DEFAULT
+            self._entries.append((_digest(b"key", key), _principal(key, tier, is_admin=_ADMIN in marks)))
 
     @property
     def required(self) -> bool:
         """Whether callers need a key."""
         return bool(self._entries)
 
-    def identify(self, authorization: str | None) -> Principal:
-        """The caller behind an ``Authorization`` header.
+    def identify(self, authorization: str | None, api_key: str | None = None) -> Principal:
+        """The caller behind an ``Authorization`` header, or without one behind Azure's ``api-key``.
 
         Raises:
             AuthenticationError: no bearer key, or none that is known.
         """
         if not self._entries:
             return ANONYMOUS
-        scheme, _, key = (authorization or "").partition(" ")
+        scheme, _, key = ("Bearer " + (api_key or "") if authorization is None else authorization).partition(" ")
         key = key.strip()
         challenge = {"WWW-Authenticate": "Bearer"}
         if scheme.lower() != "bearer" or not key:
@@ -95,7 +115,8 @@ class AuthMiddleware:
         principal = ANONYMOUS
         if scope["path"] not in OPEN_PATHS:
             try:
-                principal = self._keys.identify(Headers(scope=scope).get("authorization"))
+                headers = Headers(scope=scope)
+                principal = self._keys.identify(headers.get("authorization"), headers.get("api-key"))
             except ApiError as error:
                 await error_response(error)(scope, receive, send)
                 return
@@ -104,20 +125,30 @@ class AuthMiddleware:
 
 
 def principal_of(request: Request) -> Principal:
-    """Who sent this request; anonymous where the app runs without the middleware."""
+    """The caller of this request; anonymous where the app runs without the middleware."""
     return cast(Principal, request.scope.get("state", {}).get("principal", ANONYMOUS))
 
 
-def _split_tier(entry: str) -> tuple[str, Tier]:
-    key, separator, suffix = entry.rpartition(":")
-    if separator and suffix in _KEY_TIERS:
-        return key, Tier(suffix)
-    return entry, Tier.DEFAULT
+def _split_marks(entry: str) -> tuple[str, list[str]]:
+    """A key may contain colons itself: only known words at its end are marks."""
+    marks: list[str] = []
+    key, separator, word = entry.rpartition(":")
+    while separator and word in (_ADMIN, *_FROM_LOWEST):
+        marks.append(word)
+        entry = key
+        key, separator, word = entry.rpartition(":")
+    return entry, marks
 
 
 def _digest(purpose: bytes, key: str) -> bytes:
     return hashlib.sha256(b"neaptide/" + purpose + b"\0" + key.encode()).digest()
 
 
-def _principal(key: str, tier: Tier) -> Principal:
-    return Principal(tenant=_digest(b"tenant", key).hex()[:32], salt=_digest(b"cache-salt", key)[:16], tier=tier)
+def _principal(key: str, tier: Tier, *, is_admin: bool) -> Principal:
+    return Principal(
+        tenant=_digest(b"tenant", key).hex()[:32],
+        salt=_digest(b"cache-salt", key)[:16],
+        tier=tier,
+        ceiling=tier,
+        is_admin=is_admin,
+    )

@@ -31,6 +31,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.server.link.engine_client import EngineUnavailableError
@@ -280,13 +281,21 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
     if status == 404:
         error = NotFoundError("Unknown request URL.", code="unknown_url", headers=headers)
     elif status == 405:
-        error = InvalidRequestError("Method not allowed for this URL.", code="method_not_allowed", headers=headers)
+        allow = {"Allow": ", ".join(_allowed_methods(request))}
+        error = InvalidRequestError("Method not allowed for this URL.", code="method_not_allowed", headers=allow)
     elif status < 500:
         error = InvalidRequestError("The request is invalid.", headers=headers)
     else:
         error = ApiError("Internal server error.", headers=headers)
     error.status = status
     return error_response(error)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Of all routes on the path; the router names those of the first one that it tried."""
+    scopes = {method: {**request.scope, "method": method} for method in ("GET", "HEAD", "POST", "DELETE")}
+    routes = request.app.routes
+    return [method for method in scopes if any(route.matches(scopes[method])[0] is Match.FULL for route in routes)]
 
 
 async def _on_validation_error(request: Request, exc: Exception) -> Response:

@@ -1,21 +1,35 @@
-"""What surrounds every exchange: the ``Host`` that it names, a request id on the reply, its time and status."""
+"""What surrounds every exchange: its target and the ``Host`` that it names, a request id on the reply, its time and
+status."""
 
 import asyncio
 import re
 import uuid
 from collections.abc import Callable
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from neaptide.server.edge.errors import HeadersTooLargeError, InvalidRequestError, UnavailableError, error_response
+from neaptide.server.edge.auth import OPEN_PATHS
+from neaptide.server.edge.errors import (
+    ApiError,
+    HeadersTooLargeError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    error_response,
+)
 from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.observe.metrics import ServerMetrics
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
 """The parser has the same limit, but holds it against incomplete headers only: the last read may go beyond."""
+PROBES_ONLY = "probes_only"
+"""Key of a request's state: its connection is above the cap and may only ask how the server is."""
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ABSOLUTE_FORM = re.compile(rb"(?i)https?://([^/?#@\\\s]+)(/.*)?")
+_END = {"Connection": "close"}
 
 
 class EdgeMiddleware:
@@ -33,6 +47,7 @@ class EdgeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        _take_absolute_form(scope)
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
@@ -49,11 +64,7 @@ class EdgeMiddleware:
             await send(message)
 
         try:
-            if _too_large(scope["headers"]):
-                error = HeadersTooLargeError("The request headers are too large.", headers={"Connection": "close"})
-                await error_response(error)(scope, receive, send_stamped)
-            elif self._hosts is not None and not self._hosts.admits(headers.get("host")):
-                refusal = InvalidRequestError("The Host header is none of this server's names.", code="unknown_host")
+            if (refusal := self._refusal(scope, headers)) is not None:
                 await error_response(refusal)(scope, receive, send_stamped)
             else:
                 await self._app(scope, receive, send_stamped)
@@ -66,10 +77,40 @@ class EdgeMiddleware:
             route = getattr(scope.get("route"), "path", None) or "unmatched"
             self._metrics.on_http(scope["method"], route, status, self._clock() - start_s)
 
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        """Why a request is answered before any route sees it."""
+        if _too_large(scope["headers"]):
+            return HeadersTooLargeError("The request headers are too large.", headers=_END)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may have read another end of this body: what follows on the connection cannot be trusted.
+            text = "Content-Length and Transfer-Encoding exclude each other."
+            return InvalidRequestError(text, code="invalid_http", headers=_END)
+        if self._hosts is not None and not self._hosts.admits(headers.get("host")):
+            return InvalidRequestError("The Host header is none of this server's names.", code="unknown_host")
+        if scope["state"].get(PROBES_ONLY) and scope["path"] not in OPEN_PATHS:
+            self._metrics.connections_ended.labels("refused").inc()
+            crowded = OverloadedError(online=True, retry_after_s=1)
+            crowded.headers |= _END
+            return crowded
+        return None
+
 
 def new_request_id() -> str:
     """An id for a reply to a client that sent none of its own."""
     return f"req_{uuid.uuid4().hex}"
+
+
+def _take_absolute_form(scope: Scope) -> None:
+    """A target as proxies get it, ``http://host/path``, is as good as a path, and its host replaces the header's.
+
+    RFC 9112, 3.2.2.
+    """
+    found = _ABSOLUTE_FORM.fullmatch(scope.get("raw_path", b""))
+    if found is None:
+        return
+    raw_path = found[2] or b"/"
+    scope["raw_path"], scope["path"] = raw_path, unquote(raw_path.decode("ascii"))
+    scope["headers"] = [(b"host", found[1]), *((name, value) for name, value in scope["headers"] if name != b"host")]
 
 
 def _too_large(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -19,12 +19,21 @@ logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
+_SEPARATORS = tuple((character.encode(), rb"\u%04x" % ord(character)) for character in "\x85\u2028\u2029")
+
 _T = TypeVar("_T")
 
 
 def event(data: object) -> bytes:
-    """One event with ``data`` as JSON."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+    """One event with ``data`` as JSON.
+
+    Unicode's own line ends are escaped: readers that split lines as Python's ``splitlines`` does would see half an
+    event.
+    """
+    encoded = msgspec.json.encode(data)
+    for character, escaped in _SEPARATORS:
+        encoded = encoded.replace(character, escaped)
+    return b"data: " + encoded + b"\n\n"
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
@@ -109,19 +118,25 @@ class _Output:
         self._headers = headers
         self._lock = asyncio.Lock()
         self._last_s = asyncio.get_running_loop().time()
+        self._is_finished = False
         self.started = False
 
     async def write(self, data: bytes) -> None:
         async with self._lock:
-            if not self.started:
-                self.started = True
-                await self._send({"type": "http.response.start", "status": self._status, "headers": self._headers})
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            self._last_s = asyncio.get_running_loop().time()
+            await self._write(data)
 
     async def finish(self) -> None:
-        await self.write(DONE)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with self._lock:
+            await self._write(DONE)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._is_finished = True
+
+    async def _write(self, data: bytes) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": self._status, "headers": self._headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._last_s = asyncio.get_running_loop().time()
 
     async def keep_alive(self, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -130,7 +145,10 @@ class _Output:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             else:
-                await self.write(KEEP_ALIVE)
+                async with self._lock:
+                    if self._is_finished:
+                        return
+                    await self._write(KEEP_ALIVE)
 
 
 def _as_api_error(error: ApiError | EngineUnavailableError) -> ApiError:

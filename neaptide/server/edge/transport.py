@@ -6,10 +6,17 @@
     reply               never rests longer than ``write_idle_s`` while there is something to send
     next request        comes within uvicorn's keep-alive time
 
-Who misses one is told with 408 where no reply has begun, and cut. What has been replied to early (413, say) may go on
-sending for ``linger_s``: to close at once would reset the connection, and the reply would be lost on its way. But the
-reply to a request with ``Connection: close`` or of HTTP/1.0 closes at once: what is still being sent is lost, and the
-reply with it where the reset comes first.
+A connection that misses one is told with 408 where no reply has begun, and cut. What has been replied to early (413,
+say) may go on sending for ``linger_s``: to close at once would reset the connection, and the reply would be lost on its
+way. But the reply to a request with ``Connection: close`` or of HTTP/1.0 closes at once: what is still being sent is
+lost, and the reply with it where the reset comes first.
+
+Above the cap the connection that has been idle longest makes room: it waits between two requests, or has said nothing
+for ``silence_s``. Where none is idle, a few more may ask for probes and metrics, so that a full server does not look
+like a dead one.
+
+uvicorn has no interface for this. ``BoundedH11Protocol`` builds on the attributes and the order of calls of its h11
+protocol, so ``pyproject.toml`` admits only the minor version that the tests have passed with.
 """
 
 import asyncio
@@ -31,13 +38,15 @@ from neaptide.server.edge.errors import (
     OverloadedError,
     RequestTimeoutError,
 )
-from neaptide.server.edge.middleware import new_request_id
+from neaptide.server.edge.middleware import PROBES_ONLY, new_request_id
 from neaptide.server.observe.metrics import ServerMetrics
 
 MAX_READ_BYTES = 16 << 10
-"""Handled at once: a body of tiny chunks costs 10 us per chunk, and nobody else is served meanwhile."""
+"""Handled at once: a body of tiny chunks costs 10 us per chunk, and no other connection is served meanwhile."""
 MAX_UNSENT_BYTES = 16 << 10
 """In the kernel, per connection. Beside it waits one message: the next ``send`` waits until that is gone."""
+PROBE_CONNECTIONS = 16
+"""Above the cap, for requests of probes and metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,8 @@ class TransportLimits:
     """Seconds are real time; see the module's table."""
 
     max_connections: int = 4096
+    silence_s: float = 1.0
+    """After so long a new connection that has said nothing is idle."""
     header_s: float = 10.0
     body_idle_s: float = 30.0
     min_body_rate_bytes_per_s: float = 500.0
@@ -61,6 +72,9 @@ class BoundedH11Protocol(H11Protocol):
 
     limits: TransportLimits
     metrics: ServerMetrics
+    idle: "dict[BoundedH11Protocol, float]"
+    """The server's connections that wait for a request, with nothing to send, and the time from which each may make
+    room; about in the order of that time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._timer: asyncio.TimerHandle | None = None
@@ -73,13 +87,27 @@ class BoundedH11Protocol(H11Protocol):
         super().connection_made(transport)
         self.metrics.connections.inc()
         _prepare_socket(transport)
-        if len(self.connections) > self.limits.max_connections:
-            self._leave(OverloadedError(online=True, retry_after_s=1), "refused")
-        else:
-            self._expect("request", self.limits.header_s)
+        if len(self.connections) > self.limits.max_connections and not self._make_room():
+            if len(self.connections) > self.limits.max_connections + PROBE_CONNECTIONS:
+                self._leave(OverloadedError(online=True, retry_after_s=1), "refused")
+                return
+            self.app_state = {**self.app_state, PROBES_ONLY: True}
+        self.idle[self] = self.loop.time() + self.limits.silence_s
+        self._expect("request", self.limits.header_s)
+
+    def _make_room(self) -> bool:
+        """Closes the connection that has been idle longest; False if none is idle."""
+        now_s = self.loop.time()
+        longest = next((connection for connection, since_s in self.idle.items() if since_s <= now_s), None)
+        if longest is not None:
+            longest._count("idle")
+            longest.transport.abort()
+            del self.idle[longest]
+        return longest is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.metrics.connections.dec()
+        self.idle.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,6 +120,7 @@ class BoundedH11Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._waiting_for == "farewell":
             return
+        self.idle.pop(self, None)
         state_before, cycle_before = self.conn.their_state, self.cycle
         super().data_received(data)
         if self._waiting_for == "farewell":
@@ -108,6 +137,7 @@ class BoundedH11Protocol(H11Protocol):
     def _rest(self) -> None:
         """Between two requests: only uvicorn's keep-alive timer runs, which every byte stops."""
         self._waiting_for, self._read_due_s = "", None
+        self._note_rest()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _on_body(self, num_bytes: int, *, has_begun: bool) -> None:
@@ -135,6 +165,14 @@ class BoundedH11Protocol(H11Protocol):
                 self._on_body(0, has_begun=True)
         elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._expect("header", self.limits.header_s)
+        else:
+            self._note_rest()
+
+    def _note_rest(self) -> None:
+        """Idle is what waits for another request and has nothing left to send."""
+        has_replied = self.cycle is not None and self.cycle.response_complete
+        if has_replied and self.conn.their_state is h11.IDLE and self._write_due_s is None:
+            self.idle[self] = self.loop.time()
 
     # ---- writing ----
 
@@ -148,6 +186,8 @@ class BoundedH11Protocol(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._write_due_s = None
+        if self._waiting_for == "":
+            self._note_rest()
 
     # ---- deadlines ----
 
@@ -218,6 +258,7 @@ class BoundedH11Protocol(H11Protocol):
             self._cut(reason)
             return
         self._count(reason)
+        self.idle.pop(self, None)
         self._unset_keepalive_if_required()
         self.transport.write(_reply(error))
         if self.cycle is not None and not self.cycle.response_complete:
@@ -244,6 +285,7 @@ def protocol_class(transport_limits: TransportLimits, server_metrics: ServerMetr
     class Protocol(BoundedH11Protocol):
         limits = transport_limits
         metrics = server_metrics
+        idle = {}
 
     return Protocol
 

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import choose_encoder, generate_latest
 
 from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
+from neaptide.server.observe.exposition import expose
 from neaptide.server.observe.request_log import RequestRecord, log_request
 from neaptide.server.observe.timing import RequestTiming
 from neaptide.server.openai.prepare import Prepared
@@ -81,21 +81,46 @@ class ServerMetrics:
         self.e2e = histogram("e2e", "Time from arrival to the end of the reply.", E2E_BUCKETS_S)
         self.queue = histogram("queue", "Time from arrival to the first step that it took part in.", TTFT_BUCKETS_S)
         self.requests = Counter(
-            "neaptide_requests_total", "Finished requests.", ["tier", "endpoint", "outcome"], registry=registry
+            "neaptide_requests_total",
+            "Number of requests that have ended, well or not.",
+            ["tier", "endpoint", "outcome"],
+            registry=registry,
         )
-        self.in_flight = Gauge("neaptide_requests_in_flight", "Requests at work.", ["tier"], registry=registry)
-        self.tokens = Counter("neaptide_tokens_total", "Tokens of requests.", ["tier", "kind"], registry=registry)
+        self.in_flight = Gauge(
+            "neaptide_requests_in_flight",
+            "Number of requests between arrival and the end of their reply.",
+            ["tier"],
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "neaptide_tokens_total",
+            "Number of prompt, cached and generated tokens of requests that have ended.",
+            ["tier", "kind"],
+            registry=registry,
+        )
         self.attained = Counter(
-            "neaptide_slo_attained_total", "Choices that met their target.", ["tier", "slo"], registry=registry
+            "neaptide_slo_attained_total",
+            "Number of choices that met their target.",
+            ["tier", "slo"],
+            registry=registry,
         )
         self.violated = Counter(
-            "neaptide_slo_violated_total", "Choices that missed their target.", ["tier", "slo"], registry=registry
+            "neaptide_slo_violated_total",
+            "Number of choices that missed their target.",
+            ["tier", "slo"],
+            registry=registry,
         )
         self.rejected = Counter(
-            "neaptide_admission_rejected_total", "Requests refused under load.", ["tier", "reason"], registry=registry
+            "neaptide_admission_rejected_total",
+            "Number of requests that were refused under load.",
+            ["tier", "reason"],
+            registry=registry,
         )
         self.engine_errors = Counter(
-            "neaptide_engine_errors_total", "Requests that the engine failed.", ["code"], registry=registry
+            "neaptide_engine_errors_total",
+            "Number of requests and batch rows that the engine failed.",
+            ["code"],
+            registry=registry,
         )
         for code in ENGINE_ERRORS:
             self.engine_errors.labels(code)
@@ -157,7 +182,11 @@ class ServerMetrics:
     def _define_steps(self, registry: CollectorRegistry) -> None:
         """Steps come hundreds of times a second: gauges are read off the last one when someone scrapes."""
         seconds = Histogram(
-            "neaptide_step_seconds", "Time of a step by phase.", ["phase"], buckets=STEP_BUCKETS_S, registry=registry
+            "neaptide_step_seconds",
+            "Time of a step, in total and by phase.",
+            ["phase"],
+            buckets=STEP_BUCKETS_S,
+            registry=registry,
         )
         self._phase_seconds = [(f"{phase}_s", seconds.labels(phase)) for phase in _PHASES]
         self._total_seconds = seconds.labels("total")
@@ -167,20 +196,45 @@ class ServerMetrics:
             buckets=ERROR_BUCKETS,
             registry=registry,
         )
-        self.steps = Counter("neaptide_steps_total", "Steps whose time was predicted.", registry=registry)
+        self.steps = Counter("neaptide_steps_total", "Number of steps whose time was predicted.", registry=registry)
         self.steps_within_margin = Counter(
             "neaptide_steps_within_margin_total",
-            "Steps that took no longer than predicted plus margin.",
+            "Number of steps that took no longer than predicted plus their margin.",
             registry=registry,
         )
-        tokens = Counter("neaptide_step_tokens_total", "Tokens computed.", ["class", "phase"], registry=registry)
-        preemptions = Counter("neaptide_preemptions_total", "Preemptions.", ["class"], registry=registry)
+        tokens = Counter(
+            "neaptide_step_tokens_total", "Number of tokens that steps computed.", ["class", "phase"], registry=registry
+        )
+        preemptions = Counter(
+            "neaptide_preemptions_total",
+            "Number of running requests that lost their place to others.",
+            ["class"],
+            registry=registry,
+        )
         self._step_counters: list[tuple[str, Counter]] = [
-            ("recomputed_tokens", Counter("neaptide_recomputed_tokens_total", "KV tokens dropped.", registry=registry)),
-            ("cached_tokens", Counter("neaptide_prefix_cache_hit_tokens_total", "Found.", registry=registry)),
+            (
+                "recomputed_tokens",
+                Counter(
+                    "neaptide_recomputed_tokens_total",
+                    "Number of tokens whose KV a preemption dropped.",
+                    registry=registry,
+                ),
+            ),
+            (
+                "cached_tokens",
+                Counter(
+                    "neaptide_prefix_cache_hit_tokens_total",
+                    "Number of prompt tokens that admitted requests found in the prefix cache.",
+                    registry=registry,
+                ),
+            ),
             (
                 "admitted_prompt_tokens",
-                Counter("neaptide_prefix_cache_query_tokens_total", "Sought.", registry=registry),
+                Counter(
+                    "neaptide_prefix_cache_query_tokens_total",
+                    "Number of prompt tokens that admitted requests looked for in the prefix cache.",
+                    registry=registry,
+                ),
             ),
         ]
         for name in ("online", "offline"):
@@ -188,18 +242,34 @@ class ServerMetrics:
             for phase in ("prefill", "decode"):
                 self._step_counters.append((f"{name}_{phase}_tokens", tokens.labels(name, phase)))
         self._define_step_gauges(registry)
-        self.paused = Gauge("neaptide_besteffort_paused", "1 while offline work is paused.", registry=registry)
-        self.storage_failing = Gauge("neaptide_storage_failing", "1 while the disk refuses data.", registry=registry)
+        self.paused = Gauge(
+            "neaptide_besteffort_paused", "1 while offline work is paused by the operator, else 0.", registry=registry
+        )
+        self.storage_failing = Gauge(
+            "neaptide_storage_failing", "1 while the disk refuses data of batches, else 0.", registry=registry
+        )
 
     def _define_step_gauges(self, registry: CollectorRegistry) -> None:
         self._last: StepStats | None = None
-        running = Gauge("neaptide_requests_running", "Running in the engine.", ["class"], registry=registry)
-        waiting = Gauge("neaptide_requests_waiting", "Waiting in the engine.", ["class"], registry=registry)
-        blocks = Gauge("neaptide_kv_blocks", "KV blocks.", ["state"], registry=registry)
+        running = Gauge(
+            "neaptide_requests_running", "Number of requests that run in the engine.", ["class"], registry=registry
+        )
+        waiting = Gauge(
+            "neaptide_requests_waiting", "Number of requests that wait in the engine.", ["class"], registry=registry
+        )
+        blocks = Gauge("neaptide_kv_blocks", "Number of KV blocks in each state.", ["state"], registry=registry)
         gauges = {
-            "predicted_s": Gauge("neaptide_step_predicted_seconds", "Predicted for a step.", registry=registry),
-            "margin_s": Gauge("neaptide_step_margin_seconds", "Safety margin of a step.", registry=registry),
-            "budget_s": Gauge("neaptide_step_budget_seconds", "Time a step may take.", registry=registry),
+            "predicted_s": Gauge(
+                "neaptide_step_predicted_seconds", "Time that was predicted for the last step.", registry=registry
+            ),
+            "margin_s": Gauge(
+                "neaptide_step_margin_seconds",
+                "Safety margin on the predicted time of the last step.",
+                registry=registry,
+            ),
+            "budget_s": Gauge(
+                "neaptide_step_budget_seconds", "Time that the last step was allowed to take.", registry=registry
+            ),
         }
         for name in ("online", "offline"):
             gauges[f"running_{name}"] = running.labels(name)
@@ -232,24 +302,26 @@ class ServerMetrics:
 
     def _define_http(self, registry: CollectorRegistry) -> None:
         self.http_requests = Counter(
-            "neaptide_http_requests_total", "HTTP replies.", ["method", "route", "code"], registry=registry
+            "neaptide_http_requests_total", "Number of HTTP replies.", ["method", "route", "code"], registry=registry
         )
         self.http_seconds = Histogram(
             "neaptide_http_request_seconds",
-            "Time of an HTTP exchange.",
+            "Time from the headers of an HTTP request to the end of its reply.",
             ["method", "route"],
             buckets=E2E_BUCKETS_S,
             registry=registry,
         )
 
-        self.connections = Gauge("neaptide_connections", "Open client connections.", registry=registry)
+        self.connections = Gauge("neaptide_connections", "Number of open client connections.", registry=registry)
         self.connections_ended = Counter(
             "neaptide_connections_ended_total",
-            "Connections ended by the server, by what their client failed to do.",
+            "Number of connections that the server ended, by what their client failed to do.",
             ["reason"],
             registry=registry,
         )
-        tasks = Gauge("neaptide_asyncio_tasks", "Tasks on the API process's event loop.", registry=registry)
+        tasks = Gauge(
+            "neaptide_asyncio_tasks", "Number of tasks on the event loop of the API process.", registry=registry
+        )
         tasks.set_function(_num_tasks)
 
     def on_http(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -259,11 +331,8 @@ class ServerMetrics:
         self.http_seconds.labels(method, route).observe(seconds)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition and its content type."""
-        if "application/openmetrics-text" in accept:
-            encode, content_type = choose_encoder("application/openmetrics-text")
-            return encode(self.registry), content_type
-        return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"
+        """The exposition in the form that an ``Accept`` header asks for, and its content type."""
+        return expose(self.registry, accept)
 
 
 def _num_tasks() -> int:

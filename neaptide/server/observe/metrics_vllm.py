@@ -28,35 +28,56 @@ class VllmMetrics:
         self._client = client
         self._values = (model_name, "0")
         self._last: StepStats | None = None
-        running = self._gauge("num_requests_running", "Online requests running.")
-        waiting = self._gauge("num_requests_waiting", "Online requests waiting.")
+        running = self._gauge("num_requests_running", "Number of online requests that run in the engine.")
+        waiting = self._gauge("num_requests_waiting", "Number of online requests that wait in the engine.")
         usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks that online work holds, 0 to 1.")
         running.set_function(lambda: self._last.running_online if self._last else 0)
         waiting.set_function(lambda: self._last.waiting_online if self._last else 0)
         usage.set_function(self._kv_usage)
         self._config = Gauge(
-            "vllm:cache_config_info", "1.", [*_LABELS, "block_size", "num_gpu_blocks"], registry=registry
+            "vllm:cache_config_info",
+            "Size of the KV cache, in the labels; the value is 1.",
+            [*_LABELS, "block_size", "num_gpu_blocks"],
+            registry=registry,
         )
         self._config_of: EngineReady | None = None
-        self._preemptions = self._counter("num_preemptions", "Preemptions of online requests.")
-        self._queries = self._counter("prefix_cache_queries", "Prompt tokens sought in the prefix cache.")
-        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens of online requests.")
-        self._generation = self._counter("generation_tokens", "Output tokens of online requests.")
-        self._success = Counter(
-            "vllm:request_success", "Finished online requests.", [*_LABELS, "finished_reason"], registry=registry
+        self._preemptions = self._counter(
+            "num_preemptions", "Number of online requests that lost their place to others."
         )
-        self._ttft = self._histogram("time_to_first_token_seconds", _TTFT)
-        self._itl = self._histogram("inter_token_latency_seconds", _ITL)
+        self._queries = self._counter(
+            "prefix_cache_queries",
+            "Number of prompt tokens of online requests that were looked for in the prefix cache.",
+        )
+        self._hits = self._counter(
+            "prefix_cache_hits", "Number of prompt tokens of online requests that were found in the prefix cache."
+        )
+        self._prompt = self._counter("prompt_tokens", "Number of prompt tokens of online requests that have ended.")
+        self._generation = self._counter(
+            "generation_tokens", "Number of output tokens of online requests that have ended."
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Number of online requests that have ended, by how.",
+            [*_LABELS, "finished_reason"],
+            registry=registry,
+        )
+        self._ttft = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT)
+        self._itl = self._histogram("inter_token_latency_seconds", "Time between two outputs of one choice.", _ITL)
         # Older boards ask for the gaps under the name that they had before.
-        self._tpot_old = self._histogram("time_per_output_token_seconds", _ITL)
-        self._tpot = self._histogram("request_time_per_output_token_seconds", _ITL)
-        self._e2e = self._histogram("e2e_request_latency_seconds", _E2E)
-        self._queue = self._histogram("request_queue_time_seconds", _E2E)
-        self._prefill = self._histogram("request_prefill_time_seconds", _E2E)
-        self._decode = self._histogram("request_decode_time_seconds", _E2E)
-        self._prompt_sizes = self._histogram("request_prompt_tokens", _TOKENS)
-        self._generation_sizes = self._histogram("request_generation_tokens", _TOKENS)
+        self._tpot_old = self._histogram(
+            "time_per_output_token_seconds", "Time between two outputs of one choice.", _ITL
+        )
+        self._tpot = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first.", _ITL
+        )
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Time from arrival to the end of the reply.", _E2E)
+        self._queue = self._histogram("request_queue_time_seconds", "Time from arrival to the first step.", _E2E)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "Time from the first step to the first token.", _E2E
+        )
+        self._decode = self._histogram("request_decode_time_seconds", "Time from the first token to the last.", _E2E)
+        self._prompt_sizes = self._histogram("request_prompt_tokens", "Prompt tokens of one request.", _TOKENS)
+        self._generation_sizes = self._histogram("request_generation_tokens", "Output tokens of one request.", _TOKENS)
 
     def on_gap(self, tier: Tier, gap_s: float) -> None:
         """One inter-token latency."""
@@ -119,6 +140,5 @@ class VllmMetrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"vllm:{name}", text, _LABELS, registry=self._registry).labels(*self._values)
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        text = name.replace("_", " ").capitalize() + " of online requests."
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"vllm:{name}", text, _LABELS, buckets=buckets, registry=self._registry).labels(*self._values)

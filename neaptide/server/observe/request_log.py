@@ -11,6 +11,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the log line and the metrics say of a request when it has ended."""
 
     request_id: str
+    engine_id: str | None = None
+    """In the id of the reply too; the engine's own log names the choices by it, as ``ID-0``, ``ID-1`` and so on."""
     endpoint: str
     tier: str
     model: str

@@ -19,7 +19,6 @@ from neaptide.server.edge.errors import (
     ApiError,
     OverloadedError,
     RequestTimeoutError,
-    UnavailableError,
     engine_unavailable,
 )
 from neaptide.server.edge.jsonbody import read_object
@@ -43,18 +42,20 @@ async def answer(request: Request, endpoint: str) -> Response:
     context: ServingContext = request.app.state.context
     metrics: ServerMetrics = request.app.state.metrics
     request_id = str(request.scope.get("state", {}).get("request_id", ""))
-    default_tier = tier = principal_of(request).tier
+    principal = principal_of(request)
+    tier = principal.tier
     try:
+        principal.require(Tier.FLEX)
         body = await read_object(request)
         arrival_s = context.clock()
-        if context.draining:
-            raise UnavailableError("The server is shutting down.", code="server_shutdown")
-        tier = asked_tier(body, default_tier)
+        context.check_open()
+        tier = asked_tier(body, principal.tier)
         # Who will be refused is told before any work is done; a place is taken later, by ``Generation``.
         context.admission.check(request_class(tier))
-        work = partial(prepare, endpoint, body, context, default_tier)
+        work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await anyio.to_thread.run_sync(work, limiter=context.prepare_limiter)
         tier = prepared.tier
+        principal.require(tier)
         if not context.client.is_ready:
             raise engine_unavailable()
     except ApiError as error:
@@ -64,7 +65,7 @@ async def answer(request: Request, endpoint: str) -> Response:
     is_patient = prepared.stream or tier is not Tier.FLEX
     generation = Generation(
         prepared,
-        principal_of(request),
+        principal,
         metrics,
         request_id=request_id,
         arrival_s=arrival_s,
@@ -245,6 +246,7 @@ class Generation:
         usage = self.assembler.usage()
         return RequestRecord(
             request_id=self._request_id,
+            engine_id=self._id,
             endpoint=prepared.endpoint,
             tier=prepared.tier.value,
             model=prepared.model,

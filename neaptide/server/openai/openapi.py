@@ -135,12 +135,15 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nobody gets to see
         schemas.pop(name, None)
     schemas |= others["$defs"] | bodies["$defs"]
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    components["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer"},
+        "api_key": {"type": "apiKey", "in": "header", "name": "api-key"},
+    }
     keys: KeyRing = app.state.keys
     for path, operations in document["paths"].items():
         for operation in operations.values():
             is_open = path in OPEN_PATHS
-            operation["security"] = [{"key": []}] if keys.required and not is_open else []
+            operation["security"] = [{"key": []}, {"api_key": []}] if keys.required and not is_open else []
             operation.setdefault("parameters", []).append(_REQUEST_ID)
             _complete_responses(operation["responses"], _ANYWHERE if is_open else (*_ANYWHERE, 401))
     return document

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.auth import KeyRing
+from neaptide.server.edge.auth import KeyRing, principal_of
 from neaptide.server.edge.errors import PermissionDeniedError
 from neaptide.server.edge.hosts import is_loopback
 from neaptide.server.edge.jsonbody import read_object
@@ -27,8 +27,11 @@ def _is_local(request: Request) -> bool:
     response_model=None,
 )
 async def switch_offline(request: Request) -> dict[str, str]:
-    """Pauses offline work or lets it go on. Needs a key, or without keys a caller on this machine."""
+    """Pauses offline work or lets it go on. Needs a key with the mark `admin`, or without keys a caller on this
+    machine."""
     keys: KeyRing = request.app.state.keys
+    if keys.required and not principal_of(request).is_admin:
+        raise PermissionDeniedError("Only keys with the admin mark may do this.", code="admin_key_required")
     if not keys.required and not _is_local(request):
         raise PermissionDeniedError("Only callers on the server's own machine may do this.")
     body = parse_body(OfflineSwitchBody, await read_object(request))

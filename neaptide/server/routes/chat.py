@@ -14,7 +14,7 @@ router = APIRouter()
 @router.post(
     CHAT,
     openapi_extra=request_body(ChatBody),
-    responses=replies(ChatCompletion, *JSON_BODY_ERRORS, *(404, 429, 503), events=ChatCompletionChunk),
+    responses=replies(ChatCompletion, *JSON_BODY_ERRORS, *(403, 404, 429, 503), events=ChatCompletionChunk),
     response_model=None,
 )
 async def chat_completions(request: Request) -> Response:

@@ -14,7 +14,7 @@ router = APIRouter()
 @router.post(
     COMPLETIONS,
     openapi_extra=request_body(CompletionBody),
-    responses=replies(Completion, *JSON_BODY_ERRORS, *(404, 429, 503), events=CompletionChunk),
+    responses=replies(Completion, *JSON_BODY_ERRORS, *(403, 404, 429, 503), events=CompletionChunk),
     response_model=None,
 )
 async def completions(request: Request) -> Response:

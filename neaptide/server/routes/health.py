@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 import neaptide
 from neaptide.engine.params import RequestClass
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.errors import UnavailableError, engine_unavailable
+from neaptide.server.edge.errors import engine_unavailable
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.openapi import replies
 from neaptide.server.openai.replies import Load, Version
@@ -44,8 +44,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 while new work is welcome: weights loaded, warmed up, not shutting down."""
     context: ServingContext = request.app.state.context
-    if context.draining:
-        raise UnavailableError("The server is shutting down.", code="server_shutdown")
+    context.check_open()
     if not context.client.is_ready:
         raise engine_unavailable()
     return Response()
@@ -71,6 +70,6 @@ async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     server_metrics: ServerMetrics = request.app.state.metrics
     await server_metrics.refresh()
-    content, media_type = server_metrics.render(request.headers.get("accept", ""))
+    content, media_type = server_metrics.render(", ".join(request.headers.getlist("accept")))
     # The media type carries its charset; Starlette would add a second one.
     return Response(content, headers={"content-type": media_type})

@@ -1,0 +1,74 @@
+"""What browsers need: a page of the routes that loads nothing from elsewhere, and leave for pages of other sites."""
+
+import re
+
+import httpx2
+import pytest
+
+from neaptide.server.app import ServerState, create_app
+from neaptide.server.edge.auth import KeyRing
+from neaptide.server.text.tokenizer import Tokenizer
+from tests.server.conftest import Server, make_context
+
+PAGE = "https://chat.example"
+PREFLIGHT = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+}
+
+
+async def test_the_page_of_routes_shows_every_operation_and_loads_nothing(server: Server) -> None:
+    reply = await server.http.get("/docs")
+    assert reply.status_code == 200
+    document = (await server.http.get("/openapi.json")).json()
+    for path, operations in document["paths"].items():
+        for method in operations:
+            assert f"<code>{method.upper()} {path}</code>" in reply.text
+    assert "://" not in reply.text
+    assert "<script" not in reply.text
+    assert reply.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'"
+    targets = set(re.findall(r'href="#([^"]+)"', reply.text))
+    assert targets <= set(re.findall(r'id="([^"]+)"', reply.text))
+
+
+async def test_the_pages_that_load_scripts_from_elsewhere_are_gone(server: Server) -> None:
+    assert (await server.http.get("/redoc")).status_code == 404
+
+
+def calling(tokenizer: Tokenizer, *origins: str) -> httpx2.AsyncClient:
+    """A client of a server with a key that lets these sites call."""
+    state = ServerState(context=make_context(tokenizer), keys=KeyRing(("k",)), cors_origins=origins)
+    transport = httpx2.ASGITransport(app=create_app(state))
+    return httpx2.AsyncClient(transport=transport, base_url="http://test")
+
+
+async def test_by_default_no_page_of_another_site_may_call(tokenizer: Tokenizer) -> None:
+    async with calling(tokenizer) as http:
+        asked = await http.options("/v1/chat/completions", headers=PREFLIGHT)
+        called = await http.get("/v1/models", headers={"origin": PAGE, "authorization": "Bearer k"})
+    assert asked.status_code == 401
+    assert "access-control-allow-origin" not in {**asked.headers, **called.headers}
+
+
+@pytest.mark.parametrize(
+    ("origins", "allowed"), [((PAGE,), PAGE), (("*",), "*"), (("https://other.example", PAGE), PAGE)]
+)
+async def test_a_page_of_a_named_site_may_call(tokenizer: Tokenizer, origins: tuple[str, ...], allowed: str) -> None:
+    async with calling(tokenizer, *origins) as http:
+        asked = await http.options("/v1/chat/completions", headers=PREFLIGHT)
+        called = await http.get("/v1/models", headers={"origin": PAGE, "authorization": "Bearer k"})
+        refused = await http.get("/v1/models", headers={"origin": PAGE})
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, allowed)
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    assert (called.status_code, called.headers["access-control-allow-origin"]) == (200, allowed)
+    assert called.headers["x-request-id"]
+    # The page must be able to read what was wrong.
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, allowed)
+
+
+async def test_a_page_of_a_site_that_is_not_named_may_not_call(tokenizer: Tokenizer) -> None:
+    async with calling(tokenizer, "https://other.example") as http:
+        asked = await http.options("/v1/chat/completions", headers=PREFLIGHT)
+    assert asked.status_code == 400
+    assert "access-control-allow-origin" not in asked.headers

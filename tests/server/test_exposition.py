@@ -1,0 +1,142 @@
+"""What a scraper gets from ``/metrics``, and that a real Prometheus reads every name of it."""
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from neaptide.server.observe.exposition import OPENMETRICS, TEXT, expose
+from tests.e2e.server import free_port
+from tests.server.conftest import MODEL_ID, USER, Server
+from tests.server.live import serving
+
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
+    "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", TEXT),
+        ("*/*", TEXT),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", TEXT),
+        ("text/plain;version=0.0.4", TEXT),
+        (PROMETHEUS_2, OPENMETRICS),
+        (PROMETHEUS_3, OPENMETRICS),
+        ("application/openmetrics-text", OPENMETRICS),
+        ('Application/OpenMetrics-Text; Version="1.0.0"', OPENMETRICS),
+        ("text/plain;q=0.2, application/openmetrics-text;q=0.5", OPENMETRICS),
+        ("text/plain;q=0.5, application/openmetrics-text;q=0.2", TEXT),
+        ("text/plain, application/openmetrics-text", TEXT),
+        ("application/openmetrics-text;q=0", TEXT),
+        ("application/openmetrics-text;q=high", TEXT),
+        ("application/openmetrics-text;version=2.0.0", TEXT),
+        ("application/openmetrics-text;version=2.0.0, text/plain;q=0.1", TEXT),
+        ("application/openmetrics-text;q=0.3, text/plain;version=1.0.0", OPENMETRICS),
+    ],
+)
+def test_the_form_is_the_one_that_is_asked_for(accept: str, content_type: str) -> None:
+    registry = CollectorRegistry()
+    Gauge("vllm:x", "A gauge.", registry=registry).set(3)
+    content, sent_as = expose(registry, accept)
+    assert sent_as == content_type
+    end = "# EOF\n" if content_type == OPENMETRICS else ""
+    assert content.decode() == f"# HELP vllm:x A gauge.\n# TYPE vllm:x gauge\nvllm:x 3.0\n{end}"
+
+
+async def names(server: Server, accept: str) -> set[str]:
+    """Of all samples in a scrape."""
+    text = (await server.http.get("/metrics", headers={"accept": accept})).text
+    return {re.split(r"[ {]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+async def test_every_name_is_legal_everywhere_and_the_same_in_both_forms(server: Server) -> None:
+    await server.http.get("/metrics")  # the first exchange makes series of its own
+    in_text, in_openmetrics = await names(server, ""), await names(server, PROMETHEUS_3)
+    assert in_text == in_openmetrics
+    assert all(re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", name) for name in in_text)
+
+
+async def test_every_help_text_is_a_sentence(server: Server) -> None:
+    text = (await server.http.get("/metrics")).text
+    texts = dict(re.findall(r"^# HELP ((?:neaptide_|vllm:)\S+) (.*)$", text, re.MULTILINE))
+    assert len(texts) > 50
+    assert {name for name, words in texts.items() if len(words.split()) < 4 or not words.endswith(".")} == set()
+
+
+# ---- a real one ------------------------------------------------------------------------------------------
+
+
+class Prometheus:
+    """A Prometheus that scrapes one server, and its answers."""
+
+    def __init__(self, http: httpx2.AsyncClient) -> None:
+        self._http = http
+
+    async def data(self, path: str, **params: str) -> Any:
+        """What the API says; None while it does not answer."""
+        try:
+            reply = await self._http.get(f"/api/v1/{path}", params=params)
+        except httpx2.TransportError:
+            return None
+        return reply.json()["data"] if reply.status_code == 200 else None
+
+    async def until_scraped(self) -> None:
+        for _ in range(600):
+            targets = await self.data("targets")
+            if targets and [target["health"] for target in targets["activeTargets"]] == ["up"]:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"Prometheus never scraped: {targets}")
+
+
+@asynccontextmanager
+async def prometheus(directory: Path, target_port: int) -> AsyncIterator[Prometheus]:
+    scrape = {"job_name": "neaptide", "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
+    config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [scrape]}
+    (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={directory / 'prometheus.yml'}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            yield Prometheus(http)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
+async def test_a_real_prometheus_reads_every_name(server: Server, tmp_path: Path) -> None:
+    body = {"messages": USER, "max_tokens": 4}
+    assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
+    server.engine.emit_stats(running_online=3)
+    sent = await names(server, "")
+    async with serving(server.app) as live, prometheus(tmp_path, live.port) as scraper:
+        await scraper.until_scraped()
+        kept = set(await scraper.data("label/__name__/values"))
+        (sample,) = (await scraper.data("query", query="vllm:num_requests_running"))["result"]
+    assert {name for name in kept if name.startswith("vllm_")} == set()
+    assert {name for name in sent if name.startswith(("vllm:", "neaptide_"))} <= kept
+    assert (sample["metric"]["model_name"], sample["value"][1]) == (MODEL_ID, "3")
