@@ -20,7 +20,7 @@ from neaptide.executors.torch.model_config import (
     load_model_config,
     resolve_model,
 )
-from tests.engine.runner.driver import make_executor
+from tests.executors.driver import make_executor
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
