@@ -41,6 +41,7 @@ def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     add("--data-dir", metavar="DIR", help="files, batches and results (~/.local/share/neaptide)")
     add("--device", choices=("auto", "cpu", "cuda"))
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    add("--executor", metavar="NAME", help="what computes the steps (torch); sim is for tests")
     add("--profile", metavar="NAME|FILE", help="device profile (an earlier start's, or measured)")
     add("--policy", metavar="NAME", help="scheduling policy (neaptide); the others are baselines")
     add("--ttft-slo-ms", type=float, metavar="N", help="default target for the first token (1000)")

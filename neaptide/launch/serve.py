@@ -70,10 +70,15 @@ def engine_config(
     """What the engine process is told. Unset targets take the defaults of the device.
 
     Raises:
-        LaunchError: there is no such policy.
+        LaunchError: there is no such policy, or no such executor.
     """
     from neaptide.engine.scheduler.policies import POLICIES
+    from neaptide.executors.registry import UnknownExecutorError, check_executor
 
+    try:
+        check_executor(settings.executor)
+    except UnknownExecutorError as error:
+        raise LaunchError(str(error)) from error
     if settings.policy not in POLICIES:
         raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
     on_cuda = settings.device == "cuda"
@@ -268,7 +273,8 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     """What routes need to know of the model, and the engine's configuration for it."""
     import time
 
-    from neaptide.executors.torch.model_config import UnsupportedModelError, load_model_config, resolve_model
+    from neaptide.models.checkpoint import load_model_config, resolve_model
+    from neaptide.models.config import ModelFacts, UnsupportedModelError
     from neaptide.server.context import Admission, GenerationDefaults, ServingContext
     from neaptide.server.link.engine_client import EngineClient
     from neaptide.server.link.fingerprint import model_fingerprint
@@ -277,7 +283,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     try:
         is_embedded = settings.model == EMBEDDED_MODEL
         model_path = embedded_model_path() if is_embedded else resolve_model(settings.model)
-        model = load_model_config(model_path)
+        model: ModelFacts = load_model_config(model_path)
         tokenizer = Tokenizer(model_path)
         defaults = GenerationDefaults.load(model_path)
         fingerprint = model_fingerprint(model_path)

@@ -77,7 +77,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     step_log: str | None = None
     """File for the step log: every decision of the scheduler, for replay. None by default."""
     executor: str = "torch"
-    """sim computes no model: tokens from a hash, for tests of everything around it."""
+    """What computes the steps. sim computes no model: tokens from a hash, for tests of everything around it."""
     sim_step_ms: float = 5.0
     """Step time of the sim executor."""
 
@@ -106,7 +106,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16", "float16")),
             ("metrics_compat", ("vllm", "none")),
-            ("executor", ("torch", "sim")),
             ("log_level", ("debug", "info", "warning", "error")),
             ("log_format", ("json", "text")),
         ):
