@@ -15,7 +15,6 @@ from neaptide.executors.torch.logits_edits import edit_logits
 from neaptide.executors.torch.random_stream import uniforms
 from neaptide.executors.torch.request_state import RequestState
 
-
 _MIN_TEMPERATURE = 1e-30
 """Smaller ones are 0 in fp32, and 0 / 0 is no probability; what this one leaves of a second-best logit is 0 as well."""
 
