@@ -15,7 +15,7 @@ from rich.table import Table
 
 from neaptide.commands.outputs import check_writable
 from neaptide.engine.clock import MonotonicClock
-from neaptide.engine.config import CacheConfig, ExecutorConfig, SchedulerConfig
+from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.estimator.calibration.calibrate import FULL, QUICK, Calibration, Pace
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.report import OURS, Evaluation, Report, report
@@ -23,7 +23,9 @@ from neaptide.estimator.calibration.steps import Limits
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.device_profile import save_profile
 from neaptide.estimator.subject import Subject
+from neaptide.executors.registry import start_executor
 from neaptide.launch.serve import default_num_threads, embedded_model_path
+from neaptide.models.checkpoint import resolve_model
 from neaptide.server.settings import EMBEDDED_MODEL
 
 LABELS = {"echo_max": "Echo, c as floor", "echo_sum": "Echo, c added", "bros": "BROS", "hygen": "HyGen", OURS: "ours"}
@@ -79,18 +81,18 @@ def calibrate_model(
     """
     # As in the server's engine process; it counts only before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from neaptide.executors.torch.model_config import resolve_model
-    from neaptide.executors.torch.torch_executor import TorchExecutor
-
     path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
     clock, cache = MonotonicClock(), CacheConfig()
     config = ExecutorConfig(
         model_path=str(path), device=device, dtype=dtype, num_threads=num_threads or default_num_threads()
     )
-    executor = TorchExecutor(config, cache, clock)
+    started = start_executor(EngineConfig(executor=config, cache=cache), clock)
+    executor = started.profiled
+    if executor is None:
+        raise ValueError(f"executor = {config.kind!r} has no step times to measure")
     try:
         executor.touch_blocks(executor.num_blocks)
-        positions = executor.model_config.max_position_embeddings
+        positions = started.model.max_position_embeddings
         scheduler = SchedulerConfig(max_model_len=min(SchedulerConfig().max_model_len, positions))
         limits = Limits.of(scheduler, executor.num_blocks * cache.block_size)
         runner = MicroRunner(executor, clock, cache.block_size)

@@ -36,7 +36,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "torch"
-    """``torch`` or ``sim`` (tokens from a hash, step times from the cost model: for tests)."""
+    """A name in ``neaptide.executors.registry``."""
     model_path: str = ""
     """Directory in Hugging Face layout (config.json, *.safetensors)."""
     device: str = "auto"

@@ -3,31 +3,14 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from neaptide import __version__
-from neaptide.engine.interfaces import Executor
 from neaptide.estimator.calibration.micro_runs import Parts
 from neaptide.estimator.calibration.steps import Limits
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
-
-
-class ProfiledExecutor(Executor, Protocol):
-    """An executor on a real device."""
-
-    @property
-    def device_name(self) -> str: ...
-
-    @property
-    def dtype_name(self) -> str: ...
-
-    @property
-    def num_threads(self) -> int: ...
-
-    @property
-    def kv_bytes_per_token(self) -> int: ...
+from neaptide.executors.contract import ProfiledExecutor
 
 
 @dataclass(slots=True, frozen=True)

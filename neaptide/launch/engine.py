@@ -1,12 +1,8 @@
-"""Composition root of the engine process: the engine with its executor and its models.
-
-Torch is imported where an executor needs it: a simulated engine does without.
-"""
+"""Composition root of the engine process: the engine with its executor and its models."""
 
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from neaptide.engine.batch import BatchShape
 from neaptide.engine.clock import Clock
@@ -22,19 +18,14 @@ from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.start_up import StartUp
 from neaptide.estimator.calibration.steps import Limits, start_steps
-from neaptide.estimator.cost.iteration_time import ConstantCostModel, Sample
+from neaptide.estimator.cost.iteration_time import Sample
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_of
 from neaptide.estimator.subject import Subject
-from neaptide.executors.simulated.hash_executor import SimExecutor
-from neaptide.executors.torch.model_config import load_model_config
-
-if TYPE_CHECKING:
-    from neaptide.executors.torch.torch_executor import TorchExecutor
-
-SIM_NUM_BLOCKS = 4096
+from neaptide.executors.contract import StartedExecutor
+from neaptide.executors.registry import start_executor
 
 
 def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, EngineReady]:
@@ -43,15 +34,15 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     Raises:
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built; the message says why.
     """
-    model = load_model_config(Path(config.executor.model_path))
     scheduler = config.scheduler
-    executor, device, dtype = _build_executor(config, clock, model.vocab_size)
+    started = start_executor(config, clock)
+    executor, model = started.executor, started.model
     if executor.num_blocks * config.cache.block_size < scheduler.max_model_len:
         raise ValueError(
             f"the KV cache holds {executor.num_blocks * config.cache.block_size} tokens, less than one request of "
             f"max_model_len = {scheduler.max_model_len}; raise kv_cache_gib or lower max_model_len"
         )
-    cost_model, observed = _cost_model(config, executor, clock)
+    cost_model, observed = _cost_model(config, started, clock)
     core = EngineCore(
         config,
         executor,
@@ -65,8 +56,8 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))
     ready = EngineReady(
         model_path=config.executor.model_path,
-        device=device,
-        dtype=dtype,
+        device=started.device,
+        dtype=started.dtype,
         vocab_size=model.vocab_size,
         max_model_len=scheduler.max_model_len,
         block_size=config.cache.block_size,
@@ -77,27 +68,11 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     return core, ready
 
 
-def _build_executor(
-    config: EngineConfig, clock: Clock, vocab_size: int
-) -> "tuple[SimExecutor | TorchExecutor, str, str]":
-    """The executor, its device and its dtype."""
-    if config.executor.kind == "sim":
-        num_blocks = config.cache.num_blocks or SIM_NUM_BLOCKS
-        sim = SimExecutor(num_blocks, ConstantCostModel(config.executor.sim_step_s), clock, vocab_size)
-        return sim, "sim", "none"
-    from neaptide.executors.torch.torch_executor import TorchExecutor
-
-    executor = TorchExecutor(config.executor, config.cache, clock)
-    return executor, executor.device.type, executor.dtype_name
-
-
-def _cost_model(
-    config: EngineConfig, executor: "SimExecutor | TorchExecutor", clock: Clock
-) -> tuple[OnlineCostModel, list[Sample]]:
+def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) -> tuple[OnlineCostModel, list[Sample]]:
     """From a profile, or from micro-runs where steps are real, and the steps that it was shown; the executor is warm
     afterwards."""
-    profile = config.profile
-    if isinstance(executor, SimExecutor):
+    profile, executor = config.profile, started.profiled
+    if executor is None:
         base = RooflineModel() if profile.name is None else RooflineModel.from_profile(load_profile(profile.name))
         return OnlineCostModel(base), []
     block_size = config.cache.block_size

@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 REQUEST_LOG = "engine-requests.jsonl"
 PROFILES = "profiles"
 """Below the data directory."""
-EXECUTORS = ("torch", "sim")
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
 THREAD_SWITCH_S = 0.0005
@@ -73,11 +72,14 @@ def engine_config(
         LaunchError: there is no such policy or executor.
     """
     from neaptide.engine.scheduler.policies import POLICIES
+    from neaptide.executors.registry import UnknownExecutorError, check_executor
 
+    try:
+        check_executor(settings.executor)
+    except UnknownExecutorError as error:
+        raise LaunchError(str(error)) from error
     if settings.policy not in POLICIES:
         raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
-    if settings.executor not in EXECUTORS:
-        raise LaunchError(f"executor = {settings.executor!r} is not supported; there are: {', '.join(EXECUTORS)}")
     on_cuda = settings.device == "cuda"
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
@@ -254,7 +256,8 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     """What routes need to know of the model, and the engine's configuration for it."""
     import time
 
-    from neaptide.executors.torch.model_config import UnsupportedModelError, load_model_config, resolve_model
+    from neaptide.models.checkpoint import load_model_config, resolve_model
+    from neaptide.models.config import ModelFacts, UnsupportedModelError
     from neaptide.server.context import Admission, GenerationDefaults, ServingContext
     from neaptide.server.link.engine_client import EngineClient
     from neaptide.server.link.fingerprint import model_fingerprint
@@ -263,7 +266,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     try:
         is_embedded = settings.model == EMBEDDED_MODEL
         model_path = embedded_model_path() if is_embedded else resolve_model(settings.model)
-        model = load_model_config(model_path)
+        model: ModelFacts = load_model_config(model_path)
         tokenizer = Tokenizer(model_path)
         defaults = GenerationDefaults.load(model_path)
         fingerprint = model_fingerprint(model_path)

@@ -30,6 +30,10 @@ def test_policy_that_does_not_exist() -> None:
     assert "neaptide" in line.partition("there are: ")[2]
 
 
+def test_executor_that_does_not_exist() -> None:
+    assert failed_start("--executor", "best").endswith("executor = 'best' is not supported; there are: sim, torch")
+
+
 @pytest.mark.parametrize(
     ("profile", "reason"),
     [("nonsense", "no profile 'nonsense'"), ("h100-80g-llama-3.1-8b", "not the same model")],

@@ -18,7 +18,7 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddRequest, RequestOutput
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
-from tests.engine.runner.driver import GAP, VOCAB, make_executor, write_checkpoint
+from tests.executors.driver import GAP, VOCAB, make_executor, write_checkpoint
 
 BLOCK_SIZE = 4
 CHECKPOINTS: dict[str, dict[str, Any]] = {
@@ -48,9 +48,9 @@ def checkpoint(
 class Run:
     """Runs requests through an engine; keeps tokens and terminal outputs."""
 
-    def __init__(self, directory: Path, num_blocks: int = 256, **scheduler: Any) -> None:
+    def __init__(self, directory: Path, num_blocks: int = 256, dtype: str = "float32", **scheduler: Any) -> None:
         clock = MonotonicClock()
-        executor = make_executor(directory, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        executor = make_executor(directory, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
         config = EngineConfig(
             cache=CacheConfig(block_size=BLOCK_SIZE),
             scheduler=SchedulerConfig(max_model_len=128, offline_max_kv_ratio=1.0, **scheduler),

@@ -15,8 +15,8 @@ from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.executors.torch import torch_executor
 from neaptide.executors.torch.model_runner import ModelRunner
 from tests.engine.harness import Harness, online
-from tests.engine.runner.driver import write_checkpoint
 from tests.engine.test_core_against_transformers import Run, assert_greedy, prompts
+from tests.executors.driver import write_checkpoint
 
 POISON = "poison"
 

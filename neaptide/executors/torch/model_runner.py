@@ -4,19 +4,21 @@ import torch
 from torch import Tensor
 
 from neaptide.executors.torch.input_batch import InputBatch
-from neaptide.executors.torch.models.llama import Llama
+from neaptide.executors.torch.models.base import TorchModel
 
 
 class ModelRunner:
     """The model and its cache: one tensor per layer, [num_blocks, block_size, 2 * num_kv_heads, head_dim]."""
 
-    def __init__(self, model: Llama, num_blocks: int, block_size: int):
-        config, weight = model.config, model.embedding
+    def __init__(
+        self, model: TorchModel, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+    ):
+        config = model.config
         self.model = model
         self.block_size = block_size
         shape = (num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
         # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
-        self.kv_cache = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(config.num_layers)]
+        self.kv_cache = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
 
     def hidden_states(self, batch: InputBatch) -> Tensor:
         """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after."""

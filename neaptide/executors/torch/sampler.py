@@ -15,6 +15,9 @@ from neaptide.executors.torch.logits_edits import edit_logits
 from neaptide.executors.torch.random_stream import uniforms
 from neaptide.executors.torch.request_state import RequestState
 
+_MIN_TEMPERATURE = 1e-30
+"""Smaller ones are 0 in fp32, and 0 / 0 is no probability; what this one leaves of a second-best logit is 0 as well."""
+
 
 class Sampled(NamedTuple):
     """On the device of the logits."""
@@ -71,7 +74,7 @@ def filtered_probabilities(logits: Tensor, states: list[RequestState]) -> Tensor
 
     # The maximum goes first: a tiny temperature would otherwise overflow to inf - inf.
     centred = logits - logits.amax(dim=-1, keepdim=True)
-    probabilities = torch.softmax(centred / column([p.temperature for p in params]), dim=-1)
+    probabilities = torch.softmax(centred / column([max(p.temperature, _MIN_TEMPERATURE) for p in params]), dim=-1)
     sorted_rows = [row for row, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1]
     if sorted_rows:
         top_k = column([params[row].top_k or vocab_size for row in sorted_rows])
@@ -110,5 +113,7 @@ def _cut_tail(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered = ordered.masked_fill(ranks >= top_k, 0.0)
     cumulative = ordered.cumsum(dim=-1)
     before = cumulative - ordered
-    ordered = ordered.masked_fill(before >= top_p * cumulative[:, -1:], 0.0)
+    beyond = before >= top_p * cumulative[:, -1:]
+    beyond[:, 0] = False  # a tiny top-p is 0 in fp32
+    ordered = ordered.masked_fill(beyond, 0.0)
     return torch.zeros_like(probabilities).scatter_(-1, token_ids, ordered)

@@ -1,6 +1,7 @@
 """Runs steps with torch, on a CPU or a CUDA device."""
 
 import logging
+import pkgutil
 from dataclasses import dataclass, field
 
 import torch
@@ -13,12 +14,13 @@ from neaptide.engine.params import INVALID_TOKEN, NUMERICAL_ERROR, SamplingParam
 from neaptide.executors.torch.device import device_name, pick_device, pick_dtype
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.logprobs import Scored, score, to_host
-from neaptide.executors.torch.model_config import load_model_config, resolve_model
 from neaptide.executors.torch.model_runner import ModelRunner
-from neaptide.executors.torch.models.llama import Llama
+from neaptide.executors.torch.models.base import TorchModel
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.executors.torch.sampler import Sampled, sample
 from neaptide.executors.torch.weights import load_weights
+from neaptide.models.checkpoint import load_model_config, resolve_model
+from neaptide.models.registry import FAMILIES
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class TorchHandle:
 
 
 class TorchExecutor:
-    """Executor over a Llama checkpoint.
+    """Executor over a checkpoint of any family in ``neaptide.models.registry``.
 
     On CUDA, ``model_s`` is the time to launch the model's work and ``sample_s`` includes waiting for it: one
     synchronisation per step leaves no host time in between to tell them apart.
@@ -115,10 +117,11 @@ class TorchExecutor:
         self._seed = seed
         self._states: dict[str, RequestState] = {}
         with torch.inference_mode():
-            model = Llama(self.model_config, self.dtype, self.device)
+            model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[self.model_config.architecture].torch_class)
+            model = model_class(self.model_config, self.dtype, self.device)
             load_weights(model, model_dir)
             self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
-            self._runner = ModelRunner(model, self._num_blocks, cache.block_size)
+            self._runner = ModelRunner(model, self._num_blocks, cache.block_size, dtype=self.dtype, device=self.device)
         logger.info("%s on %s in %s, %d KV blocks", model_dir, self.device, self.dtype_name, self._num_blocks)
         self._warm_up()
 

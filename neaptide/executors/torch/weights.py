@@ -5,13 +5,14 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from neaptide.executors.torch.model_config import UnsupportedModelError, find_weight_files
-from neaptide.executors.torch.models.llama import Llama
+from neaptide.executors.torch.models.base import TorchModel
+from neaptide.models.checkpoint import find_weight_files
+from neaptide.models.config import UnsupportedModelError
 
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def load_weights(model: Llama, model_dir: Path) -> None:
+def load_weights(model: TorchModel, model_dir: Path) -> None:
     """Fills ``model`` from ``model_dir``, converting to the model's dtype and device on the way.
 
     Raises:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from neaptide.executors.torch.model_config import ModelConfig, RopeConfig
+from neaptide.models.config import ModelConfig, RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -1,7 +1,5 @@
 """Llama over a flat batch of tokens and a paged KV cache."""
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,17 +7,9 @@ from torch import Tensor
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import RMSNorm
 from neaptide.executors.torch.layers.rotary import Rotary, rotate_
-from neaptide.executors.torch.model_config import ModelConfig
+from neaptide.executors.torch.models.base import Destination, TorchModel
 from neaptide.kernels.paged_attention import AttentionPlan, paged_attention, write_kv
-
-
-class Destination(NamedTuple):
-    """Where a tensor of the checkpoint goes."""
-
-    shape: tuple[int, ...]
-    """Shape that the checkpoint must have."""
-    view: Tensor
-    """Part of our storage that takes it, after a reshape to the view's shape."""
+from neaptide.models.config import ModelConfig
 
 
 class DecoderLayer:
@@ -79,8 +69,8 @@ class DecoderLayer:
         return pairs.transpose(1, 2)  # [heads, 2, head_dim / 2, ...]
 
 
-class Llama:
-    """The whole model. Weights are uninitialised until `weights.load_weights` has run."""
+class Llama(TorchModel):
+    """The whole model."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         self.config = config
@@ -91,14 +81,6 @@ class Llama:
         self.rotary = Rotary(config, device)
 
     def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: AttentionPlan) -> Tensor:
-        """Hidden states before the final norm, [num_tokens, hidden_size].
-
-        Args:
-            token_ids: [num_tokens] int64.
-            positions: [num_tokens] int64.
-            kv_cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim]; the tokens' slots are written.
-            plan: what every token may attend to.
-        """
         hidden = self.embedding.index_select(0, token_ids)
         rotation = self.rotary.at(positions)
         for layer, layer_cache in zip(self.layers, kv_cache, strict=True):
@@ -106,11 +88,9 @@ class Llama:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[num_rows, hidden_size] -> [num_rows, vocab_size] fp32."""
         return F.linear(self.norm(hidden), self.lm_head).float()
 
     def destinations(self) -> dict[str, Destination]:
-        """Checkpoint name -> place, for every tensor that the checkpoint must hold."""
         config = self.config
         table_shape = (config.vocab_size, config.hidden_size)
         found = {

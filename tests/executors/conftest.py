@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM
 
-from tests.engine.runner.driver import write_checkpoint
+from tests.executors.driver import write_checkpoint
 
 
 @pytest.fixture(scope="session")

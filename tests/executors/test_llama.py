@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from neaptide.engine.params import SamplingParams
-from tests.engine.runner.driver import (
+from tests.executors.driver import (
     VOCAB,
     Driver,
     assert_greedy,

@@ -61,7 +61,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
 
 
 def test_logit_bias_adds_and_ignores_unknown_tokens() -> None:
-    made = state(SamplingParams(logit_bias={1: 2.5, 3: -100.0, 99: 1.0}))
+    made = state(SamplingParams(logit_bias={1: 2.5, 3: -100.0, 4: 1.0, 99: 1.0, -1: 1.0}))
     assert edited([0.0, 0.0, 0.0, 0.0], made) == [0.0, 2.5, 0.0, -100.0]
 
 
@@ -112,19 +112,30 @@ LOGITS = torch.log(torch.tensor([0.05, 0.4, 0.1, 0.3, 0.15]))
         ({"top_p": 0.69}, [1, 3]),
         ({"top_p": 0.71}, [1, 3, 4]),
         ({"top_p": 1e-9}, [1]),
+        ({"top_p": 1e-60}, [1]),  # it is 0 in fp32
         ({"min_p": 0.3}, [1, 3, 4]),
         ({"min_p": 1.0}, [1]),
         ({"top_k": 2, "top_p": 0.55}, [1]),  # 0.4 of the 0.7 that top-k leaves is 0.57
         ({"top_k": 4, "min_p": 0.5}, [1, 3]),
         ({"temperature": 1e-6}, [1]),
+        ({"temperature": 1e-60}, [1]),  # it is 0 in fp32
     ],
 )
 def test_filters_leave_exactly(fields: dict[str, Any], tokens: list[int]) -> None:
     assert kept(LOGITS, **fields) == tokens
 
 
+def test_logits_that_overflow_over_a_tiny_temperature_leave_the_largest() -> None:
+    assert kept(torch.tensor([1e9, 2e9, -1e9]), temperature=1e-30) == [1]
+
+
 def test_equal_logits_leave_exactly_k() -> None:
     assert kept(torch.zeros(6), top_k=2) == [0, 1]
+
+
+@pytest.mark.parametrize(("top_p", "tokens"), [(0.25, [0]), (0.5, [0, 1]), (0.51, [0, 1, 2]), (0.75, [0, 1, 2])])
+def test_top_p_ends_with_the_token_that_reaches_the_share(top_p: float, tokens: list[int]) -> None:
+    assert kept(torch.zeros(4), top_p=top_p) == tokens
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -166,6 +177,12 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
     probabilities = torch.tensor([[0.0, 0.5, 0.0, 1.5]]).repeat(4, 1)
     uniform = torch.tensor([0.0, 0.2499, 0.25, 1 - 2.0**-48], dtype=torch.float64)
     assert draw(probabilities, uniform).tolist() == [1, 1, 3, 3]
+
+
+def test_a_row_of_nan_draws_a_token_of_the_vocabulary() -> None:
+    """It is flagged, but the token may already be the input of the step behind."""
+    probabilities = torch.full((1, 4), float("nan"))
+    assert draw(probabilities, torch.tensor([0.5], dtype=torch.float64)).tolist() == [3]
 
 
 def test_draws_do_not_depend_on_the_batch() -> None:

@@ -8,19 +8,10 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
 
-from neaptide.executors.torch import model_config
-from neaptide.executors.torch.model_config import (
-    RopeConfig,
-    UnsupportedModelError,
-    find_weight_files,
-    load_model_config,
-    resolve_model,
-)
-from tests.engine.runner.driver import make_executor
+from neaptide.models import checkpoint
+from neaptide.models.checkpoint import find_weight_files, load_model_config, resolve_model
+from neaptide.models.config import RopeConfig, UnsupportedModelError
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -86,7 +77,8 @@ def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
+        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM'] is not supported: only LlamaForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM", "LlamaForCausalLM"]}, "architecture"),
         ({"architectures": None}, "architecture"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "never executed"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
@@ -135,43 +127,6 @@ def test_refused_weight_files(files: dict[str, str], words: str, tmp_path: Path)
         find_weight_files(tmp_path)
 
 
-def broken_copy(source: Path, target: Path, **changes: torch.Tensor | None) -> Path:
-    """A copy of the checkpoint with tensors replaced, added or (None) dropped."""
-    (target / "config.json").write_text((source / "config.json").read_text())
-    tensors = load_file(source / "model.safetensors")
-    for name, tensor in changes.items():
-        if tensor is None:
-            del tensors[name]
-        else:
-            tensors[name] = tensor
-    save_file(tensors, target / "model.safetensors")
-    return target
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"model.norm.weight": None, "lm_head.weight": None}, r"lacks lm_head.weight and 1 more"),
-        ({"model.layers.0.self_attn.q_proj.scale": torch.zeros(1)}, "unexpected tensor .*q_proj.scale"),
-        ({"model.norm.weight": torch.zeros(49)}, r"model.norm.weight has shape \[49\], config.json says \[48\]"),
-        ({"model.norm.weight": torch.zeros(48, dtype=torch.int8)}, "only float weights"),
-    ],
-)
-def test_refused_tensors(
-    changes: dict[str, torch.Tensor | None], words: str, gqa: tuple[Path, LlamaForCausalLM], tmp_path: Path
-) -> None:
-    with pytest.raises(UnsupportedModelError, match=words):
-        make_executor(broken_copy(gqa[0], tmp_path, **changes))
-
-
-def test_damaged_file(gqa: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
-    broken_copy(gqa[0], tmp_path)
-    data = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(UnsupportedModelError, match="cannot be read"):
-        make_executor(tmp_path)
-
-
 def test_local_directories_need_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     assert resolve_model(str(tmp_path)) == tmp_path
@@ -207,5 +162,5 @@ def test_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_module_needs_no_torch() -> None:
-    code = f"import sys, {model_config.__name__}; sys.exit('torch' in sys.modules or 'huggingface_hub' in sys.modules)"
+    code = f"import sys, {checkpoint.__name__}; sys.exit('torch' in sys.modules or 'huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,7 +13,16 @@ from neaptide.engine.interfaces import Executor
 from neaptide.engine.params import SamplingParams
 from neaptide.executors.torch import device, torch_executor
 from neaptide.executors.torch.torch_executor import TorchExecutor
-from tests.engine.runner.driver import VOCAB, Driver, make_executor, random_prompt, reference_logits
+from tests.executors.driver import (
+    GAPS,
+    VOCAB,
+    Driver,
+    assert_greedy,
+    make_executor,
+    random_prompt,
+    reference_logits,
+    write_bfloat16_checkpoint,
+)
 
 Gqa = tuple[Path, LlamaForCausalLM]
 
@@ -142,7 +151,7 @@ def test_step_times_add_up(gqa: Gqa) -> None:
 
 
 def test_number_of_blocks_follows_memory(gqa: Gqa) -> None:
-    config = ExecutorConfig(model_path=str(gqa[0]), device="cpu")
+    config = ExecutorConfig(model_path=str(gqa[0]), device="cpu", dtype="float32")
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4
     executor = TorchExecutor(config, CacheConfig(kv_cache_bytes=10 * block_bytes + 1), MonotonicClock())
     assert executor.num_blocks == 10
@@ -165,6 +174,21 @@ def test_auto_dtype_on_a_cpu(
 ) -> None:
     monkeypatch.setattr(device, "cpu_flags", lambda: flags)
     assert device.pick_dtype("auto", checkpoint, torch.device("cpu")) == dtype
+
+
+@pytest.mark.parametrize(("flags", "dtype"), [({"avx512_bf16"}, "bfloat16"), (set(), "float32")])
+def test_auto_runs_a_bfloat16_checkpoint_in_what_the_cpu_computes(
+    flags: set[str], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "cpu_flags", lambda: flags)
+    model = write_bfloat16_checkpoint(tmp_path)
+    executor = make_executor(tmp_path, dtype="auto")
+    assert executor.dtype_name == dtype
+    driver = Driver(executor)
+    for index in range(6):
+        driver.add(f"r{index}", random_prompt(10 + 5 * index, index))
+    driver.run(8)
+    assert sum(assert_greedy(model, track, GAPS[dtype]) for track in driver.tracks.values()) >= 24
 
 
 def test_unknown_device_and_dtype() -> None:

@@ -1,0 +1,48 @@
+"""What the executor asks of a model, whatever its family."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from neaptide.kernels.paged_attention import AttentionPlan
+from neaptide.models.config import ModelConfig
+
+
+class Destination(NamedTuple):
+    """Where a tensor of the checkpoint goes."""
+
+    shape: tuple[int, ...]
+    """Shape that the checkpoint must have."""
+    view: Tensor
+    """Part of our storage that takes it, after a reshape to the view's shape."""
+
+
+class TorchModel(Protocol):
+    """A decoder over a flat batch of tokens and a paged KV cache.
+
+    Weights are uninitialised until `weights.load_weights` has run.
+    """
+
+    config: ModelConfig
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None: ...
+
+    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: AttentionPlan) -> Tensor:
+        """Hidden states before the final norm, [num_tokens, hidden_size].
+
+        Args:
+            token_ids: [num_tokens] int64.
+            positions: [num_tokens] int64.
+            kv_cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim]; the tokens' slots are written.
+            plan: what every token may attend to.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[num_rows, hidden_size] -> [num_rows, vocab_size] fp32."""
+        ...
+
+    def destinations(self) -> dict[str, Destination]:
+        """Checkpoint name -> place, for every tensor that the checkpoint must hold."""
+        ...

@@ -1,0 +1,92 @@
+"""What a checkpoint directory says about itself. No torch here: the API process reads it too.
+
+Everything that cannot be served ends in `UnsupportedModelError` with one line for the operator.
+"""
+
+from pathlib import Path
+
+from neaptide.models.config import ModelConfig, UnsupportedModelError
+from neaptide.models.fields import RawConfig, read_json, token_ids
+from neaptide.models.registry import family_of
+
+_HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
+_PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def resolve_model(path_or_hub_id: str) -> Path:
+    """The local directory of a model: ``path_or_hub_id`` itself, or a download of that Hugging Face repository.
+
+    Only JSON, Jinja and safetensors files are fetched: no pickles, no code.
+
+    Raises:
+        UnsupportedModelError: neither a directory nor a repository that can be downloaded.
+    """
+    path = Path(path_or_hub_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UnsupportedModelError(f"{path_or_hub_id}: a file, not a model directory")
+    if path.is_absolute() or path_or_hub_id.startswith(("./", "../", "~")):
+        raise UnsupportedModelError(f"{path_or_hub_id}: no such directory")
+    import huggingface_hub  # slow to import, and local models never need it
+
+    try:
+        return Path(huggingface_hub.snapshot_download(path_or_hub_id, allow_patterns=_HUB_PATTERNS))
+    except Exception as error:  # hub, HTTP and file errors share no base class
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnsupportedModelError(
+            f"{path_or_hub_id}: neither a local directory nor a model that can be downloaded ({reason})"
+        ) from error
+
+
+def load_model_config(model_dir: Path) -> ModelConfig:
+    """Reads ``config.json`` and ``generation_config.json``.
+
+    Raises:
+        UnsupportedModelError: unreadable, or something that no family of ours computes.
+    """
+    raw = read_json(model_dir / "config.json")
+    family = family_of(raw.get("architectures"))
+    _refuse_unsupported(raw)
+    generation_path = model_dir / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.is_file() else {}
+    ends = token_ids(generation.get("eos_token_id")) or token_ids(raw.get("eos_token_id"))
+    return family.parse_config(raw, ends)
+
+
+def find_weight_files(model_dir: Path) -> list[Path]:
+    """The safetensors files that hold the weights: a single one, or the shards that the index names.
+
+    Raises:
+        UnsupportedModelError: none, only pickles, or a shard is missing.
+    """
+    index_path = model_dir / "model.safetensors.index.json"
+    if index_path.is_file():
+        weight_map = read_json(index_path).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise UnsupportedModelError(f"{index_path.name}: no weight_map")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            # An index may come from anywhere: its names must not leave the directory.
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise UnsupportedModelError(f"{index_path.name}: {name!r} is not a safetensors file of this directory")
+            if not (model_dir / name).is_file():
+                raise UnsupportedModelError(f"shard {name} is missing")
+        return [model_dir / name for name in names]
+    single = model_dir / "model.safetensors"
+    if single.is_file():
+        return [single]
+    if any(next(model_dir.glob(pattern), None) for pattern in _PICKLE_PATTERNS):
+        raise UnsupportedModelError("the weights are pickles (.bin/.pt): only safetensors are loaded")
+    raise UnsupportedModelError("no weights: model.safetensors is missing")
+
+
+def _refuse_unsupported(raw: RawConfig) -> None:
+    """What no family takes."""
+    if raw.get("auto_map"):
+        raise UnsupportedModelError(
+            "auto_map: models that bring their own code are not supported, it is never executed"
+        )
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(f"quantization_config ({method}) is not supported: only float weights")

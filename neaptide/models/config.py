@@ -1,0 +1,55 @@
+"""What a model is, as far as anybody must know before its weights are loaded. No torch here: both processes read it."""
+
+from dataclasses import dataclass
+
+
+class UnsupportedModelError(ValueError):
+    """The model cannot be served; the message is one line that says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the server and the engine need of a model, whatever its architecture."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    """Tokens of a prompt and its output that the model can tell apart."""
+    eos_token_ids: tuple[int, ...]
+    """From generation_config.json where it names them, else from config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base and, for scaled types, how frequencies are stretched."""
+
+    rope_type: str
+    """``default``, ``linear`` or ``llama3``."""
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(ModelFacts):
+    """Shape of a dense decoder with rotary positions and grouped-query attention."""
+
+    architecture: str
+    """Its name in ``neaptide.models.registry``."""
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    dtype: str
+    """The checkpoint's own: ``float32``, ``bfloat16`` or ``float16``."""
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes

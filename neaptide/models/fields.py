@@ -1,0 +1,82 @@
+"""Reads single entries of a ``config.json``: what every family shares."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from neaptide.models.config import RopeConfig, UnsupportedModelError
+
+RawConfig = dict[str, Any]
+"""A ``config.json`` as it stands in the file."""
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def read_json(path: Path) -> RawConfig:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnsupportedModelError(f"{path.name} is missing in {path.parent}") from None
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path.name} is not a JSON object")
+    return value
+
+
+def positive_int(raw: RawConfig, key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise UnsupportedModelError(f"config.json: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def number(raw: RawConfig, key: str, default: float | None = None) -> float:
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise UnsupportedModelError(f"config.json: {key} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def token_ids(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise UnsupportedModelError(f"eos_token_id {value!r} is not a token id")
+    return tuple(ids)
+
+
+def dtype(raw: RawConfig) -> str:
+    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    if name not in _DTYPES:
+        raise UnsupportedModelError(f"dtype {name!r} is not supported: only {', '.join(_DTYPES)}")
+    return str(name)
+
+
+def rope(raw: RawConfig) -> RopeConfig:
+    """Both spellings: ``rope_theta`` + ``rope_scaling``, and ``rope_parameters`` (transformers 5)."""
+    fields: RawConfig = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    rope_type = fields.get("rope_type", fields.get("type", "default"))
+    if rope_type not in ("default", "linear", "llama3"):
+        raise UnsupportedModelError(f"rope type {rope_type!r} is not supported: only default, linear, llama3")
+    partial = fields.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise UnsupportedModelError(f"partial_rotary_factor {partial} is not supported: only 1.0")
+    theta = number(fields, "rope_theta", number(raw, "rope_theta", 10_000.0))
+    if rope_type == "default":
+        return RopeConfig("default", theta)
+    if rope_type == "linear":
+        return RopeConfig("linear", theta, factor=number(fields, "factor"))
+    return RopeConfig(
+        "llama3",
+        theta,
+        factor=number(fields, "factor"),
+        low_freq_factor=number(fields, "low_freq_factor"),
+        high_freq_factor=number(fields, "high_freq_factor"),
+        original_max_position_embeddings=positive_int(fields, "original_max_position_embeddings"),
+    )

@@ -1,0 +1,25 @@
+"""Starts the simulated executor of a served engine: real processes and sockets around a model that is a hash."""
+
+from pathlib import Path
+
+from neaptide.engine.clock import Clock
+from neaptide.engine.config import EngineConfig
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.executors.contract import Capabilities, StartedExecutor
+from neaptide.executors.simulated.hash_executor import SimExecutor
+from neaptide.models.checkpoint import load_model_config
+
+NUM_BLOCKS = 4096
+"""Unless configured."""
+
+
+def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
+    """
+    Raises:
+        UnsupportedModelError: the model's configuration cannot be read.
+    """
+    model = load_model_config(Path(config.executor.model_path))
+    step_time = ConstantCostModel(config.executor.sim_step_s)
+    executor = SimExecutor(config.cache.num_blocks or NUM_BLOCKS, step_time, clock, model.vocab_size)
+    capabilities = Capabilities(placeholders=True, asynchronous=True)
+    return StartedExecutor(executor, "sim", "none", model, capabilities, profiled=None)

@@ -1,0 +1,55 @@
+"""Executors are chosen by name, and only the one that is started is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from neaptide.engine.clock import MonotonicClock, VirtualClock
+from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig
+from neaptide.executors.registry import UnknownExecutorError, check_executor, start_executor
+from neaptide.launch.serve import embedded_model_path
+
+
+def config_of(kind: str, model: Path, num_blocks: int | None = None) -> EngineConfig:
+    executor = ExecutorConfig(kind=kind, model_path=str(model), device="cpu", dtype="float32", num_threads=1)
+    return EngineConfig(executor=executor, cache=CacheConfig(num_blocks=num_blocks))
+
+
+def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(UnknownExecutorError, match=r"^executor = 'tpu' is not supported; there are: sim, torch$"):
+        start_executor(config_of("tpu", embedded_model_path()), VirtualClock())
+    check_executor("sim")
+
+
+def test_the_torch_executor_says_what_it_is(gqa: tuple[Path, LlamaForCausalLM]) -> None:
+    started = start_executor(config_of("torch", gqa[0], num_blocks=8), MonotonicClock())
+    assert (started.device, started.dtype, started.executor.num_blocks) == ("cpu", "float32", 8)
+    assert (started.model.vocab_size, started.model.max_position_embeddings) == (128, 256)
+    assert started.model.eos_token_ids == (2,)
+    assert started.capabilities == (True, False)
+    assert started.profiled is started.executor
+
+
+def test_the_simulated_executor_has_no_step_times_to_measure() -> None:
+    started = start_executor(config_of("sim", embedded_model_path()), VirtualClock())
+    assert (started.device, started.dtype, started.executor.num_blocks) == ("sim", "none", 4096)
+    assert started.capabilities == (True, True)
+    assert started.profiled is None
+
+
+def test_an_engine_with_a_simulated_executor_and_the_api_process_load_no_torch(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from neaptide.engine.clock import VirtualClock
+from neaptide.launch.engine import build_engine
+from neaptide.launch.serve import _model_context
+from neaptide.server.settings import Settings
+_, config = _model_context(Settings(executor="sim"), Path({str(tmp_path)!r}))
+build_engine(config, VirtualClock())
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=tmp_path).returncode == 0
