@@ -5,6 +5,7 @@ A test says what it shows with ``@pytest.mark.acceptance("A12", "clients that le
 replaces their lines. Rows that are not reached stand in ``ratchet.toml``.
 """
 
+import subprocess
 import tomllib
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -13,35 +14,80 @@ from pathlib import Path
 import pytest
 
 RATCHET = Path(__file__).with_name("ratchet.toml")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a row is about. ``real`` and ``simulated`` say what its tests ran on, so that a row claims no more."""
+
+    name: str
+    real: str
+    simulated: str
+
+
+_SERVICE = Fault("", "batch service, SQLite, files", "engine (in-process fake); time")
+_APP = "the whole ASGI app"
+_SERVER = "`neaptide serve`, two processes, sockets"
+_FAKE, _STEPS = "engine (in-process fake)", "step times and tokens of the engine"
+
 ROWS = {
-    "A1": "`kill -9` of any process at any system call while a batch runs",
-    "A2": "engine killed in the middle of streams",
-    "A3": "a batch line that kills the engine twice",
-    "A4": "an exception from one request in plan, prepare, model, sampler or detokenizer",
-    "A5": "an engine that hangs",
-    "A6": "NaN or infinite logits in one row",
-    "A7": "KV cache exhausted, ten times over-admitted",
-    "A8": "disk full during result, finalize, upload, log",
-    "A9": "I/O errors on write and fsync",
-    "A10": "damaged database, log or file at start",
-    "A11": "database locked, data directory or port in use",
-    "A12": "clients that leave before or during the answer",
-    "A13": "readers that are too slow",
-    "A14": "slow headers, slow bodies, silent sockets",
-    "A15": "more streams than the server admits",
-    "A16": "SIGTERM, also to the group, also twice, in the middle of a batch",
-    "A17": "SIGKILL of the API process alone",
-    "A18": "torn, oversized and malformed uploads",
-    "A19": "a batch created twice by a client that retries",
-    "A20": "cancel in every phase",
-    "A21": "clock jumps while a batch runs",
-    "A22": "another model after a restart",
-    "A23": "JSON at its edges",
-    "A24": "parameters at their edges, online and in a batch line",
-    "A25": "hostile schemas and grammars",
-    "A26": "text made to be slow to tokenize",
-    "A27": "every route by key, tenant, path, host and method",
-    "A28": "secrets in prompts, keys, names and headers",
+    "A1": Fault(
+        "`kill -9` while a batch runs: of the service at system calls of eight names, of the process that checks "
+        "files, of engine and API at random moments",
+        "kernel, SQLite, files; the 21 kills under load: `neaptide serve` with the embedded model",
+        "the kills at system calls: one process of service and fake engine",
+    ),
+    "A2": Fault("engine killed in the middle of streams", f"{_SERVER}; engine process", _STEPS),
+    "A3": Fault("a batch line that kills the engine twice", f"{_SERVER}; SIGSEGV", f"{_STEPS}; once {_FAKE}"),
+    "A4": Fault(
+        "an exception from one request in plan, prepare, model, sampler or detokenizer",
+        "engine core with the torch executor; the ASGI app",
+        f"the exceptions (raised by patches); for the detokenizer {_FAKE}",
+    ),
+    "A5": Fault("an engine that hangs", f"{_SERVER}; SIGSTOP", _STEPS),
+    "A6": Fault(
+        "NaN or infinite logits in one row", "engine core with the torch executor", f"the NaN; for its counting {_FAKE}"
+    ),
+    "A7": Fault(
+        "KV cache exhausted, ten times over-admitted", "engine core with the torch executor, a small random model", "-"
+    ),
+    "A8": Fault(
+        "disk full during result, finalize, upload, log",
+        f"a full file system under {_SERVER} (one test)",
+        f"ENOSPC and a full database in the others; {_FAKE}",
+    ),
+    "A9": Fault("I/O errors on write and fsync", "service, SQLite, files", f"the errors (at system calls); {_FAKE}"),
+    "A10": Fault("damaged database, log or file at start", "service, SQLite, files, flipped bytes", _FAKE),
+    "A11": Fault("database locked, data directory or port in use", f"{_SERVER}; SQLite locked by another process", "-"),
+    "A12": Fault("clients that leave before or during the answer", f"{_SERVER} (12,000)", f"{_STEPS}; else {_FAKE}"),
+    "A13": Fault("readers that are too slow", f"sockets; {_SERVER} (550)", f"{_STEPS}; else {_FAKE}"),
+    "A14": Fault("slow headers, slow bodies, silent sockets", f"sockets; {_SERVER} (1,650)", f"{_STEPS}; else {_FAKE}"),
+    "A15": Fault("more streams than the server admits", f"{_APP}; sockets", _FAKE),
+    "A16": Fault(
+        "SIGTERM to both processes in the middle of streams and a batch; SIGTERM twice while a stream runs",
+        f"{_SERVER}, restarted on the same data; what the streams' sockets and the batch's results say",
+        f"{_STEPS}; what a new connection gets meanwhile is not part of this row",
+    ),
+    "A17": Fault("SIGKILL of the API process alone", _SERVER, _STEPS),
+    "A18": Fault("torn, oversized and malformed uploads", f"{_APP}, service, SQLite, files; sockets (10)", _FAKE),
+    "A19": Fault(
+        "a batch created twice by a client that retries",
+        f"the SDK over sockets, {_APP}, service",
+        f"lost replies; {_FAKE}",
+    ),
+    "A20": Fault("cancel in every phase", _SERVICE.real, _SERVICE.simulated),
+    "A21": Fault("clock jumps while a batch runs", _SERVICE.real, _SERVICE.simulated),
+    "A22": Fault("another model after a restart", _SERVICE.real, f"the other model (changed files); {_FAKE}"),
+    "A23": Fault("JSON at its edges", f"{_APP}, service", _FAKE),
+    "A24": Fault(
+        "parameters at their edges, online and in a batch line", f"{_APP}; {_SERVER} (90)", f"{_STEPS} or {_FAKE}"
+    ),
+    "A25": Fault("hostile schemas and grammars", "-", "-"),
+    "A26": Fault("text made to be slow to tokenize", f"the embedded model's tokenizer, {_APP}", _FAKE),
+    "A27": Fault(
+        "every route by key, tenant, path, host and method", f"{_APP}; {_SERVER} (14)", f"{_STEPS} or {_FAKE}"
+    ),
+    "A28": Fault("secrets in prompts, keys, names and headers", f"{_APP}; {_SERVER} (6)", f"{_STEPS} or {_FAKE}"),
 }
 
 
@@ -87,30 +133,48 @@ class AcceptanceTable:
             row.failed += 1
 
     def pytest_sessionfinish(self) -> None:
-        gaps = load_ratchet()
-        known = self._known_lines()
-        lines = ["| row | fault | what was tried (times) | tests passed | outcome |", "|---|---|---|---|---|"]
+        gaps, known, commit = load_ratchet(), known_rows(self._out), commit_of(self._out)
+        lines = []
         for name, fault in ROWS.items():
             row = self._rows.get(name)
             if row is None:
-                lines.append(known[name])
-                continue
-            tried = "; ".join(f"{what} ({times:,})" for what, times in sorted(row.tried.items())) or "-"
-            passed = f"{row.passed} of {row.passed + row.failed}"
-            lines.append(f"| {name} | {fault} | {tried} | {passed} | {_outcome(row, gaps.get(name))} |")
-        self._out.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+                cells = known[name]
+            else:
+                tried = "; ".join(f"{what} ({times:,})" for what, times in sorted(row.tried.items())) or "-"
+                passed = f"{row.passed} of {row.passed + row.failed}"
+                cells = (tried, passed, commit, _outcome(row, gaps.get(name)))
+            tried, *rest = cells
+            lines.append(" | ".join((f"| {name}", fault.name, tried, fault.real, fault.simulated, *rest)) + " |")
+        self._out.write_text("\n".join((HEADER, *lines)) + "\n", encoding="utf-8")
 
-    def _known_lines(self) -> dict[str, str]:
-        text = self._out.read_text(encoding="utf-8") if self._out.exists() else ""
-        return {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| A")}
+
+def known_rows(table: Path) -> dict[str, tuple[str, ...]]:
+    """Of a table that was written before: row -> what was tried, tests passed, commit, outcome."""
+    text = table.read_text(encoding="utf-8") if table.exists() else ""
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| A")]
+    return {cells[1]: (cells[3], *cells[6:9]) for cells in rows}
+
+
+def commit_of(table: Path, tree: Path = Path(__file__).parent) -> str:
+    """What the tests ran on: the commit, with ``+`` where the tree differs from it, the table left aside."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tree), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = [line for line in git("status", "--porcelain").splitlines() if not line.endswith(table.name)]
+    return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
 
 
 HEADER = """# Acceptance
 
-Written by `make acceptance`, which runs the tests that carry a row's mark, the long ones too; not edited by hand.
-What a row does not reach is in `tests/ratchet.toml` with the reason.
+Written by `make acceptance`, which runs the tests that carry a row's mark, the long ones too; not edited by hand. Each
+row says at which commit its tests ran, with a `+` where the tree had changes of its own: what has changed since is not
+covered. An issue that touches a row's code makes the row anew (`--acceptance-rows`) before it is resolved. *Real* and
+*simulated* are what the tests ran on. What a row does not reach is in `tests/ratchet.toml` with the reason.
 
-"""
+| row | fault | what was tried (times) | real | simulated | tests passed | at commit | outcome |
+|---|---|---|---|---|---|---|---|"""
 
 
 def load_ratchet() -> dict[str, str]:

@@ -1,3 +1,14 @@
 """What all tests share."""
 
+import pytest
+
 pytest_plugins = ["tests.acceptance"]
+
+FULL_TIMEOUT_S = 1800
+"""Of a test in ``make test-full``; all others have the limit in pyproject.toml."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("full") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(FULL_TIMEOUT_S))

@@ -13,13 +13,11 @@ from packaging.version import Version
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "neaptide"
 BANNED_MODULES = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code", "yaml"}
+BANNED_ARGUMENTS = {"shell", "trust_remote_code"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "os.system", "os.popen"}
-EDGE = ("app", "auth", "chat_template", "errors", "generation", "hosts", "jsonbody", "middleware", "prepare", "prompts")
-EDGE_FILES = [
-    *(PACKAGE / "server" / f"{name}.py" for name in (*EDGE, "schemas", "transport")),
-    *(PACKAGE / "server" / "routes").glob("*.py"),
-    *(PACKAGE / "server" / "batches" / f"{name}.py" for name in ("create", "multipart", "validate", "lines")),
-]
+EDGE_FOLDERS = ("edge", "openai", "routes", "text")
+EDGE_FILES = ("app", "batches/lines", "batches/multipart", "batches/checking/create", "batches/checking/validate")
+"""What a caller sends passes through these."""
 FLOORS = {"starlette": "1.3.1", "python-multipart": "0.0.30", "h11": "0.16"}
 
 
@@ -27,22 +25,46 @@ def nodes(path: Path) -> Iterator[ast.AST]:
     yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_that_runs_data_as_code(path: Path) -> None:
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            assert not {alias.name.partition(".")[0] for alias in node.names} & BANNED_MODULES
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-            assert node.module.partition(".")[0] not in BANNED_MODULES
-        elif isinstance(node, ast.Call):
-            assert ast.unparse(node.func) not in BANNED_CALLS
-            assert not any(keyword.arg == "shell" for keyword in node.keywords)
-            assert not any(keyword.arg == "trust_remote_code" for keyword in node.keywords)
+def runs_data_as_code(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        return bool({alias.name.partition(".")[0] for alias in node.names} & BANNED_MODULES)
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+        return node.module.partition(".")[0] in BANNED_MODULES
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) in BANNED_CALLS or any(word.arg in BANNED_ARGUMENTS for word in node.keywords)
+    return False
 
 
-@pytest.mark.parametrize("path", EDGE_FILES, ids=lambda path: path.name)
-def test_no_assert_guards_input(path: Path) -> None:
-    assert not any(isinstance(node, ast.Assert) for node in nodes(path))
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os, pickle",
+        "from marshal import loads",
+        "eval(text)",
+        "torch.load(path)",
+        "run(command, shell=True)",
+        "load(trust_remote_code=False)",
+    ],
+)
+def test_what_runs_data_as_code_is_seen(source: str) -> None:
+    assert any(map(runs_data_as_code, ast.walk(ast.parse(source))))
+
+
+def test_nothing_runs_data_as_code() -> None:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert len(paths) > 200
+    found = [f"{path}:{node.lineno}" for path in paths for node in nodes(path) if runs_data_as_code(node)]  # type: ignore[attr-defined]
+    assert not found
+
+
+def test_no_assert_guards_input() -> None:
+    server = PACKAGE / "server"
+    paths = [server / f"{name}.py" for name in EDGE_FILES]
+    for folder in EDGE_FOLDERS:
+        paths += (server / folder).glob("*.py")
+    assert len(paths) > 30
+    found = [f"{path}:{node.lineno}" for path in paths for node in nodes(path) if isinstance(node, ast.Assert)]
+    assert not found
 
 
 @pytest.mark.parametrize(("name", "floor"), FLOORS.items())

@@ -20,6 +20,7 @@ from neaptide.estimator.calibration.calibrate import FULL, QUICK, Calibration, P
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.report import OURS, Evaluation, Report, report
 from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.calibration.times import save_times, times_path
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.device_profile import save_profile
 from neaptide.estimator.subject import Subject
@@ -43,7 +44,9 @@ def calibrate_to_file(args: argparse.Namespace) -> None:
     if args.budget_s is not None:
         pace = Pace(args.budget_s, pace.max_step_s, pace.max_rounds)
     out: Path = args.out
+    times = times_path(out)
     check_writable(out)
+    check_writable(times)
     with progress_bar() as progress:
         task = progress.add_task("loading the model", total=1.0)
         found, subject = calibrate_model(
@@ -57,11 +60,12 @@ def calibrate_to_file(args: argparse.Namespace) -> None:
         )
     profile = found.profile(subject, out.stem, time.strftime("%Y-%m-%d"), _commit())
     save_profile(profile, out)
+    save_times(found.measurements, times)
     if args.json:
         print(json.dumps(msgspec.to_builtins(profile)))
     else:
         _show(found, subject)
-        print(f"profile {profile.name} written to {out}")
+        print(f"profile {profile.name} written to {out}, every time that was measured to {times}")
 
 
 def calibrate_model(

@@ -14,10 +14,13 @@ from math import floor, log10
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from neaptide.commands.calibration import LABELS, calibrate_model
 from neaptide.estimator.calibration.calibrate import FULL, QUICK, Measurements, Pace
 from neaptide.estimator.calibration.micro_runs import shape_of
 from neaptide.estimator.calibration.report import OURS, Report
+from neaptide.estimator.calibration.times import CalibrationTimes
 from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
@@ -224,7 +227,7 @@ def _data(subject: Subject, report: Report, recovery: Recovery) -> dict[str, Any
         "seconds": measured.seconds,
         "drift": measured.drift,
         "is_normalised": report.is_normalised,
-        "left_out": dict(measured.left_out),
+        "times": msgspec.to_builtins(CalibrationTimes.of(measured)),
         "normalised": {"mape": report.normalised.mape, "noise_floor": report.normalised.noise_floor},
         "raw": {"mape": report.raw.mape, "noise_floor": report.raw.noise_floor},
         "recovery": {

@@ -28,10 +28,8 @@ ONLINE_IN, ONLINE_OUT = 128, 32
 OFFLINE_IN, OFFLINE_OUT = 256, 64
 FIRST_TOKEN_ID = 10
 """Special tokens lie below."""
-WARM_UP_SHARE = 0.1
-"""Of the run, before the window of measurement."""
-DRIFT_WINDOW_S = 10.0
-"""The machine's speed is the mean over so many seconds around a step."""
+WARM_UP_SHARE = 0.2
+"""Of the run, before the window of measurement: what is known of the machine's drift comes from there."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,6 +93,10 @@ class Step:
     """Of planning and committing."""
     shape: BatchShape
 
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.host_s + self.seconds
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -109,16 +111,27 @@ class Outcome:
     dry: bool = False
     """The offline rows ran out before the end."""
 
+    @property
+    def warm_up_s(self) -> float:
+        return WARM_UP_SHARE * self.duration_s
+
+    def steps_before_window(self) -> list[Step]:
+        """Those that had ended when the window of measurement began."""
+        return [step for step in self.steps if step.end_s <= self.warm_up_s]
+
+    def steps_in_window(self) -> list[Step]:
+        return [step for step in self.steps if self.warm_up_s < step.end_s <= self.duration_s]
+
     def tokens_per_s(self, *, online: bool) -> float:
         """Computed tokens in the window, per second."""
         _, values = self.cumulative_tokens(online=online)
-        begin, end = np.searchsorted(self.step_ends_s, (WARM_UP_SHARE * self.duration_s, self.duration_s))
+        begin, end = np.searchsorted(self.step_ends_s, (self.warm_up_s, self.duration_s))
         seconds = self.step_ends_s[end - 1] - self.step_ends_s[begin]
         return float(values[end - 1] - values[begin]) / float(seconds)
 
     @property
     def step_ends_s(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.array([step.start_s + step.host_s + step.seconds for step in self.steps])
+        return np.array([step.end_s for step in self.steps])
 
     def cumulative_tokens(self, *, online: bool) -> tuple[list[float], list[float]]:
         """Times and tokens computed until then."""
@@ -130,7 +143,7 @@ class Outcome:
 
 def online_percentiles(measures: Measures, run: Outcome) -> dict[str, dict[str, float]]:
     """Seconds, of the requests that arrived after the warm-up of ``run``."""
-    since_s = run.start_s + WARM_UP_SHARE * run.duration_s
+    since_s = run.start_s + run.warm_up_s
     records = [r for r in measures.online.values() if r.arrival_s >= since_s]
     ttft_s = [r.first_s - r.arrival_s for r in records]
     tpot_s = [r.tpot_s for r in records if r.tpot_s is not None]
@@ -176,39 +189,33 @@ def drive(core: EngineCore, clock: Clock, load: Load) -> Outcome:
 
 
 class MachineModel:
-    """How long steps took on a machine whose speed wanders. Implements ``CostModel``.
+    """How long steps take by a profile, corrected by what was known before the window of measurement.
+
+    Implements ``CostModel``. Nothing of the window goes in: what is compared with it must not have seen it.
 
     Args:
         base: from a calibration.
-        steps: of the real run: their times over the base's predictions are the drift.
+        known: steps that ended before the window; their times over the base's predictions are the drift.
+        drift: False takes the base as it is.
     """
 
-    def __init__(self, base: CostModel, steps: Sequence[Step], clock: Clock, *, drift: bool = True) -> None:
+    def __init__(self, base: CostModel, known: Sequence[Step], *, drift: bool = True) -> None:
         self._base = base
-        self._clock = clock
-        self._host_s = float(np.median([step.host_s for step in steps]))
-        starts_s = np.array([step.start_s for step in steps])
-        measured_s = np.array([step.seconds for step in steps])
-        predicted_s = np.array([base.predict(step.shape).seconds for step in steps])
-        self.drift_at_s = np.arange(0.0, float(starts_s[-1]) + 1.0, 1.0)
-        """The drift is known at these times, seconds from the start ..."""
-        self.drift = np.ones_like(self.drift_at_s)
-        """... as measured over predicted time of the steps around."""
-        if drift:
-            for index, at_s in enumerate(self.drift_at_s):
-                near = np.abs(starts_s - at_s) <= DRIFT_WINDOW_S / 2
-                if not near.any():
-                    near = np.abs(starts_s - at_s) == np.abs(starts_s - at_s).min()
-                self.drift[index] = measured_s[near].sum() / predicted_s[near].sum()
-        expected_s = predicted_s * np.interp(starts_s, self.drift_at_s, self.drift)
-        residuals = np.log(measured_s / expected_s)
+        self._host_s = float(np.median([step.host_s for step in known]))
+        measured_s = np.array([step.seconds for step in known])
+        predicted_s = np.array([base.predict(step.shape).seconds for step in known])
+        self.drift = float(measured_s.sum() / predicted_s.sum()) if drift else 1.0
+        residuals = np.log(measured_s / predicted_s)
         self.noise = float(1.4826 * np.median(np.abs(residuals - np.median(residuals))))
-        """Standard deviation of the logarithm of one step's time about the drift; robust against outliers."""
-        self.mape = float(np.mean(np.abs(expected_s / measured_s - 1.0)))
+        """Standard deviation of the logarithm of one step's time; robust against outliers."""
 
     def predict(self, shape: BatchShape) -> Prediction:
-        factor = float(np.interp(self._clock.now(), self.drift_at_s, self.drift))
-        return Prediction(self._base.predict(shape).seconds * factor + self._host_s, 0.0)
+        return Prediction(self._base.predict(shape).seconds * self.drift + self._host_s, 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """Knows already."""
+        """Learns nothing more."""
+
+    def error(self, steps: Sequence[Step]) -> float:
+        """Mean relative error of these steps' times."""
+        errors = [abs(self._base.predict(step.shape).seconds * self.drift / step.seconds - 1.0) for step in steps]
+        return sum(errors) / len(errors)

@@ -19,7 +19,15 @@ from neaptide.estimator.calibration.calibrate import (
     Pace,
 )
 from neaptide.estimator.calibration.micro_runs import MicroRunner, shape_of
-from neaptide.estimator.calibration.report import OURS, VISIBLE_DRIFT, Report, noise_floor, repeats_of, report
+from neaptide.estimator.calibration.report import (
+    OURS,
+    VISIBLE_DRIFT,
+    Report,
+    evaluate,
+    noise_floor,
+    repeats_of,
+    report,
+)
 from neaptide.estimator.calibration.steps import Limits, calibration_steps, ragged_step, start_steps
 from neaptide.estimator.cost.iteration_time import Regime, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel
@@ -154,12 +162,34 @@ def test_grid_steps_are_powers_of_two_and_the_others_ragged() -> None:
     assert len(ragged) > 100
 
 
-def test_held_out_steps_are_not_fitted(measured: Measurements) -> None:
+def test_every_measured_step_is_either_fitted_or_held_out(measured: Measurements) -> None:
     steps = calibration_steps(LIMITS, 0)
     assert not set(steps.training) & set(steps.held_out)
     run = set(measured.by_step())
     assert len(measured.samples(held_out=True)) == len(run & set(steps.held_out))
     assert len(measured.samples(held_out=False)) == len(run & set(steps.training))
+
+
+def test_no_model_is_fitted_to_a_held_out_step(measured: Measurements, found: Report) -> None:
+    """Held-out steps that took other times change every error, and not one coefficient."""
+    rng = random.Random(0)
+    runs = [
+        replace(run, seconds=run.seconds * rng.uniform(3.0, 9.0)) if run.parts in measured.held_out else run
+        for run in measured.runs
+    ]
+    other = evaluate(replace(measured, runs=runs))
+    assert other.ours.costs == found.raw.ours.costs
+    for name, model in found.raw.models.items():
+        for sample in found.raw.training + found.raw.held_out:
+            assert other.models[name].predict(sample.shape) == model.predict(sample.shape)
+        for regime in Regime:
+            assert other.mape[name][regime] != found.raw.mape[name][regime]
+
+
+def test_the_bound_is_5_percent_or_one_and_a_half_times_the_noise(found: Report) -> None:
+    noise = {Regime.PREFILL: 0.02, Regime.DECODE: 0.1, Regime.MIXED: 0.04}
+    bounds = [replace(found.raw, noise_floor=noise).bound(regime) for regime in Regime]
+    assert bounds == pytest.approx([0.05, 0.15, 0.06])
 
 
 def test_held_out_steps_lie_between_powers_of_two_and_differ_in_context() -> None:

@@ -71,6 +71,40 @@ def test_the_stated_efficiencies_give_the_stated_times() -> None:
     assert milliseconds == [6.4, 9.6, 19.4]
 
 
+def test_the_stated_share_of_attention_gives_a_prompts_time() -> None:
+    """8,192 tokens: matrix products at 0.85 and attention at 0.55 of 798 TFLOP/s, each by hand."""
+    gemm_s = 2 * (6.98e9 * 8192 + 4096 * 128256) / (0.85 * 798e12)
+    attention_s = 4 * 4096 * 32 * (8192 * 8193 / 2) / (0.55 * 798e12)
+    seconds = RooflineModel.from_profile(load_profile("h100-80g-llama-3.1-8b")).predict(prefills(1, 8192)).seconds
+    assert seconds == pytest.approx(7e-4 + gemm_s + attention_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_s", "flops"),
+    [
+        ("a100-80g-llama-3.1-8b", 1.75e12, 270e12),
+        ("a100-40g-llama-3.1-8b", 1.33e12, 240e12),
+        ("h100-80g-llama-3.1-8b", 3.0e12, 798e12),
+        ("h200-llama-3.1-8b", 4.3e12, 788e12),
+    ],
+)
+def test_every_device_has_its_stated_bandwidth_and_throughput(name: str, bytes_s: float, flops: float) -> None:
+    """One decode reads 15.0 GB of weights; 4,096 tokens are 2 operations for each parameter and token."""
+    decode_s, prefill_s = predicted_ms(name, decodes(1, 1)) / 1e3, predicted_ms(name, prefills(64, 64)) / 1e3
+    assert decode_s == pytest.approx(2 * (6.98e9 + 4096 * 128256) / bytes_s, rel=2e-3)
+    pairs = 64 * 64 * 65 / 2
+    operations = 2 * (6.98e9 * 4096 + 64 * 4096 * 128256) + 4 * 4096 * 32 * pairs
+    assert prefill_s == pytest.approx(operations / flops, rel=2e-3)
+
+
+def test_the_40g_sxm_card_has_its_stated_bandwidth() -> None:
+    """OPT-13B on two of them: 25.7 GB of weights and 2 x 40 all-reduces, which the limits do not hide."""
+    cost = analytic_profile("a100-40g-sxm-opt-13b-tp2", LIMITS, host_s=0.0).costs["decode"]
+    weights_bytes = 2 * (40 * 12 * 5120**2 + 5120 * 50272)
+    assert cost.weights_s == pytest.approx(weights_bytes / (2 * 1.33e12), rel=2e-3)
+    assert cost.gemm_curve_s[0] == pytest.approx(2 * 40 * 12 * 5120**2 / (2 * 270e12), rel=2e-3)
+
+
 def test_kv_capacity_is_what_weights_and_activations_leave() -> None:
     profile = load_profile("a100-40g-llama-3.1-8b")
     free_bytes = 0.9 * 40 * 2**30 - 2 * 2**30 - 2 * 8.03e9

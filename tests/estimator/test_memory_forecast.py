@@ -102,6 +102,16 @@ def test_a_tenth_of_the_pool_is_kept_until_enough_arrivals_are_known(kind: type[
     assert forecast.headroom_blocks(5.0) != 100
 
 
+def test_enough_arrivals_are_200() -> None:
+    assert WARM_UP_ARRIVALS == 200
+
+
+def test_quantile_keeps_the_peaks_of_horizons_that_began_in_the_window() -> None:
+    """A window of 5 s and horizons of 2 s: four horizons. The peak of 9 has left with the fifth after it."""
+    forecast = warmed(QuantileForecast(1000, q=1.0, window_s=5, horizon_s=2))
+    assert feed(forecast, [9, 1, 1, 1, 1, 1, 1, 1])[-3:] == [9, 1, 1]
+
+
 @pytest.mark.parametrize("kind", FORECASTS)
 def test_a_tenth_of_the_pool_is_kept_until_a_horizon_has_passed(kind: type[WindowForecast]) -> None:
     forecast = warmed(kind(1000, horizon_s=30))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.estimator.cost.conformal import MIN_LEVEL, AdaptiveQuantile
+from neaptide.estimator.cost.conformal import AdaptiveQuantile
 from neaptide.estimator.cost.iteration_time import Regime, Sample, mean_relative_error
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
-from tests.estimator.machines import linear_machine, measure, random_shape
+from tests.estimator.machines import decodes, linear_machine, measure, random_shape
 
 MACHINE = partial(linear_machine, mixed=1.15)
 
@@ -203,12 +203,25 @@ def test_the_quantile_of_few_scores_is_the_initial_bound() -> None:
 
 
 def test_misses_are_made_up_for_but_not_without_end() -> None:
-    quantile = AdaptiveQuantile(0.05, gamma=0.01, window=100)
-    for _ in range(1000):
-        quantile.observe(1.0, missed=True)
+    """One score in ten is 1: the bound is 1 as long as the level is below 2 / 11. From the least, -0.25, it comes back
+    by gamma * alpha = 0.005 a step, in 87 of them."""
+    quantile = AdaptiveQuantile(0.5, gamma=0.01, window=10)
+    for step in range(1000):
+        quantile.observe(float(step % 10 == 0), missed=True)
     steps = 0
     while quantile.value == 1.0:
-        quantile.observe(0.0 if steps else 1.0, missed=False)
+        quantile.observe(float(steps % 10 == 0), missed=False)
         steps += 1
-    # The level comes back by gamma * alpha a step.
-    assert steps <= -MIN_LEVEL / (0.01 * 0.05) + 100
+    assert steps == 87
+
+
+def test_a_small_change_is_believed_as_soon_as_the_filter_was_tuned_for() -> None:
+    """The common factor may drift by 0.25% a step, so that a long calm does not make the model deaf."""
+    base, shape = RooflineModel.generic(), decodes(8, 200)
+    model, calm_s = OnlineCostModel(base), base.predict(shape).seconds
+    for _ in range(2000):
+        model.observe(shape, calm_s)
+    for _ in range(5):
+        model.observe(shape, calm_s * (1.0 + 1e-6))
+    missing = 1.0 - (model.predict(shape).seconds / calm_s - 1.0) / 1e-6
+    assert missing == pytest.approx(0.408, abs=0.008)

@@ -180,6 +180,29 @@ def test_the_first_prefill_token_makes_no_jump_that_was_not_measured() -> None:
         assert abs(step - expected) < 0.06 * linear_machine(shape)
 
 
+def smoothed_error_s(jump_at: int, tokens: int) -> float:
+    """What the fit says of a step of ``tokens`` too much, on a machine whose time jumps by 1 behind ``jump_at``."""
+
+    def seconds(num_tokens: int) -> float:
+        return 1.0 + num_tokens / jump_at + (num_tokens > jump_at)
+
+    sizes = [2, 3, *(size for k in range(2, 9) for size in (1 << k, 3 << k - 1))]
+    model = RooflineModel()
+    model.fit([Sample(prefills(1, size), seconds(size)) for size in sizes])
+    return model.predict(prefills(1, tokens)).seconds - seconds(tokens)
+
+
+@pytest.mark.parametrize(
+    ("jump_at", "tokens", "error_s"),
+    [(4, 6, -0.0193), (4, 4, 0.0097), (64, 96, -0.254), (64, 64, 0.138)],
+)
+def test_a_jump_that_was_measured_is_smoothed_a_little_and_more_where_tiles_are_large(
+    jump_at: int, tokens: int, error_s: float
+) -> None:
+    """Golden: the pull towards a straight curve is a tenth of a sample up to 16 tokens and grows with the tokens."""
+    assert smoothed_error_s(jump_at, tokens) == pytest.approx(error_s, rel=0.1)
+
+
 def test_fit_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="without samples"):
         RooflineModel().fit([])
@@ -211,6 +234,18 @@ def test_the_generic_guess_is_a_plausible_cpu() -> None:
     model = RooflineModel.generic()
     assert 1e-3 < model.predict(decodes(1, 100)).seconds < 0.1
     assert 0.05 < model.predict(prefills(1, 2048)).seconds < 5.0
+
+
+def test_raggedness_of_decodes_by_hand() -> None:
+    """Reads of 100 and 50 tokens: half a request is missing to two of the longest. 0.5 / 1.5."""
+    shape = BatchShape()
+    shape.add(1, 99)
+    shape.add(1, 49)
+    assert raggedness(shape) == pytest.approx(1 / 3)
+    shape.add(1, 99)
+    assert raggedness(shape) == pytest.approx(1 / 3)
+    shape.add(1, 24)
+    assert raggedness(shape) == pytest.approx(1.25 / 2.25)
 
 
 @given(contexts=st.lists(st.integers(1, 5000), min_size=1, max_size=20), more=st.integers(1, 5000))

@@ -13,7 +13,9 @@ from neaptide.estimator.calibration.calibrate import QUICK, Calibration, Measure
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.report import OURS, Report, report
 from neaptide.estimator.calibration.steps import Limits
+from neaptide.estimator.calibration.times import load_times
 from neaptide.estimator.cost.iteration_time import Regime
+from neaptide.estimator.subject import Subject
 from tests.estimator.machine_executor import MachineExecutor
 
 LIMITS = Limits(max_batched_tokens=256, max_seqs=8, max_model_len=1024, kv_tokens=2048 * 16)
@@ -57,6 +59,17 @@ def test_where_no_profile_can_be_written_nothing_is_measured(
     monkeypatch.setattr(calibration, "calibrate_model", must_not_measure)
     assert main(["calibrate", "--out", str(tmp_path / out)]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_the_times_are_kept_beside_the_profile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, found: Report
+) -> None:
+    subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16)
+    monkeypatch.setattr(calibration, "calibrate_model", lambda *_, **__: (found, subject))
+    assert main(["calibrate", "--out", str(tmp_path / "p.json")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.json", "p.times.json.gz"]
+    assert report(load_times(tmp_path / "p.times.json.gz")).chosen.ours.costs == found.chosen.ours.costs
+    assert "p.times.json.gz" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_model_that_is_not_there_is_unusable_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

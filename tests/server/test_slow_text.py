@@ -71,24 +71,20 @@ async def test_tools_of_a_megabyte_are_refused_unread(
 
 
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
-@pytest.mark.acceptance("A26", "twice the text in at most 2.5 times the time")
-def test_twice_the_text_costs_about_twice_the_time(tokenizer: Tokenizer, unit: str) -> None:
+@pytest.mark.acceptance("A26", "four times the text in less than 10 times the time (16 if it were quadratic)")
+def test_the_time_does_not_grow_with_the_square_of_the_text(tokenizer: Tokenizer, unit: str) -> None:
+    """Four times the text is 4 times the work, some more where pieces are long (n log n); the square would be 16 times.
+    What else the machine does takes caches and clock speed away, and so some of that distance, not all of it."""
+
     def seconds(chars: int) -> float:
         messages = [{"role": "user", "content": made_of(unit, chars)}]
-        times = []
-        for _ in range(2):
-            start_s = time.process_time()
-            tokenizer.encode_chat(messages)
-            times.append(time.process_time() - start_s)
-        return min(times)
+        start_s = time.process_time()
+        tokenizer.encode_chat(messages)
+        return time.process_time() - start_s
 
-    # Both lengths are above what is tokenized from memory. Some tries, as the machine has other work too.
-    ratios = []
-    for _ in range(TRIES):
-        ratios.append(seconds(MAX_CHARS) / seconds(MAX_CHARS // 2 + 1))
-        if ratios[-1] <= 2.5:
-            return
-    pytest.fail(f"time ratios {ratios}")
+    # Both lengths are above what is tokenized from memory.
+    short_s = min(seconds(MAX_CHARS // 2 + 1) for _ in range(TRIES))
+    assert seconds(2 * MAX_CHARS) / short_s < 10.0
 
 
 async def _lag_s(server: Server, path: str, body: dict[str, Any]) -> float:
@@ -105,7 +101,9 @@ async def _lag_s(server: Server, path: str, body: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize"])
 @pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
-@pytest.mark.acceptance("A26", "event-loop lag while the longest admissible text is tokenized")
+@pytest.mark.acceptance(
+    "A26", "event-loop lag up to 50 ms while the longest admissible text is tokenized, best of three tries"
+)
 async def test_the_event_loop_goes_on_meanwhile(server: Server, path: str, unit: str) -> None:
     body = body_for(path, made_of(unit, MAX_CHARS))
     lags_s = []

@@ -183,9 +183,10 @@ async def test_engine_tells_where_it_stands(tmp_path: Path, capfd: pytest.Captur
         assert supervisor.engine_pid is not None
         os.kill(supervisor.engine_pid, signal.SIGUSR1)
         text = ""
-        while "in run_engine" not in text:
-            await asyncio.sleep(0.01)
-            text += capfd.readouterr().err
+        async with asyncio.timeout(30):
+            while "in run_engine" not in text:
+                await asyncio.sleep(0.01)
+                text += capfd.readouterr().err
     finally:
         await supervisor.stop()
 

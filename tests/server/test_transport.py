@@ -218,38 +218,41 @@ async def test_too_large_by_count_is_told(short: Live) -> None:
     await sending
 
 
-async def tiny_chunks_s(live: Live, num_chunks: int) -> float:
-    """Processor time of a chat request whose body comes in chunks of six bytes."""
+async def tiny_chunks(live: Live, num_chunks: int) -> tuple[float, float]:
+    """Processor time of a chat request whose body comes in chunks of six bytes, and the event loop's longest pause."""
     body = json.dumps({"messages": USER, "max_tokens": 1}).encode()
     body += b" " * (6 * num_chunks - len(body))
     head = request_bytes("POST", CHAT, headers={"transfer-encoding": "chunked"}).replace(b"content-length: 0\r\n", b"")
     chunks = b"".join(b"6\r\n" + body[i : i + 6] + b"\r\n" for i in range(0, len(body), 6))
     client = await live.connect()
+    longest_s = 0.0
+
+    async def watch() -> None:
+        nonlocal longest_s
+        while True:
+            start_s = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest_s = max(longest_s, time.perf_counter() - start_s)
+
+    watcher = asyncio.ensure_future(watch())
     start_s = time.process_time()
     await client.send(head + chunks + b"0\r\n\r\n")
     assert (await client.reply())[0] == 200
+    seconds = time.process_time() - start_s
+    watcher.cancel()
     client.close()
-    return time.process_time() - start_s
+    return seconds, longest_s
 
 
 @pytest.mark.parametrize("num_chunks", [12_500, pytest.param(125_000, marks=pytest.mark.full)])
 async def test_tiny_chunks_cost_linear_time_and_hold_nobody_up(server: Server, num_chunks: int) -> None:
+    """Four times the chunks would be 16 times the time if it went with their square. Each figure is the best of three:
+    other work on the machine delays a request, but not all of them."""
     async with serving(server.app) as live:
-        longest_s = 0.0
-
-        async def watch() -> None:
-            nonlocal longest_s
-            while True:
-                start_s = time.perf_counter()
-                await asyncio.sleep(0.001)
-                longest_s = max(longest_s, time.perf_counter() - start_s)
-
-        watcher = asyncio.ensure_future(watch())
-        once_s = min([await tiny_chunks_s(live, num_chunks) for _ in range(2)])
-        four_times_s = min([await tiny_chunks_s(live, 4 * num_chunks) for _ in range(2)])
-        watcher.cancel()
-        assert four_times_s / once_s <= 6.5
-        assert longest_s < four_times_s / 3
+        once = [await tiny_chunks(live, num_chunks) for _ in range(3)]
+        four_times = [await tiny_chunks(live, 4 * num_chunks) for _ in range(3)]
+        assert min(four_times)[0] / min(once)[0] < 8.0
+        assert min(longest_s / seconds for seconds, longest_s in four_times) < 1 / 3
 
 
 # ---- slow readers ----------------------------------------------------------------------------------------

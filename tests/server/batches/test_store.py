@@ -222,6 +222,13 @@ def test_only_legal_moves_are_taken(store: Store) -> None:
     assert store.read_blocking(batch_rows.require_batch, BATCH.id).status == "completed"
 
 
+def test_a_batch_that_fails_in_validation_keeps_no_lines(store: Store) -> None:
+    store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
+    store.write_blocking(batch_rows.insert_lines, BATCH.id, [NewLine(1, "c1", 0, 1, 0, 1)])
+    assert store.write_blocking(batch_rows.fail_batch, BATCH.id, [], 102)
+    assert store.read_blocking(batch_rows.ended_lines, BATCH.id, 0, 10) == []
+
+
 def test_lines_of_a_batch_have_their_own_custom_ids(store: Store) -> None:
     start_batch(store, 1)
     with pytest.raises(sa.exc.IntegrityError):

@@ -152,3 +152,27 @@ async def test_a_file_that_is_no_batch_fails_its_batch_before_a_line_runs(
         record = await server.until_status(await create(live, file["id"]), "failed")
         assert code in {error["code"] for error in record.errors or ()}
         assert server.engine.sent == []
+
+
+@pytest.mark.parametrize(("num_fields", "status"), [(30, 200), (31, 400)])
+async def test_a_form_has_at_most_32_parts(tmp_path: Path, num_fields: int, status: int) -> None:
+    field = b"--%b\r\nContent-Disposition: form-data; name=f\r\n\r\nx\r\n" % BOUNDARY
+    async with listening(tmp_path) as (_, live):
+        client = await live.connect()
+        body = num_fields * field + form(jsonl([line("a")]))
+        await client.send(request_bytes("POST", "/v1/files", body, HEADERS))
+        assert (await client.reply())[0] == status
+
+
+async def test_what_stands_around_the_file_is_counted_too(tmp_path: Path) -> None:
+    """A megabyte behind a file that is allowed, with no length said before."""
+    whole = form(b"x") + b"\r\n" * (600 << 10)
+    async with listening(tmp_path) as (server, live):
+        server.service.files.max_file_bytes = 1000
+        head = request_bytes("POST", "/v1/files", headers=HEADERS | {"transfer-encoding": "chunked"})
+        client = await live.connect()
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(whole), whole)
+        await client.send(head.replace(b"content-length: 0\r\n", b"") + body)
+        status, _, reply = await client.reply()
+        assert (status, json.loads(reply)["error"]["code"]) == (413, "request_too_large")
+        await check_no_trace(server, tmp_path)

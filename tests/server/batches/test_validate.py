@@ -65,6 +65,7 @@ def with_body(**fields: Any) -> dict[str, Any]:
         (line("x") | {"custom_id": "a" * 513}, "invalid_value", "custom_id"),
         (line("x") | {"custom_id": ""}, "invalid_value", "custom_id"),
         (line("x") | {"method": "GET"}, "invalid_method", "method"),
+        (line("x") | {"method": "PUT"}, "invalid_method", "method"),
         (line("x") | {"url": "/v1/completions"}, "invalid_url", "url"),
         (line("x") | {"body": []}, "invalid_type", "body"),
         (with_body(model="gpt"), "model_not_found", "body.model"),

@@ -18,6 +18,8 @@ from neaptide.server.context import GenerationDefaults
 from tests.server.batches.fakes import CHAT, FakeClock, FakeCompiler, Server, jsonl, line
 from tests.server.batches.hostile_worker import count
 
+LEAST_PRIORITY = 19
+
 
 @pytest.fixture(autouse=True)
 def importable_tests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +117,7 @@ async def test_it_finds_what_the_validator_finds(tmp_path: Path) -> None:
         report = await checker.check(Check(CHAT, str(path), str(tmp_path / "there"), Limits()), keep)
         assert report == expected
         assert checker.pid is not None
-        assert psutil.Process(checker.pid).nice() == psutil.Process().nice() + NICENESS
+        assert psutil.Process(checker.pid).nice() == min(psutil.Process().nice() + NICENESS, LEAST_PRIORITY)
     finally:
         await checker.close()
     assert checker.pid is None
