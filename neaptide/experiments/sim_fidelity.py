@@ -173,7 +173,14 @@ class Fidelity:
 
     def _core(self, load: Load, executor: Executor, clock: Clock, recorder: StepRecorder | None = None) -> EngineCore:
         headroom = FixedHeadroom(NUM_BLOCKS, HEADROOM_RATIO)
-        return EngineCore(_config(load), executor, OnlineCostModel(self._base), headroom, clock, observers=[recorder] if recorder else [])
+        return EngineCore(
+            _config(load),
+            executor,
+            OnlineCostModel(self._base),
+            headroom,
+            clock,
+            observers=[recorder] if recorder else [],
+        )
 
     def _real_run(self, load: Load) -> Outcome:
         recorder = StepRecorder(create_log(self._log), _config(load), NUM_BLOCKS, RECIPE)
