@@ -105,20 +105,29 @@ class Committer:
         known, limit = table.known[rows], table.limit[rows]
         # A request that wants no output ends with its prompt.
         is_full = np.where(limit == table.prompt[rows], ends == limit, sampled & (known == limit))
-        speaks = stops | is_full | (sampled & table.streams[rows])
+        speaks = np.flatnonzero(stops | is_full | (sampled & table.streams[rows]))
         if result.logprobs:
             self._keep_logprobs(rows[sampled], result)
-        for index in np.flatnonzero(speaks).tolist():
-            request = table.request(int(rows[index]))
+        seats = rows[speaks]
+        columns = zip(
+            table.requests_of(seats),
+            table.tokens[seats, ends[speaks]].tolist(),
+            stops[speaks].tolist(),
+            is_full[speaks].tolist(),
+            sampled[speaks].tolist(),
+            table.first_token_s[seats].tolist(),
+            strict=True,
+        )
+        for request, token_id, is_stop, is_last, has_token, first_token_s in columns:
             try:
-                if stops[index]:
-                    self.end(request, FinishReason.STOP, stop_token_id=int(table.tokens[rows[index], ends[index]]))
-                elif is_full[index]:
-                    if not sampled[index]:
+                if is_stop:
+                    self.end(request, FinishReason.STOP, stop_token_id=token_id)
+                elif is_last:
+                    if not has_token:
                         request.first_token_s = now_s
                     self.end(request, FinishReason.LENGTH)
                 else:
-                    self._outputs.append(self._report(request))
+                    self._outputs.append(self._output(request, [token_id], first_token_s))
             except Exception:
                 self.fail(request)
 
@@ -167,6 +176,9 @@ class Committer:
 
     def _report(self, request: Request) -> RequestOutput:
         new_token_ids = request.output_token_ids(request.num_reported_tokens)
+        return self._output(request, new_token_ids, request.first_token_s)
+
+    def _output(self, request: Request, new_token_ids: list[int], first_token_s: float) -> RequestOutput:
         request.num_reported_tokens += len(new_token_ids)
         output = RequestOutput(
             request_id=request.request_id,
@@ -175,7 +187,7 @@ class Committer:
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
             scheduled_s=request.scheduled_s,
-            first_token_s=request.first_token_s,
+            first_token_s=first_token_s,
         )
         if request.params.logprobs is not None:
             output.logprobs = request.unreported_logprobs

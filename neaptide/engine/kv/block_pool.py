@@ -53,8 +53,10 @@ class BlockPool:
         """Held blocks with offline readers only."""
         return self.num_held - self._num_online
 
-    def ref_cnt(self, block_id: int) -> int:
-        return self._ref_cnt[block_id]
+    @property
+    def ref_counts(self) -> Sequence[int]:
+        """Readers of each block."""
+        return self._ref_cnt
 
     def online_ref_cnt(self, block_id: int) -> int:
         return self._online_ref_cnt[block_id]
@@ -70,10 +72,6 @@ class BlockPool:
     def eviction_order(self) -> Iterator[int]:
         """Cached blocks, first to go first."""
         return iter(self._cached)
-
-    def num_unheld(self, block_ids: Iterable[int]) -> int:
-        """How many of these would leave the available set if they were acquired."""
-        return sum(1 for b in block_ids if self._ref_cnt[b] == 0)
 
     def allocate(self, count: int, owner: RequestClass) -> list[int]:
         """``count`` blocks with ref count 1; evicts cached blocks when free ones run out.

@@ -45,19 +45,21 @@ class BlockPoolDraft:
 
     def ref_cnt(self, block: int) -> int:
         count = self._refs.get(block)
-        return self._pool.ref_cnt(block) if count is None else count
+        return self._pool.ref_counts[block] if count is None else count
 
     def num_unheld(self, block_ids: Iterable[int]) -> int:
         """How many of these would leave the available set if they were acquired."""
-        return sum(1 for block in block_ids if self.ref_cnt(block) == 0)
+        own, others = self._refs, self._pool.ref_counts
+        return sum([not own.get(block, others[block]) for block in block_ids])
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks that hold the longest indexed prefix of ``hashes``."""
         if not self._found:
             return self._pool.index.longest_prefix(hashes)
         blocks: list[int] = []
+        own, others = self._found, self._pool.index
         for block_hash in hashes:
-            block = self._find(block_hash)
+            block = own[block_hash] if block_hash in own else others.get(block_hash)
             if block is None:
                 break
             blocks.append(block)
@@ -77,10 +79,17 @@ class BlockPoolDraft:
 
     def acquire(self, block_ids: Sequence[int], owner: RequestClass) -> None:
         """As ``BlockPool.acquire``."""
+        is_online = owner is RequestClass.ONLINE
+        own, others = self._refs, self._pool.ref_counts
         for block in block_ids:
-            if self.ref_cnt(block) == 0:
+            count = own.get(block, others[block])
+            if count == 0:
                 self._uncache(block)
-            self._add_ref(block, owner)
+            own[block] = count + 1
+            if is_online:
+                online = self._online_ref_cnt(block)
+                self.num_online += online == 0
+                self._online_refs[block] = online + 1
 
     def release(self, block_ids: Sequence[int], owner: RequestClass) -> None:
         """As ``BlockPool.release``."""
@@ -112,13 +121,6 @@ class BlockPoolDraft:
     def _online_ref_cnt(self, block: int) -> int:
         count = self._online_refs.get(block)
         return self._pool.online_ref_cnt(block) if count is None else count
-
-    def _add_ref(self, block: int, owner: RequestClass) -> None:
-        self._refs[block] = self.ref_cnt(block) + 1
-        if owner is RequestClass.ONLINE:
-            count = self._online_ref_cnt(block)
-            self.num_online += count == 0
-            self._online_refs[block] = count + 1
 
     def _take_free(self, count: int) -> list[int]:
         """Free blocks, as many of ``count`` as there are."""

@@ -60,9 +60,15 @@ class SlackTracker:
         self._cost_model = cost_model
         self._arrivals: deque[tuple[int, float]] = deque(maxlen=self.RECENT_ARRIVALS)
         """Prompt tokens and TTFT target of each."""
+        self._typical_prompt_tokens = 0
+        """Of recent arrivals nine in ten have no longer prompt."""
+        self._tightest_ttft_s = config.ttft_slo_s
 
     def observe_arrival(self, request: Request) -> None:
         self._arrivals.append((request.num_prompt_tokens, request.ttft_slo_s))
+        tokens = sorted(tokens for tokens, _ in self._arrivals)
+        self._typical_prompt_tokens = tokens[int(0.9 * (len(tokens) - 1))]
+        self._tightest_ttft_s = min(self._config.ttft_slo_s, *(ttft_s for _, ttft_s in self._arrivals))
 
     def bounds(self, draft: Draft) -> StepBounds:
         table, streams = draft.table, draft.streams()
@@ -102,10 +108,8 @@ class SlackTracker:
 
     def _idle_bound_s(self) -> float:
         floor_s = MIN_IDLE_SHARE * self._config.tpot_slo_s
-        prefill_s, ttft_slo_s = 0.0, self._config.ttft_slo_s
-        if self._arrivals:
-            tokens = sorted(tokens for tokens, _ in self._arrivals)
-            prefill_s = prefill_seconds(self._cost_model, tokens[int(0.9 * (len(tokens) - 1))], 0)
-            ttft_slo_s = min(ttft_slo_s, *(ttft_s for _, ttft_s in self._arrivals))
-        bound_s = ttft_slo_s - prefill_s - self._config.egress_s
+        prefill_s = 0.0
+        if self._typical_prompt_tokens:
+            prefill_s = prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
+        bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
         return max(floor_s, bound_s / (1 + self._config.overlap_depth))
