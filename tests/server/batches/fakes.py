@@ -17,6 +17,7 @@ from neaptide.engine.messages import (
 )
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason, SamplingParams
+from neaptide.engine.row_id import RowId
 from neaptide.server.batches.checking.validate import Check, Checker, Keep, Report, Validator
 from neaptide.server.batches.lines import Assembler, CompiledLine, LineCompiler
 from neaptide.server.batches.service import BatchService
@@ -149,7 +150,7 @@ class FakeEngine:
             return
         rows = self.waiting[batch_id]
         now, self.waiting[batch_id] = rows[:count], rows[len(rows[:count]) :]
-        self.executed += [f"{batch_id}:{row}" for row in now]
+        self.executed += [str(RowId(batch_id, row)) for row in now]
         prompts = {row: self._files[batch_id].prompt(row) for row in now}
         self.say([output(batch_id, row, prompts[row][::-1], FinishReason.STOP) for row in now])
 
@@ -168,7 +169,7 @@ class FakeEngine:
 def output(
     batch_id: str, row: int, tokens: Iterable[int], finish: FinishReason | None = None, error: str | None = None
 ) -> RequestOutput:
-    return RequestOutput(f"{batch_id}:{row}", list(tokens), finish_reason=finish, error=error)
+    return RequestOutput(str(RowId(batch_id, row)), list(tokens), finish_reason=finish, error=error)
 
 
 class FakeClock:
