@@ -282,6 +282,7 @@ def load_settings(
 def _check_names(names: Iterable[str], prefix: str, place: str) -> None:
     for name in names:
         if name not in OPTIONS:
-            (nearest,) = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.0)
+            known = [*OPTIONS, *(variable.lower() for variable in _OTHER_VARIABLES if prefix)]
+            (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
             written, meant = ((prefix + text).upper() if prefix else text for text in (name, nearest))
             raise SettingsError(f"there is no setting {written}, found {place}; the nearest is {meant}")

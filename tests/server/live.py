@@ -27,7 +27,7 @@ class Live:
         self._clients: list[RawClient] = []
 
     async def connect(self, receive_buffer_bytes: int | None = None) -> "RawClient":
-        """With a small receive buffer the server soon notices that nobody reads."""
+        """With a small receive buffer the server soon notices a client that does not read."""
         peer = socket.socket()
         if receive_buffer_bytes is not None:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)

@@ -60,6 +60,7 @@ def test_unknown_names_in_the_file_are_refused_with_the_nearest(tmp_path: Path) 
         ("NEAPTIDE_PROT", "NEAPTIDE_PORT"),
         ("NEAPTIDE_MAX_NUM_SEQ", "NEAPTIDE_MAX_NUM_SEQS"),
         ("NEAPTIDE_TTFT_SLO", "NEAPTIDE_TTFT_SLO_MS"),
+        ("NEAPTIDE_CONFG", "NEAPTIDE_CONFIG"),
     ],
 )
 def test_a_mistyped_variable_is_an_error_that_names_the_nearest(mistyped: str, nearest: str) -> None:

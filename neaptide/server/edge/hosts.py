@@ -26,13 +26,13 @@ class HostFilter:
 
     @classmethod
     def of_settings(cls, names: Sequence[str], *, bound_to: str, keys_required: bool) -> "HostFilter | None":
-        """None admits every name: where ``*`` is set, and by default unless anyone on loopback is let in."""
+        """None admits every name: where ``*`` is set, and by default unless every caller on loopback is let in."""
         if "*" in names or (not names and (keys_required or not is_loopback(bound_to))):
             return None
         return cls(names)
 
     def admits(self, host: str | None) -> bool:
-        """Whether a ``Host`` header is ours. Who sends none is no browser."""
+        """Whether a ``Host`` header is ours. A client that sends none is no browser."""
         if host is None:
             return True
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

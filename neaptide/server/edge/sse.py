@@ -76,7 +76,7 @@ class EventStream(Response):
         try:
             await unless_disconnected(receive, self._write(output))
         except ClientDisconnect:
-            # Nobody is left to be told, and no handler could begin another reply.
+            # The client is gone, and no handler could begin another reply.
             if not output.started:
                 raise
         except asyncio.CancelledError:

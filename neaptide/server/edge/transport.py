@@ -230,7 +230,7 @@ class BoundedH11Protocol(H11Protocol):
     def _on_read_due(self) -> None:
         reason, self._read_due_s = self._waiting_for, None
         if reason == "body" and self.flow.read_paused:
-            # We are the ones who did not read on.
+            # It is the server that did not read on.
             self._on_body(0, has_begun=True)
         elif reason in ("farewell", "linger"):
             self._cut(reason)

@@ -2,7 +2,7 @@
 
 Prometheus names several forms in ``Accept`` with a quality each and parses what ``Content-Type`` says. OpenMetrics
 is sent where it is asked for above the classic text, which everything else gets: a browser, ``curl``, a scraper that
-asks for a version which nobody here speaks.
+asks for a version that is not spoken here.
 """
 
 from collections.abc import Mapping

@@ -180,7 +180,7 @@ class ServerMetrics:
     # ---- steps ----
 
     def _define_steps(self, registry: CollectorRegistry) -> None:
-        """Steps come hundreds of times a second: gauges are read off the last one when someone scrapes."""
+        """Steps come hundreds of times a second: gauges are read off the last one at a scrape."""
         seconds = Histogram(
             "neaptide_step_seconds",
             "Time of a step, in total and by phase.",

@@ -50,7 +50,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         arrival_s = context.clock()
         context.check_open()
         tier = asked_tier(body, principal.tier)
-        # Who will be refused is told before any work is done; a place is taken later, by ``Generation``.
+        # A request that has no place is refused before any work is done; ``Generation`` takes the place later.
         context.admission.check(request_class(tier))
         work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await anyio.to_thread.run_sync(work, limiter=context.prepare_limiter)
@@ -61,7 +61,7 @@ async def answer(request: Request, endpoint: str) -> Response:
     except ApiError as error:
         metrics.on_refused(_refusal(request_id, endpoint, tier, context.model_id, error))
         raise
-    # A stream's reader is kept by comments; who waits for a whole reply hears nothing until it is there.
+    # A stream's reader is kept by comments; a client that waits for a whole reply hears nothing until it is there.
     is_patient = prepared.stream or tier is not Tier.FLEX
     generation = Generation(
         prepared,

@@ -132,7 +132,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     )
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which nobody gets to see
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which no reply has
         schemas.pop(name, None)
     schemas |= others["$defs"] | bodies["$defs"]
     components["securitySchemes"] = {

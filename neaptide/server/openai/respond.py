@@ -164,7 +164,7 @@ class ChoiceAssembler:
         delta.text += self._scanner.release()
         scores = output.logprobs or []
         if output.stop_token_id is not None and len(scores) > len(output.new_token_ids) and not self._prepared.is_chat:
-            # Who scores a prompt counts one token after it, whichever it is. A chat shows what was said.
+            # A client that scores a prompt counts one token after it, whichever it is. A chat shows what was said.
             delta.tokens.append(ScoredToken(output.stop_token_id, self._num_chars, scores[-1]))
         self.finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
         if output.stop_token_id in self._prepared.params.stop_token_ids:
