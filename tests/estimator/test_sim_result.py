@@ -45,6 +45,13 @@ def test_a_request_without_an_end_meets_nothing_and_has_waited_until_the_end() -
     assert result.normalized_latency_s is None
 
 
+def test_a_request_that_began_in_time_and_has_no_end_meets_nothing() -> None:
+    measures = Measures()
+    measures.online = {"cut": OnlineRecord(1.0, 1.5, 1.6, 2)}
+    result = online_result(measures, WINDOW_S, 20.0, (1.0, 1.0))
+    assert result.attainment == {"ttft": 0.0, "tpot": 0.0, "both": 0.0}
+
+
 def test_offline_tokens_are_prompt_tokens_cached_or_computed_and_outputs() -> None:
     measures = Measures()
     tally = StepTally(offline_prompt_tokens=100, offline_output_tokens=20, offline_prefill_tokens=40)
