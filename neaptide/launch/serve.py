@@ -21,6 +21,7 @@ import msgspec
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
+from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
 from neaptide.server.observe.logs import configure_logging
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REQUEST_LOG = "engine-requests.jsonl"
-PROFILES = "profiles"
-"""Below the data directory."""
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
 CUT_S = 1.0
@@ -126,7 +124,6 @@ def serve(settings: Settings) -> int:
 async def _serve(
     settings: Settings, context: "ServingContext", config: EngineConfig, data_dir: Path, listener: socket.socket
 ) -> int:
-    from neaptide.server.batches.storing.store import StoreError
     from neaptide.server.link.supervisor import EngineStartError, Supervisor
 
     server, service = _http_server(settings, context, data_dir)

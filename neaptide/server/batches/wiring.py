@@ -9,6 +9,7 @@ from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import Checker, Limits
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.storing import file_rows
+from neaptide.server.batches.storing.data_dir import JOBS
 from neaptide.server.batches.storing.files import FileStore, no_such_file
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import Store
@@ -54,7 +55,7 @@ class Parts:
     @property
     def jobs_dir(self) -> Path:
         """Of the plans and token files of running batches."""
-        return self.settings.data_dir / "jobs"
+        return self.settings.data_dir / JOBS
 
     def stem(self, batch_id: str) -> Path:
         return self.jobs_dir / batch_id

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from neaptide.server.batches.storing.data_dir import DATABASE_NAME
 from neaptide.server.batches.storing.files import Upload
-from neaptide.server.batches.storing.store import DATABASE_NAME, StoreUnavailableError
+from neaptide.server.batches.storing.store import StoreUnavailableError
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.batches.invariants import Facts, durable_rows, violations
 from tests.server.batches.test_http import app_of, http_client

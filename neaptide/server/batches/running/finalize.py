@@ -14,9 +14,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
+from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.checking.validate import dump_json
 from neaptide.server.batches.storing import batch_rows
-from neaptide.server.batches.storing.files import DEFAULT_EXPIRY_S, sync_directory
+from neaptide.server.batches.storing.data_dir import sync_directory
+from neaptide.server.batches.storing.files import DEFAULT_EXPIRY_S
 from neaptide.server.batches.storing.models import BatchRecord, EndedLine, FileRecord, LineState
 from neaptide.server.batches.storing.store import Store
 
@@ -65,7 +67,7 @@ class _Sink:
 
     def write(self, line: bytes) -> None:
         if self._file is None:
-            self._file = self._temp.open("wb")
+            self._file = open(self._temp, "wb", opener=private_opener)  # noqa: SIM115 (closed by publish or discard)
         self._file.write(line)
         self._hash.update(line)
         self.num_bytes += len(line)

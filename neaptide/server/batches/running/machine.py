@@ -24,9 +24,9 @@ from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import Runner
-from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
-from neaptide.server.batches.storing.files import DAY_S
+from neaptide.server.batches.storing.housekeeping import Housekeeping
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord, LineState, PendingLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import Parts
@@ -35,7 +35,6 @@ from neaptide.server.edge.errors import ApiError
 logger = logging.getLogger(__name__)
 
 SWEEP_PERIOD_S = 60.0
-IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
 
 
 class Machine:
@@ -51,13 +50,13 @@ class Machine:
         self._stopping = threading.Event()
         self._disk = PatientDisk()
         self._validation = Validation(parts, self._disk)
+        self._housekeeping = Housekeeping(parts.store, parts.files, parts.clocks.wall)
 
     # ---- start and stop ----
 
     async def start(self) -> None:
         """Takes up every batch that has not ended."""
         records = await self._p.store.read(batch_rows.live_batches)
-        await asyncio.to_thread(self._clean_jobs_dir, {record.id for record in records})
         self._runner.start()
         for record in records:
             if record.outcome is not None:
@@ -78,12 +77,6 @@ class Machine:
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._p.checker.close()
-
-    def _clean_jobs_dir(self, live: set[str]) -> None:
-        self._p.jobs_dir.mkdir(exist_ok=True, mode=0o700)
-        for path in self._p.jobs_dir.iterdir():
-            if path.stem not in live:
-                path.unlink()
 
     @property
     def waits_for_disk(self) -> bool:
@@ -220,16 +213,14 @@ class Machine:
         return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now)
 
     async def _tick(self) -> None:
-        """Looks for overdue batches, and now and then for expired files."""
+        """Looks for overdue batches, and now and then for what has to go."""
         ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
         ticks = 0
         while not self._stopping.is_set():
             try:
                 await self.expire_overdue()
                 if ticks % ticks_per_sweep == 0:
-                    await self._p.files.sweep()
-                    before = int(self._p.clocks.wall()) - IDEMPOTENCY_KEY_LIFE_S
-                    await self._p.store.write(file_rows.delete_old_keys, before)
+                    await self._housekeeping.run()
             except (OSError, StoreUnavailableError) as error:
                 logger.error("housekeeping has to wait: %s", error)
             ticks += 1
