@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from neaptide import __version__
-from neaptide.commands import batch, calibrate, demo, experiment, simulate
+from neaptide.commands import batch, calibrate, data, demo, experiment, simulate
 from neaptide.server.settings import client_base_url
 
 INTERRUPTED = 130
@@ -21,6 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve_parser(subparsers)
     demo.add_parser(subparsers)
     batch.add_parser(subparsers, client_base_url())
+    data.add_parser(subparsers)
     calibrate.add_parser(subparsers)
     experiment.add_parser(subparsers)
     simulate.add_parser(subparsers)

@@ -13,7 +13,7 @@ from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import EngineReady
-from neaptide.engine.process.loop import RequestLogFile
+from neaptide.engine.process.request_log import RequestLogFile
 from neaptide.engine.process.witness import StepWitness
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
@@ -57,7 +57,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         build_headroom(DEFAULT_HEADROOM, executor.num_blocks),
         clock,
         frozenset(model.eos_token_ids),
-        RequestLogFile(config.request_log_path, clock) if config.request_log_path else None,
+        _request_log(config, clock),
         StepWitness(config.witness_fd) if config.witness_fd is not None else None,
         None if config.step_log_path is None else _recorder(config, executor.num_blocks, cost_model, observed),
     )
@@ -110,6 +110,12 @@ def _cost_model(
     return start_up.cost_model(profile.name), start_up.observed
 
 
+def _request_log(config: EngineConfig, clock: Clock) -> RequestLogFile | None:
+    if config.request_log_path is None:
+        return None
+    return RequestLogFile(config.request_log_path, clock, config.request_log_max_bytes, config.request_log_old_files)
+
+
 def _recorder(
     config: EngineConfig, num_blocks: int, cost_model: OnlineCostModel, observed: list[Sample]
 ) -> StepRecorder:
@@ -117,7 +123,7 @@ def _recorder(
     if os.path.exists(config.step_log_path):
         os.replace(config.step_log_path, f"{config.step_log_path}.1")
     recipe = {"cost_model": recipe_of(cost_model), "headroom": DEFAULT_HEADROOM}
-    recorder = StepRecorder(create_log(config.step_log_path), config, num_blocks, recipe)
+    recorder = StepRecorder(create_log(config.step_log_path, config.step_log_max_bytes), config, num_blocks, recipe)
     for sample in observed:
         recorder.observed(sample.shape, sample.seconds)
     return recorder

@@ -98,7 +98,10 @@ def engine_config(
         ),
         profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
         request_log_path=str(data_dir / REQUEST_LOG),
+        request_log_max_bytes=int(settings.request_log_max_mb * 1e6),
+        request_log_old_files=settings.request_log_old_files,
         step_log_path=settings.step_log,
+        step_log_max_bytes=int(settings.step_log_max_mb * 1e6),
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -186,6 +189,7 @@ def _http_server(
     from neaptide.server.batches.checking.worker import WorkerChecker
     from neaptide.server.batches.lines import ContextCompiler
     from neaptide.server.batches.service import BatchService
+    from neaptide.server.batches.storing.files import DAY_S
     from neaptide.server.batches.wiring import BatchSettings
     from neaptide.server.edge.auth import KeyRing
     from neaptide.server.edge.hosts import HostFilter
@@ -203,7 +207,11 @@ def _http_server(
 
     try:
         keys = KeyRing(settings.api_key)
-        batch_settings = BatchSettings(data_dir=data_dir, completion_windows=settings.completion_windows)
+        batch_settings = BatchSettings(
+            data_dir=data_dir,
+            completion_windows=settings.completion_windows,
+            file_life_s=int(settings.file_retention_days * DAY_S),
+        )
     except ValueError as error:
         raise LaunchError(str(error)) from error
     compiler = ContextCompiler(context)

@@ -27,6 +27,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: int = 8000
     data_dir: str = "~/.local/share/neaptide"
     """Files, batches and the results of both; survives restarts."""
+    file_retention_days: float = 30.0
+    """Life of batch input and result files whose client asks for no other; their results go with them."""
+    request_log_max_mb: float = 64.0
+    """Largest size of engine-requests.jsonl in the data directory; a fuller one becomes the first old one."""
+    request_log_old_files: int = 1
+    """How many old ones are kept."""
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: str = "auto"
@@ -76,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """json or text; one line for each request either way."""
     step_log: str | None = None
     """File for the step log: every decision of the scheduler, for replay. None by default."""
+    step_log_max_mb: float = 4096.0
+    """Size at which the step log ends; the server goes on without it."""
     executor: str = "torch"
     """sim computes no model: tokens from a hash, for tests of everything around it."""
     sim_step_ms: float = 5.0
@@ -96,6 +104,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ("header_timeout_s", 0, None),
             ("body_timeout_s", 0, None),
             ("send_timeout_s", 0, None),
+            ("file_retention_days", 0, None),
+            ("request_log_max_mb", 0, None),
+            ("request_log_old_files", -1, None),
+            ("step_log_max_mb", 0, None),
             ("offline_max_kv_ratio", 0, 1),
             ("port", -1, 65535),
         ):

@@ -1,11 +1,7 @@
 """The process around EngineCore: its socket, its loop, its end."""
 
 import gc
-import json
-import logging
-import os
 from collections.abc import Sequence
-from typing import TextIO
 
 import zmq
 
@@ -21,8 +17,6 @@ from neaptide.engine.messages import (
     from_engine_encoder,
     to_engine_decoder,
 )
-
-logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 BLOCKED_POLL_S = 0.005
@@ -56,31 +50,6 @@ class EngineSocket:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
-
-
-class RequestLogFile:
-    """Append-only JSON lines: which request was first scheduled, and ended, when."""
-
-    ROTATE_BYTES = 64 << 20
-
-    def __init__(self, path: str, clock: Clock) -> None:
-        if os.path.exists(path) and os.path.getsize(path) > self.ROTATE_BYTES:
-            os.replace(path, f"{path}.1")
-        self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (lives as long as the engine)
-        self._clock = clock
-        self._failing = False
-
-    def __call__(self, event: str, request_id: str) -> None:
-        line = {"t": round(self._clock.now(), 6), "event": event, "id": request_id, "pid": os.getpid()}
-        try:
-            self._file.write(json.dumps(line) + "\n")
-        except OSError as error:  # a full disk must not end the engine
-            if not self._failing:
-                logger.error("the request log cannot be written: %s", error)
-            self._failing = True
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink: MessageSink, clock: Clock) -> None:

@@ -48,7 +48,7 @@ class BatchService:
         clocks = clocks or Clocks()
         self.settings = settings
         self.store = Store(settings.data_dir)
-        self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes)
+        self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self._clocks = clocks
         self._is_suspended = False
         self._machine = Machine(Parts(self.store, self.files, engine, compiler, checker, settings, clocks))

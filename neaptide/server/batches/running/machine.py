@@ -209,8 +209,8 @@ class Machine:
 
     async def _write_files(self, record: BatchRecord) -> tuple[FileRecord | None, FileRecord | None]:
         directory, should_stop = self._p.files.directory, self._stopping.is_set
-        now = self._p.now(record)
-        return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now)
+        now, life_s = self._p.now(record), self._p.settings.file_life_s
+        return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now, life_s)
 
     async def _tick(self) -> None:
         """Looks for overdue batches, and now and then for what has to go."""

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.models import (
     LIVE,
+    TERMINAL,
     BatchRecord,
     BatchStatus,
     EndedLine,
@@ -374,3 +375,10 @@ def drop_results(conn: sa.Connection, file_id: str, limit: int) -> int:
             gone = batch_lines.delete().where(t.batch_id == batch_id, t.line_no.in_(lines))
             dropped += conn.execute(gone).rowcount
     return dropped
+
+
+def forget_batches(conn: sa.Connection, ended_before: int) -> None:
+    """Drops batches, with their lines, that ended so long ago and whose result files are gone."""
+    ended_at = sa.func.coalesce(*(batches.c[f"{status}_at"] for status in TERMINAL))
+    has_files = sa.exists().where(files.c.id.in_((batches.c.output_file_id, batches.c.error_file_id)))
+    conn.execute(batches.delete().where(batches.c.status.in_(TERMINAL), ended_at < ended_before, ~has_files))

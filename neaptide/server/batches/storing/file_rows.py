@@ -119,6 +119,11 @@ def all_file_ids(conn: sa.Connection) -> set[str]:
     return set(conn.execute(sa.select(files.c.id)).scalars())
 
 
+def all_files(conn: sa.Connection) -> list[FileRecord]:
+    """Every owner's, oldest first."""
+    return [_record(row) for row in conn.execute(sa.select(*_COLUMNS).order_by(files.c.seq))]
+
+
 def claim_key(conn: sa.Connection, key: IdempotencyKey, object_id: str, now: int) -> str:
     """The id of the object that the key stands for: ``object_id`` if the key is new.
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 PURPOSES = ("batch", "user_data")
 MAX_FILENAME_CHARS = 255
 DAY_S = 86_400
-DEFAULT_EXPIRY_S = 30 * DAY_S
+DEFAULT_LIFE_S = 30 * DAY_S
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 30 * DAY_S
 _FLUSH_BYTES = 1 << 20
 _TEMP_SUFFIX = ".tmp"
@@ -123,9 +123,12 @@ class Upload:
 class FileStore:
     """The files API without HTTP. Every method raises ``ApiError``s that a route can let through."""
 
-    def __init__(self, store: Store, now: Callable[[], float], max_file_bytes: int) -> None:
+    def __init__(
+        self, store: Store, now: Callable[[], float], max_file_bytes: int, life_s: int = DEFAULT_LIFE_S
+    ) -> None:
         self._store = store
         self._now = now
+        self._life_s = life_s
         self.max_file_bytes = max_file_bytes
         self.directory = store.data_dir / FILES
         self._verified: dict[str, int] = {}
@@ -151,7 +154,7 @@ class FileStore:
         now = int(self._now())
         expires_after_s = form.expires_after_s
         if expires_after_s is None and form.purpose == "batch":
-            expires_after_s = DEFAULT_EXPIRY_S
+            expires_after_s = self._life_s
         record = FileRecord(
             id=new_file_id(),
             owner=owner,

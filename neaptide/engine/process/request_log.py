@@ -1,0 +1,58 @@
+"""The engine's own word on which requests it ran."""
+
+import json
+import logging
+import os
+from typing import TextIO
+
+from neaptide.engine.clock import Clock
+from neaptide.engine.private_files import private_opener
+
+logger = logging.getLogger(__name__)
+
+
+class RequestLogFile:
+    """Append-only JSON lines: which request was first scheduled, and ended, when.
+
+    A full file becomes ``PATH.1``, that ``PATH.2``, and so on; of those ``num_old`` are kept.
+    """
+
+    def __init__(self, path: str, clock: Clock, max_bytes: int, num_old: int) -> None:
+        self._path = path
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._num_old = num_old
+        self._failing = False
+        self._file = self._open()
+        self._num_bytes = os.path.getsize(path)
+
+    def __call__(self, event: str, request_id: str) -> None:
+        line = {"t": round(self._clock.now(), 6), "event": event, "id": request_id, "pid": os.getpid()}
+        text = json.dumps(line) + "\n"
+        try:
+            if self._num_bytes and self._num_bytes + len(text) > self._max_bytes:
+                self._rotate()
+            self._file.write(text)
+            self._num_bytes += len(text)
+        except OSError as error:  # a full disk must not end the engine
+            if not self._failing:
+                logger.error("the request log cannot be written: %s", error)
+            self._failing = True
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open(self) -> TextIO:
+        return open(self._path, "a", encoding="utf-8", buffering=1, opener=private_opener)
+
+    def _rotate(self) -> None:
+        """The open file stays open until its successor is: a disk that refuses costs no line that it would take."""
+        names = [self._path, *(f"{self._path}.{number}" for number in range(1, self._num_old + 1))]
+        for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
+            if os.path.exists(newer):
+                os.replace(newer, older)
+        if self._num_old == 0:
+            os.unlink(self._path)
+        full, self._file = self._file, self._open()
+        full.close()
+        self._num_bytes = 0
