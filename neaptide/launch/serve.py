@@ -214,6 +214,8 @@ def _http_server(
         )
     except ValueError as error:
         raise LaunchError(str(error)) from error
+    for principal in keys.principals:
+        logger.info("key %s is accepted, tier %s", principal.key_id, principal.tier.value)
     compiler = ContextCompiler(context)
     service = BatchService(batch_settings, context.client, compiler, WorkerChecker(compiler.recipe()))
     hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)

@@ -10,6 +10,7 @@ import neaptide
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
+from neaptide.server.edge.audit import AuditMiddleware
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
 from neaptide.server.edge.errors import install_handlers
 from neaptide.server.edge.hosts import HostFilter
@@ -67,6 +68,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     install_openapi(app)
     # The last one added is the outermost: replies of the key check carry a request id as well.
     app.add_middleware(AuthMiddleware, keys=state.keys)
+    app.add_middleware(AuditMiddleware, clock=state.context.clock)
     app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock, hosts=state.hosts)
     for router in (chat.router, completions.router, models.router, tokenize.router, health.router, admin.router):
         app.include_router(router)

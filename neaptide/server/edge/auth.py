@@ -16,6 +16,8 @@ from neaptide.server.edge.errors import ApiError, AuthenticationError, error_res
 OPEN_PATHS = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics", "/version"})
 """Probes and scrapers have no key. Every other path needs one, also paths that do not exist."""
 
+KEY_ID_CHARS = 8
+"""Enough to tell an operator's keys apart, and no more of a key than that."""
 _KEY_TIERS = (Tier.PRIORITY, Tier.DEFAULT, Tier.FLEX)
 
 
@@ -29,6 +31,11 @@ class Principal:
     """Cache salt: prompts of different keys never share cached blocks, so their timing tells nothing."""
     tier: Tier = Tier.DEFAULT
     """What ``service_tier`` auto means for this key."""
+
+    @property
+    def key_id(self) -> str | None:
+        """The key's fingerprint, by which logs name it; None without one."""
+        return self.tenant[:KEY_ID_CHARS] or None
 
     def salt_for(self, cache_salt: str | None) -> bytes:
         """The salt of one request: the caller may divide what the key sees, never leave it."""
@@ -56,6 +63,11 @@ class KeyRing:
     def required(self) -> bool:
         """Whether callers need a key."""
         return bool(self._entries)
+
+    @property
+    def principals(self) -> list[Principal]:
+        """The callers behind the keys, in their order."""
+        return [principal for _, principal in self._entries]
 
     def identify(self, authorization: str | None) -> Principal:
         """The caller behind an ``Authorization`` header.
