@@ -54,7 +54,7 @@ class KeyRing:
         """Raises ValueError for an empty key."""
         self._entries: list[tuple[bytes, Principal]] = []
         for entry in keys:
-            key, tier = _split_tier(entry)
+            key, tier = split_tier(entry)
             if not key:
                 raise ValueError("an API key is empty")
             self._entries.append((_digest(b"key", key), _principal(key, tier)))
@@ -120,7 +120,8 @@ def principal_of(request: Request) -> Principal:
     return cast(Principal, request.scope.get("state", {}).get("principal", ANONYMOUS))
 
 
-def _split_tier(entry: str) -> tuple[str, Tier]:
+def split_tier(entry: str) -> tuple[str, Tier]:
+    """Key and tier of an entry ``KEY`` or ``KEY:tier``."""
     key, separator, suffix = entry.rpartition(":")
     if separator and suffix in _KEY_TIERS:
         return key, Tier(suffix)

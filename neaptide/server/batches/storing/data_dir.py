@@ -196,7 +196,7 @@ class DataDir:
         if not self._has_database:
             # SQLite would make it readable for everyone, and its log takes the same mode.
             open(self.database, "xb", opener=private_opener).close()
-        for name in (FILES, JOBS):
+        for name in (FILES, JOBS, PROFILES):
             make_private_directory(self.path / name)
         sync_directory(self.path)
 
