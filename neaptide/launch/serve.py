@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
+BACKLOG = 2048
+"""Connections that wait to be taken, as for uvicorn."""
 CUT_S = 1.0
 """For streams that are cut to say so to their readers."""
 THREAD_SWITCH_S = 0.0005
@@ -259,12 +261,16 @@ def room_for(max_connections: int) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Binds before anything is loaded, so that a port in use is told at once."""
+    """Before anything is stored or started, so that a port in use is told at once.
+
+    Two sockets may be bound to one port until one of them listens, so only that tells.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -351,7 +351,6 @@ async def test_what_was_open_to_others_is_closed_at_start(tmp_path: Path) -> Non
         await server.until_given(batch.id)
     (root / "engine-requests.jsonl").touch()
     (root / "engine-requests.jsonl.1").touch()
-    (root / "profiles").mkdir()
     (root / "profiles" / "p.json").touch()
     for name in modes(root):
         (root / name).chmod(0o755 if (root / name).is_dir() else 0o644)
