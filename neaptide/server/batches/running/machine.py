@@ -45,7 +45,8 @@ class Machine:
         self._runner = Runner(parts.store, parts.engine, self._describe, self._on_lines_done)
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
-        self._ending: set[str] = set()
+        self._loading: set[str] = set()
+        self._ended_while_loading: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
         self._disk = PatientDisk()
@@ -98,7 +99,8 @@ class Machine:
             # The validation task sees it and finalizes; it alone knows when nothing more is written.
             validation.set()
             return
-        self._ending.add(batch_id)
+        if batch_id in self._loading:
+            self._ended_while_loading.add(batch_id)
         self._spawn(self._close_and_finalize(batch_id))
 
     def suspend(self) -> None:
@@ -119,13 +121,17 @@ class Machine:
 
     async def _resume(self, batch_id: str) -> None:
         """Hands an in_progress batch's unfinished lines to the runner."""
-        job = await self._disk.retry(batch_id, lambda: self._load(batch_id))
-        if job is None:
-            self._on_lines_done(batch_id)
-            return
-        # Cancelled or overdue while it was being loaded: it must not reach the engine any more.
-        if batch_id not in self._ending:
-            self._runner.add_job(job)
+        self._loading.add(batch_id)
+        try:
+            job = await self._disk.retry(batch_id, lambda: self._load(batch_id))
+            if job is None:
+                self._on_lines_done(batch_id)
+            # Cancelled or overdue meanwhile, and perhaps at its end: it must not reach the engine any more.
+            elif batch_id not in self._ended_while_loading:
+                self._runner.add_job(job)
+        finally:
+            self._loading.discard(batch_id)
+            self._ended_while_loading.discard(batch_id)
 
     async def _load(self, batch_id: str) -> Job | None:
         """None when no line is left to run, be it because they cannot be run any more."""
@@ -174,7 +180,6 @@ class Machine:
     async def _close_and_finalize(self, batch_id: str) -> None:
         await self._runner.close_job(batch_id)
         await self._finalize(batch_id)
-        self._ending.discard(batch_id)
 
     async def _finalize(self, batch_id: str) -> None:
         try:
