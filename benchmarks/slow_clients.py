@@ -192,12 +192,12 @@ async def attacked(
 # ---- a crowd ---------------------------------------------------------------------------------------------
 
 
-async def load_step(data_dir: Path, duration_s: float) -> dict[str, float]:
+async def load_step(directory: Path, duration_s: float) -> dict[str, float]:
     """One time, then five times what the cap of requests can serve."""
     os.environ["NEAPTIDE_MAX_ONLINE_REQUESTS"] = str(CAP_REQUESTS)
     capacity_rps = CAP_REQUESTS / (STREAM_STEPS * STEP_MS / 1e3)
     results: list[tuple[int, float]] = []
-    async with ServerProcess([], data_dir) as server:
+    async with ServerProcess([], directory) as server:
         async with httpx.AsyncClient(base_url=server.base_url, timeout=60.0, limits=httpx.Limits()) as http:
             body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": STREAM_STEPS, "ignore_eos": True}
 

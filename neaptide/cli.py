@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from neaptide import __version__
-from neaptide.commands import batch, calibrate, demo, experiment, simulate
+from neaptide.commands import batch, calibrate, data, demo, experiment, simulate
 from neaptide.server.settings import OPTIONS, Option, client_base_url, default_text, split_list, type_of
 
 INTERRUPTED = 130
@@ -22,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve_parser(subparsers)
     demo.add_parser(subparsers)
     batch.add_parser(subparsers, client_base_url())
+    data.add_parser(subparsers)
     calibrate.add_parser(subparsers)
     experiment.add_parser(subparsers)
     simulate.add_parser(subparsers)

@@ -13,7 +13,11 @@ A flag wins over an environment variable, that over the TOML file (`--config FIL
 `data_dir` is `--data-dir`, its variable `NEAPTIDE_DATA_DIR`, its TOML key `data_dir`; `model` is an argument. Lists are
 comma-separated in flags and variables; `--api-key` is repeated instead. A variable `NEAPTIDE_...` that is no setting is
 an error that names the nearest one (in Kubernetes, a service of the name `neaptide` makes such variables: set
-`enableServiceLinks: false`). Client commands (`neaptide batch`) talk to `--base-url`, or `NEAPTIDE_BASE_URL`.
+`enableServiceLinks: false`).
+
+Client commands (`neaptide batch`) talk to `--base-url`, or `NEAPTIDE_BASE_URL`, with or without `/v1`. Their key is
+`--api-key-file`'s content, `--api-key`, or `NEAPTIDE_API_KEY`; where that lists a server's keys, the first, without its
+marks.
 
 | setting | default | meaning |
 |---|---|---|

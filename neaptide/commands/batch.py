@@ -1,4 +1,4 @@
-"""``neaptide batch``: submit, watch, cancel batches on a running server, and fetch their results."""
+"""``neaptide batch``: submit, list, watch, cancel batches on a running server, and fetch their results."""
 
 import argparse
 import json
@@ -13,9 +13,13 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from neaptide.server.settings import client_api_key
+
 TERMINAL = ("completed", "failed", "expired", "cancelled")
 POLL_S = 1.0
 SHOWN_ERRORS = 10
+PAGE = 100
+"""The longest that the API has."""
 
 
 class CommandError(Exception):
@@ -29,8 +33,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
     def action(name: str, help_text: str, run: Callable[[httpx.Client, argparse.Namespace], int]) -> Any:
         sub = actions.add_parser(name, help=help_text)
-        sub.add_argument("--base-url", default=base_url, metavar="URL", help=f"the server ({base_url})")
-        sub.add_argument("--api-key", metavar="KEY", help="key to send, if the server wants one")
+        sub.add_argument(
+            "--base-url", default=base_url, metavar="URL", help=f"the server, with or without /v1 ({base_url})"
+        )
+        keys = sub.add_mutually_exclusive_group()
+        keys.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key to send")
+        keys.add_argument("--api-key", metavar="KEY", help="the key itself, which every user of the machine can read")
         sub.set_defaults(func=lambda args: _run(run, args))
         return sub
 
@@ -39,6 +47,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     submit.add_argument("--endpoint", default="/v1/chat/completions", help="(/v1/chat/completions)")
     submit.add_argument("--window", default="24h", help="completion window (24h)")
     submit.add_argument("--wait", action="store_true", help="watch the batch until it ends")
+    listing = action("list", "show batches, the newest first", _list)
+    listing.add_argument("--limit", type=_limit, default=20, metavar="N", help="so many at most (20)")
+    listing.add_argument("--json", action="store_true", help="print each as one line of JSON")
     watch = action("watch", "show a batch's progress until it ends", _watch)
     cancel = action("cancel", "stop a batch; what is finished is kept", _cancel)
     results = action("results", "fetch the output file of an ended batch", _results)
@@ -48,9 +59,31 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     results.add_argument("--errors", action="store_true", help="fetch the error file instead")
 
 
+def _limit(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of batches")
+    return int(text)
+
+
 def open_client(args: argparse.Namespace) -> httpx.Client:
-    headers = {} if args.api_key is None else {"Authorization": f"Bearer {args.api_key}"}
-    return httpx.Client(base_url=args.base_url, headers=headers, timeout=httpx.Timeout(30.0, read=600.0))
+    key = _key(args)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    # Where the OpenAI clients want /v1, ours do not mind it.
+    base_url = args.base_url.rstrip("/").removesuffix("/v1")
+    return httpx.Client(base_url=base_url, headers=headers, timeout=httpx.Timeout(30.0, read=600.0))
+
+
+def _key(args: argparse.Namespace) -> str | None:
+    """Of the flag, its file, or the environment."""
+    key: str | None = args.api_key
+    if args.api_key_file is not None:
+        key = args.api_key_file.read_text(encoding="utf-8", errors="replace").strip()
+    elif key is None:
+        key = client_api_key()
+    if key is not None and (not key or not key.isascii() or not key.isprintable()):
+        source = args.api_key_file or ("--api-key" if args.api_key is not None else "NEAPTIDE_API_KEY")
+        raise CommandError(f"{source}: there must be one key, in printable ASCII characters")
+    return key
 
 
 def _run(run: Callable[[httpx.Client, argparse.Namespace], int], args: argparse.Namespace) -> int:
@@ -105,6 +138,29 @@ def _submit(client: httpx.Client, args: argparse.Namespace) -> int:
     batch = _call(client, "POST", "/v1/batches", json=body, headers={"Idempotency-Key": key})
     print(batch["id"], flush=True)
     return _follow(client, batch) if args.wait else 0
+
+
+def _list(client: httpx.Client, args: argparse.Namespace) -> int:
+    left: int = args.limit
+    after: str | None = None
+    while left:
+        params: dict[str, str | int] = {"limit": min(left, PAGE)} | ({} if after is None else {"after": after})
+        page = _call(client, "GET", "/v1/batches", params=params)
+        for batch in page["data"]:
+            print(json.dumps(batch) if args.json else _row(batch))
+        left -= len(page["data"])
+        after = page["last_id"]
+        if not page["has_more"]:
+            break
+    return 0
+
+
+def _row(batch: dict[str, Any]) -> str:
+    counts = batch["request_counts"]
+    done = f"{counts['completed'] + counts['failed']}/{counts['total']}"
+    failed = f" ({counts['failed']} failed)" if counts["failed"] else ""
+    created = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(batch["created_at"]))
+    return f"{batch['id']}  {created}  {batch['status']:<11}  {done}{failed}"
 
 
 def _watch(client: httpx.Client, args: argparse.Namespace) -> int:

@@ -24,12 +24,15 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """``neaptide serve`` on a free loopback port; ends with the context."""
+    """``neaptide serve`` on a free loopback port; ends with the context.
 
-    def __init__(self, flags: Sequence[str], data_dir: Path) -> None:
+    In ``directory`` it has its log, and its data in a directory of their own.
+    """
+
+    def __init__(self, flags: Sequence[str], directory: Path) -> None:
         self._port = free_port()
-        self._flags = [*flags, "--port", str(self._port), "--data-dir", str(data_dir)]
-        self._log_path = data_dir / "server.log"
+        self._flags = [*flags, "--port", str(self._port), "--data-dir", str(directory / "data")]
+        self._log_path = directory / "server.log"
         self._process: asyncio.subprocess.Process | None = None
         self.base_url = f"http://127.0.0.1:{self._port}"
 

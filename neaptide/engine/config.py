@@ -67,7 +67,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "json"
     request_log_path: str | None = None
     """Append-only JSON lines, one when a request is first scheduled and one when it ends; ``None`` writes none."""
+    request_log_max_bytes: int = 64 << 20
+    """A fuller log becomes ``PATH.1``, that ``PATH.2``, and so on."""
+    request_log_old_files: int = 1
+    """How many of those are kept."""
     step_log_path: str | None = None
     """Step log to write (``engine.record.step_log``); an earlier one is kept as ``PATH.1``. ``None`` writes none."""
+    step_log_max_bytes: int | None = None
+    """Where the step log ends; it cannot go on in another file, because a replay needs it from its start."""
     witness_fd: int | None = None
     """Inherited memory in which the engine notes the step that it is running; set by the supervisor for each life."""

@@ -90,7 +90,8 @@ def _observers(
 ) -> list[EngineObserver]:
     observers: list[EngineObserver] = []
     if config.request_log_path:
-        observers.append(RequestLog(config.request_log_path, clock))
+        max_bytes, num_old = config.request_log_max_bytes, config.request_log_old_files
+        observers.append(RequestLog(config.request_log_path, clock, max_bytes, num_old))
     if config.witness_fd is not None:
         observers.append(WitnessObserver(StepWitness(config.witness_fd)))
     if config.step_log_path is not None:
@@ -105,7 +106,7 @@ def _recorder(
     if os.path.exists(config.step_log_path):
         os.replace(config.step_log_path, f"{config.step_log_path}.1")
     recipe = {"cost_model": recipe_of(cost_model), "headroom": DEFAULT_HEADROOM}
-    recorder = StepRecorder(create_log(config.step_log_path), config, num_blocks, recipe)
+    recorder = StepRecorder(create_log(config.step_log_path, config.step_log_max_bytes), config, num_blocks, recipe)
     for sample in observed:
         recorder.warmed_up(sample.shape, sample.seconds)
     return recorder

@@ -22,6 +22,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
 from neaptide.launch.stopping import LAST_REPLIES_S, Drain, cut
+from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
 from neaptide.server.observe.logs import configure_logging
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REQUEST_LOG = "engine-requests.jsonl"
-PROFILES = "profiles"
-"""Below the data directory."""
 DEFAULT_TPOT_CUDA_MS = 50.0
 DEFAULT_TPOT_CPU_MS = 100.0
+BACKLOG = 2048
+"""Connections that wait to be taken, as for uvicorn."""
 THREAD_SWITCH_S = 0.0005
 """How long a thread that shapes batch results may keep the event loop, and so the streams, from running."""
 OTHER_DESCRIPTORS = 256
@@ -104,7 +104,10 @@ def engine_config(
         ),
         profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
         request_log_path=str(data_dir / REQUEST_LOG),
+        request_log_max_bytes=int(settings.request_log_max_mb * 1e6),
+        request_log_old_files=settings.request_log_old_files,
         step_log_path=settings.step_log,
+        step_log_max_bytes=int(settings.step_log_max_mb * 1e6),
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -130,7 +133,6 @@ def serve(settings: Settings) -> int:
 async def _serve(
     settings: Settings, context: "ServingContext", config: EngineConfig, data_dir: Path, listener: socket.socket
 ) -> int:
-    from neaptide.server.batches.storing.store import StoreError
     from neaptide.server.link.supervisor import EngineStartError, Supervisor
 
     server, service = _http_server(settings, context, data_dir)
@@ -172,6 +174,7 @@ def _http_server(
     from neaptide.server.batches.checking.worker import WorkerChecker
     from neaptide.server.batches.lines import ContextCompiler
     from neaptide.server.batches.service import BatchService
+    from neaptide.server.batches.storing.files import DAY_S
     from neaptide.server.batches.wiring import BatchSettings
     from neaptide.server.edge.auth import KeyRing
     from neaptide.server.edge.hosts import HostFilter
@@ -189,9 +192,15 @@ def _http_server(
 
     try:
         keys = KeyRing(settings.api_key)
-        batch_settings = BatchSettings(data_dir=data_dir, completion_windows=settings.completion_windows)
+        batch_settings = BatchSettings(
+            data_dir=data_dir,
+            completion_windows=settings.completion_windows,
+            file_life_s=int(settings.file_retention_days * DAY_S),
+        )
     except ValueError as error:
         raise LaunchError(str(error)) from error
+    for principal in keys.principals:
+        logger.info("key %s is accepted, tier %s", principal.key_id, principal.tier.value)
     compiler = ContextCompiler(context)
     service = BatchService(batch_settings, context.client, compiler, WorkerChecker(compiler.recipe()))
     hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)
@@ -240,12 +249,16 @@ def room_for(max_connections: int) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Binds before anything is loaded, so that a port in use is told at once."""
+    """Before anything is stored or started, so that a port in use is told at once.
+
+    Two sockets may be bound to one port until one of them listens, so only that tells.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

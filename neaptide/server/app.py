@@ -11,6 +11,7 @@ import neaptide
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
+from neaptide.server.edge.audit import AuditMiddleware
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
 from neaptide.server.edge.errors import install_handlers
 from neaptide.server.edge.hosts import HostFilter
@@ -81,6 +82,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
             allow_headers=("*",),
             expose_headers=("x-request-id", "retry-after", "openai-processing-ms"),
         )
+    app.add_middleware(AuditMiddleware, clock=state.context.clock)
     app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock, hosts=state.hosts)
     own = (chat.router, completions.router, models.router, tokenize.router, health.router, admin.router, docs.router)
     for router in (*own, *extra_routers):

@@ -59,6 +59,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_dir: Annotated[
         str, Option("Directory of files, batches and the results of both; survives restarts.", "DIR")
     ] = "~/.local/share/neaptide"
+    file_retention_days: Annotated[
+        float,
+        Option(
+            "Life of batch input and result files whose client asks for no other; their results go with them.",
+            "DAYS",
+            above=0,
+            high=36_500,
+        ),
+    ] = 30.0
+    request_log_max_mb: Annotated[
+        float,
+        Option(
+            "Largest size of engine-requests.jsonl in the data directory; a fuller one becomes the first old one.",
+            "MB",
+            above=0,
+            high=1e6,
+        ),
+    ] = 64.0
+    request_log_old_files: Annotated[int, Option("How many old ones are kept.", "N", low=0, high=1000)] = 1
     device: Annotated[str, Option("Where the model runs.", choices=("auto", "cpu", "cuda"))] = "auto"
     dtype: Annotated[
         str,
@@ -131,6 +150,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "Memory for KV blocks; by default 1 on a CPU, on a GPU 80% of what is free beside the weights.",
             "GIB",
             above=0,
+            high=1e6,
         ),
     ] = None
     num_threads: Annotated[
@@ -197,6 +217,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             page="simulation",
         ),
     ] = None
+    step_log_max_mb: Annotated[
+        float,
+        Option(
+            "Size at which the step log ends; the server goes on without it. A replay needs a log from its start, so "
+            "it does not go on in another file.",
+            "MB",
+            above=0,
+            high=1e9,
+        ),
+    ] = 4096.0
     executor: Annotated[
         str,
         Option("What computes steps: torch, or sim: tokens from a hash, for tests of everything around it.", "NAME"),
@@ -245,6 +275,16 @@ def split_list(text: str) -> tuple[str, ...]:
 def client_base_url(environ: Mapping[str, str] = os.environ) -> str:
     """The server that client commands talk to unless told otherwise."""
     return environ.get(f"{ENV_PREFIX}BASE_URL", "http://127.0.0.1:8000")
+
+
+def client_api_key(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The key that client commands send unless told otherwise: where the variable is a server's, its first."""
+    first = environ.get(f"{ENV_PREFIX}API_KEY", "").split(",")[0]
+    if not first:
+        return None
+    from neaptide.server.edge.auth import split_marks  # the web framework, which no other command should wait for
+
+    return split_marks(first)[0]
 
 
 def load_settings(

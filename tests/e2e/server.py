@@ -22,13 +22,17 @@ def free_port() -> int:
 
 
 class RunningServer:
-    """``neaptide serve`` on a loopback port; killed hard at the end of the context if it has not stopped."""
+    """``neaptide serve`` on a loopback port; killed hard at the end of the context if it has not stopped.
 
-    def __init__(self, data_dir: Path, *flags: str, env: dict[str, str] | None = None) -> None:
-        self.data_dir = data_dir
+    In ``directory`` it has its log, and its data in a directory of their own.
+    """
+
+    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.data_dir = directory / "data"
+        self._log_path = directory / "server.log"
         self.port = free_port()
         self._command = [sys.executable, "-m", "neaptide", "serve", *flags]
-        self._command += ["--port", str(self.port), "--data-dir", str(data_dir)]
+        self._command += ["--port", str(self.port), "--data-dir", str(self.data_dir)]
         self._env = os.environ | (env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0)
@@ -44,7 +48,7 @@ class RunningServer:
 
     @property
     def log(self) -> str:
-        return (self.data_dir / "server.log").read_text()
+        return self._log_path.read_text()
 
     def __enter__(self) -> "RunningServer":
         self.start()
@@ -63,8 +67,8 @@ class RunningServer:
         self.http.close()
 
     def start(self) -> None:
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        with (self.data_dir / "server.log").open("ab") as log:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=self._env, stdin=subprocess.DEVNULL
             )

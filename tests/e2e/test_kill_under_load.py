@@ -101,8 +101,7 @@ def survive(server: RunningServer, seed: int, facts: Facts) -> None:
 
 def run_kills(tmp_path: Path, seeds: range) -> None:
     facts = Facts()
-    data_dir = tmp_path / "server"
-    with RunningServer(data_dir, env={"NEAPTIDE_NUM_THREADS": "1"}) as server:
+    with RunningServer(tmp_path / "server", env={"NEAPTIDE_NUM_THREADS": "1"}) as server:
         with chatting(server) as outcomes:
             for seed in seeds:
                 survive(server, seed, facts)
@@ -111,7 +110,7 @@ def run_kills(tmp_path: Path, seeds: range) -> None:
             facts.files[file["id"]] = hashlib.sha256(content).hexdigest()
         started = [event["id"] for event in server.request_log() if event["event"] == "start"]
         facts.executions = Counter(name for name in started if ":" in name)
-    assert violations(data_dir, facts, crashes=1) == []
+    assert violations(server.data_dir, facts, crashes=1) == []
     assert outcomes["200"] > 0
     assert set(outcomes) <= {"200", "503"}
 

@@ -121,7 +121,7 @@ def test_the_log_is_json_and_keeps_secrets(server: RunningServer) -> None:
     assert {r["logger"].partition(".")[0] for r in map(json.loads, lines)} >= {"neaptide", "uvicorn"}
     for path in server.data_dir.rglob("*"):
         assert "canary" not in path.name
-        assert path.stat().st_mode & 0o077 == 0 or path.name == "server.log" or path.parent.stat().st_mode & 0o077 == 0
+        assert path.stat().st_mode & 0o077 == 0
 
 
 def test_both_processes_log_json(embedded: RunningServer) -> None:

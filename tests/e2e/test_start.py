@@ -56,8 +56,12 @@ def test_kv_cache_smaller_than_one_request(tmp_path: Path) -> None:
 
 @pytest.mark.acceptance("A11", "second server on one data directory")
 def test_second_server_on_one_data_directory(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, env={"NEAPTIDE_EXECUTOR": "sim"}):
-        assert "uses the data directory" in failed_start("--port", "0", "--data-dir", str(tmp_path))
+    with RunningServer(tmp_path, env={"NEAPTIDE_EXECUTOR": "sim"}) as server:
+        assert "uses the data directory" in failed_start("--port", "0", "--data-dir", str(server.data_dir))
+        command = [sys.executable, "-m", "neaptide", "data", "sizes", "--data-dir", str(server.data_dir)]
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert f"another neaptide process ({server.process.pid})" in refused.stderr
 
 
 def test_flag_that_is_not_supported_yet() -> None:

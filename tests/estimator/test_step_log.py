@@ -106,6 +106,29 @@ def test_lines_are_read_as_written(tmp_path: Path) -> None:
     assert lines == [AbortLine(["a"], FinishReason.ABORT, 1.0), OfflineLine(False)]
 
 
+@pytest.mark.parametrize("name", ["log", "log.gz"])
+def test_a_log_ends_at_its_largest_size_and_can_be_read_to_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    recorder = StepRecorder(create_log(tmp_path / name, max_bytes=20_000), EngineConfig(), 64, {})
+    for number in range(2_000):
+        recorder.message(AbortRequest([f"{number} {number**20}"]), float(number))
+    recorder.close()
+    assert recorder.failed
+    assert [record.getMessage() for record in caplog.records] == [
+        "the step log cannot be written: [Errno 27] it has reached its largest size"
+    ]
+    assert 10_000 < (tmp_path / name).stat().st_size <= 20_000
+    _, *lines = read_log(tmp_path / name)
+    assert [line.now_s for line in lines if isinstance(line, AbortLine)] == [float(n) for n in range(len(lines))]
+    assert len(lines) > 100
+
+
+def test_a_log_is_its_owners_alone(tmp_path: Path) -> None:
+    create_log(tmp_path / "log").close()
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_compressed_log_is_the_same_log_and_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.gz", "b.gz", "plain"):
         simulate(mixed(num_online=4, num_rows=4, refill=False), step_log=tmp_path / name)

@@ -213,3 +213,19 @@ def test_close_drops_weights_and_cache(gqa: Gqa) -> None:
     behind_the_seam.close()
     executor.close()
     assert not hasattr(executor, "_runner")
+
+
+def test_a_kv_cache_that_does_not_fit_is_told_with_what_does(gqa: Gqa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_executor, "free_bytes", lambda device: (3 << 30) - 1)
+    config, cache = ExecutorConfig(model_path=str(gqa[0]), device="cpu"), CacheConfig(kv_cache_bytes=9999 << 30)
+    with pytest.raises(ValueError, match="does not fit") as refused:
+        TorchExecutor(config, cache, MonotonicClock())
+    assert str(refused.value) == (
+        "a KV cache of 9999 GiB does not fit: cpu has 2.9 GiB free beside the weights; lower kv_cache_gib"
+    )
+
+
+def test_the_system_tells_how_much_memory_is_free() -> None:
+    free = device.free_bytes(torch.device("cpu"))
+    assert free is not None
+    assert free > 1 << 20

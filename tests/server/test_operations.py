@@ -166,6 +166,33 @@ async def test_sdk_shows_the_request_id(server: Server) -> None:
     assert "mine" not in server.engine.requests[0].request_id
 
 
+async def test_the_line_of_a_request_names_key_and_engine_id(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server = make_server(tokenizer, KEYS)
+    for key, more in (("alpha", {}), ("beta", {}), ("alpha", {"temperature": 9})):
+        body = {"messages": USER, "max_tokens": 1, **more}
+        reply = await server.http.post(CHAT, json=body, headers=_bearer(key) | {"x-request-id": "mine"})
+        if reply.status_code == 200:
+            given = reply.json()["id"]
+    alpha, beta, refused = (json.loads(r.getMessage()) for r in caplog.records if r.name == "neaptide.requests")
+    ring = KeyRing(KEYS)
+    assert alpha["key"] == refused["key"] == ring.identify("Bearer alpha").tenant[:8]
+    assert beta["key"] == ring.identify("Bearer beta").tenant[:8]
+    assert {line["request_id"] for line in (alpha, beta, refused)} == {"mine"}
+    assert [f"{line['engine_id']}-0" for line in (alpha, beta)] == [r.request_id for r in server.engine.requests]
+    assert given == f"chatcmpl-{beta['engine_id']}"
+    assert refused["engine_id"] is None
+
+
+async def test_without_keys_a_line_names_none(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await server.http.post(CHAT, json={"messages": USER, "max_tokens": 1})
+    (line,) = (json.loads(r.getMessage()) for r in caplog.records if r.name == "neaptide.requests")
+    assert line["key"] is None
+
+
 @pytest.mark.acceptance("A28", "prompts in log lines", count=2)
 async def test_one_log_line_per_request_without_text(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)

@@ -37,6 +37,9 @@ def test_lists_are_comma_separated_in_variables() -> None:
         ({"NEAPTIDE_DTYPE": "int4"}, "dtype"),
         ({"NEAPTIDE_TTFT_SLO_MS": "-1"}, "ttft_slo_ms"),
         ({"NEAPTIDE_OFFLINE_MAX_KV_RATIO": "1.5"}, "offline_max_kv_ratio"),
+        ({"NEAPTIDE_KV_CACHE_GIB": "inf"}, "kv_cache_gib"),
+        ({"NEAPTIDE_FILE_RETENTION_DAYS": "0"}, "file_retention_days"),
+        ({"NEAPTIDE_REQUEST_LOG_OLD_FILES": "-1"}, "request_log_old_files"),
         ({"NEAPTIDE_CONFIG": "missing.toml"}, "missing.toml"),
     ],
 )

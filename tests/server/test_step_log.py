@@ -48,3 +48,11 @@ def test_the_setting_reaches_the_engine(tmp_path: Path) -> None:
     settings = Settings(step_log="steps.jsonl")
     assert engine_config(settings, tmp_path, "", 512, tmp_path).step_log_path == "steps.jsonl"
     assert engine_config(Settings(), tmp_path, "", 512, tmp_path).step_log_path is None
+
+
+def test_the_sizes_of_logs_reach_the_engine(tmp_path: Path) -> None:
+    settings = Settings(request_log_max_mb=2, request_log_old_files=3, step_log_max_mb=4)
+    config = engine_config(settings, tmp_path, "", 512, tmp_path)
+    assert config.request_log_max_bytes == 2_000_000
+    assert config.request_log_old_files == 3
+    assert config.step_log_max_bytes == 4_000_000

@@ -14,6 +14,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from neaptide.engine.private_files import private_opener
+
 TOKEN_DTYPE = np.dtype("<i4")
 OFFSET_DTYPE = np.dtype("<i8")
 
@@ -27,8 +29,8 @@ class TokenFileWriter:
 
     def __init__(self, stem: str | Path) -> None:
         tokens, offsets = _paths(stem)
-        self._tokens: BinaryIO = tokens.open("wb")
-        self._offsets: BinaryIO = offsets.open("wb")
+        self._tokens: BinaryIO = open(tokens, "wb", opener=private_opener)  # noqa: SIM115 (both closed by ``close``)
+        self._offsets: BinaryIO = open(offsets, "wb", opener=private_opener)  # noqa: SIM115
         self._num_tokens = 0
         self._offsets.write(np.zeros(1, OFFSET_DTYPE).tobytes())
 

@@ -8,6 +8,7 @@ from typing import TextIO
 from neaptide.engine.clock import Clock
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason
+from neaptide.engine.private_files import private_opener
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
@@ -17,16 +18,19 @@ logger = logging.getLogger(__name__)
 
 
 class RequestLog(EngineObserver):
-    """Append-only JSON lines: which request was first scheduled, and ended, when."""
+    """Append-only JSON lines: which request was first scheduled, and ended, when.
 
-    ROTATE_BYTES = 64 << 20
+    A full file becomes ``PATH.1``, that ``PATH.2``, and so on; of those ``num_old`` are kept.
+    """
 
-    def __init__(self, path: str, clock: Clock) -> None:
-        if os.path.exists(path) and os.path.getsize(path) > self.ROTATE_BYTES:
-            os.replace(path, f"{path}.1")
-        self._file: TextIO = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (lives as long as the engine)
+    def __init__(self, path: str, clock: Clock, max_bytes: int, num_old: int) -> None:
+        self._path = path
         self._clock = clock
+        self._max_bytes = max_bytes
+        self._num_old = num_old
         self._failing = False
+        self._file = self._open()
+        self._num_bytes = os.path.getsize(path)
 
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
         for new in step.plan.new_requests:
@@ -38,14 +42,33 @@ class RequestLog(EngineObserver):
     def refused(self, request_id: str) -> None:
         self._write("end", request_id)
 
+    def close(self) -> None:
+        self._file.close()
+
     def _write(self, event: str, request_id: str) -> None:
         line = {"t": round(self._clock.now(), 6), "event": event, "id": request_id, "pid": os.getpid()}
+        text = json.dumps(line) + "\n"
         try:
-            self._file.write(json.dumps(line) + "\n")
+            if self._num_bytes and self._num_bytes + len(text) > self._max_bytes:
+                self._rotate()
+            self._file.write(text)
+            self._num_bytes += len(text)
         except OSError as error:  # a full disk must not end the engine
             if not self._failing:
                 logger.error("the request log cannot be written: %s", error)
             self._failing = True
 
-    def close(self) -> None:
-        self._file.close()
+    def _open(self) -> TextIO:
+        return open(self._path, "a", encoding="utf-8", buffering=1, opener=private_opener)
+
+    def _rotate(self) -> None:
+        """The open file stays open until its successor is: a disk that refuses costs no line that it would take."""
+        names = [self._path, *(f"{self._path}.{number}" for number in range(1, self._num_old + 1))]
+        for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
+            if os.path.exists(newer):
+                os.replace(newer, older)
+        if self._num_old == 0:
+            os.unlink(self._path)
+        full, self._file = self._file, self._open()
+        full.close()
+        self._num_bytes = 0

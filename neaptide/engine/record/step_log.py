@@ -5,7 +5,9 @@ interned blocks, never as text or token ids. Requests are written as *handles*: 
 names them, a batch's rows one after the other. The format is described in docs/simulation.md.
 """
 
+import errno
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import msgspec
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.params import Tier
+from neaptide.engine.private_files import private_opener
 from neaptide.engine.record.block_numbers import Ranges
 
 VERSION = 2
@@ -135,19 +138,40 @@ Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine
 Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | StepLine
 
 
-def create_log(path: str | Path) -> IO[bytes]:
-    """Opens a new step log for writing; compressed if the name ends in ``.gz``, the same bytes every time."""
+def create_log(path: str | Path, max_bytes: int | None = None) -> IO[bytes]:
+    """Opens a new step log for writing; compressed if the name ends in ``.gz``, the same bytes every time.
+
+    Beyond ``max_bytes`` on disk a write raises OSError: the log ends there.
+    """
+    raw = _BoundedFile(path, max_bytes)
     if str(path).endswith(".gz"):
-        raw = open(path, "wb")  # noqa: SIM115 (closed below)
-        out = _OwningGzip(raw)
-        return cast(IO[bytes], out)
-    return open(path, "wb")
+        return cast(IO[bytes], _OwningGzip(raw))
+    return io.BufferedWriter(raw)
+
+
+class _BoundedFile(io.FileIO):
+    """For its owner's eyes only, and no longer than it may be."""
+
+    def __init__(self, path: str | Path, max_bytes: int | None) -> None:
+        super().__init__(path, "wb", opener=private_opener)
+        self._left_bytes = max_bytes
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self._left_bytes is None:
+            return super().write(view)
+        fits = view[: self._left_bytes]
+        self._left_bytes -= len(fits)
+        num_written = super().write(fits)
+        if len(fits) < len(view):
+            raise OSError(errno.EFBIG, "it has reached its largest size")
+        return num_written
 
 
 class _OwningGzip(gzip.GzipFile):
     """Without name and time in its header, and closing the file below it."""
 
-    def __init__(self, raw: IO[bytes]) -> None:
+    def __init__(self, raw: io.FileIO) -> None:
         super().__init__(filename="", mode="wb", fileobj=raw, mtime=0)
         self._raw = raw
 

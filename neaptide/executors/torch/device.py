@@ -69,3 +69,15 @@ def device_name(device: torch.device) -> str:
         return platform.machine()
     names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can still be taken without pushing others out; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    sizes = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else None

@@ -1,6 +1,7 @@
 """Runs steps with torch, on a CPU or a CUDA device."""
 
 import logging
+import math
 import pkgutil
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan, StepRe
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, NUMERICAL_ERROR, SamplingParams
-from neaptide.executors.torch.device import device_name, pick_device, pick_dtype
+from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.logprobs import Scored, score, to_host
 from neaptide.executors.torch.model_runner import ModelRunner
@@ -24,7 +25,8 @@ from neaptide.models.registry import FAMILIES
 
 logger = logging.getLogger(__name__)
 
-CPU_KV_BYTES = 1 << 30
+GIB = 1 << 30
+CPU_KV_BYTES = GIB
 GPU_SHARE = 0.8
 """Of the free memory, for KV blocks: the rest is for activations, which grow with the step's tokens."""
 
@@ -224,7 +226,9 @@ class TorchExecutor:
 
     def _count_blocks(self, cache: CacheConfig) -> int:
         kv_cache_bytes = cache.kv_cache_bytes
-        if kv_cache_bytes is None:
+        if kv_cache_bytes is not None:
+            _require_room(kv_cache_bytes, self.device)
+        else:
             on_gpu = self.device.type == "cuda"
             kv_cache_bytes = int(GPU_SHARE * torch.cuda.mem_get_info(self.device)[0]) if on_gpu else CPU_KV_BYTES
         num_blocks = cache.num_blocks
@@ -258,3 +262,13 @@ def _collect_tokens(pending: _Pending, sampled: Sampled) -> None:
     if pending.scored is not None:
         records = to_host(pending.scored, pending.scored_tops)
         result.logprobs.update(zip(pending.scored_ids, records, strict=True))
+
+
+def _require_room(kv_cache_bytes: int, device: torch.device) -> None:
+    free = free_bytes(device)
+    if free is not None and kv_cache_bytes > free:
+        free_gib = math.floor(10 * free / GIB) / 10  # never more than there is
+        raise ValueError(
+            f"a KV cache of {kv_cache_bytes / GIB:g} GiB does not fit: {device} has {free_gib:.1f} GiB free beside the "
+            "weights; lower kv_cache_gib"
+        )

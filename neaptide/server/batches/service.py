@@ -12,8 +12,10 @@ from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.running.machine import Machine
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
+from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.file_rows import IdempotencyConflictError
 from neaptide.server.batches.storing.files import FileStore
+from neaptide.server.batches.storing.leftovers import tidy
 from neaptide.server.batches.storing.models import (
     BatchRecord,
     BatchStatus,
@@ -22,7 +24,7 @@ from neaptide.server.batches.storing.models import (
     new_batch_id,
     new_file_id,
 )
-from neaptide.server.batches.storing.store import Store, StoreError
+from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
 from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
 from neaptide.server.link.engine_client import EngineClient
@@ -46,7 +48,7 @@ class BatchService:
         clocks = clocks or Clocks()
         self.settings = settings
         self.store = Store(settings.data_dir)
-        self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes)
+        self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self._clocks = clocks
         self._is_suspended = False
         self._machine = Machine(BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks))
@@ -59,11 +61,14 @@ class BatchService:
         """
         await asyncio.to_thread(self.store.open)
         try:
-            await asyncio.to_thread(self.files.clean)
+            await asyncio.to_thread(tidy, self.store, self._clocks.wall())
             await self._machine.start()
         except OSError as error:
             self.store.close()
             raise StoreError(f"cannot use the data directory {self.store.data_dir}: {error.strerror}") from error
+        except StoreUnavailableError as error:
+            self.store.close()
+            raise StoreError(f"cannot use the data directory {self.store.data_dir}: {error}") from error
         except BaseException:
             self.store.close()
             raise

@@ -9,7 +9,8 @@ from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import Checker, Limits
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.storing import file_rows
-from neaptide.server.batches.storing.files import FileStore, no_such_file
+from neaptide.server.batches.storing.data_dir import JOBS
+from neaptide.server.batches.storing.files import DEFAULT_LIFE_S, FileStore, no_such_file
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.link.engine_client import EngineClient
@@ -30,6 +31,8 @@ class BatchSettings:
     data_dir: Path
     completion_windows: tuple[str, ...] = ("24h",)
     max_file_bytes: int = 200_000_000
+    file_life_s: int = DEFAULT_LIFE_S
+    """Of input and result files whose client asks for no other life."""
     limits: Limits = field(default_factory=Limits)
     tick_s: float = 1.0
     """Period of the check for overdue batches."""
@@ -54,7 +57,7 @@ class BatchPlane:
     @property
     def jobs_dir(self) -> Path:
         """Of the plans and token files of running batches."""
-        return self.settings.data_dir / "jobs"
+        return self.settings.data_dir / JOBS
 
     def stem(self, batch_id: str) -> Path:
         return self.jobs_dir / batch_id

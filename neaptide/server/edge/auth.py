@@ -16,6 +16,8 @@ from neaptide.server.edge.errors import ApiError, AuthenticationError, Permissio
 OPEN_PATHS = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics", "/version"})
 """Probes and scrapers have no key. Every other path needs one, also paths that do not exist."""
 
+KEY_ID_CHARS = 8
+"""Enough to tell an operator's keys apart, and no more of a key than that."""
 _FROM_LOWEST = (Tier.BATCH, Tier.FLEX, Tier.DEFAULT, Tier.PRIORITY)
 _ADMIN = "admin"
 
@@ -41,6 +43,11 @@ class Principal:
             text = f"This API key may not ask for service above its own tier, {self.ceiling.value}."
             raise PermissionDeniedError(text, param="service_tier", code="tier_not_allowed")
 
+    @property
+    def key_id(self) -> str | None:
+        """The key's fingerprint, by which logs name it; None without one."""
+        return self.tenant[:KEY_ID_CHARS] or None
+
     def salt_for(self, cache_salt: str | None) -> bytes:
         """The salt of one request: the caller may divide what the key sees, never leave it."""
         if cache_salt is None:
@@ -63,7 +70,7 @@ class KeyRing:
         """Raises ValueError for an empty key."""
         self._entries: list[tuple[bytes, Principal]] = []
         for entry in keys:
-            key, marks = _split_marks(entry)
+            key, marks = split_marks(entry)
             tiers = [Tier(mark) for mark in marks if mark != _ADMIN]
             if not key:
                 raise ValueError("an API key is empty")
@@ -76,6 +83,11 @@ class KeyRing:
     def required(self) -> bool:
         """Whether callers need a key."""
         return bool(self._entries)
+
+    @property
+    def principals(self) -> list[Principal]:
+        """The callers behind the keys, in their order."""
+        return [principal for _, principal in self._entries]
 
     def identify(self, authorization: str | None, api_key: str | None = None) -> Principal:
         """The caller behind an ``Authorization`` header, or without one behind Azure's ``api-key``.
@@ -129,8 +141,11 @@ def principal_of(request: Request) -> Principal:
     return cast(Principal, request.scope.get("state", {}).get("principal", ANONYMOUS))
 
 
-def _split_marks(entry: str) -> tuple[str, list[str]]:
-    """A key may contain colons itself: only known words at its end are marks."""
+def split_marks(entry: str) -> tuple[str, list[str]]:
+    """The key of an entry and the marks behind it.
+
+    A key may contain colons itself: only known words at its end are marks.
+    """
     marks: list[str] = []
     key, separator, word = entry.rpartition(":")
     while separator and word in (_ADMIN, *_FROM_LOWEST):

@@ -59,7 +59,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         if not context.client.is_ready:
             raise engine_unavailable()
     except ApiError as error:
-        metrics.on_refused(_refusal(request_id, endpoint, tier, context.model_id, error))
+        metrics.on_refused(_refusal(request_id, principal, endpoint, tier, context.model_id, error))
         raise
     # A stream's reader is kept by comments; a client that waits for a whole reply hears nothing until it is there.
     is_patient = prepared.stream or tier is not Tier.FLEX
@@ -77,12 +77,20 @@ async def answer(request: Request, endpoint: str) -> Response:
     return Response(reply, media_type="application/json")
 
 
-def _refusal(request_id: str, endpoint: str, tier: Tier, model: str, error: ApiError) -> RequestRecord:
+def _refusal(
+    request_id: str, principal: Principal, endpoint: str, tier: Tier, model: str, error: ApiError
+) -> RequestRecord:
     outcome = "server_error" if error.status >= 500 else "client_error"
     if isinstance(error, OverloadedError):
         outcome = "shed"
     return RequestRecord(
-        request_id=request_id, endpoint=endpoint, tier=tier.value, model=model, outcome=outcome, error_code=error.code
+        request_id=request_id,
+        key=principal.key_id,
+        endpoint=endpoint,
+        tier=tier.value,
+        model=model,
+        outcome=outcome,
+        error_code=error.code,
     )
 
 
@@ -146,7 +154,8 @@ class Generation:
             admission.enter(request_class(tier), choices)
         except OverloadedError as error:
             prepared = self._prepared
-            self._metrics.on_refused(_refusal(self._request_id, prepared.endpoint, tier, prepared.model, error))
+            refusal = _refusal(self._request_id, self._principal, prepared.endpoint, tier, prepared.model, error)
+            self._metrics.on_refused(refusal)
             raise
         in_flight = self._metrics.in_flight.labels(tier.value)
         in_flight.inc()
@@ -246,6 +255,7 @@ class Generation:
         usage = self.assembler.usage()
         return RequestRecord(
             request_id=self._request_id,
+            key=self._principal.key_id,
             engine_id=self._id,
             endpoint=prepared.endpoint,
             tier=prepared.tier.value,

@@ -47,7 +47,7 @@ _ERRORS = {
     431: "The headers are too many or too large.",
     500: "A failure of the server.",
     503: "Starting, restarting, stopping or overloaded; try again after `Retry-After`.",
-    507: "The server has no space left for files.",
+    507: "The server has no space left for files; try again after `Retry-After`.",
 }
 _ANYWHERE = (400, 431, 500)
 """What any route may answer: a strange ``Host``, too many headers, a failure of ours."""

@@ -10,6 +10,7 @@ from neaptide.server.batches.checking.validate import ENDPOINTS
 from neaptide.server.batches.objects import batch_object, list_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
+from neaptide.server.edge.audit import note_object
 from neaptide.server.edge.auth import principal_of
 from neaptide.server.edge.jsonbody import read_object
 from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies
@@ -57,6 +58,7 @@ def batches_router(service: BatchService) -> APIRouter:
         body = await read_object(request)
         with storage_faults():
             record = await service.create_batch(principal.tenant, body, salt=principal.salt, idempotency_key=key)
+        note_object(request.scope, record.id)
         return JSONResponse(batch_object(record))
 
     @router.get("", responses=replies(BatchList, 400, 503))

@@ -11,6 +11,7 @@ from neaptide.server.batches.objects import file_object, list_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.batches.storing.files import MAX_EXPIRY_S, MIN_EXPIRY_S, PURPOSES
+from neaptide.server.edge.audit import note_object
 from neaptide.server.edge.auth import principal_of
 from neaptide.server.edge.errors import InvalidRequestError
 from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, body_schema, replies
@@ -69,6 +70,7 @@ def files_router(service: BatchService) -> APIRouter:
             async with files.upload() as upload:
                 form = await read_upload(request, upload, files.max_file_bytes)
                 record = await files.commit(upload, form, owner, key)
+        note_object(request.scope, record.id)
         return JSONResponse(file_object(record))
 
     @router.get("", responses=replies(FileList, 400, 503))

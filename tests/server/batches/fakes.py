@@ -22,6 +22,7 @@ from neaptide.server.batches.checking.validate import Check, Checker, Keep, Repo
 from neaptide.server.batches.lines import Assembler, CompiledLine, LineCompiler
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.files import UploadForm
+from neaptide.server.batches.storing.housekeeping import Housekeeping
 from neaptide.server.batches.storing.models import TERMINAL, BatchRecord, FileRecord, NewLine
 from neaptide.server.batches.wiring import BatchSettings, Clocks
 from neaptide.server.edge.errors import ApiError, InvalidRequestError
@@ -217,6 +218,10 @@ class Server:
         self.client.attach(self.engine, READY)
         return self.engine
 
+    async def keep_house(self) -> None:
+        """What the server does every minute."""
+        await Housekeeping(self.service.store, self.service.files, lambda: self.clock.now_s).run()
+
     async def upload(self, content: bytes, owner: str = "", purpose: str = "batch") -> FileRecord:
         async with self.service.files.upload() as upload:
             await upload.write(content)
@@ -252,6 +257,14 @@ class Server:
 
     async def until_terminal(self, batch_id: str) -> BatchRecord:
         return await self.until_status(batch_id, *TERMINAL)
+
+    async def until_gone(self, file_id: str) -> None:
+        """The bytes of a file have left the disk."""
+        for _ in range(1_000):
+            if not self.service.files.path(file_id).exists():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"{file_id} is still there")
 
     def bytes_of(self, file_id: str | None) -> bytes:
         return b"" if file_id is None else self.service.files.path(file_id).read_bytes()

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from neaptide.commands import batch
+from neaptide.server.edge.auth import AuthMiddleware, KeyRing
 from neaptide.server.edge.errors import install_handlers
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
@@ -23,8 +24,9 @@ from tests.server.batches.fakes import Server, jsonl, line, numbered
 class Running:
     """A server in a thread of its own."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, keys: tuple[str, ...] = ()) -> None:
         self._data_dir = data_dir
+        self._keys = KeyRing(keys)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.base_url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._ready = threading.Event()
@@ -46,6 +48,7 @@ class Running:
             server.engine.auto = True
             app = FastAPI(lifespan=self._lifespan)
             install_handlers(app)
+            app.add_middleware(AuthMiddleware, keys=self._keys)
             app.include_router(files_router(server.service))
             app.include_router(batches_router(server.service))
             self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, http="h11"))
@@ -57,9 +60,14 @@ class Running:
         yield
 
 
-@pytest.fixture
-def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+@pytest.fixture(autouse=True)
+def quick_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "POLL_S", 0.02)
+    monkeypatch.delenv("NEAPTIDE_API_KEY", raising=False)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
     with Running(tmp_path / "data") as running:
         yield running
 
@@ -139,3 +147,69 @@ def test_progress_bar_on_a_terminal(
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert run("submit", write(tmp_path, numbered(3)), "--wait", "--base-url", running.base_url) == 0
     assert "3/3" in capfd.readouterr().err
+
+
+def submit(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str], count: int) -> list[str]:
+    """Ids of so many batches, the newest first."""
+    path = write(tmp_path, numbered(1))
+    for _ in range(count):
+        assert run("submit", path, "--base-url", running.base_url) == 0
+    return capfd.readouterr().out.split()[::-1]
+
+
+def test_list(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    url = ("--base-url", running.base_url)
+    content = jsonl([line("a"), line("hot", temperature=9)])
+    assert run("submit", write(tmp_path, content), "--wait", *url) == 0
+    first = capfd.readouterr().out.strip()
+    running.parts.engine.auto = False
+    (second,) = submit(running, tmp_path, capfd, 1)
+    assert run("list", *url) == 0
+    newer, older = capfd.readouterr().out.splitlines()
+    assert newer.startswith(f"{second}  2027-01-15 08:00:00Z  ")
+    assert older == f"{first}  2027-01-15 08:00:00Z  completed    2/2 (1 failed)"
+
+
+def test_a_long_list_is_fetched_page_by_page(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch, "PAGE", 2)
+    ids = submit(running, tmp_path, capfd, 5)
+    for limit, wanted in (("20", ids), ("3", ids[:3])):
+        assert run("list", "--limit", limit, "--json", "--base-url", running.base_url) == 0
+        assert [json.loads(entry)["id"] for entry in capfd.readouterr().out.splitlines()] == wanted
+
+
+@pytest.mark.parametrize("suffix", ["/v1", "/v1/", "/", ""])
+def test_the_servers_address_with_and_without_v1(
+    running: Running, capfd: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    assert run("list", "--base-url", running.base_url + suffix) == 0
+
+
+def test_where_the_key_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_text("alpha\n")
+    with Running(tmp_path / "data", keys=("alpha:flex", "beta")) as running:
+        url = ("--base-url", running.base_url)
+        assert run("list", *url) == 1
+        assert "(HTTP 401)" in capfd.readouterr().err
+        assert run("list", *url, "--api-key", "beta") == 0
+        assert run("list", *url, "--api-key-file", str(tmp_path / "key")) == 0
+        monkeypatch.setenv("NEAPTIDE_API_KEY", "alpha:flex,beta")
+        assert run("list", *url) == 0
+        assert run("list", *url, "--api-key", "wrong") == 1
+
+
+@pytest.mark.parametrize("content", ["", "a\nb\n", "schlüssel"])
+def test_a_file_that_is_no_key_is_one_clear_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "key").write_text(content)
+    assert run("list", "--api-key-file", str(tmp_path / "key")) == 1
+    assert capfd.readouterr().err == (
+        f"neaptide batch: {tmp_path / 'key'}: there must be one key, in printable ASCII characters\n"
+    )
+    assert run("list", "--api-key-file", str(tmp_path / "none")) == 1
+    assert capfd.readouterr().err == f"neaptide batch: {tmp_path / 'none'}: No such file or directory\n"

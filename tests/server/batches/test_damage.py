@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
 from neaptide.server.batches.storing.models import TERMINAL
-from neaptide.server.batches.storing.store import DATABASE_NAME, Store, StoreError
+from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.errors import ApiError, NotFoundError
 from tests.server.batches.fakes import Server, numbered
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from neaptide.server.batches.storing.data_dir import DATABASE_NAME
 from neaptide.server.batches.storing.files import Upload
-from neaptide.server.batches.storing.store import DATABASE_NAME, StoreUnavailableError
+from neaptide.server.batches.storing.store import StoreUnavailableError
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.batches.invariants import Facts, durable_rows, violations
 from tests.server.batches.test_http import app_of, http_client
@@ -116,11 +117,11 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.acceptance("A8", "upload to a full disk")
 @pytest.mark.acceptance("A9", "upload to a broken disk")
 @pytest.mark.parametrize(
-    ("number", "status", "code"),
-    [(errno.ENOSPC, 507, "insufficient_storage"), (errno.EIO, 503, "storage_unavailable")],
+    ("number", "status", "code", "retry_after"),
+    [(errno.ENOSPC, 507, "insufficient_storage", "60"), (errno.EIO, 503, "storage_unavailable", "2")],
 )
 async def test_an_upload_that_the_disk_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: str, retry_after: str
 ) -> None:
     def refuse(self: Upload, target: Path) -> None:
         raise OSError(number, "injected")
@@ -129,6 +130,7 @@ async def test_an_upload_that_the_disk_refuses(
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         reply = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"x")})
         assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+        assert reply.headers["retry-after"] == retry_after
         assert (await client.get("/v1/files")).json()["data"] == []
         assert not list((tmp_path / "files").iterdir())
 

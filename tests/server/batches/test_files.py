@@ -56,13 +56,18 @@ async def test_a_torn_upload_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_a_crash_in_the_middle_is_tidied_at_the_next_start(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
-        record = await server.upload(b"kept\n")
-    for name in ("upload-0123.tmp", "file-without-a-row", "file-without-a-row.tmp"):
-        (tmp_path / "files" / name).write_bytes(b"torn")
-    (tmp_path / "jobs" / "batch_gone.tokens").write_bytes(b"1234")
+        record, ended = await server.upload(b"kept\n"), await server.create(numbered(1))
+        await server.until_given(ended.id)
+        server.engine.answer(ended.id)
+        await server.until_terminal(ended.id)
+        kept = on_disk(tmp_path)
+    (tmp_path / "files" / f"upload-{'0' * 16}.tmp").write_bytes(b"torn")
+    (tmp_path / "jobs" / f"{ended.id}.tokens").write_bytes(b"1234")
     async with Server(tmp_path):
-        assert on_disk(tmp_path) == [record.id]
+        assert record.id in kept
+        assert on_disk(tmp_path) == kept
         assert not list((tmp_path / "jobs").iterdir())
+        assert not (tmp_path / "moved-aside").exists()
 
 
 async def test_an_upload_that_the_database_refuses_leaves_nothing(
@@ -163,7 +168,7 @@ async def test_expired_files_are_gone_and_swept_except_under_a_live_batch(tmp_pa
         clock.now_s += 20
         with pytest.raises(NotFoundError):
             await server.service.files.get(idle.id, "")
-        await server.service.files.sweep()
+        await server.keep_house()
         assert on_disk(tmp_path) == sorted([used.id, for_ever.id])
         server.engine.answer(batch.id)
         record = await server.until_status(batch.id, "completed")

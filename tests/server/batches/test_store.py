@@ -11,12 +11,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing.data_dir import DATABASE_NAME, DataDirLockedError, StoreError
 from neaptide.server.batches.storing.models import FileRecord, LineResult, LineState, NewBatch, NewLine, Usage
 from neaptide.server.batches.storing.store import (
-    DATABASE_NAME,
-    DataDirLockedError,
     Store,
-    StoreError,
     StoreUnavailableError,
 )
 from neaptide.server.batches.storing.tables import batches, files, metadata
@@ -139,7 +137,7 @@ def test_durability_settings(store: Store) -> None:
 
 @pytest.mark.acceptance("A11", "second server on one data directory")
 def test_a_second_server_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(DataDirLockedError, match=r"another neaptide server \(process \d+\)"):
+    with pytest.raises(DataDirLockedError, match=r"another neaptide process \(\d+\)"):
         Store(tmp_path).open()
 
 

@@ -22,9 +22,10 @@ from pathlib import Path
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.running import job_runner as runner
 from neaptide.server.batches.storing import disk_patience as retry
+from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.models import BatchRecord
-from neaptide.server.batches.storing.store import StoreError, StoreUnavailableError
+from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.edge.errors import ApiError
 from neaptide.server.link.engine_client import EngineClient
 from tests.server.batches.fakes import CHAT, FakeEngine, Server, jsonl, line, numbered

@@ -12,8 +12,9 @@ import msgspec
 
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.lines import CompiledLine
-from neaptide.server.batches.storing.files import sync_directory
+from neaptide.server.batches.storing.data_dir import sync_directory
 
 
 class JobPlan(msgspec.Struct):
@@ -61,7 +62,7 @@ class PlanWriter:
         """Makes everything durable."""
         self._closed = True
         self._tokens.close()
-        with _plan_path(self._stem).open("wb") as f:
+        with open(_plan_path(self._stem), "wb", opener=private_opener) as f:
             f.write(msgspec.msgpack.encode(self._plan))
             f.flush()
             os.fsync(f.fileno())
@@ -97,7 +98,7 @@ def _digest(stem: Path) -> str:
 
 def seal_plan(stem: Path) -> None:
     """Notes the hash of a finished plan, durably: after a restart a damaged prompt must not be answered."""
-    with _seal_path(stem).open("w") as f:
+    with open(_seal_path(stem), "w", opener=private_opener) as f:
         f.write(_digest(stem))
         f.flush()
         os.fsync(f.fileno())

@@ -14,9 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
+from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.checking.validate import dump_json
 from neaptide.server.batches.storing import batch_rows
-from neaptide.server.batches.storing.files import DEFAULT_EXPIRY_S, sync_directory
+from neaptide.server.batches.storing.data_dir import sync_directory
 from neaptide.server.batches.storing.models import BatchRecord, EndedLine, FileRecord, LineState
 from neaptide.server.batches.storing.store import Store
 
@@ -67,7 +68,7 @@ class _Sink:
 
     def write(self, line: bytes) -> None:
         if self._file is None:
-            self._file = self._temp.open("wb")
+            self._file = open(self._temp, "wb", opener=private_opener)  # noqa: SIM115 (closed by publish or discard)
         self._file.write(line)
         self._hash.update(line)
         self.num_bytes += len(line)
@@ -113,9 +114,11 @@ def output_line(batch_id: str, line: EndedLine) -> bytes:
 
 
 def write_files(
-    store: Store, record: BatchRecord, directory: Path, should_stop: Callable[[], bool], now: int
+    store: Store, record: BatchRecord, directory: Path, should_stop: Callable[[], bool], now: int, life_s: int
 ) -> tuple[FileRecord | None, FileRecord | None]:
     """Writes the output and the error file of a batch whose lines have all ended; None for one without lines.
+
+    ``life_s`` is that of files whose client asked for no other.
 
     Raises:
         FinalizeStoppedError: ``should_stop`` said so.
@@ -137,7 +140,8 @@ def write_files(
             sink.write(output_line(record.id, line))
         if damaged:
             raise DamagedLinesError(damaged)
-        return _publish(output, record, "output", now), _publish(error, record, "error", now)
+        expires_at = now + (record.output_expires_after_s or life_s)
+        return _publish(output, record, "output", now, expires_at), _publish(error, record, "error", now, expires_at)
 
 
 def _pages(store: Store, batch_id: str) -> Iterator[EndedLine]:
@@ -147,7 +151,7 @@ def _pages(store: Store, batch_id: str) -> Iterator[EndedLine]:
         after = page[-1].line_no
 
 
-def _publish(sink: _Sink, record: BatchRecord, kind: str, now: int) -> FileRecord | None:
+def _publish(sink: _Sink, record: BatchRecord, kind: str, now: int, expires_at: int) -> FileRecord | None:
     digest = sink.publish()
     if digest is None:
         return None
@@ -159,5 +163,5 @@ def _publish(sink: _Sink, record: BatchRecord, kind: str, now: int) -> FileRecor
         num_bytes=sink.num_bytes,
         sha256=digest,
         created_at=now,
-        expires_at=now + (record.output_expires_after_s or DEFAULT_EXPIRY_S),
+        expires_at=expires_at,
     )

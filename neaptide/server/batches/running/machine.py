@@ -24,9 +24,9 @@ from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
-from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
-from neaptide.server.batches.storing.files import DAY_S
+from neaptide.server.batches.storing.housekeeping import Housekeeping
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord, LineState, PendingLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
@@ -35,7 +35,6 @@ from neaptide.server.edge.errors import ApiError
 logger = logging.getLogger(__name__)
 
 SWEEP_PERIOD_S = 60.0
-IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
 
 
 class Machine:
@@ -46,18 +45,19 @@ class Machine:
         self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_lines_done)
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
-        self._ending: set[str] = set()
+        self._loading: set[str] = set()
+        self._ended_while_loading: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
         self._disk = PatientDisk()
         self._validation = Validation(plane, self._disk)
+        self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
 
     # ---- start and stop ----
 
     async def start(self) -> None:
         """Takes up every batch that has not ended."""
         records = await self._p.store.read(batch_rows.live_batches)
-        await asyncio.to_thread(self._clean_jobs_dir, {record.id for record in records})
         self._runner.start()
         for record in records:
             if record.outcome is not None:
@@ -79,12 +79,6 @@ class Machine:
             await asyncio.wait(self._tasks)
         await self._p.checker.close()
 
-    def _clean_jobs_dir(self, live: set[str]) -> None:
-        self._p.jobs_dir.mkdir(exist_ok=True, mode=0o700)
-        for path in self._p.jobs_dir.iterdir():
-            if path.stem not in live:
-                path.unlink()
-
     @property
     def waits_for_disk(self) -> bool:
         """Whether a step of some batch is being repeated because the disk refused it."""
@@ -105,7 +99,8 @@ class Machine:
             # The validation task sees it and finalizes; it alone knows when nothing more is written.
             validation.set()
             return
-        self._ending.add(batch_id)
+        if batch_id in self._loading:
+            self._ended_while_loading.add(batch_id)
         self._spawn(self._close_and_finalize(batch_id))
 
     def suspend(self) -> None:
@@ -126,13 +121,17 @@ class Machine:
 
     async def _resume(self, batch_id: str) -> None:
         """Hands an in_progress batch's unfinished lines to the runner."""
-        job = await self._disk.retry(batch_id, lambda: self._load(batch_id))
-        if job is None:
-            self._on_lines_done(batch_id)
-            return
-        # Cancelled or overdue while it was being loaded: it must not reach the engine any more.
-        if batch_id not in self._ending:
-            self._runner.add_job(job)
+        self._loading.add(batch_id)
+        try:
+            job = await self._disk.retry(batch_id, lambda: self._load(batch_id))
+            if job is None:
+                self._on_lines_done(batch_id)
+            # Cancelled or overdue meanwhile, and perhaps at its end: it must not reach the engine any more.
+            elif batch_id not in self._ended_while_loading:
+                self._runner.add_job(job)
+        finally:
+            self._loading.discard(batch_id)
+            self._ended_while_loading.discard(batch_id)
 
     async def _load(self, batch_id: str) -> Job | None:
         """None when no line is left to run, be it because they cannot be run any more."""
@@ -181,7 +180,6 @@ class Machine:
     async def _close_and_finalize(self, batch_id: str) -> None:
         await self._runner.close_job(batch_id)
         await self._finalize(batch_id)
-        self._ending.discard(batch_id)
 
     async def _finalize(self, batch_id: str) -> None:
         try:
@@ -216,20 +214,18 @@ class Machine:
 
     async def _write_files(self, record: BatchRecord) -> tuple[FileRecord | None, FileRecord | None]:
         directory, should_stop = self._p.files.directory, self._stopping.is_set
-        now = self._p.now(record)
-        return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now)
+        now, life_s = self._p.now(record), self._p.settings.file_life_s
+        return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now, life_s)
 
     async def _tick(self) -> None:
-        """Looks for overdue batches, and now and then for expired files."""
+        """Looks for overdue batches, and now and then for what has to go."""
         ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
         ticks = 0
         while not self._stopping.is_set():
             try:
                 await self.expire_overdue()
                 if ticks % ticks_per_sweep == 0:
-                    await self._p.files.sweep()
-                    before = int(self._p.clocks.wall()) - IDEMPOTENCY_KEY_LIFE_S
-                    await self._p.store.write(file_rows.delete_old_keys, before)
+                    await self._housekeeping.run()
             except (OSError, StoreUnavailableError) as error:
                 logger.error("housekeeping has to wait: %s", error)
             ticks += 1

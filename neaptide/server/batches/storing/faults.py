@@ -7,12 +7,18 @@ from contextlib import contextmanager
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.edge.errors import ApiError, UnavailableError
 
+RETRY_AFTER_S = 60
+"""Housekeeping looks once a minute for files that have expired."""
+
 
 class StorageFullError(ApiError):
     """507: nothing was kept. The SDK may try again; space comes back when files are deleted or expire."""
 
     status = 507
     code = "insufficient_storage"
+
+    def __init__(self) -> None:
+        super().__init__("The server has no space left for files.", headers={"Retry-After": str(RETRY_AFTER_S)})
 
 
 @contextmanager
@@ -24,7 +30,7 @@ def storage_faults() -> Iterator[None]:
         raise UnavailableError("The server cannot store data right now.", code="storage_unavailable") from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError("The server has no space left for files.") from None
+            raise StorageFullError from None
         if error.errno == errno.EIO:
             raise UnavailableError("The server cannot store data right now.", code="storage_unavailable") from None
         raise

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from neaptide.server.batches.storing.models import LIVE, FileRecord, IdempotencyKey
-from neaptide.server.batches.storing.tables import batches, files, idempotency_keys
+from neaptide.server.batches.storing.tables import batches, deleted_files, files, idempotency_keys
 
 _COLUMNS = [column for column in files.c if column.name != "seq"]
 
@@ -53,15 +53,17 @@ def get_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> FileRec
 def list_files(
     conn: sa.Connection, owner: str, now: int, *, purpose: str | None, limit: int, after: str | None, ascending: bool
 ) -> list[FileRecord] | None:
-    """Up to ``limit`` files after the given one; None when ``after`` is not a file of this owner."""
+    """Up to ``limit`` files after the given one; None when ``after`` is and was no file of this owner.
+
+    One that has been deleted lately still marks its place: a client may delete what it pages through.
+    """
     query = sa.select(*_COLUMNS).where(_visible(owner, now)).limit(limit)
     query = query.order_by(files.c.seq.asc() if ascending else files.c.seq.desc())
     if purpose is not None:
         query = query.where(files.c.purpose == purpose)
     if after is not None:
-        seq = conn.execute(
-            sa.select(files.c.seq).where(files.c.id == after, files.c.owner == owner)
-        ).scalar_one_or_none()
+        places = (sa.select(t.c.seq).where(t.c.id == after, t.c.owner == owner) for t in (files, deleted_files))
+        seq = conn.execute(sa.union_all(*places)).scalar()
         if seq is None:
             return None
         query = query.where(files.c.seq > seq if ascending else files.c.seq < seq)
@@ -82,20 +84,44 @@ def delete_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> bool
         return False
     if conn.execute(sa.select(_in_use(file_id))).scalar_one():
         raise FileInUseError(file_id)
-    conn.execute(files.delete().where(files.c.id == file_id))
+    _delete(conn, files.c.id == file_id, now)
     return True
 
 
-def delete_expired(conn: sa.Connection, now: int) -> list[str]:
-    """Forgets expired files that no live batch reads; returns their ids."""
-    gone = sa.select(files.c.id).where(files.c.expires_at <= now, ~_in_use(files.c.id))
-    ids = list(conn.execute(gone).scalars())
-    conn.execute(files.delete().where(files.c.id.in_(ids)))
-    return ids
+def _delete(conn: sa.Connection, where: sa.ColumnElement[bool], now: int) -> None:
+    """Forgets files, and notes in the same transaction what is left to do for them."""
+    gone = sa.select(files.c.id, files.c.owner, files.c.seq, sa.literal(now), sa.false()).where(where)
+    conn.execute(deleted_files.insert().from_select([column.name for column in deleted_files.c], gone))
+    conn.execute(files.delete().where(where))
+
+
+def delete_expired(conn: sa.Connection, now: int) -> None:
+    """Forgets expired files that no live batch reads."""
+    _delete(conn, sa.and_(files.c.expires_at <= now, ~_in_use(files.c.id)), now)
+
+
+def unswept_files(conn: sa.Connection) -> list[str]:
+    """Deleted files of which bytes or results may be left."""
+    return list(conn.execute(sa.select(deleted_files.c.id).where(~deleted_files.c.is_swept)).scalars())
+
+
+def mark_swept(conn: sa.Connection, file_id: str) -> None:
+    conn.execute(deleted_files.update().where(deleted_files.c.id == file_id).values(is_swept=True))
+
+
+def forget_deleted(conn: sa.Connection, deleted_before: int) -> None:
+    """Drops deleted files of which nothing is left to do, and which no client pages from any more."""
+    t = deleted_files.c
+    conn.execute(deleted_files.delete().where(t.is_swept, t.deleted_at < deleted_before))
 
 
 def all_file_ids(conn: sa.Connection) -> set[str]:
     return set(conn.execute(sa.select(files.c.id)).scalars())
+
+
+def all_files(conn: sa.Connection) -> list[FileRecord]:
+    """Every owner's, oldest first."""
+    return [_record(row) for row in conn.execute(sa.select(*_COLUMNS).order_by(files.c.seq))]
 
 
 def claim_key(conn: sa.Connection, key: IdempotencyKey, object_id: str, now: int) -> str:

@@ -3,7 +3,7 @@
     upload   temp file -> fsync -> rename -> fsync directory -> row
     delete   row -> unlink
 
-A crash anywhere leaves at most bytes without a row; ``clean`` removes those at the next start.
+A crash anywhere leaves at most bytes without a row; ``leftovers.tidy`` sees to those at the next start.
 """
 
 import asyncio
@@ -17,7 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.storing import file_rows
+from neaptide.server.batches.storing.data_dir import FILES, sync_directory
 from neaptide.server.batches.storing.file_rows import FileInUseError, IdempotencyConflictError
 from neaptide.server.batches.storing.models import FileRecord, IdempotencyKey, new_file_id
 from neaptide.server.batches.storing.store import Store
@@ -34,19 +36,10 @@ logger = logging.getLogger(__name__)
 PURPOSES = ("batch", "user_data")
 MAX_FILENAME_CHARS = 255
 DAY_S = 86_400
-DEFAULT_EXPIRY_S = 30 * DAY_S
+DEFAULT_LIFE_S = 30 * DAY_S
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 30 * DAY_S
 _FLUSH_BYTES = 1 << 20
 _TEMP_SUFFIX = ".tmp"
-
-
-def sync_directory(path: Path) -> None:
-    """Makes names in a directory durable: a rename alone is not."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ class Upload:
         self.num_bytes = 0
 
     async def __aenter__(self) -> "Upload":
-        self._file = await asyncio.to_thread(self._path.open, "xb", buffering=0)
+        self._file = await asyncio.to_thread(open, self._path, "xb", 0, opener=private_opener)
         return self
 
     async def __aexit__(
@@ -130,23 +123,16 @@ class Upload:
 class FileStore:
     """The files API without HTTP. Every method raises ``ApiError``s that a route can let through."""
 
-    def __init__(self, store: Store, now: Callable[[], float], max_file_bytes: int) -> None:
+    def __init__(
+        self, store: Store, now: Callable[[], float], max_file_bytes: int, life_s: int = DEFAULT_LIFE_S
+    ) -> None:
         self._store = store
         self._now = now
+        self._life_s = life_s
         self.max_file_bytes = max_file_bytes
-        self.directory = store.data_dir / "files"
+        self.directory = store.data_dir / FILES
         self._verified: dict[str, int] = {}
         """Files whose bytes have been compared with their hash: id -> time of their last change, ns."""
-
-    def clean(self) -> None:
-        """Removes bytes without a row: torn uploads, half-written output, deleted files. Blocking; at start only."""
-        self.directory.mkdir(exist_ok=True, mode=0o700)
-        sync_directory(self.directory.parent)
-        known = self._store.read_blocking(file_rows.all_file_ids)
-        for path in self.directory.iterdir():
-            if path.name not in known:
-                path.unlink()
-                logger.info("removed %s: no record of it", path.name)
 
     def path(self, file_id: str) -> Path:
         return self.directory / file_id
@@ -168,7 +154,7 @@ class FileStore:
         now = int(self._now())
         expires_after_s = form.expires_after_s
         if expires_after_s is None and form.purpose == "batch":
-            expires_after_s = DEFAULT_EXPIRY_S
+            expires_after_s = self._life_s
         record = FileRecord(
             id=new_file_id(),
             owner=owner,
@@ -188,7 +174,7 @@ class FileStore:
             await asyncio.to_thread(upload.rename, path)
             kept = await self._store.write(file_rows.insert_file, record, key)
         except Exception as error:
-            # Not for a cancelled request, whose row may stand; ``clean`` decides about that one.
+            # Not for a cancelled request, whose row may stand; the next start decides about that one.
             path.unlink(missing_ok=True)
             if isinstance(error, IdempotencyConflictError):
                 raise ConflictError(
@@ -231,20 +217,17 @@ class FileStore:
             raise ConflictError("The file is in use by a batch that has not ended.", code="file_in_use") from None
         if not deleted:
             raise no_such_file()
-        await asyncio.to_thread(self._remove, file_id)
+        await self.remove(file_id)
 
-    async def sweep(self) -> None:
-        """Deletes expired files."""
-        for file_id in await self._store.write(file_rows.delete_expired, int(self._now())):
-            await asyncio.to_thread(self._remove, file_id)
-
-    def _remove(self, file_id: str) -> None:
-        """Removes the bytes of a file whose row is gone. What the disk refuses is removed at the next start."""
+    async def remove(self, file_id: str) -> bool:
+        """Removes the bytes of a file whose row is gone; False where the disk refuses, and housekeeping tries again."""
         self._verified.pop(file_id, None)
         try:
-            self.path(file_id).unlink(missing_ok=True)
+            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
         except OSError as error:
             logger.error("cannot remove %s: %s", file_id, error.strerror)
+            return False
+        return True
 
     async def verify(self, record: FileRecord) -> os.stat_result:
         """Compares the bytes with their hash, once for each version on disk.

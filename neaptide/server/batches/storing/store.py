@@ -1,9 +1,7 @@
-"""The database of files and batches: one writer, read-only readers, migrations, and the data directory's lock."""
+"""The database of files and batches: one writer, read-only readers, migrations."""
 
 import asyncio
-import fcntl
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from neaptide.server.batches.storing.data_dir import DataDir, StoreError
 from neaptide.server.batches.storing.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -25,19 +24,12 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-DATABASE_NAME = "neaptide.db"
 NUM_READERS = 4
 BUSY_TIMEOUT_S = 30.0
+MAX_WAL_BYTES = 64 << 20
+"""What stays of the write-ahead log after a checkpoint, once a long read has let it grow."""
 CHECK_TIME_S = 3.0
 """At start, for looking for damage; about 1 GB of database is looked through in it."""
-
-
-class StoreError(Exception):
-    """The data directory cannot be used; the message says why in one line."""
-
-
-class DataDirLockedError(StoreError):
-    """Another server runs on the same data directory."""
 
 
 class StoreUnavailableError(Exception):
@@ -52,35 +44,34 @@ class Store:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        self._path = data_dir / DATABASE_NAME
-        self._lock_fd: int | None = None
+        self._directory = DataDir(data_dir)
         self._writer: Writer | None = None
         self._write_engine: sa.Engine | None = None
         self._read_engine: sa.Engine | None = None
         self.failing = False
         """The last write did not happen: the disk is full, broken, or the database locked."""
 
-    def open(self) -> None:
+    def open(self, create: bool = True) -> None:
         """Locks the directory, migrates the database and starts the writer. Blocking.
+
+        Args:
+            create: whether to make a data directory where there is none.
 
         Raises:
             DataDirLockedError: another server holds the directory.
             StoreError: the directory or the database cannot be used.
         """
+        self._directory.open(create)
+        path = self._directory.database
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock_fd = _lock(self.data_dir / "lock")
-        except OSError as error:
-            raise StoreError(f"cannot use the data directory {self.data_dir}: {error.strerror}") from error
-        try:
-            self._write_engine = _write_engine(self._path)
+            self._write_engine = _write_engine(path)
             with self._write_engine.connect() as conn:
                 _check(conn)
                 _migrate(conn)
-            self._read_engine = _read_engine(self._path)
+            self._read_engine = _read_engine(path)
         except (sa.exc.DatabaseError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self.close()
-            raise StoreError(f"the database {self._path} cannot be opened: {getattr(error, 'orig', error)}") from error
+            raise StoreError(f"the database {path} cannot be opened: {getattr(error, 'orig', error)}") from error
         except BaseException:
             self.close()
             raise
@@ -97,9 +88,18 @@ class Store:
             if engine is not None:
                 engine.dispose()
         self._read_engine = self._write_engine = None
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        self._directory.close()
+
+    def compact(self) -> None:
+        """Gives the space of deleted rows back to the disk. Blocking; only where nothing else uses the store."""
+        assert self._write_engine is not None
+        self._open_writer().close()
+        with self._write_engine.connect() as conn:
+            dbapi_connection: Any = conn.connection.driver_connection
+            for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                dbapi_connection.execute(statement).close()
+        self._writer = Writer(self._write_engine)
+        self._writer.start()
 
     @property
     def num_commits(self) -> int:
@@ -162,23 +162,6 @@ class Store:
         return self._writer
 
 
-def _lock(path: Path) -> int:
-    """An exclusive lock that ends with the process, however it ends."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(fd, 32).decode("ascii", "replace").strip()
-        os.close(fd)
-        raise DataDirLockedError(
-            f"another neaptide server (process {holder or 'unknown'}) uses the data directory {path.parent}; "
-            "stop it or choose another --data-dir"
-        ) from error
-    os.truncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
-
-
 def _on_begin(statement: str) -> Callable[[sa.Connection], None]:
     def begin(conn: sa.Connection) -> None:
         conn.exec_driver_sql(statement)
@@ -190,7 +173,12 @@ def _write_engine(path: Path) -> sa.Engine:
     def set_up(dbapi_connection: sqlite3.Connection, _: object) -> None:
         # The driver's own transaction handling breaks savepoints; BEGIN is ours (see _on_begin).
         dbapi_connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            f"journal_size_limit={MAX_WAL_BYTES}",
+        ):
             dbapi_connection.execute(f"PRAGMA {pragma}").close()
 
     engine = sa.create_engine(

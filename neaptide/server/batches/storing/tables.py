@@ -24,6 +24,17 @@ files = sa.Table(
     sqlite_autoincrement=True,
 )
 
+# What is left to do for a deleted file (its bytes, its results), and for a while its place in lists.
+deleted_files = sa.Table(
+    "deleted_files",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("owner", sa.String(128), nullable=False),
+    sa.Column("seq", sa.Integer, nullable=False),
+    sa.Column("deleted_at", sa.BigInteger, nullable=False),
+    sa.Column("is_swept", sa.Boolean, nullable=False),
+)
+
 batches = sa.Table(
     "batches",
     metadata,
@@ -69,6 +80,8 @@ batches = sa.Table(
     sa.Index("batches_by_owner", "owner", "seq"),
     sa.Index("batches_by_status", "status"),
     sa.Index("batches_by_input", "input_file_id"),
+    sa.Index("batches_by_output_file_id", "output_file_id"),
+    sa.Index("batches_by_error_file_id", "error_file_id"),
     sqlite_autoincrement=True,
 )
 

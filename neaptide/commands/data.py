@@ -1,0 +1,98 @@
+"""``neaptide data``: look at a data directory and tidy it, while no server runs on it."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from neaptide.server.settings import SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from neaptide.server.batches.storing.store import Store
+
+MIB = 1 << 20
+SHOWN_PROBLEMS = 100
+
+Action = Callable[["Store", argparse.Namespace], int]
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "data",
+        help="look at a data directory and tidy it while no server runs on it",
+        description="Looks at a data directory and tidies it. A server that runs on it has to be stopped first.",
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+
+    def action(name: str, help_text: str, run: Action) -> argparse.ArgumentParser:
+        sub = actions.add_parser(name, help=help_text)
+        sub.add_argument("--data-dir", metavar="DIR", help="the server's (as for serve)")
+        sub.add_argument("--json", action="store_true", help="print one line of JSON and nothing else")
+        sub.set_defaults(func=lambda args: _run(run, args))
+        return sub
+
+    action("sizes", "what takes how much space", _sizes)
+    action("check", "compare every file and result with its checksum; status 1 if one differs", _check)
+    prune = action("prune", "remove what has expired, and give the space back to the disk", _prune)
+    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts have moved aside")
+    prune.add_argument(
+        "--batches-older-than", type=float, metavar="DAYS", help="also forget batches that ended so long ago"
+    )
+
+
+def _run(run: Action, args: argparse.Namespace) -> int:
+    from neaptide.server.batches.storing.data_dir import StoreError
+    from neaptide.server.batches.storing.store import Store, StoreUnavailableError
+
+    try:
+        data_dir = load_settings({"data_dir": args.data_dir}).data_dir
+        store = Store(Path(data_dir).expanduser().absolute())
+        store.open(create=False)
+        try:
+            return run(store, args)
+        finally:
+            store.close()
+    except (SettingsError, StoreError, StoreUnavailableError, ValueError) as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename or 'the data directory'}: {error.strerror}"
+    print(f"neaptide data: {message}", file=sys.stderr)
+    return 2
+
+
+def _show(args: argparse.Namespace, found: dict[str, Any], lines: list[str]) -> None:
+    print(json.dumps(found) if args.json else "\n".join(lines))
+
+
+def _sizes(store: "Store", args: argparse.Namespace) -> int:
+    from neaptide.server.batches.storing import offline
+
+    found = offline.sizes(store)
+    lines = [f"{name:<14}{size / MIB:>12.1f} MiB" for name, size in found.bytes_of.items()]
+    lines.append(f"{'total':<14}{sum(found.bytes_of.values()) / MIB:>12.1f} MiB")
+    lines.append(f"{'reusable':<14}{found.reusable_bytes / MIB:>12.1f} MiB of the database; prune gives it back")
+    lines += [f"{name:<14}{count:>12} rows" for name, count in found.rows_of.items()]
+    _show(args, asdict(found), lines)
+    return 0
+
+
+def _check(store: "Store", args: argparse.Namespace) -> int:
+    from neaptide.server.batches.storing import offline
+
+    found = offline.check(store)
+    lines = found.problems[:SHOWN_PROBLEMS]
+    lines.append(f"{found.files} files and {found.results} results read, {len(found.problems)} problems")
+    _show(args, asdict(found), lines)
+    return 1 if found.problems else 0
+
+
+def _prune(store: "Store", args: argparse.Namespace) -> int:
+    from neaptide.server.batches.storing import offline
+
+    what = offline.Prune(moved_aside=args.moved_aside, batches_older_than_days=args.batches_older_than)
+    freed_bytes = offline.prune(store, what)
+    _show(args, {"freed_bytes": freed_bytes}, [f"{freed_bytes / MIB:.1f} MiB given back to the disk"])
+    return 0

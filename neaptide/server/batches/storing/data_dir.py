@@ -1,0 +1,259 @@
+"""The data directory: whether it is ours, whose it is at the moment, and that nobody else reads it.
+
+A directory that we made carries a mark. One without it is taken only while it is blank, or when our database lies in
+it, as a version before there were marks left it. Anything else belongs to other people, and is refused untouched.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from neaptide.engine.private_files import DIRECTORY_MODE, FILE_MODE, make_private_directory, private_opener
+
+logger = logging.getLogger(__name__)
+
+MARK_NAME = "neaptide-data-dir"
+FORMAT = 1
+"""Of the layout; the database has a schema of its own."""
+DATABASE_NAME = "neaptide.db"
+LOCK_NAME = "lock"
+FILES, JOBS, PROFILES, MOVED_ASIDE = "files", "jobs", "profiles", "moved-aside"
+REQUEST_LOG = "engine-requests.jsonl"
+
+_FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE)
+_MARK_TEMP = f"{MARK_NAME}.tmp"
+_WAL_NAME = f"{DATABASE_NAME}-wal"
+_DATABASE_PARTS = (DATABASE_NAME, _WAL_NAME, f"{DATABASE_NAME}-shm", f"{DATABASE_NAME}-journal")
+_BLANK = {LOCK_NAME, _MARK_TEMP, "lost+found", *_DATABASE_PARTS}
+"""What a first start may leave when it is cut off, and what a new file system brings along."""
+_OUR_TABLES = {"files", "batches", "batch_lines"}
+_SHOWN_NAMES = 3
+
+
+class StoreError(Exception):
+    """The data directory cannot be used; the message says why in one line."""
+
+
+class DataDirLockedError(StoreError):
+    """Another server runs on the same data directory."""
+
+
+def sync_directory(path: Path) -> None:
+    """Makes names in a directory durable: a rename alone is not."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class DataDir:
+    """One server's, or one offline command's, from ``open`` to ``close``. Blocking."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = path / DATABASE_NAME
+        self._lock_fd: int | None = None
+
+    def open(self, create: bool = True) -> None:
+        """Takes the directory: refuses a foreign one, locks it, marks it, closes it to other users.
+
+        Raises:
+            DataDirLockedError: another server holds it.
+            StoreError: it is foreign, damaged, without its database, not writable, or (without ``create``) not there.
+        """
+        try:
+            self._make_or_find(create)
+            is_marked = self._is_marked()
+            if not is_marked:
+                self._refuse_foreign(create)
+            self._refuse_odd_kinds()
+            self._lock_fd = _lock(self.path / LOCK_NAME)
+            self._refuse_lost_database()
+            self._take(is_marked)
+        except OSError as error:
+            self.close()
+            raise StoreError(f"cannot use the data directory {self.path}: {error.strerror or error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets go of the lock; safe to call twice."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    # ---- looking ----
+
+    def _make_or_find(self, create: bool) -> None:
+        if create and not os.path.lexists(self.path):
+            self.path.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
+        if not self.path.is_dir():
+            found = "is not a directory" if os.path.lexists(self.path) else "does not exist"
+            raise StoreError(f"the data directory {self.path} {found}")
+
+    def _is_marked(self) -> bool:
+        mark = self.path / MARK_NAME
+        if not os.path.lexists(mark):
+            return False
+        try:
+            version = json.loads(mark.read_bytes())["format"]
+            if type(version) is not int or mark.is_symlink():
+                raise ValueError
+        except (ValueError, TypeError, KeyError):
+            raise StoreError(
+                f"{mark} is damaged; if the directory is a server's, remove that file and start again"
+            ) from None
+        if version > FORMAT:
+            raise StoreError(f"the data directory was written by a newer neaptide (format {version})")
+        return True
+
+    def _refuse_foreign(self, create: bool) -> None:
+        if self._tables() >= _OUR_TABLES:
+            return
+        if not create:
+            raise StoreError(f"{self.path} is not a neaptide data directory")
+        foreign = sorted(name for name in os.listdir(self.path) if not self._is_blank(name))
+        if foreign:
+            shown = ", ".join(foreign[:_SHOWN_NAMES]) + (", ..." if len(foreign) > _SHOWN_NAMES else "")
+            raise StoreError(
+                f"{self.path} is not a neaptide data directory, and is not empty ({shown!r}); "
+                "choose an empty or a new one with --data-dir"
+            )
+
+    def _is_blank(self, name: str) -> bool:
+        """Whether something in a directory without mark and without tables says nothing about whose it is."""
+        path = self.path / name
+        if name in (FILES, JOBS):
+            return path.is_dir() and not path.is_symlink() and not os.listdir(path)
+        if name == LOCK_NAME:
+            content = path.read_bytes()[:32] if path.is_file() and not path.is_symlink() else b"?"
+            return not content.strip() or content.strip().isdigit()
+        return name in _BLANK and (name == "lost+found" or self._has_database or name not in _DATABASE_PARTS)
+
+    @property
+    def _has_database(self) -> bool:
+        return os.path.lexists(self.database)
+
+    def _tables(self) -> set[str]:
+        """Of the database, if there is one; looking changes nothing in it."""
+        if not self._has_database:
+            return set()
+        if self.database.is_symlink() or not self.database.is_file():
+            raise StoreError(f"the database {self.database} is not a plain file")
+        try:
+            uri = f"{self.database.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(uri, uri=True)) as connection:
+                names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise StoreError(f"the database {self.database} cannot be opened: {error}") from error
+        return {str(name) for (name,) in names}
+
+    def _refuse_odd_kinds(self) -> None:
+        """Links in our places could lead anywhere, and what we tidy there would not be ours."""
+        for name in (FILES, JOBS, MOVED_ASIDE):
+            path = self.path / name
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+                raise StoreError(f"{path} must be a directory, and not a link: link or move the whole data directory")
+        for name in (LOCK_NAME, MARK_NAME, REQUEST_LOG, *_DATABASE_PARTS):
+            path = self.path / name
+            if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+                raise StoreError(f"{path} must be a plain file")
+
+    def _refuse_lost_database(self) -> None:
+        """Without its database every file would count as unknown."""
+        if self._tables():
+            return
+        left = [name for name in (FILES, JOBS) if (self.path / name).is_dir() and os.listdir(self.path / name)]
+        wal = self.path / _WAL_NAME
+        if not self._has_database and wal.exists() and wal.stat().st_size:
+            left.append(_WAL_NAME)
+        if left:
+            state = "is blank" if self._has_database else "is missing"
+            raise StoreError(
+                f"the database {self.database} {state}, but there is still {' and '.join(left)} beside it; "
+                f"restore the database, or move {' and '.join(left)} away to begin anew"
+            )
+
+    # ---- taking ----
+
+    def _take(self, is_marked: bool) -> None:
+        _close_to_others(self.path)
+        if not is_marked:
+            with open(self.path / _MARK_TEMP, "w", opener=private_opener) as f:
+                json.dump({"format": FORMAT}, f)
+                f.flush()
+                os.fsync(f.fileno())
+            (self.path / _MARK_TEMP).replace(self.path / MARK_NAME)
+            logger.info("%s is now marked as a neaptide data directory", self.path)
+        if not self._has_database:
+            # SQLite would make it readable for everyone, and its log takes the same mode.
+            open(self.database, "xb", opener=private_opener).close()
+        for name in (FILES, JOBS, PROFILES):
+            make_private_directory(self.path / name)
+        sync_directory(self.path)
+
+
+def _lock(path: Path) -> int:
+    """An exclusive lock that ends with the process, however it ends."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as error:
+        holder = os.read(fd, 32).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise DataDirLockedError(
+            f"another neaptide process ({holder or 'unknown'}) uses the data directory {path.parent}; "
+            "stop it or choose another --data-dir"
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _close_to_others(root: Path) -> None:
+    """Takes other users' rights from everything of ours, the directory first."""
+    _set_mode(root, os.stat(root), DIRECTORY_MODE)
+    for path, found in _ours(root):
+        _set_mode(path, found, DIRECTORY_MODE if stat.S_ISDIR(found.st_mode) else FILE_MODE)
+
+
+def _ours(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Plain files and directories below our names, without those behind links."""
+    pending = [root]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if Path(entry.path).parent == root and not _is_our_name(entry.name):
+                    continue
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    if entry.name != MOVED_ASIDE:  # what lies in there is not ours
+                        pending.append(Path(entry.path))
+                    yield Path(entry.path), found
+                elif stat.S_ISREG(found.st_mode):
+                    yield Path(entry.path), found
+
+
+def _is_our_name(name: str) -> bool:
+    return name in (LOCK_NAME, MARK_NAME, *_FOLDERS, *_DATABASE_PARTS) or name.startswith(REQUEST_LOG)
+
+
+def _set_mode(path: Path, found: os.stat_result, mode: int) -> None:
+    if stat.S_IMODE(found.st_mode) == mode:
+        return
+    try:
+        os.chmod(path, mode)
+    except PermissionError:
+        # Another user's, as the root of a mounted volume may be: what is inside is closed all the same.
+        logger.warning("%s belongs to another user and is not closed to others", path)

@@ -1,0 +1,39 @@
+"""What has to go in the course of time: expired files, what deleted ones leave, old idempotency keys."""
+
+from collections.abc import Callable
+
+from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing.files import DAY_S, FileStore
+from neaptide.server.batches.storing.store import Store
+
+IDEMPOTENCY_KEY_LIFE_S = 7 * DAY_S
+CURSOR_LIFE_S = 7 * DAY_S
+"""How long a deleted file is remembered as a place in a list: a client may be paging."""
+LINES_A_WRITE = 2_000
+"""Results that are dropped in one transaction: a line that ends waits behind it."""
+
+
+class Housekeeping:
+    """Done at start, every minute, and by ``neaptide data prune``."""
+
+    def __init__(self, store: Store, files: FileStore, now: Callable[[], float]) -> None:
+        self._store = store
+        self._files = files
+        self._now = now
+
+    async def run(self) -> None:
+        """Raises StoreUnavailableError; what was not done is done the next time."""
+        now = int(self._now())
+        await self._store.write(file_rows.delete_expired, now)
+        for file_id in await self._store.read(file_rows.unswept_files):
+            await self._sweep(file_id)
+        await self._store.write(file_rows.forget_deleted, now - CURSOR_LIFE_S)
+        await self._store.write(file_rows.delete_old_keys, now - IDEMPOTENCY_KEY_LIFE_S)
+
+    async def _sweep(self, file_id: str) -> None:
+        """The bytes of a deleted file, and of a result file the results that it was made of."""
+        if not await self._files.remove(file_id):
+            return
+        while await self._store.write(batch_rows.drop_results, file_id, LINES_A_WRITE):
+            continue
+        await self._store.write(file_rows.mark_swept, file_id)

@@ -1,0 +1,93 @@
+"""What a start finds in our directories beside what the database knows.
+
+A crash leaves torn uploads, files whose deletion was committed, and the plans of jobs that have ended: those are ours,
+no reply ever promised them, and they go. Anything else is moved aside and reported, never deleted: it may be what an
+older copy of the database does not know yet, or not be ours at all.
+"""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from neaptide.engine.private_files import make_private_directory
+from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing.data_dir import FILES, JOBS, MOVED_ASIDE, sync_directory
+from neaptide.server.batches.storing.store import Store
+
+logger = logging.getLogger(__name__)
+
+_UPLOAD = re.compile(r"upload-[0-9a-f]{16}\.tmp")
+_JOB_FILE = re.compile(r"(batch_[0-9a-f]{24})\.(tokens|offsets|plan|sha256)")
+_SHOWN_NAMES = 5
+Verdict = Callable[[str], bool | None]
+"""Of a name: True to keep it, False to remove it, None for what nobody knows."""
+
+
+def tidy(store: Store, now_s: float) -> None:
+    """Removes what crashes left in the data directory and moves what is unknown aside. Blocking; at start only."""
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(now_s))
+    for folder, verdict in ((FILES, judge_files(store)), (JOBS, judge_jobs(store))):
+        _tidy_folder(store.data_dir / folder, verdict, store.data_dir / MOVED_ASIDE / stamp / folder)
+
+
+def judge_files(store: Store) -> Verdict:
+    known = store.read_blocking(file_rows.all_file_ids)
+    deleted = set(store.read_blocking(file_rows.unswept_files))
+    # Finalizing writes them again, whether it had got as far as their names or not.
+    planned = store.read_blocking(batch_rows.planned_file_ids)
+
+    def verdict(name: str) -> bool | None:
+        if name in known:
+            return True
+        is_torn = _UPLOAD.fullmatch(name) is not None or name.removesuffix(".tmp") in planned
+        return False if is_torn or name in deleted else None
+
+    return verdict
+
+
+def judge_jobs(store: Store) -> Verdict:
+    batches = store.read_blocking(batch_rows.all_batch_ids)
+    live = {record.id for record in store.read_blocking(batch_rows.live_batches)}
+
+    def verdict(name: str) -> bool | None:
+        found = _JOB_FILE.fullmatch(name)
+        if found is None or found[1] not in batches:
+            return None
+        return found[1] in live
+
+    return verdict
+
+
+def _tidy_folder(folder: Path, verdict: Verdict, aside: Path) -> None:
+    with os.scandir(folder) as entries:
+        found = [(Path(entry.path), entry.is_file(follow_symlinks=False)) for entry in entries]
+    unknown: list[Path] = []
+    for path, is_file in found:
+        judgement = verdict(path.name)
+        if judgement is None or (judgement is False and not is_file):
+            unknown.append(path)
+        elif judgement is False:
+            path.unlink()
+            logger.info("removed %s: what a crash left", path.name)
+    if unknown:
+        _move_aside(folder, sorted(unknown), aside)
+
+
+def _move_aside(folder: Path, paths: list[Path], aside: Path) -> None:
+    target, number = aside, 1
+    while target.exists():
+        number += 1
+        target = aside.with_name(f"{aside.name}-{number}")
+    for directory in (target.parents[1], target.parent, target):
+        make_private_directory(directory)
+    for path in paths:
+        path.rename(target / path.name)
+    for directory in (target.parents[2], target.parents[1], target.parent, target, folder):
+        sync_directory(directory)
+    names = ", ".join(path.name for path in paths[:_SHOWN_NAMES]) + (", ..." if len(paths) > _SHOWN_NAMES else "")
+    logger.warning(
+        "moved %d entries that the database does not know from %s to %s: %s", len(paths), folder, target, names
+    )

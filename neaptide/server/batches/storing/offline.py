@@ -1,0 +1,159 @@
+"""What ``neaptide data`` does to a data directory while no server runs on it. Blocking."""
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing.data_dir import (
+    DATABASE_NAME,
+    FILES,
+    JOBS,
+    MOVED_ASIDE,
+    PROFILES,
+    REQUEST_LOG,
+)
+from neaptide.server.batches.storing.files import DAY_S, FileStore
+from neaptide.server.batches.storing.housekeeping import IDEMPOTENCY_KEY_LIFE_S, Housekeeping
+from neaptide.server.batches.storing.leftovers import judge_files, judge_jobs
+from neaptide.server.batches.storing.models import FileRecord
+from neaptide.server.batches.storing.store import Store
+from neaptide.server.batches.storing.tables import batch_lines, batches, files
+
+_PAGE_LINES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What takes the space."""
+
+    bytes_of: dict[str, int]
+    """By part of the directory."""
+    reusable_bytes: int
+    """Of the database: rows that are gone; new ones take their place, ``prune`` gives them back."""
+    rows_of: dict[str, int]
+    """By table."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What ``check`` looked at, and everything that is not as it should be."""
+
+    files: int = 0
+    results: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def sizes(store: Store) -> Sizes:
+    """Of each part of the directory, in bytes; of the tables, in rows."""
+    found = Counter(dict.fromkeys(("database", FILES, JOBS, "logs", PROFILES, MOVED_ASIDE, "other"), 0))
+    for path in store.data_dir.iterdir():
+        found[_part(path.name)] += sum(_bytes(below) for below in (path, *path.rglob("*")))
+    return Sizes(dict(found), store.read_blocking(_reusable_bytes), store.read_blocking(_rows))
+
+
+def _part(name: str) -> str:
+    if name.startswith(DATABASE_NAME):
+        return "database"
+    if name.startswith(REQUEST_LOG):
+        return "logs"
+    return name if name in (FILES, JOBS, PROFILES, MOVED_ASIDE) else "other"
+
+
+def _bytes(path: Path) -> int:
+    return path.lstat().st_size if path.is_file() and not path.is_symlink() else 0
+
+
+def _reusable_bytes(conn: sa.Connection) -> int:
+    names = ("freelist_count", "page_size")
+    pages, page_bytes = (conn.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)
+    return int(pages) * int(page_bytes)
+
+
+def _rows(conn: sa.Connection) -> dict[str, int]:
+    return {
+        table.name: conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+        for table in (files, batches, batch_lines)
+    }
+
+
+def check(store: Store) -> Findings:
+    """Reads everything: the database's own consistency, each file's hash, each result's checksum, what is unknown."""
+    found = Findings()
+    found.problems += [f"database: {text}" for text in store.read_blocking(_integrity) if text != "ok"]
+    for record in store.read_blocking(file_rows.all_files):
+        found.files += 1
+        found.problems += _problems_of(store.data_dir / FILES / record.id, record)
+    for batch_id in sorted(store.read_blocking(batch_rows.all_batch_ids)):
+        _check_results(store, batch_id, found)
+    for folder, verdict in ((FILES, judge_files(store)), (JOBS, judge_jobs(store))):
+        for path in sorted((store.data_dir / folder).iterdir()):
+            if verdict(path.name) is None:
+                found.problems.append(f"{folder}/{path.name}: the database does not know it; a start moves it aside")
+    return found
+
+
+def _integrity(conn: sa.Connection) -> list[str]:
+    return [str(text) for text in conn.exec_driver_sql("PRAGMA integrity_check(10)").scalars()]
+
+
+def _problems_of(path: Path, record: FileRecord) -> Iterator[str]:
+    name = f"{FILES}/{record.id}"
+    try:
+        with path.open("rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+            num_bytes = f.tell()
+    except OSError as error:
+        yield f"{name}: {error.strerror}"
+        return
+    if (num_bytes, digest) != (record.num_bytes, record.sha256):
+        yield f"{name}: its bytes are not those that were stored"
+
+
+def _check_results(store: Store, batch_id: str, found: Findings) -> None:
+    after = 0
+    while page := store.read_blocking(batch_rows.ended_lines, batch_id, after, _PAGE_LINES):
+        found.results += sum(line.result is not None for line in page)
+        found.problems += [
+            f"{batch_id}, line {line.line_no}: its result is not what was stored" for line in page if line.is_damaged
+        ]
+        after = page[-1].line_no
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prune:
+    """What may go beside what a server would remove by itself."""
+
+    moved_aside: bool = False
+    batches_older_than_days: float | None = None
+    """Ended batches; those with a result file stay."""
+
+    def __post_init__(self) -> None:
+        days = self.batches_older_than_days
+        if days is not None and not days * DAY_S >= IDEMPOTENCY_KEY_LIFE_S:
+            least = IDEMPOTENCY_KEY_LIFE_S // DAY_S
+            raise ValueError(
+                f"batches can be forgotten after {least} days: until then a client may repeat the creation"
+            )
+
+
+def prune(store: Store, what: Prune) -> int:
+    """Removes what has to go, gives its space back to the disk, and returns how many bytes that was."""
+    before = sum(sizes(store).bytes_of.values())
+    files_of_store = FileStore(store, time.time, max_file_bytes=0)
+    asyncio.run(Housekeeping(store, files_of_store, time.time).run())
+    if what.batches_older_than_days is not None:
+        ended_before = int(time.time() - what.batches_older_than_days * DAY_S)
+        store.write_blocking(batch_rows.forget_batches, ended_before)
+    aside = store.data_dir / MOVED_ASIDE
+    if what.moved_aside and aside.exists():
+        shutil.rmtree(aside)
+    store.compact()
+    return before - sum(sizes(store).bytes_of.values())
