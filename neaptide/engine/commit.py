@@ -56,8 +56,9 @@ class Committer:
                 if (error := result.errors.get(plan.request_ids[index])) is not None:
                     current[index] = False
                     self._fail_part(table.request(int(plan.rows[index])), error)
+        self._publish(plan.rows[current], step.ends[current])
+        current &= step.is_current()  # a request that raised has ended
         rows, ends = plan.rows[current], step.ends[current]
-        self._kv.publish_rows(rows, ends)
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result, current)
         sampled = plan.sample[current]
@@ -78,6 +79,13 @@ class Committer:
         if error == NUMERICAL_ERROR:
             self._kv.distrust(request)
         self.end(request, FinishReason.ERROR, error)
+
+    def _publish(self, rows: IntArray, ends: IntArray) -> None:
+        for request, num_tokens in self._kv.publishable(rows, ends):
+            try:
+                self._kv.publish(request, num_tokens)
+            except Exception:
+                self.fail(request)
 
     def _append(self, rows: IntArray, ends: IntArray, token_ids: IntArray) -> BoolArray:
         """Notes the new token of each row, unless it stops its request; returns which do."""

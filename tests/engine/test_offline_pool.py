@@ -18,10 +18,7 @@ def part(message: AddBatch, rows: list[int], **fields: object) -> AddBatch:
 
 
 def drain(pool: OfflinePool) -> list[str]:
-    found = []
-    while pool.peek() is not None:
-        found.append(pool.pop().request_id)
-    return found
+    return [pool.pop().request_id for _ in range(len(pool))]
 
 
 def test_further_parts_stand_behind_the_first_and_before_later_batches(tmp_path: Path) -> None:
@@ -117,9 +114,9 @@ def test_a_row_that_was_looked_at_stays_the_next_one_when_rows_before_it_come(tm
     pool = OfflinePool(lambda tokens, row: tokens.prompt(row))
     a = batch(tmp_path, "a", [[5], [3]])
     pool.add_batch(part(a, [0]), 0.0, MAX_NUM_TOKENS)
-    head = pool.peek()
+    head = pool.draft().peek()
     pool.add_batch(part(a, [1]), 0.0, MAX_NUM_TOKENS)
-    assert pool.peek() is head
+    assert pool.draft().peek() is head
     assert drain(pool) == ["a:0", "a:1"]
 
 

@@ -5,7 +5,7 @@ Ask, then act: a draft of a step asks a ``KVDraft``, which answers as if what th
 applied and a step committed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from neaptide.engine.kv.block_pool import BlockPool
@@ -112,12 +112,16 @@ class KVCacheManager:
 
     def publish_rows(self, rows: IntArray, num_tokens: IntArray) -> None:
         """``publish`` for rows that have computed so many tokens each."""
+        for request, tokens in self.publishable(rows, num_tokens):
+            self.publish(request, tokens)
+
+    def publishable(self, rows: IntArray, num_tokens: IntArray) -> Iterator[tuple[Request, int]]:
+        """Those of the rows, with so many tokens each, that have full blocks to publish."""
         if not self.enable_prefix_cache:
             return
-        table = self.table
-        crossed = num_tokens // self.block_size > table.indexed[rows]
-        for seat, tokens in zip(rows[crossed].tolist(), num_tokens[crossed].tolist(), strict=True):
-            self.publish(table.request(seat), tokens)
+        full = num_tokens // self.block_size > self.table.indexed[rows]
+        for seat, tokens in zip(rows[full].tolist(), num_tokens[full].tolist(), strict=True):
+            yield self.table.request(seat), tokens
 
     def retract(self, request: Request, num_tokens: int) -> list[int]:
         """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the blocks, which no longer are found.
