@@ -62,6 +62,6 @@ class MachineExecutor(SimExecutor):
         self.steps = 0
 
     def submit(self, plan: StepPlan) -> SimHandle:
-        self.steps += bool(plan.scheduled)
+        self.steps += bool(len(plan))
         handle = super().submit(plan)
-        return handle if plan.scheduled else SimHandle(self.clock, self.clock.now(), handle.result)
+        return handle if len(plan) else SimHandle(self.clock, self.clock.now(), handle.result)
