@@ -211,6 +211,8 @@ class EngineCore:
             self._committer.fail(error.request)
             return None
         self._announce_rows()
+        if self._in_flight is not None and self._in_flight.takes_from(draft):
+            return None
         step = self.scheduler.apply(draft, timer)
         timer.scheduled()
         self._planning_s.append(timer.schedule_s)

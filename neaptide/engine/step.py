@@ -10,7 +10,7 @@ from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.block_table import IntArray
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.draft import Draft, PreemptionCount
+from neaptide.engine.scheduler.draft import Draft, Preempt, PreemptionCount
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID, BoolArray
 from neaptide.engine.timer import StepTimer
 
@@ -45,6 +45,15 @@ class Step:
         """[parts] whether the part's row is still of the step's epoch."""
         current: BoolArray = self.plan.table.epoch[self.plan.rows] == self.epochs
         return current
+
+    def takes_from(self, draft: Draft) -> bool:
+        """Whether the draft preempts a request that takes part in this step.
+
+        Such a draft waits until the step is committed, or the request would lose its new token, compute it again, lose
+        it again: two that make way for each other in turn would never come to an end.
+        """
+        step = self.plan.step
+        return any(action.request.last_step == step for action in draft.actions if isinstance(action, Preempt))
 
     def count_admission(self, request: Request, cached_tokens: int) -> None:
         """Notes the first admission of a request."""
