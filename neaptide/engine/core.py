@@ -221,6 +221,9 @@ class EngineCore:
                 self._observers.idle(now_s, self.scheduler)
             return None
         self._observers.planned(step, draft, self.scheduler)
+        step.starts_s = timer.scheduled_at_s
+        if self._in_flight is not None:
+            step.starts_s = max(step.starts_s, self._in_flight.expected_end_s)
         step.handle = self._executor.submit(step.plan)
         return step
 
@@ -239,6 +242,8 @@ class EngineCore:
             result = self._take_apart(step, error.__cause__)
         timer.executed(self._executed_at_s)
         self._executed_at_s = timer.executed_at_s
+        if self._in_flight is not None:
+            self._in_flight.starts_s = max(self._in_flight.timer.scheduled_at_s, timer.executed_at_s)
         self._observers.executed(step, result)
         self._committer.commit(step, result, self._in_flight, timer.executed_at_s)
         self.scheduler.observe_held(timer.executed_at_s)

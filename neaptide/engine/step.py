@@ -30,6 +30,8 @@ class Step:
     timer: StepTimer
     handle: StepHandle | None = None
     publishes_when_planned: bool = False
+    starts_s: float = 0.0
+    """When the device takes it up, as far as is known: at once, or when the step before it is done."""
     cached_tokens: int = field(init=False, default=0)
     """Prompt tokens that the step's first admissions found in the prefix cache."""
     admitted_prompt_tokens: int = field(init=False, default=0)
@@ -65,7 +67,7 @@ class Step:
 
     @property
     def expected_end_s(self) -> float:
-        return self.draft.now_s + self.plan.predicted_s
+        return self.starts_s + self.plan.predicted_s
 
     def take_back(self, kv: KVCacheManager, failed: Container[str], lost: set[int]) -> None:
         """Undoes the publishing of tokens that were planned and not computed, because their requests failed.
