@@ -86,6 +86,10 @@ def replay(
     lines = list(read_log(log))
     if not lines or not isinstance(lines[0], HeaderLine):
         raise ReplayError(f"{log} is empty")
+    if lines[0].scheduler.overlap_depth:
+        raise ReplayError(
+            f"{log} is of an engine that plans with a step in flight: its messages have no place between plans"
+        )
     with TemporaryDirectory(prefix="neaptide-replay-") as directory:
         driver = _Driver(lines, Path(directory), cost_model, headroom)
         for line in lines[1:]:

@@ -158,7 +158,8 @@ class StepRecorder(EngineObserver):
         handle, _ = self._live.pop(request.request_id)
         extend_block_hashes(request.block_hashes, request.token_ids, self._block_size, request.salt)
         tail = request.block_hashes[request.num_prompt_tokens // self._block_size :]
-        self._ended.append((handle, request.num_output_tokens, reason, self._numbers.of(tail)))
+        num_output_tokens = request.num_known_tokens - request.num_prompt_tokens
+        self._ended.append((handle, num_output_tokens, reason, self._numbers.of(tail)))
         self._ended_ids[request.request_id] = handle
 
     @_harmless
@@ -172,7 +173,7 @@ class StepRecorder(EngineObserver):
             kv=[blocks.cached, blocks.online, blocks.offline],
             preempt=[self._handle(request_id) for request_id in step.preempted.request_ids],
             end=self._ended,
-            errors={str(self._handle(request_id)): error for request_id, error in result.errors.items()},
+            errors={str(self._handle(id_)): error for id_, error in result.errors.items() if self._is_named(id_)},
             in_parts=not result.is_whole,
         )
         self._running.difference_update(line.preempt)
@@ -180,6 +181,8 @@ class StepRecorder(EngineObserver):
         gone = {handle for handle, *_ in self._ended}
         parts = zip(plan.request_ids, plan.num_tokens.tolist(), plan.num_computed.tolist(), strict=True)
         for request_id, num_tokens, num_computed in parts:
+            if not self._is_named(request_id):
+                continue  # it ended with the step before, when this one was in flight
             handle = self._handle(request_id)
             if handle not in self._running:
                 self._running.add(handle)
@@ -261,6 +264,9 @@ class StepRecorder(EngineObserver):
         """The first of ``count`` new ones."""
         self._num_handles += count
         return self._num_handles - count
+
+    def _is_named(self, request_id: str) -> bool:
+        return request_id in self._live or request_id in self._ended_ids
 
     def _handle(self, request_id: str) -> int:
         named = self._live.get(request_id)
