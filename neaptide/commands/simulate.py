@@ -37,6 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--ttft-slo-s", type=float, default=1.0, metavar="X", help="target of the first token (1)")
     add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="target of further tokens (0.05)")
     add("--overlap-kappa", type=float, default=1.0, metavar="K", help="1: compute and memory do not overlap (1)")
+    add("--overlap-depth", type=int, default=0, choices=(0, 1), help="steps in flight while the next is planned (0)")
     add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
     add("--max-tokens", type=int, metavar="N", help="what clients ask for at most (the rest of the context)")
     add("--max-model-len", type=int, default=131_072, metavar="N", help="context: prompt and output (131072)")
@@ -99,6 +100,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         ttft_slo_s=args.ttft_slo_s,
         tpot_slo_s=args.tpot_slo_s,
         overlap_kappa=args.overlap_kappa,
+        overlap_depth=args.overlap_depth,
         block_size=args.block_size,
         seed=args.seed,
         keep_order=args.keep_order,

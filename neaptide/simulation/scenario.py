@@ -37,6 +37,8 @@ class Scenario:
     """Standard deviation of the logarithm of a step's time."""
     headroom: str = DEFAULT_HEADROOM
     """See ``neaptide.estimator.recipes``."""
+    overlap_depth: int = 0
+    """Steps in flight while the next one is planned, 0 or 1."""
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int = 131_072
@@ -70,6 +72,7 @@ class Scenario:
             max_model_len=self.max_tokens,
             ttft_slo_s=self.ttft_slo_s,
             tpot_slo_s=self.tpot_slo_s,
+            overlap_depth=self.overlap_depth,
         )
         return EngineConfig(cache=CacheConfig(block_size=self.block_size), scheduler=scheduler)
 

@@ -137,7 +137,9 @@ class TraceExecutor:
         tally.offline_prefill_tokens = int(prefilled[of_prompts].sum())
         done = np.minimum(now_reached, prompt) - np.minimum(reached, prompt)
         tally.offline_prompt_tokens = int(done[of_prompts].sum())
-        tally.offline_output_tokens = int((plan.sample & (offline > 0)).sum())
+        # Behind the end token comes one more that is dropped, if the next step was planned before it was known.
+        kept = plan.sample & (plan.output_position <= last_position)
+        tally.offline_output_tokens = int((kept & (offline > 0)).sum())
         self._facts[rows, REACHED] = now_reached
         self.tallies[plan.step] = tally
         return np.where(plan.output_position == last_position, END_TOKEN_ID, token_id)
