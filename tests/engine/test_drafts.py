@@ -99,7 +99,7 @@ def test_apply_does_what_the_draft_said(policy: str, depth: int, tmp_path: Path)
         assert (occupancy.online, occupancy.offline) == (said["online blocks"], said["offline blocks"])
         assert list(kv._pool.ref_counts) == said["readers"]
         assert (queues.num_running, len(queues.running_offline)) == said["running"]
-        assert {r.request_id for r in queues.waiting_online} == said["waiting"]
+        assert [r.request_id for r in queues.waiting_online] == said["waiting"]
         assert len(queues.pool) == said["pooled"]
         assert next((r.request_id for r in queues.pool), None) == said["first pooled"]
         for request, block_ids in said["tables"]:
@@ -125,7 +125,7 @@ def expectation(draft: Draft) -> dict[str, Any]:
         "offline blocks": draft.kv.pool.num_offline,
         "readers": [draft.kv.pool.ref_cnt(block) for block in range(draft.kv.pool.num_blocks)],
         "running": (draft.num_running, draft.num_running_offline),
-        "waiting": {request.request_id for request in draft.waiting_online},
+        "waiting": [request.request_id for request in draft.waiting_online],
         "pooled": len(draft.pool),
         "first pooled": None if head is None else head.request_id,
         "tables": [(action.request, draft.kv.blocks_of(action.request)) for action in draft.admissions()],
