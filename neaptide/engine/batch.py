@@ -97,7 +97,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
 
     request_id: str
     token_ids: list[int]
-    """The tokens to compute, at positions ``num_computed_tokens ...``."""
+    """The tokens to compute, at positions ``num_computed_tokens ...``. -1 is a placeholder: the token that this request
+    samples in the step submitted before this one, whose result is not in yet; the executor fills it in."""
     num_computed_tokens: int
     """Tokens whose KV is in the cache before this step."""
     block_ids: list[int]
