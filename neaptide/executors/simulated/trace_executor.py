@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
-from neaptide.executors.simulated.hash_executor import SimHandle
+from neaptide.executors.simulated.hash_executor import DeviceTime, SimHandle
 
 END_TOKEN_ID = 5
 """Below every token of a prompt (``neaptide.loadgen.workloads.traces.token_ids``)."""
@@ -77,6 +77,7 @@ class TraceExecutor:
         self._random = random.Random(seed)
         self._requests: dict[str, _Request] = {}
         self._num_seen = 0
+        self._device = DeviceTime()
         self.tally = StepTally()
         """Of the last step."""
 
@@ -100,7 +101,7 @@ class TraceExecutor:
             seconds *= self._random.lognormvariate(0.0, self._step_noise)
         result = StepResult(model_s=seconds)
         self._run(plan, result.token_ids)
-        return SimHandle(self._clock, self._clock.now() + seconds, result)
+        return SimHandle(self._clock, self._device.add(self._clock.now(), seconds), result)
 
     def close(self) -> None:
         self._requests.clear()
