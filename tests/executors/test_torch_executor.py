@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from neaptide.engine.batch import BatchShape, StepPlan
+from neaptide.engine.batch import StepPlan
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.interfaces import Executor
@@ -134,7 +134,7 @@ def test_state_lives_until_the_request_ends(gqa: Gqa) -> None:
     driver.finish("a")
     driver.step({"b": 1})
     assert set(executor._states) == {"b"}
-    result = executor.submit(StepPlan(9, [], BatchShape(), finished_ids=["b"])).wait()
+    result = executor.submit(StepPlan.of_parts(9, [], finished_ids=["b"])).wait()
     assert result.token_ids == {}
     assert not executor._states
 
