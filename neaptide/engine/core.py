@@ -222,6 +222,7 @@ class EngineCore:
             return None
         if self._overlap_depth:
             _ = step.plan.request_ids  # its rows may belong to others when it is committed
+            step.note_published()
         self._observers.planned(step, draft, self.scheduler)
         step.starts_s = timer.scheduled_at_s
         if self._in_flight is not None:
@@ -236,7 +237,7 @@ class EngineCore:
     def _finish(self, step: Step) -> StepStats:
         """Waits for a step and commits it, while the one in flight runs."""
         assert step.handle is not None
-        timer = step.timer
+        timer, following = step.timer, self._in_flight
         try:
             result = self._executor.wait(step.plan, step.handle)
         except StepError as error:
@@ -247,7 +248,7 @@ class EngineCore:
         if self._in_flight is not None:
             self._in_flight.starts_s = max(self._in_flight.timer.scheduled_at_s, timer.executed_at_s)
         self._observers.executed(step, result)
-        self._committer.commit(step, result, self._in_flight, timer.executed_at_s)
+        self._committer.commit(step, result, following, timer.executed_at_s)
         self.scheduler.observe_held(timer.executed_at_s)
         if result.is_whole:
             self._cost_model.observe(step.plan.shape, timer.execute_s)
