@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.common import GAP
 from benchmarks.gpu.dense_reference import dense_logits
 from benchmarks.gpu.random_llama import TINY, LlamaShape, write_model_dir
-from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan
+from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.messages import TokenLogprobs
@@ -104,8 +104,8 @@ def _run(
 def _step(
     executor: TorchExecutor, tracks: list[Track], step: int, scenario: Scenario, num_outputs: int, free: list[int]
 ) -> None:
-    plan = StepPlan(step, [], BatchShape())
-    counts: dict[str, int] = {}
+    parts: list[ScheduledRequest] = []
+    new: list[NewRequest] = []
     for index, track in enumerate(tracks):
         if step < track.start_step or len(track.output) >= num_outputs:
             continue
@@ -116,9 +116,8 @@ def _step(
             track.blocks.append(free.pop())
         if not track.computed:
             params = SamplingParams(temperature=0.0, logprobs=TINY.vocab, ignore_eos=True)
-            plan.new_requests.append(NewRequest(request_id, track.prompt, params))
-        plan.shape.add(count, track.computed)
-        plan.scheduled.append(
+            new.append(NewRequest(request_id, track.prompt, params))
+        parts.append(
             ScheduledRequest(
                 request_id,
                 tokens[track.computed : end],
@@ -128,16 +127,17 @@ def _step(
                 len(track.output),
             )
         )
-        counts[request_id] = count
+    plan = StepPlan.of_parts(step, parts, new)
     result = executor.submit(plan).wait()
     if result.errors:
         raise RuntimeError(f"the executor reports {result.errors}")
-    for request_id, count in counts.items():
-        track = tracks[int(request_id)]
-        track.computed += count
-        if request_id in result.token_ids:
-            track.output.append(result.token_ids[request_id])
-            track.logprobs.append(result.logprobs[request_id])
+    sampled = result.tokens_by_id(plan)
+    for part in parts:
+        track = tracks[int(part.request_id)]
+        track.computed += len(part.token_ids)
+        if part.request_id in sampled:
+            track.output.append(sampled[part.request_id])
+            track.logprobs.append(result.logprobs[part.request_id])
 
 
 def compare(weights: dict[str, Tensor], shape: LlamaShape, tracks: list[Track], dtype: torch.dtype) -> dict[str, Any]:

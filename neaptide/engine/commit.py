@@ -55,11 +55,13 @@ class Committer:
                 if (error := result.errors.get(plan.request_ids[index])) is not None:
                     current[index] = False
                     self._fail_part(table.request(int(plan.rows[index])), error)
+        if current.any():
+            self._kv.publish_rows(plan.rows[current], step.ends[current], self.fail)
+            current &= step.is_current()  # a request that raised has ended
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result, current)
         kept = slice(None) if current.all() else current
         rows, ends, sampled = plan.rows[kept], step.ends[kept], plan.sample[kept]
-        self._kv.publish_rows(rows, ends)
         table.first_token_s[rows[sampled & (plan.output_position[kept] == 0)]] = now_s
         stops = np.zeros(len(rows), np.bool_)
         sampling = slice(None) if sampled.all() else sampled

@@ -211,6 +211,8 @@ class EngineCore:
             self._committer.fail(error.request)
             return None
         self._announce_rows()
+        if self._in_flight is not None and self._in_flight.takes_from(draft):
+            return None
         step = self.scheduler.apply(draft, timer)
         timer.scheduled()
         self._planning_s.append(timer.schedule_s)
@@ -221,6 +223,9 @@ class EngineCore:
         if self._overlap_depth:
             _ = step.plan.request_ids  # its rows may belong to others when it is committed
         self._observers.planned(step, draft, self.scheduler)
+        step.starts_s = timer.scheduled_at_s
+        if self._in_flight is not None:
+            step.starts_s = max(step.starts_s, self._in_flight.expected_end_s)
         step.handle = self._executor.submit(step.plan)
         return step
 
@@ -239,6 +244,8 @@ class EngineCore:
             result = self._take_apart(step, error.__cause__)
         timer.executed(self._executed_at_s)
         self._executed_at_s = timer.executed_at_s
+        if self._in_flight is not None:
+            self._in_flight.starts_s = max(self._in_flight.timer.scheduled_at_s, timer.executed_at_s)
         self._observers.executed(step, result)
         self._committer.commit(step, result, self._in_flight, timer.executed_at_s)
         self.scheduler.observe_held(timer.executed_at_s)

@@ -10,7 +10,7 @@ from neaptide.engine.batch import StepPlan
 from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.draft import Draft, PreemptionCount
+from neaptide.engine.scheduler.draft import Draft, Preempt, PreemptionCount
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.engine.timer import StepTimer
 
@@ -30,6 +30,8 @@ class Step:
     timer: StepTimer
     handle: StepHandle | None = None
     publishes_when_planned: bool = False
+    starts_s: float = 0.0
+    """When the device takes it up, as far as is known: at once, or when the step before it is done."""
     cached_tokens: int = field(init=False, default=0)
     """Prompt tokens that the step's first admissions found in the prefix cache."""
     admitted_prompt_tokens: int = field(init=False, default=0)
@@ -46,6 +48,15 @@ class Step:
         current: BoolArray = self.plan.table.epoch[self.plan.rows] == self.epochs
         return current
 
+    def takes_from(self, draft: Draft) -> bool:
+        """Whether the draft preempts a request that takes part in this step.
+
+        Such a draft waits until the step is committed, or the request would lose its new token, compute it again, lose
+        it again: two that make way for each other in turn would never come to an end.
+        """
+        step = self.plan.step
+        return any(action.request.last_step == step for action in draft.actions if isinstance(action, Preempt))
+
     def count_admission(self, request: Request, cached_tokens: int) -> None:
         """Notes the first admission of a request."""
         self.cached_tokens += cached_tokens
@@ -56,7 +67,7 @@ class Step:
 
     @property
     def expected_end_s(self) -> float:
-        return self.draft.now_s + self.plan.predicted_s
+        return self.starts_s + self.plan.predicted_s
 
     def take_back(self, kv: KVCacheManager, failed: Container[str], lost: set[int]) -> None:
         """Undoes the publishing of tokens that were planned and not computed, because their requests failed.

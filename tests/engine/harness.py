@@ -66,6 +66,7 @@ class Harness:
         cost_model: CostModel | None = None,
         cache: CacheConfig | None = None,
         headroom_ratio: float = 0.0,
+        eos_token_ids: frozenset[int] = frozenset(),
         **scheduler: object,
     ) -> None:
         self.clock = VirtualClock()
@@ -84,6 +85,7 @@ class Harness:
             self.cost_model,
             headroom,
             self.clock,
+            eos_token_ids,
             observers=[self.watch],
         )
         self.tokens: dict[str, list[int]] = defaultdict(list)

@@ -11,12 +11,16 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.clock import MonotonicClock, VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddRequest, RequestOutput
 from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.timer import StepTimer
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.executors.driver import GAP, VOCAB, make_executor, write_checkpoint
 
@@ -72,6 +76,13 @@ class Run:
             if output.finish_reason is not None:
                 self.ends[output.request_id] = output
         self.core.check_integrity()
+
+    def preempt(self, victim: Request) -> None:
+        scheduler = self.core.scheduler
+        budget = StepBudget(scheduler.cost_model, scheduler.max_step_tokens)
+        draft = Draft(scheduler.index, 0.0, scheduler.queues, budget)
+        draft.preempt(victim)
+        assert scheduler.apply(draft, StepTimer(VirtualClock())) is None
 
     def finish(self) -> None:
         while self.core.has_work:
@@ -185,13 +196,13 @@ def test_over_admission_with_forced_preemption_fails_nobody(checkpoint: tuple[Pa
     for i, prompt in enumerate(asked):
         run.add(f"r{i}", prompt, Tier.DEFAULT if i % 4 == 0 else Tier.FLEX)
     assert sum(len(prompt) + 12 for prompt in asked) >= 9 * 32 * BLOCK_SIZE
-    queues, preemptor = run.core.scheduler.queues, run.core.scheduler.preemptor
+    queues = run.core.scheduler.queues
     steps = 0
     while run.core.has_work:
         run.step()
         steps += 1
         if steps % 2 == 0 and len(queues.running_offline) > 1:
-            preemptor.preempt(next(iter(queues.running_offline.values())))
+            run.preempt(next(iter(queues.running_offline.values())))
             run.core.check_integrity()
     assert sum(end.num_preemptions for end in run.ends.values()) > 40
     for i, prompt in enumerate(asked):

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.engine.kv.block_pool import BlockPool
-from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.kv.manager import KVCacheManager, KVOccupancy
 from neaptide.engine.kv.prefix_index import block_hash, extend_block_hashes, root_hash
 from neaptide.engine.params import RequestClass, SamplingParams, Tier
 from neaptide.engine.request import Request
+from neaptide.engine.table import RequestTable
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 
@@ -17,13 +18,19 @@ def make_request(request_id: str, prompt: list[int], salt: bytes = b"", tier: Ti
     return Request(request_id, prompt, SamplingParams(max_tokens=8), tier, 0.0, 1.0, 0.1, salt)
 
 
+def make_cache(num_blocks: int) -> KVCacheManager:
+    """Blocks of 4 tokens, seats for four requests."""
+    return KVCacheManager(num_blocks, RequestTable(num_seats=4, max_tokens=32, block_size=4))
+
+
 def run_prompt(kv: KVCacheManager, request: Request) -> int:
     """Admits, computes the whole prompt, publishes; returns the cached tokens."""
-    hit = kv.match_prefix(request)
+    hit = kv.draft().match_prefix(request)
+    request.sit(kv.table, 1)
     kv.admit(request, hit)
     kv.grow(request, request.num_tokens - hit.num_tokens)
-    request.num_computed_tokens = request.num_tokens
-    kv.publish(request)
+    kv.table.computed[request.seat] = request.num_tokens
+    kv.publish(request, request.num_tokens)
     return hit.num_tokens
 
 
@@ -118,7 +125,7 @@ def test_hashes_extended_in_pieces_equal_hashes_of_the_whole(tokens: list[int], 
 
 
 def test_second_request_reuses_whole_blocks_of_a_shared_prefix() -> None:
-    kv = KVCacheManager(num_blocks=8, block_size=4)
+    kv = make_cache(8)
     first, second = make_request("a", [1] * 10 + [2]), make_request("b", [1] * 10 + [3])
     assert run_prompt(kv, first) == 0
     assert run_prompt(kv, second) == 8
@@ -128,46 +135,46 @@ def test_second_request_reuses_whole_blocks_of_a_shared_prefix() -> None:
 
 
 def test_a_full_hit_still_leaves_one_token_to_compute() -> None:
-    kv = KVCacheManager(num_blocks=8, block_size=4)
+    kv = make_cache(8)
     run_prompt(kv, make_request("a", [1] * 8))
-    assert kv.match_prefix(make_request("b", [1] * 8)).num_tokens == 4
+    assert kv.draft().match_prefix(make_request("b", [1] * 8)).num_tokens == 4
 
 
 def test_salts_do_not_share() -> None:
-    kv = KVCacheManager(num_blocks=8, block_size=4)
+    kv = make_cache(8)
     run_prompt(kv, make_request("a", [1] * 9, salt=b"x"))
-    assert kv.match_prefix(make_request("b", [1] * 9, salt=b"y")).num_tokens == 0
+    assert kv.draft().match_prefix(make_request("b", [1] * 9, salt=b"y")).num_tokens == 0
 
 
 def test_prompt_logprobs_take_no_hit() -> None:
-    kv = KVCacheManager(num_blocks=8, block_size=4)
+    kv = make_cache(8)
     run_prompt(kv, make_request("a", [1] * 9))
     request = make_request("b", [1] * 9)
     request.params = SamplingParams(prompt_logprobs=1)
-    assert kv.match_prefix(request).num_tokens == 0
+    assert kv.draft().match_prefix(request).num_tokens == 0
 
 
 def test_cached_prefix_survives_its_request() -> None:
-    kv = KVCacheManager(num_blocks=8, block_size=4)
+    kv = make_cache(8)
     first = make_request("a", [1] * 9)
     run_prompt(kv, first)
     kv.release(first)
-    assert (kv.pool.num_cached, kv.pool.num_free) == (2, 6)
+    assert kv.occupancy() == KVOccupancy(free=6, cached=2, online=0, offline=0)
     assert run_prompt(kv, make_request("b", [1] * 9)) == 8
 
 
 def test_admission_cost_counts_cached_blocks_that_it_takes_out_of_the_available_set() -> None:
-    kv = KVCacheManager(num_blocks=8, block_size=4)
+    kv = make_cache(8)
     first = make_request("a", [1] * 9)
     run_prompt(kv, first)
-    hit = kv.match_prefix(make_request("b", [1] * 9))
-    assert kv.admission_cost(hit, 1) == 1  # both hit blocks are held by a: only the tail block is new
+    hit = kv.draft().match_prefix(make_request("b", [1] * 9))
+    assert kv.draft().admission_cost(hit, 1) == 1  # both hit blocks are held by a: only the tail block is new
     kv.release(first)
-    assert kv.admission_cost(hit, 1) == 3
+    assert kv.draft().admission_cost(hit, 1) == 3
 
 
 def test_integrity_check_finds_a_leaked_reference() -> None:
-    kv = KVCacheManager(num_blocks=4, block_size=4)
+    kv = make_cache(4)
     run_prompt(kv, make_request("a", [1] * 5))
     with pytest.raises(AssertionError, match="ref counts differ"):
         kv.check_integrity([])

@@ -18,10 +18,7 @@ def part(message: AddBatch, rows: list[int], **fields: object) -> AddBatch:
 
 
 def drain(pool: OfflinePool) -> list[str]:
-    found = []
-    while pool.peek() is not None:
-        found.append(pool.pop().request_id)
-    return found
+    return [pool.pop().request_id for _ in range(len(pool))]
 
 
 def test_further_parts_stand_behind_the_first_and_before_later_batches(tmp_path: Path) -> None:
@@ -60,7 +57,7 @@ def test_each_part_has_its_own_token_file_and_parameters(tmp_path: Path) -> None
     pool.add_batch(first, 0.0, MAX_NUM_TOKENS)
     pool.add_batch(msgspec.structs.replace(other, batch_id="a", rows=[1], params_index=[0]), 1.0, MAX_NUM_TOKENS)
     requests = [pool.pop(), pool.pop()]
-    assert [(r.request_id, r.token_ids, r.params.max_tokens) for r in requests] == [
+    assert [(r.request_id, r.token_ids.tolist(), r.params.max_tokens) for r in requests] == [
         ("a:0", [1, 2], 3),
         ("a:1", [6, 7], 8),
     ]
@@ -113,14 +110,17 @@ def test_rows_come_in_the_order_of_their_key_whatever_message_they_came_with(tmp
     assert drain(pool) == ["a:3", "a:5", "a:0", "a:4", "a:2"]
 
 
-def test_a_row_that_was_looked_at_stays_the_next_one_when_rows_before_it_come(tmp_path: Path) -> None:
+def test_looking_at_a_row_leaves_it_in_its_place_and_makes_its_request_once(tmp_path: Path) -> None:
     pool = OfflinePool(lambda tokens, row: tokens.prompt(row))
     a = batch(tmp_path, "a", [[5], [3]])
     pool.add_batch(part(a, [0]), 0.0, MAX_NUM_TOKENS)
-    head = pool.peek()
+    looked_at = pool.draft().peek()
+    assert pool.draft().peek() is looked_at
     pool.add_batch(part(a, [1]), 0.0, MAX_NUM_TOKENS)
-    assert pool.peek() is head
-    assert drain(pool) == ["a:0", "a:1"]
+    assert pool.pop().request_id == "a:1"
+    assert pool.draft().peek() is looked_at
+    assert pool.pop() is looked_at
+    assert pool.take_first_looked_at() == [looked_at]
 
 
 def test_parameters_follow_their_rows_into_another_order(tmp_path: Path) -> None:

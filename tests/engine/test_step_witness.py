@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from neaptide.engine.process.witness import StepWitness, create_witness, read_witness
+from neaptide.engine.process.witness_observer import WitnessObserver
 from tests.engine.harness import Harness, online
 
 
@@ -35,7 +36,7 @@ def test_nothing_runs_between_steps(fd: int) -> None:
 def test_the_engine_notes_every_step_and_its_end() -> None:
     noted: list[list[str]] = []
     harness = Harness()
-    harness.core._witness = lambda ids: noted.append(list(ids))
+    harness.core.subscribe(WitnessObserver(lambda ids: noted.append(list(ids))))  # type: ignore[arg-type]
     harness.core.handle(online("a", [7, 8, 9], max_tokens=2))
     harness.run()
     assert noted == [["a"], [], ["a"], []]

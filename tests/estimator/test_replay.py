@@ -91,7 +91,7 @@ class Recorded:
             self.cost_model,
             build_headroom(headroom, 24),
             self.clock,
-            recorder=self.recorder,
+            observers=[self.recorder],
         )
         self.texts: dict[str, list[int]] = {}
 
@@ -228,7 +228,7 @@ def test_steps_that_the_cost_model_saw_before_are_shown_to_it_again(tmp_path: Pa
         shape = BatchShape()
         shape.add(tokens, 0)
         engine.cost_model.observe(shape, 0.01 * tokens)
-        engine.recorder.observed(shape, 0.01 * tokens)
+        engine.recorder.warmed_up(shape, 0.01 * tokens)
     engine.step(online("a", [7] * 9, max_tokens=30, tpot_slo_s=0.02), batch(tmp_path, "job", [[9] * 30, [8] * 30]))
     engine.run()
     engine.recorder.close()

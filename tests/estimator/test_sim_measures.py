@@ -2,8 +2,10 @@
 
 import pytest
 
-from neaptide.engine.batch import StepPlan
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.step import Step
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.simulator import simulate
@@ -40,11 +42,12 @@ def test_without_offline_work_nobody_waits() -> None:
 def test_a_small_set_is_refilled_until_it_outlasts_every_planning(num_rows: int) -> None:
     left: list[int] = []
 
-    def watch(scheduler: Scheduler, _plan: StepPlan) -> None:
-        left.append(len(scheduler.queues.pool))
+    class Watch(EngineObserver):
+        def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+            left.append(len(scheduler.queues.pool))
 
     scene = constant(online((0.0, 4, 1), (3.0, 4, 1)), [offline(*[(0, 4, 2)] * num_rows)], max_num_seqs=8)
-    run = simulate(scene, on_plan=watch)
+    run = simulate(scene, observers=[Watch()])
     assert run.result.valid
     assert min(left) > 0
     # Every seat but the two that online requests take for a step samples at every step of the window.

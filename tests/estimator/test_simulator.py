@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.engine.batch import StepPlan
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.record.step_log import AddLine, BatchLine, RowLine, StepLine, read_log
 from neaptide.engine.scheduler import policies
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.step import StepBuilder
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.simulator import SimulationError, simulate
@@ -269,7 +270,7 @@ def test_another_seed_draws_other_noise() -> None:
 class Idle(Scheduler):
     """Runs nobody."""
 
-    def _pack(self, step: StepBuilder) -> float:
+    def _pack(self, draft: Draft) -> float:
         return 0.0
 
 
@@ -283,28 +284,24 @@ def test_a_policy_that_stands_still_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_step_is_explained() -> None:
-    plans: list[StepPlan] = []
+    taking_part: list[str] = []
     explainer = Explainer(9)
 
-    def watch(scheduler: Scheduler, plan: StepPlan) -> None:
-        plans.append(plan)
-        explainer(scheduler, plan)
+    class Watch(EngineObserver):
+        def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+            if step.plan.step == 9:
+                taking_part.extend(step.plan.request_ids)
 
-    simulate(mixed(), on_plan=watch)
-    plan = next(plan for plan in plans if plan.step == 9)
+    simulate(mixed(), observers=[Watch(), explainer])
     assert explainer.text is not None
     assert explainer.text.startswith("step 9 at ")
-    assert all(part.request_id in explainer.text for part in plan.scheduled[:5])
+    assert taking_part
+    assert all(request_id in explainer.text for request_id in taking_part[:5])
 
 
 def test_who_sits_out_and_why_is_explained() -> None:
     """So tight a target that fewer decodes fit into the time budget than are resident."""
     explainers = [Explainer(step) for step in range(1, 150)]
-
-    def watch(scheduler: Scheduler, plan: StepPlan) -> None:
-        for explainer in explainers:
-            explainer(scheduler, plan)
-
-    simulate(mixed(tpot_slo_s=0.004), on_plan=watch)
+    simulate(mixed(tpot_slo_s=0.004), observers=explainers)
     said = [explainer.text for explainer in explainers if explainer.text and "sit out" in explainer.text]
     assert any("one more token would break the time budget" in text for text in said)

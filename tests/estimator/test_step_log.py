@@ -182,7 +182,7 @@ def test_a_recorder_that_fails_harms_no_request(
     recorder = StepRecorder(create_log(tmp_path / "log"), EngineConfig(), 64, {})
     executor = SimExecutor(64, ConstantCostModel(0.01), clock, vocab_size=1000)
     core = EngineCore(
-        EngineConfig(), executor, ConstantCostModel(0.01), FixedHeadroom(64, 0.0), clock, recorder=recorder
+        EngineConfig(), executor, ConstantCostModel(0.01), FixedHeadroom(64, 0.0), clock, observers=[recorder]
     )
     core.handle(AddRequest("a", [9] * 16, SamplingParams(max_tokens=2), Tier.DEFAULT, 0.0, 1.0, 0.1))
     core.handle(AddRequest("b", [9] * 16, SamplingParams(max_tokens=2), Tier.DEFAULT, 0.0, 1.0, 0.1))
@@ -210,7 +210,7 @@ def test_nothing_is_kept_of_requests_that_are_refused_or_cancelled(tmp_path: Pat
     recorder = StepRecorder(io.BytesIO(), EngineConfig(), 4, {})
     executor = SimExecutor(4, ConstantCostModel(0.01), clock, vocab_size=1000)
     core = EngineCore(
-        EngineConfig(), executor, ConstantCostModel(0.01), FixedHeadroom(4, 0.0), clock, recorder=recorder
+        EngineConfig(), executor, ConstantCostModel(0.01), FixedHeadroom(4, 0.0), clock, observers=[recorder]
     )
     core.handle(AddRequest("long", [9] * 999, SamplingParams(max_tokens=2), Tier.DEFAULT, 0.0, 1.0, 0.1))
     core.handle(batch(tmp_path, "job", [[9] * 8, [9] * 999, [], [8] * 8, [8] * 40, [8] * 40]))

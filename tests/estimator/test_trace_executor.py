@@ -1,4 +1,4 @@
-from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan
+from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.params import SamplingParams
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
@@ -21,33 +21,34 @@ def part(request_id: str, start: int, count: int, position: int | None) -> Sched
 
 def plan(*parts: ScheduledRequest, new: tuple[str, ...] = (), prompt_tokens: int = 10) -> StepPlan:
     news = [NewRequest(name, [7] * prompt_tokens, SamplingParams()) for name in new]
-    return StepPlan(1, list(parts), BatchShape(), new_requests=news)
+    return StepPlan.of_parts(1, parts, news)
 
 
 def test_the_last_token_of_an_answer_is_the_end_token() -> None:
     engine, clock = executor()
     first = engine.submit(plan(part("online", 0, 10, 0), new=("online",))).wait()
     second = engine.submit(plan(part("online", 10, 1, 1))).wait()
-    assert first.token_ids["online"] != END_TOKEN_ID
-    assert second.token_ids["online"] == END_TOKEN_ID
+    assert first.token_ids.tolist() != [END_TOKEN_ID]
+    assert second.token_ids.tolist() == [END_TOKEN_ID]
     assert clock.now() == 1.0
 
 
 def test_answers_of_two_requests_have_no_token_in_common() -> None:
     engine, _ = executor()
     result = engine.submit(plan(part("row", 0, 10, 0), part("other", 0, 10, 0), new=("row", "other"))).wait()
-    assert result.token_ids["row"] != result.token_ids["other"]
+    row, other = result.token_ids.tolist()
+    assert row != other
 
 
 def test_prompt_tokens_count_once_cached_ones_included() -> None:
     engine, _ = executor()
     engine.submit(plan(part("row", 4, 3, None), new=("row",)))
-    assert engine.tally.offline_prompt_tokens == 7
+    assert engine.tallies[1].offline_prompt_tokens == 7
     engine.submit(plan(part("row", 7, 3, 0)))
-    assert (engine.tally.offline_prompt_tokens, engine.tally.offline_output_tokens) == (3, 1)
+    assert (engine.tallies[1].offline_prompt_tokens, engine.tallies[1].offline_output_tokens) == (3, 1)
     engine.submit(plan(part("row", 10, 1, 1)))
-    assert (engine.tally.offline_prompt_tokens, engine.tally.offline_output_tokens) == (0, 1)
-    assert engine.tally.again_tokens == 0
+    assert (engine.tallies[1].offline_prompt_tokens, engine.tallies[1].offline_output_tokens) == (0, 1)
+    assert engine.tallies[1].again_tokens == 0
 
 
 def test_after_a_preemption_only_new_tokens_count_and_the_others_are_waste() -> None:
@@ -56,27 +57,27 @@ def test_after_a_preemption_only_new_tokens_count_and_the_others_are_waste() -> 
     engine.submit(plan(part("row", 0, 10, 0), new=("row",)))
     engine.submit(plan(part("row", 10, 1, 1)))
     engine.submit(plan(part("row", 4, 8, 2)))
-    assert engine.tally.again_tokens == 7
-    assert engine.tally.offline_prefill_tokens == 7
-    assert engine.tally.offline_prompt_tokens == 0
-    assert engine.tally.offline_output_tokens == 1
+    assert engine.tallies[1].again_tokens == 7
+    assert engine.tallies[1].offline_prefill_tokens == 7
+    assert engine.tallies[1].offline_prompt_tokens == 0
+    assert engine.tallies[1].offline_output_tokens == 1
 
 
 def test_computed_prompt_tokens_count_even_one_by_one() -> None:
     engine, _ = executor()
     engine.submit(plan(part("row", 8, 1, None), new=("row",)))
-    assert engine.tally.offline_prefill_tokens == 1
+    assert engine.tallies[1].offline_prefill_tokens == 1
     engine.submit(plan(part("row", 9, 1, 0)))
-    assert engine.tally.offline_prefill_tokens == 1
+    assert engine.tallies[1].offline_prefill_tokens == 1
     engine.submit(plan(part("row", 10, 1, 1)))
-    assert engine.tally.offline_prefill_tokens == 0
+    assert engine.tallies[1].offline_prefill_tokens == 0
 
 
 def test_online_tokens_are_not_offline_tokens() -> None:
     engine, _ = executor()
     engine.submit(plan(part("online", 0, 10, 0), new=("online",)))
-    assert (engine.tally.offline_prompt_tokens, engine.tally.offline_output_tokens) == (0, 0)
-    assert engine.tally.offline_prefill_tokens == 0
+    assert (engine.tallies[1].offline_prompt_tokens, engine.tallies[1].offline_output_tokens) == (0, 0)
+    assert engine.tallies[1].offline_prefill_tokens == 0
 
 
 def test_noise_is_drawn_from_the_seed() -> None:

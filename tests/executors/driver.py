@@ -1,7 +1,7 @@
 """Tiny random checkpoints, and hand-made step plans that drive the executor without a scheduler."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan, StepResult
+from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.messages import TokenLogprobs
@@ -113,19 +113,20 @@ class Driver:
 
     def step(self, tokens: dict[str, int]) -> StepResult:
         """Computes the next ``tokens[request_id]`` tokens of each request; samples where it reaches the end."""
-        plan = StepPlan(self.steps, [], BatchShape(), finished_ids=self.finished)
+        new = [NewRequest(name, self.tracks[name].prompt, self.tracks[name].params) for name in self._unsent(tokens)]
+        parts = [self._schedule(request_id, count) for request_id, count in tokens.items()]
+        plan = StepPlan.of_parts(self.steps, parts, new, self.finished)
         self.finished = []
         self.steps += 1
-        for request_id, count in tokens.items():
-            plan.scheduled.append(self._schedule(request_id, count, plan))
         result = self.executor.submit(plan).wait()
+        sampled = result.tokens_by_id(plan)
         for request_id, count in tokens.items():
             track = self.tracks[request_id]
             track.computed += count
             track.prompt_logprobs += result.prompt_logprobs.get(request_id, [])
             track.error = result.errors.get(request_id)
-            if request_id in result.token_ids:
-                track.output.append(result.token_ids[request_id])
+            if request_id in sampled:
+                track.output.append(sampled[request_id])
             if request_id in result.logprobs:
                 track.logprobs.append(result.logprobs[request_id])
         return result
@@ -146,15 +147,18 @@ class Driver:
         self.free += self.tracks.pop(request_id).blocks
         self.finished.append(request_id)
 
-    def _schedule(self, request_id: str, count: int, plan: StepPlan) -> ScheduledRequest:
+    def _unsent(self, request_ids: Iterable[str]) -> list[str]:
+        """Those that the executor has not heard of; it does now."""
+        unsent = [request_id for request_id in request_ids if not self.tracks[request_id].sent]
+        for request_id in unsent:
+            self.tracks[request_id].sent = True
+        return unsent
+
+    def _schedule(self, request_id: str, count: int) -> ScheduledRequest:
         track = self.tracks[request_id]
         end = track.computed + count
         while len(track.blocks) * self.block_size < end:
             track.blocks.append(self.free.pop())
-        if not track.sent:
-            plan.new_requests.append(NewRequest(request_id, track.prompt, track.params))
-            track.sent = True
-        plan.shape.add(count, track.computed)
         new_tokens = track.tokens[track.computed : end]
         sample = end == len(track.tokens)
         return ScheduledRequest(request_id, new_tokens, track.computed, track.blocks, sample, len(track.output))

@@ -24,8 +24,7 @@ def write(log: Path, directory: Path) -> int:
     steps = 0
     while core.has_work:
         steps += len(core.step().stats)
-    assert core.recorder is not None
-    core.recorder.close()
+    core.close()
     return steps
 
 

@@ -5,7 +5,7 @@ Ask, then act: a draft of a step asks a ``KVDraft``, which answers as if what th
 applied and a step committed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -113,8 +113,12 @@ class KVCacheManager:
             self._pool.publish(int(blocks[i]), request.block_hashes[i])
         self.table.indexed[request.seat] = num_full
 
-    def publish_rows(self, rows: IntArray, num_tokens: IntArray) -> None:
-        """``publish`` for rows that have computed so many tokens each."""
+    def publish_rows(self, rows: IntArray, num_tokens: IntArray, on_error: Callable[[Request], None]) -> None:
+        """``publish`` for rows that have computed so many tokens each.
+
+        Args:
+            on_error: called for a request that raises, from the except clause; the others go on.
+        """
         if not self.enable_prefix_cache:
             return
         table, size = self.table, self.block_size
@@ -124,18 +128,23 @@ class KVCacheManager:
         rows, num_full = rows[crossed], num_tokens[crossed] // size
         last = table.tokens[rows[:, None], ((num_full - 1) * size)[:, None] + np.arange(size)].tobytes()
         last_blocks = table.blocks.ids[rows, num_full - 1].tolist()
-        num_bytes, requests, publish = size * table.tokens.itemsize, table.requests_of(rows), self._pool.publish
+        num_bytes, requests = size * table.tokens.itemsize, table.requests_of(rows)
         columns = zip(requests, num_full.tolist(), table.indexed[rows].tolist(), last_blocks, strict=True)
         for k, (request, full, indexed, block) in enumerate(columns):
-            hashes = request.block_hashes
-            if full != indexed + 1 or len(hashes) != indexed or not hashes:
-                self.publish(request, full * size)
-                continue
-            # One more block, as nearly always: the last token of a decode's step has filled it.
-            block_hash = sha256(hashes[-1] + last[k * num_bytes : (k + 1) * num_bytes]).digest()
-            hashes.append(block_hash)
-            publish(block, block_hash)
-        table.indexed[rows] = num_full
+            try:
+                if full == indexed + 1 == len(request.block_hashes) + 1 and indexed:
+                    # One more block, as nearly always: the last token of a decode's step has filled it.
+                    self._publish_next(request, block, last[k * num_bytes : (k + 1) * num_bytes])
+                else:
+                    self.publish(request, full * size)
+            except Exception:
+                on_error(request)
+
+    def _publish_next(self, request: Request, block: int, text: bytes) -> None:
+        block_hash = sha256(request.block_hashes[-1] + text).digest()
+        request.block_hashes.append(block_hash)
+        self._pool.publish(block, block_hash)
+        self.table.indexed[request.seat] += 1
 
     def retract(self, request: Request, num_tokens: int) -> list[int]:
         """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the blocks, which no longer are found.

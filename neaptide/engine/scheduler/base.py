@@ -190,7 +190,8 @@ class Scheduler(ABC):
                 case TakePartRows(rows):
                     kv.grow_rows(rows)
                     if publishes:
-                        kv.publish_rows(rows, queues.table.computed[rows] + 1)
+                        for request in queues.table.requests_of(rows):
+                            kv.publish(request, request.num_computed_tokens + 1)
                     parts.append(np.stack((rows, np.ones_like(rows))))
                 case Admit(request, hit):
                     queues.start(request)

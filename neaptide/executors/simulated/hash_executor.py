@@ -66,7 +66,7 @@ class SimExecutor:
             self._prompt_crc.pop(request_id, None)
         for new in plan.new_requests:
             self._prompt_crc[new.request_id] = zlib.crc32(array("i", new.prompt_token_ids).tobytes())
-        seconds = self._cost_model.predict(plan.shape).seconds
+        seconds = self._cost_model.predict(plan.shape).seconds if len(plan) else 0.0
         result = StepResult.of(plan)
         result.model_s = seconds
         for index in np.flatnonzero(plan.sample).tolist():

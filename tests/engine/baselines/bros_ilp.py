@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import compress, product
 
-from neaptide.engine.batch import BatchShape, StepPlan
+from neaptide.engine.batch import BatchShape
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.kv.draft import NO_HIT
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.baselines.bros import AdaptiveBatchSize, BrosScheduler
-from neaptide.engine.scheduler.baselines.whole_prompts import NO_HIT
+from neaptide.engine.table import RequestTable
 
 NOW_S = 10.0
 BLOCK_SIZE = 16
+MAX_TOKENS = 2048
 TTFT_S, TPOT_S = 0.4, 0.2
 """The paper's targets."""
 
@@ -101,17 +103,18 @@ class Instance:
         """What one step of the policy takes; None if it dropped requests, which the problem does not know."""
         held = sum(-(-c.context_tokens // BLOCK_SIZE) for c in self.candidates)
         num_blocks = held + self.num_empty_blocks
-        kv = KVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_cache=False)
+        table = RequestTable(len(self.candidates), MAX_TOKENS, BLOCK_SIZE)
+        kv = KVCacheManager(num_blocks, table, enable_prefix_cache=False)
         scheduler = BrosScheduler(SchedulerConfig(), kv, LinearCost(), FixedHeadroom(num_blocks, 0.0))
         scheduler.batch_size = AdaptiveBatchSize(self.batch_size, self.batch_size)
-        scheduler.observe_step(StepPlan(0, [], BatchShape()), self.mean_step_s)
+        scheduler._mean_step_s = self.mean_step_s
         for candidate in self.candidates:
             self._submit(scheduler, candidate)
-        scheduler.schedule(NOW_S)
-        assert scheduler.last is not None
-        if scheduler.preemptor.count.online or scheduler.preemptor.count.offline:
+        scheduler.begin(NOW_S)
+        draft = scheduler.draft(NOW_S)
+        if draft.preempted.total:
             return None
-        chosen = {request.request_id for request, _ in scheduler.last.scheduled}
+        chosen = {request.request_id for request, _ in draft.parts()}
         return [c for c in self.candidates if c.request_id in chosen]
 
     def _submit(self, scheduler: BrosScheduler, candidate: Candidate) -> None:
@@ -127,18 +130,19 @@ class Instance:
             TPOT_S,
         )
         queues = scheduler.queues
+        if candidate.context_tokens:
+            request._output_token_ids.append(7)
         if request.is_online:
             queues.add_online(request)
-        elif not candidate.context_tokens:
+        else:
             queues.pool.add_flex(request)
         if candidate.context_tokens:
+            queues.start(request)
             queues.kv.admit(request, NO_HIT)
             queues.kv.grow(request, candidate.context_tokens)
-            queues.start(request)
-            request.num_computed_tokens = candidate.context_tokens
-            request.token_ids.append(7)
+            queues.table.computed[request.seat] = candidate.context_tokens
             if request.is_online:
-                scheduler._returned_s[request.request_id] = NOW_S - candidate.elapsed_s
+                scheduler._returned_s[request] = NOW_S - candidate.elapsed_s
 
 
 def random_instance(rng: random.Random) -> Instance:

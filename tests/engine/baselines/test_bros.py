@@ -8,13 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.config import CacheConfig, SchedulerConfig
+from neaptide.engine.kv.draft import NO_HIT
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.messages import SetOffline
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.baselines.bros import AdaptiveBatchSize, BrosScheduler
-from neaptide.engine.scheduler.baselines.whole_prompts import NO_HIT
+from neaptide.engine.scheduler.baselines.bros import AdaptiveBatchSize, BrosNotes, BrosScheduler
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.table import RequestTable
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.baselines.costs import PerTokenCost
 from tests.engine.harness import Harness, batch, online
@@ -220,24 +223,27 @@ def rt_requests(draw: st.DrawFn) -> list[tuple[float, float, float, bool, float 
 def test_pulling_gives_the_order_of_a_full_sort(
     states: list[tuple[float, float, float, bool, float | None]], now_s: float
 ) -> None:
-    kv = KVCacheManager(1000, 4, enable_prefix_cache=False)
+    kv = KVCacheManager(1000, RequestTable(20, 16, 4), enable_prefix_cache=False)
     scheduler = BrosScheduler(SchedulerConfig(), kv, ConstantCostModel(0.2), FixedHeadroom(1000, 0.0))
-    requests = []
+    requests, last_s = [], {}
     for index, (arrival_s, ttft_s, tpot_s, is_resident, returned_s) in enumerate(states):
         request = Request(f"r{index:02}", [7] * 5, SamplingParams(), Tier.DEFAULT, arrival_s, ttft_s, tpot_s)
         if returned_s is not None:
-            request.token_ids.append(8)
-            scheduler._returned_s[request.request_id] = returned_s
+            request._output_token_ids.append(8)
+            last_s[request] = returned_s
         scheduler.queues.add_online(request)
         if is_resident:
+            scheduler.queues.start(request)
             kv.admit(request, NO_HIT)
             kv.grow(request, request.num_tokens)
-            scheduler.queues.start(request)
         requests.append(request)
-    by_deadline = sorted(requests, key=scheduler.urgency)
-    slacks = [scheduler.urgency(r)[0] - now_s for r in by_deadline]
-    assert list(scheduler.pull()) == by_deadline
-    assert scheduler.tightest_slack_s(now_s) == min((slack for slack in slacks if slack >= 0.2), default=math.inf)
+    draft = Draft(1, now_s, scheduler.queues, StepBudget(scheduler.cost_model, 4096))
+    draft.notes = BrosNotes(last_s)
+    urgency = scheduler.urgency(draft)
+    by_deadline = sorted(requests, key=urgency)
+    slacks = [urgency(request)[0] - now_s for request in by_deadline]
+    assert list(scheduler.pull(draft)) == by_deadline
+    assert scheduler.tightest_slack_s(draft) == min((slack for slack in slacks if slack >= 0.2), default=math.inf)
 
 
 def test_bros_differs_from_fcfs_and_from_round_robin(tmp_path: Path) -> None:

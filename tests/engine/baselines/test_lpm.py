@@ -70,7 +70,7 @@ def test_retraction_sends_back_the_least_output_then_the_longest_prompt() -> Non
     harness = Harness(num_blocks=10, policy="lpm")
     harness.core.handle(online("a", [7] * 4, max_tokens=12))
     steps = [harness.step()]
-    harness.core.scheduler.ratio = 0.0  # type: ignore[attr-defined]  # as if limits had never been reached for long
+    harness.core.scheduler._state.ratio = 0.0  # type: ignore[attr-defined]  # as if limits had never been reached for long
     harness.core.handle(online("f", [8] * 4, max_tokens=12, arrival_s=0.1))
     steps.append(harness.step())
     harness.core.handle(online("g", [9] * 8, max_tokens=12, arrival_s=0.2))

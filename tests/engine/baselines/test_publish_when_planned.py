@@ -12,7 +12,8 @@ import pytest
 
 from neaptide.engine.batch import ScheduledRequest, StepPlan
 from neaptide.engine.interfaces import StepHandle
-from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.kv.draft import KVDraft
+from neaptide.engine.kv.manager import KVOccupancy
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle, simulated_token
@@ -57,8 +58,8 @@ class WitnessExecutor:
                 raise RuntimeError("poisoned")
         for part in plan.scheduled:
             self._write(part)
-        for part in plan.scheduled:
-            self._read(part, handle)
+        for index, part in enumerate(plan.scheduled):
+            self._read(index, part, handle)
         return handle
 
     def close(self) -> None:
@@ -80,16 +81,14 @@ class WitnessExecutor:
             value = NAN if part.request_id in self.not_a_number else chain[position]
             self._slots[part.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE] = value
 
-    def _read(self, part: ScheduledRequest, handle: SimHandle) -> None:
+    def _read(self, index: int, part: ScheduledRequest, handle: SimHandle) -> None:
         chain = self._chain(part)
         found = [self._slots.get((part.block_ids[p // BLOCK_SIZE], p % BLOCK_SIZE)) for p in range(len(chain))]
         if NAN in found:
             handle.result.errors[part.request_id] = NUMERICAL_ERROR
-            handle.result.token_ids.pop(part.request_id, None)
         elif found != chain:
             self.num_wrong += 1
-            if part.sample:
-                handle.result.token_ids[part.request_id] = WRONG_TOKEN
+            handle.result.token_ids[index] = WRONG_TOKEN
 
 
 def witnessed(policy: str, **fields: Any) -> tuple[Harness, WitnessExecutor]:
@@ -161,26 +160,28 @@ def test_sequences_of_a_step_share_generated_blocks() -> None:
 @pytest.mark.parametrize("method", ["grow", "publish"])
 def test_nothing_is_shared_of_a_step_whose_planning_failed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     harness, executor = witnessed("fcfs")
-    original: Callable[..., Any] = getattr(KVCacheManager, method)
+    original: Callable[..., Any] = getattr(KVDraft, method)
 
-    def poisoned(kv: KVCacheManager, request: Any, *rest: Any) -> Any:
+    def poisoned(kv: KVDraft, request: Any, *rest: Any) -> Any:
         if request.request_id == "poison":
             raise RuntimeError("poisoned")
         return original(kv, request, *rest)
 
-    monkeypatch.setattr(KVCacheManager, method, poisoned)
+    monkeypatch.setattr(KVDraft, method, poisoned)
     prompts = CHAIN | {"poison": [7] * 8 + [3] * 9}
     for index, (name, prompt) in enumerate(prompts.items()):
         harness.core.handle(online(name, prompt, arrival_s=0.001 * index))
     assert harness.step() == {}
     assert harness.ends["poison"][0].error == INTERNAL_ERROR
-    assert len(harness.core.kv.pool.index) == 0
-    # They are running now, so that each computes its own; nobody is let in again to look into the cache.
-    assert harness.step() == {"a": 8, "b": 12, "c": 13}
+    # Not even those that came before the culprit have started: the next step is planned from what was.
+    assert [request.request_id for request in harness.core.scheduler.queues.waiting_online] == list(CHAIN)
+    assert harness.core.kv.occupancy() == KVOccupancy(free=64, cached=0, online=0, offline=0)
+    assert len(harness.core.kv._pool.index) == 0
+    assert harness.step() == {"a": 8, "b": 4, "c": 1}
     harness.run()
+    assert [harness.ends[name][0].num_cached_tokens for name in CHAIN] == [0, 8, 12]
     for name, prompt in CHAIN.items():
         assert_text(harness, name, prompt)
-        assert harness.ends[name][0].num_cached_tokens == 0
     assert executor.num_wrong == 0
 
 

@@ -76,7 +76,7 @@ def test_paused_offline_work_gives_its_memory_to_online_work(tmp_path: Path) -> 
     harness.core.handle(SetOffline(True))
     harness.core.handle(online("a", prompt(5), max_tokens=2, arrival_s=0.01))
     assert [harness.step(), harness.step(), harness.step()] == [{"a": 5}, {"a": 1}, {}]
-    assert harness.core.kv.pool.num_offline == 2  # be:0 was left alone
+    assert harness.core.kv.occupancy().offline == 2  # be:0 was left alone
     harness.core.handle(SetOffline(False))
     assert harness.step() == {"be:0": 1}
 
