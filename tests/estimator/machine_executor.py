@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from neaptide.engine.batch import BatchShape, StepPlan
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.steps.plan import BatchShape, StepPlan
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.interfaces import Executor, StepHandle
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.torch.torch_executor import TorchExecutor
 

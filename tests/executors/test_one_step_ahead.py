@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from neaptide.engine.batch import ScheduledRequest, StepPlan
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.torch import torch_executor
 from neaptide.executors.torch.torch_executor import TorchExecutor

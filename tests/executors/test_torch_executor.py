@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from neaptide.engine.batch import StepPlan
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.interfaces import Executor
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.torch import device, torch_executor
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from tests.executors.driver import (

@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import NewRequest, StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
@@ -25,8 +24,9 @@ from neaptide.engine.scheduler.draft import (
     TakePartRows,
 )
 from neaptide.engine.scheduler.queues import OnlineOrder, Queues, deadline_order
-from neaptide.engine.step import Step, await_tokens
-from neaptide.engine.timer import StepTimer
+from neaptide.engine.steps.plan import NewRequest, StepPlan
+from neaptide.engine.steps.step import Step, await_tokens
+from neaptide.engine.steps.timer import StepTimer
 
 
 class PlanningError(Exception):

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.steps.plan import StepPlan, StepResult
 
 
 def simulated_token(prompt_crc: int, output_position: int, vocab_size: int, first_token_id: int) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import NewRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
 from neaptide.executors.simulated.hash_executor import DeviceTime, SimHandle
 
 END_TOKEN_ID = 5

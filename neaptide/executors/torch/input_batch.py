@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from neaptide.engine.batch import ScheduledRequest
+from neaptide.engine.steps.plan import ScheduledRequest
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.torch.placeholders import SampledRow, fill_
 from neaptide.kernels.paged_attention import AttentionPlan, plan_attention

@@ -5,8 +5,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.torch.placeholders import RecentTokens
 from neaptide.executors.torch.random_stream import request_seed

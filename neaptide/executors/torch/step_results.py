@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from neaptide.engine.batch import StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.params import NUMERICAL_ERROR
+from neaptide.engine.steps.plan import StepResult
 from neaptide.executors.torch.logprobs import Scored, to_host
 from neaptide.kernels.transfer import HostCopy
 

@@ -7,10 +7,10 @@ import pkgutil
 import torch
 from torch import Tensor
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.logprobs import score

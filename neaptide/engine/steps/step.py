@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from neaptide.engine.arrays import BoolArray, IntArray
-from neaptide.engine.batch import StepPlan
 from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.draft import Draft, Preempt, PreemptionCount
+from neaptide.engine.steps.plan import StepPlan
+from neaptide.engine.steps.timer import StepTimer
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
-from neaptide.engine.timer import StepTimer
 
 
 @dataclass(slots=True)
