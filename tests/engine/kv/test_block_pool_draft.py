@@ -11,7 +11,7 @@ from neaptide.engine.kv.pool_draft import BlockPoolDraft
 from neaptide.engine.params import RequestClass
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
-NUM_BLOCKS = 8
+NUM_BLOCKS = 5
 CHAINS = ([b"a", b"ab", b"abc"], [b"a", b"ax"], [b"z", b"zz", b"zzz", b"zzzz"])
 """Prefixes by the hashes of their blocks; the first two share a block."""
 
@@ -23,8 +23,8 @@ class Allocate:
 
 
 @dataclass(frozen=True)
-class Hit:
-    """Reads what is cached of a chain."""
+class Compute:
+    """Reads what is cached of a chain, and computes and publishes the rest of it, if there is room."""
 
     chain: int
     owner: RequestClass
@@ -43,14 +43,14 @@ class Release:
     holder: int
 
 
-Operation = Allocate | Hit | Publish | Release
+Operation = Allocate | Compute | Publish | Release
 owners = st.sampled_from([ONLINE, OFFLINE])
 chains = st.integers(0, len(CHAINS) - 1)
 holders = st.integers(0, 9)
 operations = st.lists(
     st.one_of(
         st.builds(Allocate, st.integers(0, 4), owners),
-        st.builds(Hit, chains, owners),
+        st.builds(Compute, chains, owners),
         st.builds(Publish, holders, chains),
         st.builds(Release, holders),
     ),
@@ -73,9 +73,13 @@ class Player:
             case Allocate(count, owner):
                 blocks = pool.allocate(min(count, pool.num_available), owner)
                 held.append((owner, blocks))
-            case Hit(chain, owner):
+            case Compute(chain, owner):
                 blocks = self.find(CHAINS[chain])
                 pool.acquire(blocks, owner)
+                if len(CHAINS[chain]) - len(blocks) <= pool.num_available:
+                    blocks = blocks + pool.allocate(len(CHAINS[chain]) - len(blocks), owner)
+                    for block, block_hash in zip(blocks, CHAINS[chain], strict=True):
+                        pool.publish(block, block_hash)
                 held.append((owner, blocks))
             case Publish(holder, chain) if held:
                 _, blocks = held[holder % len(held)]
@@ -143,8 +147,20 @@ def test_a_draft_evicts_in_the_pools_order_and_then_what_it_released_itself() ->
     draft = BlockPoolDraft(pool)
     draft.release(held, OFFLINE)
     assert draft.allocate(3, ONLINE) == [2, 0, 1]  # the free one, the old one, the one just released
-    assert draft.longest_prefix([b"old"]) == draft.longest_prefix([b"held"]) == []
+    assert (draft.longest_prefix([b"old"]), draft.longest_prefix([b"held"])) == ([], [])
     assert pool.index.get(b"old") == 0
+
+
+def test_a_draft_does_not_evict_what_it_reads_itself() -> None:
+    pool = BlockPool(2)
+    for block_hash in (b"a", b"z"):
+        pool.publish(pool.allocate(1, OFFLINE)[0], block_hash)
+    pool.release([0], OFFLINE)
+    pool.release([1], OFFLINE)
+    draft = BlockPoolDraft(pool)
+    draft.acquire([0], ONLINE)
+    assert draft.allocate(1, ONLINE) == [1]
+    assert (draft.longest_prefix([b"a"]), draft.longest_prefix([b"z"])) == ([0], [])
 
 
 def test_more_than_available_is_refused_and_changes_nothing() -> None:
