@@ -45,17 +45,12 @@ class Committer:
         """Takes in what the step brought. Rows of requests that have ended or lost their KV meanwhile are dropped.
 
         Args:
-            following: the step in flight that was planned before this one was done.
+            following: the step that was planned before this one was done: in flight, or undone if this one raised.
         """
         if result.errors:
-            self._take_back(step, result, following)
+            self._fail_parts(step, result, following)
         plan, table = step.plan, step.plan.table
         current = step.is_current()
-        if result.errors:
-            for index in np.flatnonzero(current).tolist():
-                if (error := result.errors.get(plan.request_ids[index])) is not None:
-                    current[index] = False
-                    self._fail_part(table.request(int(plan.rows[index])), error)
         self._publish(plan.rows[current], step.ends[current])
         current &= step.is_current()  # a request that raised has ended
         rows, ends = plan.rows[current], step.ends[current]
@@ -68,17 +63,18 @@ class Committer:
         stops[sampled] = self._append(rows[sampled], ends[sampled], result.token_ids[current][sampled])
         self._report_rows(rows, ends, sampled, stops, result, now_s)
 
-    def _take_back(self, step: Step, result: StepResult, following: Step | None) -> None:
-        """Requests that read what a failed request of this step should have written compute it again."""
+    def _fail_parts(self, step: Step, result: StepResult, following: Step | None) -> None:
+        """Requests that failed end; those that read what a failed one should have written compute it again."""
         lost: set[int] = set()
         step.take_back(self._kv, result.errors, lost)
+        for index in np.flatnonzero(step.is_current()).tolist():
+            if (error := result.errors.get(step.plan.request_ids[index])) is not None:
+                request = step.plan.table.request(int(step.plan.rows[index]))
+                if error == NUMERICAL_ERROR:
+                    self._kv.distrust(request)
+                self.end(request, FinishReason.ERROR, error)
         if following is not None:
             following.take_back(self._kv, (), lost)
-
-    def _fail_part(self, request: Request, error: str) -> None:
-        if error == NUMERICAL_ERROR:
-            self._kv.distrust(request)
-        self.end(request, FinishReason.ERROR, error)
 
     def _publish(self, rows: IntArray, ends: IntArray) -> None:
         for request, num_tokens in self._kv.publishable(rows, ends):

@@ -229,7 +229,7 @@ class EngineCore:
     def _finish(self, step: Step) -> StepStats:
         """Waits for a step and commits it, while the one in flight runs."""
         assert step.handle is not None
-        timer = step.timer
+        timer, following = step.timer, self._in_flight
         try:
             result = self._executor.wait(step.plan, step.handle)
         except StepError as error:
@@ -238,7 +238,7 @@ class EngineCore:
         timer.executed(self._executed_at_s)
         self._executed_at_s = timer.executed_at_s
         self._observers.executed(step, result)
-        self._committer.commit(step, result, self._in_flight, timer.executed_at_s)
+        self._committer.commit(step, result, following, timer.executed_at_s)
         self.scheduler.observe_held(timer.executed_at_s)
         if result.is_whole:
             self._cost_model.observe(step.plan.shape, timer.execute_s)
@@ -258,12 +258,9 @@ class EngineCore:
 
     def _take_apart(self, step: Step, error: BaseException | None) -> StepResult:
         """The result of a step that raised, of those of its rows that still are what they were."""
-        current = np.flatnonzero(step.is_current())
-        result = StepResult.of(step.plan)
-        result.is_whole = False
-        if len(current):
-            result.merge(self._executor.take_apart(step.plan.part(current), error), current)
-        return result
+        plan, current = step.plan, np.flatnonzero(step.is_current())
+        self.scheduler.tell_again(plan, {plan.request_ids[index] for index in current.tolist()})
+        return self._executor.take_apart(plan, current, error)
 
     # ---- inspection ----
 

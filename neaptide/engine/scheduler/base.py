@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import ClassVar
 
 import numpy as np
@@ -114,12 +115,19 @@ class Scheduler(ABC):
     def undo(self, step: Step) -> None:
         """A step that was applied will be planned anew, and the executor told again of what changed with it."""
         step.undo(self.kv)
-        for new in step.plan.new_requests:
+        self.tell_again(step.plan)
+
+    def tell_again(self, plan: StepPlan, heard: Collection[str] = ()) -> None:
+        """The plan failed, and the executor has heard of no other of its requests than these."""
+        for new in plan.new_requests:
+            if new.request_id in heard:
+                continue
             request = self.queues.find(new.request_id) or self.queues.pool.find_returned(new.request_id)
             if request is not None:
                 request.known_to_executor = False
-        self._finished_ids += step.plan.finished_ids
-        self._preempted_ids += step.plan.preempted_ids
+        if not heard:
+            self._finished_ids += plan.finished_ids
+            self._preempted_ids += plan.preempted_ids
 
     def begin(self, now_s: float) -> None:
         """A step is to be planned."""
