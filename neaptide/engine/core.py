@@ -269,11 +269,9 @@ class EngineCore:
     def _take_apart(self, step: Step, error: BaseException | None) -> StepResult:
         """The result of a step that raised, of those of its rows that still are what they were."""
         current = np.flatnonzero(step.is_current())
-        result = StepResult.of(step.plan)
-        result.is_whole = False
-        if len(current):
-            result.merge(self._executor.take_apart(step.plan.part(current), error), current)
-        return result
+        if not len(current):
+            self.scheduler.tell_again(step.plan)
+        return self._executor.take_apart(step.plan, current, error)
 
     # ---- inspection ----
 

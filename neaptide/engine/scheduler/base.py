@@ -127,9 +127,13 @@ class Scheduler(ABC):
                 request.known_to_executor = request.request_id not in new
                 self._untold.append(request)
         step.undo(self.kv)
+        self.tell_again(plan)
+        self.preempted.add_all(step.preempted)
+
+    def tell_again(self, plan: StepPlan) -> None:
+        """The executor may not have heard of what ended or lost its KV before this plan."""
         self._finished_ids += plan.finished_ids
         self._preempted_ids += plan.preempted_ids
-        self.preempted.add_all(step.preempted)
 
     def begin(self, now_s: float) -> None:
         """A step is to be planned."""
