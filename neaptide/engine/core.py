@@ -265,6 +265,7 @@ class EngineCore:
             with contextlib.suppress(StepError):
                 self._executor.wait(step.plan, step.handle)
             self.scheduler.undo(step)
+            self._observers.undone(step)
 
     def _take_apart(self, step: Step, error: BaseException | None) -> StepResult:
         """The result of a step that raised, of those of its rows that still are what they were."""

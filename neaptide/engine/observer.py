@@ -46,6 +46,9 @@ class EngineObserver:
     def executed(self, step: Step, result: StepResult) -> None:
         """The step is done and about to be committed."""
 
+    def undone(self, step: Step) -> None:
+        """The step before this one failed while this one was in flight: its requests compute the same again."""
+
     def ended(self, request: Request, reason: FinishReason) -> None:
         """A request that was accepted ends, in a commit or between steps. Its tokens are still there."""
 

@@ -2,15 +2,25 @@
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from neaptide.engine.clock import VirtualClock
-from neaptide.engine.messages import AbortRequest, AddRequest
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineReady,
+    FromEngine,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+)
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason, SamplingParams
+from neaptide.engine.process.loop import run_engine
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.device import on_device, text_of
@@ -248,6 +258,32 @@ def test_an_arrival_after_the_next_step_was_planned_waits_for_that_as_well() -> 
     stream = online("stream", [7] * 8, max_tokens=101)
     chat = online("chat", [8] * 8, max_tokens=1, arrival_s=0.531)
     assert serve(harness, stream, chat)["chat"] == pytest.approx([0.552])
+
+
+class Drain:
+    """Source and sink of the engine's loop: no message until the engine is idle, then the end."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+        self.sent_s: list[float] = []
+
+    def poll(self, timeout_s: float) -> Sequence[ToEngine]:
+        clock = self._harness.clock
+        clock.sleep_until(clock.now() + timeout_s)
+        return [] if self._harness.core.has_work else [Shutdown()]
+
+    def send(self, message: FromEngine) -> None:
+        if isinstance(message, StepOutputs) and message.outputs:
+            self.sent_s.append(self._harness.clock.now())
+
+
+def test_the_loop_of_the_engine_process_does_not_wait_behind_the_first_step() -> None:
+    harness = Harness(cost_model=ConstantCostModel(0.002), overlap_depth=1)
+    harness.core.handle(online("a", [7] * 8, max_tokens=4))
+    drain = Drain(harness)
+    ready = EngineReady("", "", "", 0, 0, 0, 0, [])
+    run_engine(harness.core, ready, drain, drain, harness.clock)
+    assert drain.sent_s == pytest.approx([0.002, 0.004, 0.006, 0.008])
 
 
 def test_a_step_counts_from_the_end_of_the_one_before_it() -> None:

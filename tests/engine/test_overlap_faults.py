@@ -1,12 +1,18 @@
 """Faults with a step in flight: one request fails, the others' text stays what it is."""
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from neaptide.engine.clock import VirtualClock
 from neaptide.engine.messages import AbortRequest
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
+from neaptide.engine.process.request_log import RequestLog
+from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.isolation import MAX_FAILED_STEPS
 from neaptide.engine.steps.plan import StepPlan
@@ -76,6 +82,42 @@ def test_requests_that_start_in_the_step_behind_a_failed_one_are_told_of_again(w
     harness.run(max_steps=400)
     assert_others_are_well(harness, late, {})
     assert forgets(harness, device)
+
+
+def behind_a_failed_step(*observers: EngineObserver) -> Harness:
+    """Two requests start in a step whose forerunner raises."""
+    harness, device = on_device(policy="fcfs")
+    for observer in observers:
+        harness.core.subscribe(observer)
+    device.raises["a"] = 0
+    harness.core.handle(online("a", [7] * 8))
+    harness.step()
+    add(harness, {"late": [8] * 8, "later": [9] * 8}, max_tokens=1)
+    return harness
+
+
+def test_the_request_log_has_one_start_of_each(tmp_path: Path) -> None:
+    log = RequestLog(str(tmp_path / "log"), VirtualClock(), 1 << 20, num_old=0)
+    behind_a_failed_step(log).run()
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    events = [(line["event"], line["id"]) for line in lines]
+    assert events == [
+        ("start", "a"),
+        ("start", "late"),
+        ("start", "later"),
+        ("end", "a"),
+        ("end", "late"),
+        ("end", "later"),
+    ]
+
+
+def test_the_witness_forgets_a_step_that_was_undone() -> None:
+    noted: list[list[str]] = []
+    observer = WitnessObserver(lambda ids: noted.append(list(ids)))  # type: ignore[arg-type]
+    behind_a_failed_step(observer).run()
+    behind = ["late", "later"]
+    assert noted == [["a"], ["a", *behind], ["a"], [], behind, []]
 
 
 @pytest.mark.parametrize("after", [0, 3])

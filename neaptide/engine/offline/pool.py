@@ -63,6 +63,11 @@ class _Part:
         )
         return request
 
+    def drop(self, index: int) -> None:
+        """Forgets a row that is left."""
+        self.rows, self.params_index = np.delete(self.rows, index), np.delete(self.params_index, index)
+        self.made = {i - (i > index): request for i, request in self.made.items() if i != index}
+
 
 @dataclass(slots=True)
 class OfflinePool:
@@ -184,21 +189,21 @@ class OfflinePool:
         assert taken is request, f"{request.request_id} does not wait in the pool"
 
     def remove(self, request_id: str) -> Request | None:
-        """Takes one waiting flex or preempted request out, wherever it stands, or the next batch row if it has been
-        looked at."""
+        """Takes one waiting flex or preempted request out, or a batch row that has been looked at, wherever it
+        stands."""
         for queue in (self._returned, self._flex):
             for request in queue:
                 if request.request_id == request_id:
                     queue.remove(request)
                     return request
-        part, index = next(self._row_places(), (None, 0))
-        if part is not None and (head := part.made.get(index)) is not None and head.request_id == request_id:
-            return self._pop_row()
+        for parts in self._jobs.values():
+            for part in parts:
+                for index, request in part.made.items():
+                    if request.request_id == request_id:
+                        part.drop(index)
+                        self._row_gone(part)
+                        return request
         return None
-
-    def find_returned(self, request_id: str) -> Request | None:
-        """A preempted request that waits here."""
-        return next((r for r in self._returned if r.request_id == request_id), None)
 
     def cancel_batch(self, batch_id: str) -> list[Request]:
         """Drops the job's rows; returns those of them that had started and were preempted."""
@@ -217,13 +222,16 @@ class OfflinePool:
             request = part.make(index)
             del part.made[index]
         part.next_index += 1
+        self._row_gone(part)
+        return request
+
+    def _row_gone(self, part: _Part) -> None:
         self._num_rows -= 1
         if not part.num_left:
             parts = self._jobs[part.batch_id]
             parts.remove(part)
             if not parts:
                 del self._jobs[part.batch_id]
-        return request
 
     def _row_places(self) -> Iterator[tuple[_Part, int]]:
         """Part and index of every row left, in order."""

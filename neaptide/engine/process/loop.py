@@ -74,7 +74,7 @@ def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink
         wait_s = 0.0
         if not core.has_work:
             wait_s = HEARTBEAT_S
-        elif not outputs.stats:
+        elif not outputs.stats and not core.has_step_in_flight:
             wait_s = BLOCKED_POLL_S
         now_s = clock.now()
         if outputs.outputs or outputs.stats or now_s - last_sent_s >= HEARTBEAT_S:

@@ -29,14 +29,23 @@ class RequestLog(EngineObserver):
         self._max_bytes = max_bytes
         self._num_old = num_old
         self._failing = False
+        self._started_in_vain: set[str] = set()
+        """Requests whose start is written, and which the executor will be told of once more."""
         self._file = self._open()
         self._num_bytes = os.path.getsize(path)
 
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
         for new in step.plan.new_requests:
-            self._write("start", new.request_id)
+            if new.request_id in self._started_in_vain:
+                self._started_in_vain.remove(new.request_id)
+            else:
+                self._write("start", new.request_id)
+
+    def undone(self, step: Step) -> None:
+        self._started_in_vain.update(new.request_id for new in step.plan.new_requests)
 
     def ended(self, request: Request, reason: FinishReason) -> None:
+        self._started_in_vain.discard(request.request_id)
         self._write("end", request.request_id)
 
     def refused(self, request_id: str) -> None:

@@ -20,6 +20,12 @@ class WitnessObserver(EngineObserver):
         self._note()
 
     def executed(self, step: Step, result: StepResult) -> None:
+        self._is_over(step)
+
+    def undone(self, step: Step) -> None:
+        self._is_over(step)
+
+    def _is_over(self, step: Step) -> None:
         self._in_flight = [ids for ids in self._in_flight if ids is not step.plan.request_ids]
         self._note()
 

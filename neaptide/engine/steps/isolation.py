@@ -2,8 +2,6 @@
 
 import logging
 
-import numpy as np
-
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.interfaces import Executor, StepHandle
 from neaptide.engine.params import INTERNAL_ERROR

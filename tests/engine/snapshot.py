@@ -1,0 +1,147 @@
+"""The state of an engine as plain values, to compare what it was with what it is."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from neaptide.engine.core import EngineCore
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import (
+    Action,
+    Admit,
+    Draft,
+    DrawPool,
+    Grow,
+    Preempt,
+    TakePart,
+    TakePartRows,
+)
+from neaptide.engine.table import RequestTable
+
+SHARED = {"config", "kv", "queues", "cost_model", "headroom"}
+"""Attributes of a policy that are looked at by themselves, or belong to others."""
+DERIVED = {"block_hashes", "table"}
+"""Attributes of a request that looking at it may fill, and its way to its row."""
+
+
+def frozen(value: Any) -> Any:
+    """Plain values in the place of objects; requests by their ids."""
+    if isinstance(value, Request):
+        return value.request_id
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return [(frozen(key), frozen(item)) for key, item in value.items()]
+    if isinstance(value, Set):
+        return sorted(map(repr, map(frozen, value)))
+    if isinstance(value, str | bytes):
+        return value
+    if isinstance(value, Sequence | deque):
+        return [frozen(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, frozen(getattr(value, field.name))) for field in fields(value)]
+    if hasattr(value, "__dict__") and not callable(value):
+        return [(name, frozen(item)) for name, item in vars(value).items() if name not in SHARED]
+    return value
+
+
+def policy_state(scheduler: Scheduler) -> Any:
+    """What the policy remembers, and what it has to tell the executor."""
+    return frozen(scheduler)
+
+
+def request_state(request: Request) -> Any:
+    """Everything of a request, its row included."""
+    own = [(name, frozen(getattr(request, name))) for name in Request.__slots__ if name not in DERIVED]
+    return own, row_state(request.table, request.seat) if request.table is not None else None
+
+
+def row_state(table: RequestTable, seat: int) -> Any:
+    columns = [
+        (name, column[seat].item())
+        for name, column in vars(table).items()
+        if isinstance(column, np.ndarray) and column.ndim == 1
+    ]
+    return columns, table.tokens[seat, : table.total[seat]].tolist(), table.blocks.blocks(seat)
+
+
+def cache_state(core: EngineCore) -> Any:
+    """Readers, hashes and order of all blocks."""
+    pool = core.kv._pool
+    hashes = [pool.hash_of(block) for block in range(pool.num_blocks)]
+    return {
+        "readers": list(pool.ref_counts),
+        "online readers": [pool.online_ref_cnt(block) for block in range(pool.num_blocks)],
+        "hashes": hashes,
+        "index": [None if block_hash is None else pool.index.get(block_hash) for block_hash in hashes],
+        "indexed": len(pool.index),
+        "free": pool.free_blocks(0, pool.num_free),
+        "cached": list(pool.eviction_order()),
+        "online": pool.num_online,
+    }
+
+
+def queue_state(core: EngineCore) -> Any:
+    """Who stands where."""
+    queues = core.scheduler.queues
+    return {
+        "waiting": frozen(queues.waiting_online),
+        "online": frozen(queues.running_online),
+        "offline": frozen(queues.running_offline),
+        "returned": frozen(queues.pool.returned),
+        "flex": frozen(queues.pool.flex),
+        "rows": [
+            (batch_id, [(part.rows.tolist(), part.next_index) for part in parts])
+            for batch_id, parts in queues.pool._jobs.items()
+        ],
+        "pooled": len(queues.pool),
+        "seats": [None if request is None else request.request_id for request in queues.table.requests],
+    }
+
+
+def all_requests(core: EngineCore) -> list[Request]:
+    """But for rows that have never run."""
+    queues = core.scheduler.queues
+    return [*queues.running(), *queues.waiting_online, *queues.pool.returned, *queues.pool.flex]
+
+
+def state(core: EngineCore) -> Any:
+    return {
+        "queues": queue_state(core),
+        "requests": {request.request_id: request_state(request) for request in all_requests(core)},
+        "cache": cache_state(core),
+        "policy": policy_state(core.scheduler),
+    }
+
+
+def described(draft: Draft) -> Any:
+    """The whole of what a draft says."""
+    return {
+        "actions": [_described(action) for action in draft.actions],
+        "limit": draft.limit_s,
+        "shape": frozen(draft.budget.shape),
+        "tokens left": draft.budget.tokens_left,
+        "preempted": frozen(draft.preempted),
+        "notes": frozen(draft.notes),
+        "available": draft.kv.available,
+    }
+
+
+def _described(action: Action) -> Any:
+    match action:
+        case Preempt(request):
+            return "preempt", request.request_id
+        case Grow(request, num_tokens):
+            return "grow", request.request_id, num_tokens
+        case Admit(request, hit):
+            return "admit", request.request_id, hit.num_tokens, list(hit.block_ids)
+        case TakePart(request, num_tokens):
+            return "take part", request.request_id, num_tokens
+        case TakePartRows(rows):
+            return "rows take part", rows.tolist()
+        case DrawPool(count):
+            return "draw", count
