@@ -97,10 +97,11 @@ class Player:
     def state(self) -> object:
         """All that may be asked of it."""
         pool, every = self.pool, range(NUM_BLOCKS)
+        num_unheld = pool.ref_counts.count(0) if isinstance(pool, BlockPool) else pool.num_unheld(every)
         return (
             (pool.num_available, pool.num_online, pool.num_offline),
-            [pool.ref_cnt(block) for block in every],
-            pool.num_unheld(every),
+            list(pool.ref_counts) if isinstance(pool, BlockPool) else [pool.ref_cnt(block) for block in every],
+            num_unheld,
             [self.find(chain) for chain in CHAINS],
         )
 
@@ -129,12 +130,12 @@ def test_the_pool_does_afterwards_what_the_draft_did(before: list[Operation], th
 def test_a_draft_changes_nothing_so_that_another_gives_the_same(before: list[Operation], then: list[Operation]) -> None:
     pool, player = played(before)
     state, order = player.state(), list(pool.eviction_order())
-    free = [pool.free_block(index) for index in range(pool.num_free)]
+    free = pool.free_blocks(0, pool.num_free)
     drafts = [Player(BlockPoolDraft(pool), list(player.held)) for _ in range(2)]
     first, second = ([draft.play(operation) for operation in then] for draft in drafts)
     assert first == second
     assert (player.state(), list(pool.eviction_order())) == (state, order)
-    assert [pool.free_block(index) for index in range(pool.num_free)] == free
+    assert pool.free_blocks(0, pool.num_free) == free
     pool.check_integrity(player.held)
 
 

@@ -60,9 +60,9 @@ def test_cut_leaves_the_first_blocks_and_returns_the_others() -> None:
 
 
 @given(some_tables, st.integers(1, 5), st.lists(st.integers(0, 40), min_size=4, max_size=4))
-def test_missing_blocks_are_those_that_hold_the_tokens_beyond(
+def test_a_table_is_full_when_its_blocks_have_no_slot_for_the_next_token(
     tables: Tables, block_size: int, num_tokens: list[int]
 ) -> None:
     made = tables_of(tables, block_size)
-    expected = [max(-(-num_tokens[seat] // block_size) - len(tables.get(seat, [])), 0) for seat in range(4)]
-    assert made.missing(np.arange(4), np.array(num_tokens)).tolist() == expected
+    expected = [num_tokens[seat] >= len(tables.get(seat, [])) * block_size for seat in range(4)]
+    assert made.are_full(np.arange(4), np.array(num_tokens)).tolist() == expected
