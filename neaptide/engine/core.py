@@ -8,12 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neaptide.engine.batch import StepResult
 from neaptide.engine.clock import Clock
-from neaptide.engine.commit import Committer
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.interfaces import CostModel, Executor, HeadroomPredictor
-from neaptide.engine.isolation import IsolatingExecutor, StepError
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.messages import (
     AbortRequest,
@@ -31,10 +28,13 @@ from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.stats import step_stats
-from neaptide.engine.step import Step
+from neaptide.engine.steps.commit import Committer
+from neaptide.engine.steps.isolation import IsolatingExecutor, StepError
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.stats import step_stats
+from neaptide.engine.steps.step import Step
+from neaptide.engine.steps.timer import StepTimer
 from neaptide.engine.table import RequestTable
-from neaptide.engine.timer import StepTimer
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +222,7 @@ class EngineCore:
             return None
         if self._overlap_depth:
             _ = step.plan.request_ids  # its rows may belong to others when it is committed
+            step.note_published()
         self._observers.planned(step, draft, self.scheduler)
         step.starts_s = timer.scheduled_at_s
         if self._in_flight is not None:
@@ -236,7 +237,7 @@ class EngineCore:
     def _finish(self, step: Step) -> StepStats:
         """Waits for a step and commits it, while the one in flight runs."""
         assert step.handle is not None
-        timer = step.timer
+        timer, following = step.timer, self._in_flight
         try:
             result = self._executor.wait(step.plan, step.handle)
         except StepError as error:
@@ -247,7 +248,7 @@ class EngineCore:
         if self._in_flight is not None:
             self._in_flight.starts_s = max(self._in_flight.timer.scheduled_at_s, timer.executed_at_s)
         self._observers.executed(step, result)
-        self._committer.commit(step, result, self._in_flight, timer.executed_at_s)
+        self._committer.commit(step, result, following, timer.executed_at_s)
         self.scheduler.observe_held(timer.executed_at_s)
         if result.is_whole:
             self._cost_model.observe(step.plan.shape, timer.execute_s)

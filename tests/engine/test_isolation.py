@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from neaptide.engine.batch import StepPlan
-from neaptide.engine.isolation import MAX_FAILED_STEPS
 from neaptide.engine.kv.draft import KVDraft
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
+from neaptide.engine.steps.isolation import MAX_FAILED_STEPS
+from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.torch import torch_executor
 from neaptide.executors.torch.model_runner import ModelRunner
 from tests.engine.harness import Harness, online

@@ -157,6 +157,12 @@ class KVCacheManager:
         self.table.indexed[request.seat] = min(num_indexed, num_full)
         return block_ids
 
+    def disown(self, published: Iterable[tuple[int, bytes]]) -> list[int]:
+        """``retract`` for a request that has ended since: those of its blocks, by hash, that still are what it left."""
+        block_ids = [block for block, block_hash in published if self._pool.hash_of(block) == block_hash]
+        self._pool.unpublish(block_ids)
+        return block_ids
+
     def cut(self, request: Request, num_blocks: int) -> None:
         """Takes back all but the first ``num_blocks`` blocks, which are full: the rest is computed again."""
         table, seat = self.table, request.seat

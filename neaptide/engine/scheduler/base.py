@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import NewRequest, StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
@@ -25,8 +24,9 @@ from neaptide.engine.scheduler.draft import (
     TakePartRows,
 )
 from neaptide.engine.scheduler.queues import OnlineOrder, Queues, deadline_order
-from neaptide.engine.step import Step, await_tokens
-from neaptide.engine.timer import StepTimer
+from neaptide.engine.steps.plan import NewRequest, StepPlan
+from neaptide.engine.steps.step import Step, await_tokens
+from neaptide.engine.steps.timer import StepTimer
 
 
 class PlanningError(Exception):
@@ -74,6 +74,8 @@ class Scheduler(ABC):
         """By drafts since the last step."""
         self._preempted_ids: list[str] = []
         self._finished_ids: list[str] = []
+        self._untold: list[Request] = []
+        """Started in a step that was undone: the executor is told of them with the next step that they take part in."""
 
     @abstractmethod
     def _pack(self, draft: Draft) -> float:
@@ -108,18 +110,26 @@ class Scheduler(ABC):
     def forget(self, request: Request) -> None:
         """A request ended: the executor hears of it with the next plan."""
         self.queues.finish(request)
-        if request.known_to_executor:
+        is_untold = request in self._untold
+        if is_untold:
+            self._untold.remove(request)
+        if request.known_to_executor or is_untold:
             self._finished_ids.append(request.request_id)
 
     def undo(self, step: Step) -> None:
         """A step that was applied will be planned anew, and the executor told again of what changed with it."""
+        plan = step.plan
+        new = {new.request_id for new in plan.new_requests}
+        started = new.union(plan.resumed_ids)
+        for index in np.flatnonzero(step.is_current()).tolist():
+            if plan.request_ids[index] in started:
+                request = plan.table.request(int(plan.rows[index]))
+                request.known_to_executor = request.request_id not in new
+                self._untold.append(request)
         step.undo(self.kv)
-        for new in step.plan.new_requests:
-            request = self.queues.find(new.request_id) or self.queues.pool.find_returned(new.request_id)
-            if request is not None:
-                request.known_to_executor = False
-        self._finished_ids += step.plan.finished_ids
-        self._preempted_ids += step.plan.preempted_ids
+        self._finished_ids += plan.finished_ids
+        self._preempted_ids += plan.preempted_ids
+        self.preempted.add_all(step.preempted)
 
     def begin(self, now_s: float) -> None:
         """A step is to be planned."""
@@ -151,10 +161,7 @@ class Scheduler(ABC):
         """
         admissions: list[tuple[Request, int]] = []
         rows, num_tokens = self._act(draft, admissions)
-        self.preempted.online += draft.preempted.online
-        self.preempted.offline += draft.preempted.offline
-        self.preempted.recomputed_tokens += draft.preempted.recomputed_tokens
-        self.preempted.request_ids += draft.preempted.request_ids
+        self.preempted.add_all(draft.preempted)
         self._remember(draft)
         if not len(rows):
             return None
@@ -167,13 +174,23 @@ class Scheduler(ABC):
             if request.num_preemptions == 0:
                 request.num_cached_tokens, request.scheduled_s = cached_tokens, draft.now_s
                 step.count_admission(request, cached_tokens)
-            else:
+        self._tell(plan, [request for request, _ in admissions])
+        await_tokens(plan, draft.now_s + plan.predicted_s)
+        return step
+
+    def _tell(self, plan: StepPlan, starting: list[Request]) -> None:
+        """Tells the executor which requests start with the step, or did so in one that was undone."""
+        if self._untold:
+            taking_part = set(plan.request_ids)
+            again = [request for request in self._untold if request.request_id in taking_part]
+            self._untold = [request for request in self._untold if request.request_id not in taking_part]
+            starting = list(dict.fromkeys(again + starting))
+        for request in starting:
+            if request.num_preemptions:
                 plan.resumed_ids.append(request.request_id)
             if not request.known_to_executor:
                 plan.new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.params))
                 request.known_to_executor = True
-        await_tokens(plan, draft.now_s + plan.predicted_s)
-        return step
 
     def _act(self, draft: Draft, admissions: list[tuple[Request, int]]) -> tuple[IntArray, IntArray]:
         """Does the draft's actions; returns rows and numbers of tokens of its parts, and notes who was admitted."""

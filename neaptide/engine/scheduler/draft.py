@@ -81,6 +81,12 @@ class PreemptionCount:
         else:
             self.offline += 1
 
+    def add_all(self, other: "PreemptionCount") -> None:
+        self.online += other.online
+        self.offline += other.offline
+        self.recomputed_tokens += other.recomputed_tokens
+        self.request_ids += other.request_ids
+
 
 class Draft:
     """Which requests take part with how many tokens, which are admitted, which make way: actions in their order.

@@ -5,13 +5,13 @@ import logging
 import numpy as np
 
 from neaptide.engine.arrays import BoolArray, IntArray
-from neaptide.engine.batch import StepResult
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ class Committer:
         """Takes in what the step brought. Rows of requests that have ended or lost their KV meanwhile are dropped.
 
         Args:
-            following: the step in flight that was planned before this one was done.
+            following: the step that was planned before this one was done: in flight, or undone.
         """
-        if result.errors:
+        if result.errors or not result.is_whole:
             self._take_back(step, result, following)
         plan, table = step.plan, step.plan.table
         current = step.is_current()
@@ -71,9 +71,12 @@ class Committer:
     def _take_back(self, step: Step, result: StepResult, following: Step | None) -> None:
         """Requests that read what a failed request of this step should have written compute it again."""
         lost: set[int] = set()
-        step.take_back(self._kv, result.errors, lost)
+        failed = set(result.errors)
+        if not result.is_whole:  # what is no longer current was not tried again
+            failed.update(step.plan.request_ids[index] for index in np.flatnonzero(~step.is_current()).tolist())
+        step.take_back(self._kv, failed, lost)
         if following is not None:
-            following.take_back(self._kv, (), lost)
+            following.take_back(self._kv, (), lost, ending=failed)
 
     def _fail_part(self, request: Request, error: str) -> None:
         if error == NUMERICAL_ERROR:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from neaptide.engine.arrays import BoolArray, IntArray
-from neaptide.engine.batch import StepPlan
 from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.draft import Draft, Preempt, PreemptionCount
+from neaptide.engine.steps.plan import StepPlan
+from neaptide.engine.steps.timer import StepTimer
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
-from neaptide.engine.timer import StepTimer
 
 
 @dataclass(slots=True)
@@ -32,6 +32,8 @@ class Step:
     publishes_when_planned: bool = False
     starts_s: float = 0.0
     """When the device takes it up, as far as is known: at once, or when the step before it is done."""
+    _published: dict[int, list[tuple[int, bytes]]] = field(init=False, default_factory=dict)
+    """By part: blocks that it published when it was planned, and their hashes."""
     cached_tokens: int = field(init=False, default=0)
     """Prompt tokens that the step's first admissions found in the prefix cache."""
     admitted_prompt_tokens: int = field(init=False, default=0)
@@ -69,7 +71,20 @@ class Step:
     def expected_end_s(self) -> float:
         return self.starts_s + self.plan.predicted_s
 
-    def take_back(self, kv: KVCacheManager, failed: Container[str], lost: set[int]) -> None:
+    def note_published(self) -> None:
+        """Keeps what the step has published before it is computed, for requests that end while it runs."""
+        plan, table = self.plan, self.plan.table
+        start = plan.num_computed // table.blocks.block_size
+        for index in np.flatnonzero(table.indexed[plan.rows] > start).tolist():
+            request, first = table.request(int(plan.rows[index])), int(start[index])
+            last = request.num_indexed_blocks
+            self._published[index] = list(
+                zip(request.block_ids[first:last], request.block_hashes[first:last], strict=True)
+            )
+
+    def take_back(
+        self, kv: KVCacheManager, failed: Container[str], lost: set[int], ending: Container[str] = ()
+    ) -> None:
         """Undoes the publishing of tokens that were planned and not computed, because their requests failed.
 
         Requests that read such blocks in this step keep the part of their prefix hit that is sound, and compute the
@@ -77,14 +92,21 @@ class Step:
 
         Args:
             lost: blocks that hold nothing sound; those of this step are added.
+            ending: requests that failed in the step before: such blocks are their own.
         """
         if not self.publishes_when_planned:
             return
         plan = self.plan
-        for index in np.flatnonzero(self.is_current()).tolist():  # a reader stands behind those whose blocks it reads
+        # A reader stands behind those whose blocks it reads.
+        for index, is_current in enumerate(self.is_current().tolist()):
+            has_failed = plan.request_ids[index] in failed
+            if not is_current:
+                if has_failed:
+                    lost.update(kv.disown(self._published.get(index, ())))
+                continue
             request = plan.table.request(int(plan.rows[index]))
             num_sound = next((i for i, block in enumerate(request.block_ids) if block in lost), None)
-            if num_sound is None and request.request_id not in failed:
+            if (num_sound is None and not has_failed) or request.request_id in ending:
                 continue
             lost.update(kv.retract(request, int(plan.num_computed[index])))
             if num_sound is not None:

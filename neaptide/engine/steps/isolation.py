@@ -5,9 +5,9 @@ import logging
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.interfaces import Executor, StepHandle
 from neaptide.engine.params import INTERNAL_ERROR
+from neaptide.engine.steps.plan import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 

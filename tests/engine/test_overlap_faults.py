@@ -1,0 +1,233 @@
+"""Faults with a step in flight: one request fails, the others' text stays what it is."""
+
+import random
+from typing import Any
+
+import pytest
+
+from neaptide.engine.messages import AbortRequest
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
+from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.steps.isolation import MAX_FAILED_STEPS
+from neaptide.engine.steps.plan import StepPlan
+from tests.engine.device import FakeDevice, on_device, text_of
+from tests.engine.harness import Harness, online
+
+SHARING = sorted(name for name, policy in POLICIES.items() if policy.publishes_when_planned)
+POISON = "r3"
+PROMPTS = {f"r{i}": [10 + i] * (5 + 3 * i) for i in range(8)}
+CHAIN = {"a": [7] * 8, "b": [7] * 8 + [9] * 4, "c": [7] * 8 + [9] * 4 + [5]}
+"""Each is a prefix of the next, in whole blocks."""
+
+
+def add(harness: Harness, prompts: dict[str, list[int]], max_tokens: int = 6) -> None:
+    for index, (name, prompt) in enumerate(prompts.items()):
+        tier = Tier.FLEX if index % 3 == 1 else Tier.DEFAULT
+        harness.core.handle(online(name, prompt, max_tokens, tier=tier, arrival_s=0.001 * index))
+
+
+def assert_others_are_well(
+    harness: Harness, prompts: dict[str, list[int]], failed: dict[str, str], max_tokens: int = 6
+) -> None:
+    for name, prompt in prompts.items():
+        (end,) = harness.ends[name]
+        assert end.error == failed.get(name)
+        if name not in failed:
+            assert harness.tokens[name] == text_of(prompt, max_tokens)
+    occupancy = harness.core.kv.occupancy()
+    assert occupancy.free + occupancy.cached == harness.core.kv.num_blocks
+
+
+def forgets(harness: Harness, device: FakeDevice) -> bool:
+    """Whether the executor has heard of every end."""
+    harness.core.handle(online("last", [999]))  # its plan says who ended
+    harness.run(max_steps=400)
+    return device.texts.keys() == {"last"}
+
+
+WAYS = {"submit": (False, False), "submit, deaf": (False, True), "wait": (True, False)}
+"""raises_in_wait, is_deaf"""
+
+
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "lpm"])
+def test_only_the_request_fails_that_a_step_raises_with(policy: str, way: str, after: int) -> None:
+    harness, device = on_device(policy=policy)
+    device.raises_in_wait, device.is_deaf = WAYS[way]
+    device.raises[POISON] = len(PROMPTS[POISON]) + after
+    add(harness, PROMPTS)
+    harness.run(max_steps=400)
+    assert_others_are_well(harness, PROMPTS, {POISON: INTERNAL_ERROR})
+    assert harness.tokens[POISON] == text_of(PROMPTS[POISON], after)
+    assert device.wrong_inputs == []
+    assert forgets(harness, device)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_requests_that_start_in_the_step_behind_a_failed_one_are_told_of_again(way: str) -> None:
+    harness, device = on_device()
+    device.raises_in_wait, device.is_deaf = WAYS[way]
+    device.raises["a"] = 0
+    harness.core.handle(online("a", [7] * 8))
+    harness.step()
+    late = {"late": [8] * 8, "later": [9] * 8}
+    add(harness, late)
+    harness.run(max_steps=400)
+    assert_others_are_well(harness, late, {})
+    assert forgets(harness, device)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("policy", ["neaptide", *SHARING])
+def test_an_error_of_one_request_leaves_the_step_behind_it(policy: str, after: int) -> None:
+    harness, device = on_device(policy=policy)
+    device.not_a_number[POISON] = len(PROMPTS[POISON]) + after
+    add(harness, PROMPTS)
+    steps = harness.run(max_steps=400)
+    sound, _ = on_device(policy=policy)
+    add(sound, PROMPTS)
+    assert len(steps) == len(sound.run())  # no step was done twice
+    assert_others_are_well(harness, PROMPTS, {POISON: NUMERICAL_ERROR})
+    assert harness.tokens[POISON] == text_of(PROMPTS[POISON], after)
+    assert forgets(harness, device)
+
+
+# ---- readers of what a failed request should have written ----
+
+
+def staggered(harness: Harness, *groups: list[str]) -> None:
+    """Hands in each group with a step of its own, so that they start in steps that follow each other."""
+    names = list(CHAIN)
+    for group in groups:
+        for name in group:
+            harness.core.handle(online(name, CHAIN[name], arrival_s=0.001 * names.index(name)))
+        harness.step()
+
+
+@pytest.mark.parametrize("groups", [[["a", "b", "c"]], [["a"], ["b", "c"]], [["a", "b"], ["c"]]])
+@pytest.mark.parametrize("kind", [*WAYS, "not a number"])
+@pytest.mark.parametrize("policy", SHARING)
+def test_readers_of_a_failed_request_compute_again(policy: str, kind: str, groups: list[list[str]]) -> None:
+    harness, device = on_device(policy=policy)
+    if kind in WAYS:
+        device.raises_in_wait, device.is_deaf = WAYS[kind]
+        device.raises["a"] = 0
+    else:
+        device.not_a_number["a"] = 0
+    staggered(harness, *groups)
+    harness.run(max_steps=400)
+    assert_others_are_well(harness, CHAIN, {"a": NUMERICAL_ERROR if kind == "not a number" else INTERNAL_ERROR}, 4)
+    assert forgets(harness, device)
+
+
+@pytest.mark.parametrize("aborted", [["a"], ["a", "poison"]])
+@pytest.mark.parametrize("kind", ["wait", "not a number"])
+@pytest.mark.parametrize("policy", SHARING)
+def test_readers_of_a_request_that_was_aborted_in_a_step_that_fails_compute_again(
+    policy: str, kind: str, aborted: list[str]
+) -> None:
+    harness, device = on_device(policy=policy)
+    prompts = CHAIN | {"poison": [6] * 8}
+    device.raises_in_wait = True
+    if kind == "wait":
+        device.raises["poison"] = 0
+    else:
+        device.not_a_number["a"] = 0
+    harness.core.handle(online("a", prompts["a"]))
+    harness.core.handle(online("poison", prompts["poison"], arrival_s=0.001))
+    assert harness.step() == {"a": 8, "poison": 8}
+    harness.core.handle(AbortRequest(aborted))
+    harness.core.handle(online("b", prompts["b"], arrival_s=0.002))
+    harness.core.handle(online("c", prompts["c"], arrival_s=0.003))
+    harness.run(max_steps=400)
+    for name in ("b", "c"):
+        assert harness.ends[name][0].error is None
+        assert harness.tokens[name] == text_of(prompts[name], 4)
+    assert harness.reason("a") is FinishReason.ABORT
+
+
+@pytest.mark.parametrize("policy", ["neaptide", "bros", *SHARING])
+def test_faults_at_random_spoil_no_other_text(policy: str) -> None:
+    """Four neighbours share a prefix, the pool is small, a fifth of the requests fail at some token, and some are
+    aborted."""
+    rng = random.Random(6)
+    harness, device = on_device(policy=policy, num_blocks=40, max_num_seqs=8, max_num_batched_tokens=48)
+    prompts: dict[str, list[int]] = {}
+    aborted: set[str] = set()
+    for index in range(60):
+        name = f"r{index}"
+        prompts[name] = [100 + index // 4] * rng.choice([4, 9, 16]) + [rng.randrange(6, 50)] * rng.randrange(1, 12)
+        if rng.random() < 0.2:
+            faults = rng.choice([device.raises, device.not_a_number])
+            faults[name] = rng.randrange(len(prompts[name]) + 4)
+        tier = Tier.FLEX if rng.random() < 0.5 else Tier.DEFAULT
+        harness.core.handle(online(name, prompts[name], tier=tier, arrival_s=harness.clock.now(), ttft_slo_s=9.0))
+        if rng.random() < 0.1:
+            aborted.add(f"r{rng.randrange(index + 1)}")
+            harness.core.handle(AbortRequest(sorted(aborted)[-1:]))
+        device.raises_in_wait, device.is_deaf = rng.choice(list(WAYS.values()))
+        if rng.random() < 0.5:
+            harness.step()
+    harness.run(max_steps=400)
+    for name, prompt in prompts.items():
+        (end,) = harness.ends[name]
+        if name in device.raises or name in device.not_a_number:
+            error = INTERNAL_ERROR if name in device.raises else NUMERICAL_ERROR
+            assert end.error == error or end.finish_reason is FinishReason.ABORT
+        else:
+            assert end.error is None
+        text = text_of(prompt, 4)
+        assert harness.tokens[name] == text[: len(harness.tokens[name])]
+        assert harness.tokens[name] == text or end.error or name in aborted
+    assert device.wrong_inputs == []
+    assert forgets(harness, device)
+
+
+# ---- an executor that is at fault itself ----
+
+
+class BrokenExecutor:
+    """Raises whatever it is given, in ``submit`` or in ``wait``."""
+
+    num_blocks = 64
+
+    def __init__(self, raises_in_wait: bool) -> None:
+        self._raises_in_wait = raises_in_wait
+
+    def submit(self, plan: StepPlan) -> Any:
+        if self._raises_in_wait:
+            return self
+        raise RuntimeError("the device is gone")
+
+    def wait(self) -> Any:
+        raise RuntimeError("the device is gone")
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("raises_in_wait", [False, True])
+def test_an_executor_that_fails_for_all_requests_ends_the_engine(raises_in_wait: bool) -> None:
+    harness = Harness(overlap_depth=1)
+    harness.core._executor._executor = BrokenExecutor(raises_in_wait)
+    for name in ("a", "b"):
+        harness.core.handle(online(name, [7, 8, 9]))
+    harness.step()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        harness.step()
+
+
+@pytest.mark.parametrize("raises_in_wait", [False, True])
+def test_an_executor_that_fails_for_one_request_after_another_ends_the_engine(raises_in_wait: bool) -> None:
+    harness = Harness(overlap_depth=1)
+    harness.core._executor._executor = BrokenExecutor(raises_in_wait)
+    for index in range(MAX_FAILED_STEPS - 1):
+        harness.core.handle(online(f"r{index}", [7, 8, 9]))
+        harness.step()
+        harness.step()
+        assert harness.reason(f"r{index}") is FinishReason.ERROR
+    harness.core.handle(online("last", [7, 8, 9]))
+    harness.step()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        harness.step()
