@@ -125,6 +125,7 @@ def test_a_stop_ends_finalizing_between_lines_and_leaves_nothing(tmp_path: Path,
     store.close()
 
 
+@pytest.mark.acceptance("A20", "cancel while a batch is loaded")
 async def test_a_batch_that_is_cancelled_while_it_is_loaded_never_reaches_the_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
