@@ -14,7 +14,7 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.row_id import RowId
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.server.batches.storing.models import BatchRecord
