@@ -1,7 +1,6 @@
 """What the benchmarks share: the 111M model, the correctness gate, fixed workloads, printing."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from neaptide.experiments.models import MODEL_111M
+
 REPOSITORY = Path(__file__).parents[1]
 EMBEDDED = REPOSITORY / "neaptide" / "data" / "neaptide-tiny"
 FIRST_TOKEN_ID = 10
@@ -23,11 +24,9 @@ GAP = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 def model_111m() -> Path:
     """The benchmark model's directory; written on the first call (a minute), kept in the user's cache."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    directory = root / "neaptide" / "llama-111m"
-    if not (directory / "model.safetensors").exists():
-        subprocess.run([sys.executable, REPOSITORY / "tools" / "make_111m.py", "--out", directory], check=True)
-    return directory
+    if not (MODEL_111M / "model.safetensors").exists():
+        subprocess.run([sys.executable, REPOSITORY / "tools" / "make_111m.py", "--out", MODEL_111M], check=True)
+    return MODEL_111M
 
 
 def vocab_size(model: Path) -> int:

@@ -1,18 +1,22 @@
 """W5, live: real-time completions beside a batch file, through the HTTP server, client on the same machine.
 
-Online: Poisson 1 request/s, 128 tokens in / 32 out, streamed. Offline: 3,000 batch lines, 256 in / 64 out,
-submitted at once. The 111M model. Runs of one server each: a probe that sets the targets, online alone, offline
-alone with steps capped at the TPOT target, offline alone uncapped, and both together. Correctness is checked first.
+The 111M model. First the ceiling: offline work alone, lines of 256 tokens in / 64 out, submitted at once. Online:
+Poisson, 128 in / 32 out, streamed, at the rate that makes ``load`` of the ceiling in logical tokens. A probe of online
+alone with lax targets sets them: TPOT 2.4 times its TPOT p50, TTFT 5 times that. Then online alone, offline alone with
+steps capped at the TPOT target, and both together. A server for each run; correctness is checked first.
 
-share = offline tokens/s / (ceiling - online tokens/s), with the capped ceiling; share_uncapped with the other.
-Prints tables, then one JSON line. ``--quick``: 60 s a run. Rivals are not run here: their ratios are null.
+share = offline tokens/s / (capped ceiling - online tokens/s); share_uncapped with the ceiling itself.
+Prints tables, then one JSON line. ``--quick``: 60 s a run, load 0.20. Else 300 s a run, loads 0.20, 0.10 and 0.40, two
+repeats by turns; the ratios are those of load 0.20, means over the repeats. Rivals are not run here: their ratios are
+null.
 """
 
 import argparse
 import asyncio
 import json
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +29,16 @@ from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentiles
 
-RATE_RPS = 1.0
+LOADS = (0.20, 0.10, 0.40)
+"""Of the ceiling; the first is the headline."""
+TPOT_OVER_ALONE = 2.4
+TTFT_OVER_TPOT = 5.0
 ONLINE_IN, ONLINE_OUT = 128, 32
-OFFLINE_LINES, OFFLINE_IN, OFFLINE_OUT = 3000, 256, 64
-TTFT_SLO_S, TPOT_SLO_S = 0.300, 0.060
-REFERENCE_TPOT_S = 0.025
-"""Online-alone TPOT on the machine that the targets were set for; a slower one gets wider targets."""
+OFFLINE_IN, OFFLINE_OUT = 256, 64
+CEILING_LINES = 3000
+LEAST_LINES = 400
+"""For runs whose need is known from the ceiling."""
+LAX_S = 3600.0
 EGRESS_MS = 5.0
 PHASES = ("schedule", "prepare", "model", "sample", "commit")
 
@@ -56,6 +64,9 @@ class Plan:
     window_s: tuple[float, float]
     model: Path
     seed: int
+    offline_lines: int = CEILING_LINES
+    rate_rps: float = 0.0
+    """Of online requests."""
 
 
 async def scrape(http: httpx.AsyncClient) -> Samples:
@@ -89,7 +100,7 @@ def between(start: Samples, end: Samples, seconds: float, *, saturated: bool = F
 
 async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
     """The batch file; returns when its lines run."""
-    prompts = random_prompts(OFFLINE_LINES, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
+    prompts = random_prompts(plan.offline_lines, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
     lines = []
     for i, prompt in enumerate(prompts):
         body = {"model": "m", "prompt": prompt, "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
@@ -108,7 +119,7 @@ async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
 
 async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> Window:
     """One server, one run; the window's records are those of requests that arrived in it."""
-    arrivals = poisson_arrivals(RATE_RPS, plan.duration_s, plan.seed) if online else []
+    arrivals = poisson_arrivals(plan.rate_rps, plan.duration_s, plan.seed) if online else []
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -178,41 +189,79 @@ def summary(name: str, window: Window, ttft_s: float, tpot_s: float) -> dict[str
     }
 
 
-async def measure(plan: Plan) -> dict[str, Any]:
-    checked = await check(plan)
-    print(f"correctness: {checked} tokens agree with transformers", flush=True)
-    # The targets depend on what this machine does alone, and what it does alone on the targets: so look first.
-    probe = await run(plan, slo_flags(10.0, 1.0), online=True, offline=False)
-    factor = max(1.0, percentiles(r.tpot_s for r in probe.records).p50 / REFERENCE_TPOT_S)
-    ttft_s, tpot_s = factor * TTFT_SLO_S, factor * TPOT_SLO_S
-    alone = await run(plan, slo_flags(ttft_s, tpot_s), online=True, offline=False)
-    print(f"targets: TTFT {1e3 * ttft_s:.0f} ms, TPOT {1e3 * tpot_s:.0f} ms (factor {factor:.2f})", flush=True)
-    # Without online work the step bound is the TTFT target less egress: so a target can stand for the cap.
-    capped = await run(plan, slo_flags(tpot_s + EGRESS_MS / 1e3, tpot_s), online=False, offline=True)
-    print(f"ceiling with steps of {1e3 * tpot_s:.0f} ms: {capped.offline_tokens_per_s:.0f} tok/s", flush=True)
-    uncapped = await run(plan, slo_flags(3600.0, 3600.0), online=False, offline=True)
-    print(f"ceiling: {uncapped.offline_tokens_per_s:.0f} tok/s", flush=True)
-    both = await run(plan, slo_flags(ttft_s, tpot_s), online=True, offline=True)
-    left = {"share": capped.offline_tokens_per_s, "share_uncapped": uncapped.offline_tokens_per_s}
+@dataclass(slots=True, frozen=True)
+class Targets:
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def flags(self) -> list[str]:
+        return slo_flags(self.ttft_s, self.tpot_s)
+
+    @property
+    def cap_flags(self) -> list[str]:
+        """Without online work a step may take half of the TTFT target less egress, or all of it (``overlap_depth`` 0):
+        so a target can stand for a cap on steps."""
+        return slo_flags(self.tpot_s + EGRESS_MS / 1e3, self.tpot_s)
+
+
+async def measure_load(plan: Plan, load: float, ceiling: Window) -> dict[str, Any]:
+    """All runs at one load."""
+    rate_rps = load * ceiling.offline_tokens_per_s / (ONLINE_IN + ONLINE_OUT)
+    # Twice what the whole run could do.
+    needed = 2 * ceiling.offline_tokens_per_s * plan.duration_s / (OFFLINE_IN + OFFLINE_OUT)
+    plan = replace(plan, rate_rps=rate_rps, offline_lines=LEAST_LINES + round(needed))
+    probe = await run(plan, slo_flags(LAX_S, LAX_S), online=True, offline=False)
+    tpot_s = TPOT_OVER_ALONE * percentiles(r.tpot_s for r in probe.records).p50
+    targets = Targets(TTFT_OVER_TPOT * tpot_s, tpot_s)
+    print(f"load {load}: {rate_rps:.2f} requests/s, TPOT target {1e3 * tpot_s:.0f} ms", flush=True)
+    alone = await run(plan, targets.flags, online=True, offline=False)
+    capped = await run(plan, targets.cap_flags, online=False, offline=True)
+    both = await run(plan, targets.flags, online=True, offline=True)
+    left = {"share": capped.offline_tokens_per_s, "share_uncapped": ceiling.offline_tokens_per_s}
     ratios: dict[str, float | None] = {
-        name: round(both.offline_tokens_per_s / max(ceiling - both.online_tokens_per_s, 1e-9), 4)
-        for name, ceiling in left.items()
+        name: round(both.offline_tokens_per_s / max(most - both.online_tokens_per_s, 1e-9), 4)
+        for name, most in left.items()
     }
-    delta = attainment(both.records, ttft_s, tpot_s) - attainment(alone.records, ttft_s, tpot_s)
-    ratios |= {"attainment_minus_alone": round(delta, 4), "ttft_p99_vs_rival": None, "offline_vs_rival": None}
-    named = {"online alone": alone, "offline, capped": capped, "offline": uncapped, "both": both}
+    met = [attainment(window.records, targets.ttft_s, targets.tpot_s) for window in (both, alone)]
+    ttft_p99_s = [percentiles(r.ttft_s for r in window.records).p99 for window in (both, alone)]
+    ratios |= {
+        "attainment_minus_alone": round(met[0] - met[1], 4),
+        "ttft_p99_vs_alone": round(ttft_p99_s[0] / ttft_p99_s[1], 4),
+        "ttft_p99_vs_rival": None,
+        "offline_vs_rival": None,
+    }
+    named = {"online alone": alone, "offline, capped": capped, "offline": ceiling, "both": both}
     return {
+        "load": load,
         "ratios": ratios,
-        "targets_ms": {"ttft": round(1e3 * ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
+        "rate_rps": round(rate_rps, 3),
+        "targets_ms": {"ttft": round(1e3 * targets.ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
         # Steps stay below the cap by the safety margin: a ceiling measured with shorter steps flatters `share`.
         "capped_step_over_cap": round(capped.mean_step_ms / (1e3 * tpot_s), 3),
-        "window_s": list(plan.window_s),
-        "checked_tokens": checked,
-        "runs": [summary(name, window, ttft_s, tpot_s) for name, window in named.items()],
+        "runs": [summary(name, window, targets.ttft_s, tpot_s) for name, window in named.items()],
     }
 
 
-def print_result(result: dict[str, Any]) -> None:
+async def measure(plan: Plan, loads: Sequence[float], repeats: int) -> dict[str, Any]:
+    checked = await check(plan)
+    print(f"correctness: {checked} tokens agree with transformers", flush=True)
+    ceiling = await run(plan, slo_flags(LAX_S, LAX_S), online=False, offline=True)
+    print(f"ceiling: {ceiling.offline_tokens_per_s:.0f} tok/s", flush=True)
+    results = [
+        await measure_load(replace(plan, seed=plan.seed + repeat), load, ceiling)
+        for repeat in range(repeats)
+        for load in loads
+    ]
+    headline = [result["ratios"] for result in results if result["load"] == loads[0]]
+    ratios = {
+        name: None if value is None else round(sum(one[name] for one in headline) / len(headline), 4)
+        for name, value in headline[0].items()
+    }
+    return {"ratios": ratios, "window_s": list(plan.window_s), "checked_tokens": checked, "loads": results}
+
+
+def print_load(result: dict[str, Any]) -> None:
     def ms(values: list[float] | None) -> str:
         return "-" if values is None else f"{values[0]:.0f} / {values[2]:.0f}"
 
@@ -228,7 +277,7 @@ def print_result(result: dict[str, Any]) -> None:
         ]
         for r in result["runs"]
     ]
-    print_table("live co-serving, 111M model", columns, rows)
+    print_table(f"live co-serving, 111M model, load {result['load']}", columns, rows)
     rows = [
         [
             r["run"],
@@ -243,12 +292,14 @@ def print_result(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="60 s a run instead of 300")
+    parser.add_argument("--quick", action="store_true", help="60 s a run instead of 300, load 0.20 only, no repeat")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     duration_s, window_s = (60.0, (10.0, 55.0)) if args.quick else (300.0, (20.0, 290.0))
-    result = asyncio.run(measure(Plan(duration_s, window_s, model_111m(), args.seed)))
-    print_result(result)
+    plan = Plan(duration_s, window_s, model_111m(), args.seed)
+    result = asyncio.run(measure(plan, LOADS[:1] if args.quick else LOADS, 1 if args.quick else 2))
+    for load in result["loads"]:
+        print_load(load)
     print(json.dumps(result))
 
 

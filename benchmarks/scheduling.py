@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
@@ -27,6 +26,7 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddBatch, AddRequest
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.steps.plan import StepPlan, StepResult
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 

@@ -90,3 +90,13 @@ def test_every_row_of_the_acceptance_table_holds_or_is_a_known_gap() -> None:
     assert gaps.keys() <= ROWS.keys()
     for row, outcome in outcomes.items():
         assert outcome == "holds" or (row in gaps and gaps[row] in outcome), row
+
+
+def test_the_map_names_every_folder_and_no_file_that_is_not_there() -> None:
+    page, package = text("docs/architecture.md"), REPOSITORY / "neaptide"
+    folders = {path.parent.relative_to(package) for path in package.rglob("*.py")} - {Path()}
+    unnamed = {str(folder) for folder in folders if f"`{folder}/`" not in page and f"`{folder.name}/`" not in page}
+    assert unnamed <= {"server/batches/storing/migrations", "server/batches/storing/migrations/versions"}
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page)
+    assert len(named) > 5
+    assert all((package / name).exists() for name in named)

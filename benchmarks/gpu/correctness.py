@@ -13,11 +13,11 @@ from torch import Tensor
 from benchmarks.common import GAP
 from benchmarks.gpu.dense_reference import dense_logits
 from benchmarks.gpu.random_llama import TINY, LlamaShape, write_model_dir
-from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.torch.torch_executor import TorchExecutor
 
 BLOCK_SIZE = 16

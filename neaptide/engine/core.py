@@ -8,12 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neaptide.engine.batch import StepResult
 from neaptide.engine.clock import Clock
-from neaptide.engine.commit import Committer
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.interfaces import CostModel, Executor, HeadroomPredictor
-from neaptide.engine.isolation import IsolatingExecutor, StepError
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.messages import (
     AbortRequest,
@@ -31,10 +28,13 @@ from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.stats import step_stats
-from neaptide.engine.step import Step
+from neaptide.engine.steps.commit import Committer
+from neaptide.engine.steps.isolation import IsolatingExecutor, StepError
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.stats import step_stats
+from neaptide.engine.steps.step import Step
+from neaptide.engine.steps.timer import StepTimer
 from neaptide.engine.table import RequestTable
-from neaptide.engine.timer import StepTimer
 
 logger = logging.getLogger(__name__)
 
@@ -270,11 +270,9 @@ class EngineCore:
     def _take_apart(self, step: Step, error: BaseException | None) -> StepResult:
         """The result of a step that raised, of those of its rows that still are what they were."""
         current = np.flatnonzero(step.is_current())
-        result = StepResult.of(step.plan)
-        result.is_whole = False
-        if len(current):
-            result.merge(self._executor.take_apart(step.plan.part(current), error), current)
-        return result
+        if not len(current):
+            self.scheduler.tell_again(step.plan)
+        return self._executor.take_apart(step.plan, current, error)
 
     # ---- inspection ----
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from neaptide.engine.batch import BatchShape, StepPlan, StepResult
 from neaptide.engine.messages import FromEngine, ToEngine
+from neaptide.engine.steps.plan import BatchShape, StepPlan, StepResult
 
 
 class StepHandle(Protocol):

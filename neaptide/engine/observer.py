@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from neaptide.engine.batch import BatchShape, StepResult
 from neaptide.engine.messages import ToEngine
 from neaptide.engine.params import FinishReason
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import BatchShape, StepResult
+from neaptide.engine.steps.step import Step
 
 
 class EngineObserver:

@@ -14,7 +14,7 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.step import Step
+from neaptide.engine.steps.step import Step
 from neaptide.estimator.device_profile import load_profile
 from neaptide.experiments import bros_case
 from neaptide.experiments.result import ExperimentResult, Row

@@ -6,7 +6,6 @@ the middle on each takes 1.5 times as long.
 """
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -25,6 +24,7 @@ from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
+from neaptide.experiments.models import MODEL_111M, model_111m
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.server.settings import EMBEDDED_MODEL
 
@@ -99,7 +99,7 @@ def measure_recovery(base: RooflineModel, steps: Sequence[Sample]) -> Recovery:
 def run(quick: bool) -> ExperimentResult:
     paces = {EMBEDDED_MODEL: QUICK if quick else FULL}
     large = model_111m()
-    if large.is_dir():
+    if large is not None:
         paces[str(large)] = LARGE_QUICK if quick else LARGE_FULL
     rows: list[Row] = []
     notes: list[str] = []
@@ -115,13 +115,10 @@ def run(quick: bool) -> ExperimentResult:
         data[subject.model] = _data(subject, report, recovery)
     notes.append("Echo, BROS and HyGen print no error of their models: the paper column is empty.")
     if len(paces) == 1:
-        notes.append(f"Not measured, because it is not there: the 111M model. python tools/make_111m.py --out {large}")
+        notes.append(
+            f"Not measured, because it is not there: the 111M model. python tools/make_111m.py --out {MODEL_111M}"
+        )
     return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(found, figure))
-
-
-def model_111m() -> Path:
-    """Where the benchmarks keep the benchmark model."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "neaptide" / "llama-111m"
 
 
 def recorded(measurements: Measurements) -> list[Sample]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from neaptide.engine.batch import BatchShape, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, Prediction
@@ -17,7 +16,8 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.step import Step as EngineStep
+from neaptide.engine.steps.plan import BatchShape, StepResult
+from neaptide.engine.steps.step import Step as EngineStep
 from neaptide.executors.simulated.trace_executor import StepTally
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.percentiles import percentiles

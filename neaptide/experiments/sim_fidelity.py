@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.clock import Clock, MonotonicClock, VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
@@ -27,6 +26,7 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import StepOutputs
 from neaptide.engine.record.step_log import AddLine, StepLine, create_log, read_log
 from neaptide.engine.record.step_recorder import StepRecorder
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.calibration.calibrate import Calibration, Pace
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.report import report

@@ -6,8 +6,8 @@ from statistics import median
 
 import numpy as np
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.experiments.result import Row

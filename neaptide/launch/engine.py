@@ -4,7 +4,6 @@ import os
 import time
 from pathlib import Path
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.core import EngineCore
@@ -15,6 +14,7 @@ from neaptide.engine.process.witness import StepWitness
 from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.start_up import StartUp
 from neaptide.estimator.calibration.steps import Limits, start_steps

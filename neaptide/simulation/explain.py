@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from neaptide.engine.batch import ScheduledRequest, StepPlan
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
+from neaptide.engine.steps.step import Step
 
 LISTED = 12
 """Requests of one kind that are written out; the others are counted."""

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from neaptide.engine.batch import BatchShape, StepPlan, StepResult
 from neaptide.engine.config import CacheConfig, EngineConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
@@ -43,6 +42,7 @@ from neaptide.engine.record.step_log import (
     StepLine,
     read_log,
 )
+from neaptide.engine.steps.plan import BatchShape, StepPlan, StepResult
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.simulation.logged_requests import LoggedRequest, LoggedRequests
 

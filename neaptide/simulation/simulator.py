@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from neaptide.engine.batch import StepResult
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import AddRequest, RequestOutput, StepOutputs
@@ -23,7 +22,8 @@ from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, StepTally, TraceExecutor

@@ -4,8 +4,8 @@ fills placeholders with what it sampled itself."""
 from array import array
 from zlib import crc32
 
-from neaptide.engine.batch import ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.params import NUMERICAL_ERROR
+from neaptide.engine.steps.plan import ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle, simulated_token
 from tests.engine.harness import Harness

@@ -15,7 +15,7 @@ from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.hash_executor import SimExecutor
 

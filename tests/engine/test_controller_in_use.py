@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
@@ -13,6 +12,7 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.trace_executor import TraceExecutor
 

@@ -20,7 +20,7 @@ from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.timer import StepTimer
+from neaptide.engine.steps.timer import StepTimer
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.executors.driver import GAP, VOCAB, make_executor, write_checkpoint
 

@@ -15,8 +15,8 @@ from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.step import Step
-from neaptide.engine.timer import StepTimer
+from neaptide.engine.steps.step import Step
+from neaptide.engine.steps.timer import StepTimer
 from tests.engine.device import text_of
 from tests.engine.harness import Harness, batch, online
 from tests.engine.histories import SMALL_POOL, History

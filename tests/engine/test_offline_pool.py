@@ -50,6 +50,13 @@ def test_a_batch_whose_further_part_comes_late_stands_before_batches_with_later_
     assert drain(pool) == ["early:1", "late:1"]
 
 
+def test_a_row_has_its_batchs_deadline_and_arrived_when_it_came(tmp_path: Path) -> None:
+    pool = OfflinePool()
+    pool.add_batch(part(batch(tmp_path, "a", [[1]]), [0], deadline_s=100.0), 3.0, MAX_NUM_TOKENS)
+    request = pool.pop()
+    assert (request.deadline_s, request.arrival_s) == (100.0, 3.0)
+
+
 def test_each_part_has_its_own_token_file_and_parameters(tmp_path: Path) -> None:
     pool = OfflinePool()
     first = batch(tmp_path, "a", [[1, 2]], max_tokens=3)

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from neaptide.engine.batch import StepPlan
 from neaptide.engine.clock import VirtualClock
-from neaptide.engine.isolation import MAX_FAILED_STEPS
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
 from neaptide.engine.process.request_log import RequestLog
 from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.steps.isolation import MAX_FAILED_STEPS
+from neaptide.engine.steps.plan import StepPlan
 from tests.engine.device import FakeDevice, on_device, text_of
 from tests.engine.harness import Harness, online
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.params import FinishReason
+from neaptide.engine.steps.plan import BatchShape
 from tests.engine.harness import Harness, online
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from neaptide.engine.batch import BatchShape, StepPlan
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.steps.plan import BatchShape, StepPlan
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
@@ -29,21 +29,22 @@ DIFFERENT = {
 
 
 class SlowMachine:
-    """Takes what ``costs`` say, times the slowness of the moment."""
+    """Takes what ``costs`` say, times the slowness of the moment; steps without work take no time."""
 
     def __init__(self, slow: Callable[[], float], costs: Mapping[Regime, StepCost]) -> None:
         self._model = RooflineModel(costs)
         self._slow = slow
 
     def predict(self, shape: BatchShape) -> Prediction:
-        return Prediction(self._slow() * self._model.predict(shape).seconds, 0.0)
+        seconds = self._slow() * self._model.predict(shape).seconds
+        return Prediction(seconds if shape.num_tokens else 0.0, 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         raise AssertionError("the executor's own model does not learn")
 
 
 class MachineExecutor(SimExecutor):
-    """Implements ``ProfiledExecutor``; counts the steps that have work in them: others take no time."""
+    """Implements ``ProfiledExecutor``; counts the steps that have work in them."""
 
     device_name = "a machine"
     dtype_name = "float32"
@@ -63,5 +64,4 @@ class MachineExecutor(SimExecutor):
 
     def submit(self, plan: StepPlan) -> SimHandle:
         self.steps += bool(len(plan))
-        handle = super().submit(plan)
-        return handle if len(plan) else SimHandle(self.clock, self.clock.now(), handle.result)
+        return super().submit(plan)

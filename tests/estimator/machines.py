@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from neaptide.engine.batch import BatchShape
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Regime, Sample
 
 Machine = Callable[[BatchShape], float]

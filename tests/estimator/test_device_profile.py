@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neaptide.engine.batch import BatchShape
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.analytic import ANALYTIC_NAMES, LLAMA_3_1_8B, QWEN2_5_7B, analytic_profile
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.roofline import RooflineModel

@@ -1,6 +1,6 @@
 """What the models share."""
 
-from neaptide.engine.batch import BatchShape
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime, Sample, mean_relative_error, regime_of
 from tests.estimator.machines import decodes, prefills
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from neaptide.engine.batch import BatchShape
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Sample, mean_relative_error
 from neaptide.estimator.cost.paper_models import BrosModel, EchoModel, HygenModel
 from tests.estimator.machines import decodes, measure, prefills

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
@@ -14,6 +13,7 @@ from neaptide.engine.record.block_numbers import BlockNumbers
 from neaptide.engine.record.step_log import IdleLine, StepLine, create_log, read_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.hash_executor import SimExecutor

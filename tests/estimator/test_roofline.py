@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.engine.batch import BatchShape
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Regime, Sample, mean_relative_error, raggedness
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost, StepFormula, gemm_knot, gemm_segment

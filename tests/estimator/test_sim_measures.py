@@ -5,7 +5,7 @@ import pytest
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.step import Step
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.simulator import simulate

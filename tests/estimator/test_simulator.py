@@ -12,7 +12,7 @@ from neaptide.engine.record.step_log import AddLine, BatchLine, RowLine, StepLin
 from neaptide.engine.scheduler import policies
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.simulator import SimulationError, simulate

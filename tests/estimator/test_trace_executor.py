@@ -1,6 +1,6 @@
-from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, TraceExecutor
 

@@ -1,6 +1,7 @@
 """Tiny random checkpoints, and hand-made step plans that drive the executor without a scheduler."""
 
 import random
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.engine.interfaces import Executor, StepHandle
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
+from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.torch.torch_executor import TorchExecutor
 
 VOCAB = 128
@@ -91,11 +94,26 @@ class Track:
         return self.prompt + self.output
 
 
-class Driver:
-    """Plays the scheduler: hands out blocks in random order and runs the steps it is told to."""
+@dataclass
+class InFlight:
+    """A step that has been submitted."""
 
-    def __init__(self, executor: TorchExecutor, block_size: int = 16, seed: int = 0):
+    handle: StepHandle
+    plan: StepPlan
+    new_token: dict[str, int]
+    """For each request that takes part, the index of its new token in the output."""
+
+
+class Driver:
+    """Plays the scheduler: hands out blocks in random order and runs the steps it is told to.
+
+    With ``depth`` 1 a step is submitted before the result of the one before is in, and reads placeholders.
+    """
+
+    def __init__(self, executor: Executor, block_size: int = 16, seed: int = 0, depth: int = 0):
         self.executor = executor
+        self.depth = depth
+        self.in_flight: deque[InFlight] = deque()
         self.block_size = block_size
         self.free = list(range(executor.num_blocks))
         random.Random(seed).shuffle(self.free)
@@ -112,21 +130,40 @@ class Driver:
         return track
 
     def step(self, tokens: dict[str, int]) -> StepResult:
-        """Computes the next ``tokens[request_id]`` tokens of each request; samples where it reaches the end."""
+        """Computes the next ``tokens[request_id]`` tokens of each request; samples where it reaches the end. Returns
+        the result of the oldest step in flight."""
+        self.submit(tokens)
+        return self.wait()
+
+    def submit(self, tokens: dict[str, int]) -> None:
         new = [NewRequest(name, self.tracks[name].prompt, self.tracks[name].params) for name in self._unsent(tokens)]
         parts = [self._schedule(request_id, count) for request_id, count in tokens.items()]
         plan = StepPlan.of_parts(self.steps, parts, new, self.finished)
         self.finished = []
         self.steps += 1
-        result = self.executor.submit(plan).wait()
-        sampled = result.tokens_by_id(plan)
-        for request_id, count in tokens.items():
-            track = self.tracks[request_id]
-            track.computed += count
-            track.prompt_logprobs += result.prompt_logprobs.get(request_id, [])
+        self.in_flight.append(InFlight(self.executor.submit(plan), plan, {}))
+        for part in parts:
+            track = self.tracks[part.request_id]
+            track.computed += len(part.token_ids)
+            self.in_flight[-1].new_token[part.request_id] = len(track.output)
+            if part.sample:
+                track.output.append(PLACEHOLDER_TOKEN_ID)
+
+    def wait(self) -> StepResult:
+        step = self.in_flight.popleft()
+        result = step.handle.wait()
+        sampled = result.tokens_by_id(step.plan)
+        for request_id, index in step.new_token.items():
+            track = self.tracks.get(request_id)
+            if track is None or track.error is not None:
+                continue  # it ended while this step was in flight
             track.error = result.errors.get(request_id)
+            if track.error is not None:
+                del track.output[index:]
+                continue
+            track.prompt_logprobs += result.prompt_logprobs.get(request_id, [])
             if request_id in sampled:
-                track.output.append(sampled[request_id])
+                track.output[index] = sampled[request_id]
             if request_id in result.logprobs:
                 track.logprobs.append(result.logprobs[request_id])
         return result
@@ -139,13 +176,23 @@ class Driver:
                 for request_id, track in self.tracks.items()
                 if len(track.output) < num_tokens and track.error is None
             }
-            if not counts:
+            if counts:
+                self.submit(counts)
+            elif not self.in_flight:
                 return
-            self.step(counts)
+            if not counts or len(self.in_flight) > self.depth:
+                self.wait()
 
     def finish(self, request_id: str) -> None:
         self.free += self.tracks.pop(request_id).blocks
         self.finished.append(request_id)
+
+    def _unsent(self, request_ids: Iterable[str]) -> list[str]:
+        """Those that the executor has not heard of; it does now."""
+        unsent = [request_id for request_id in request_ids if not self.tracks[request_id].sent]
+        for request_id in unsent:
+            self.tracks[request_id].sent = True
+        return unsent
 
     def _unsent(self, request_ids: Iterable[str]) -> list[str]:
         """Those that the executor has not heard of; it does now."""

@@ -15,8 +15,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest
 from neaptide.executors.torch.logits_edits import edit_logits
 from neaptide.executors.torch.random_stream import request_seed, uniforms
 from neaptide.executors.torch.request_state import RequestState

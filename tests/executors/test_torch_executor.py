@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from neaptide.engine.batch import BatchShape, StepPlan
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.interfaces import Executor
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.torch import device, torch_executor
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from tests.executors.driver import (
@@ -134,7 +134,7 @@ def test_state_lives_until_the_request_ends(gqa: Gqa) -> None:
     driver.finish("a")
     driver.step({"b": 1})
     assert set(executor._states) == {"b"}
-    result = executor.submit(StepPlan(9, [], BatchShape(), finished_ids=["b"])).wait()
+    result = executor.submit(StepPlan.of_parts(9, [], finished_ids=["b"])).wait()
     assert result.token_ids == {}
     assert not executor._states
 

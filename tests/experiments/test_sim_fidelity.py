@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.clock import Clock, VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.kv.headroom import FixedHeadroom
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost

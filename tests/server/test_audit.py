@@ -21,8 +21,9 @@ from tests.server.asgi import Exchange
 from tests.server.batches.fakes import CHAT, Server, numbered
 from tests.server.conftest import make_context
 
-RING = KeyRing(("alpha", "beta"))
-ALPHA = RING.identify("Bearer alpha").tenant[:8]
+RING = KeyRing(("alpha:admin", "beta"))
+ALPHA, BETA = (RING.identify(f"Bearer {key}").tenant[:8] for key in ("alpha", "beta"))
+PAGE = "https://chat.example"
 
 
 @dataclass
@@ -50,7 +51,8 @@ class Audited:
 async def audited(tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Audited]:
     caplog.set_level(logging.INFO)
     async with Server(tmp_path) as server:
-        state = ServerState(context=make_context(tokenizer, server.client), keys=RING, batches=server.service)
+        context = make_context(tokenizer, server.client)
+        state = ServerState(context=context, keys=RING, cors_origins=(PAGE,), batches=server.service)
         app = create_app(state, extra_routers=(files_router(server.service), batches_router(server.service)))
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
@@ -82,8 +84,7 @@ async def test_the_life_of_a_file_and_a_batch(audited: Audited) -> None:
 async def test_anothers_object_is_named_with_who_asked_for_it(audited: Audited) -> None:
     file_id = f"file-{'0' * 24}"
     _, line = await audited.call("DELETE", f"/v1/files/{file_id}", key="beta")
-    beta = RING.identify("Bearer beta").tenant[:8]
-    assert what(line) == (beta, "DELETE", "/v1/files/{file_id}", file_id, 404, "client_error")
+    assert what(line) == (BETA, "DELETE", "/v1/files/{file_id}", file_id, 404, "client_error")
 
 
 async def test_a_call_without_a_known_key_is_written_down(audited: Audited) -> None:
@@ -91,9 +92,19 @@ async def test_a_call_without_a_known_key_is_written_down(audited: Audited) -> N
     assert what(line) == (None, "GET", "unmatched", None, 401, "client_error")
 
 
+async def test_a_page_of_a_site_that_may_not_call_is_written_down(audited: Audited) -> None:
+    headers = {"origin": "https://other.example", "access-control-request-method": "POST"}
+    reply = await audited.http.options("/v1/files", headers=headers)
+    assert reply.status_code == 400
+    (line,) = audited.lines()
+    assert what(line) == (None, "OPTIONS", "unmatched", None, 400, "client_error")
+
+
 async def test_the_operators_switch_is_written_down(audited: Audited) -> None:
     _, line = await audited.call("POST", "/admin/offline", json={"state": "nonsense"})
     assert what(line) == (ALPHA, "POST", "/admin/offline", None, 400, "client_error")
+    _, line = await audited.call("POST", "/admin/offline", key="beta", json={"state": "paused"})
+    assert what(line) == (BETA, "POST", "/admin/offline", None, 403, "client_error")
 
 
 async def test_nothing_that_a_caller_made_up_is_written_down(audited: Audited) -> None:

@@ -84,7 +84,7 @@ class BlockPool:
         num_free = min(count, len(self._free))
         blocks = self.free_blocks(0, num_free)
         del self._free[len(self._free) - num_free :]
-        blocks += [self._evict() for _ in range(count - num_free)]
+        blocks += self._evict(count - num_free)
         is_online = owner is RequestClass.ONLINE
         for block in blocks:
             self._ref_cnt[block] = 1
@@ -159,10 +159,11 @@ class BlockPool:
             self._num_online += self._online_ref_cnt[block] == 0
             self._online_ref_cnt[block] += 1
 
-    def _evict(self) -> int:
-        block = self._cached.pop()
-        block_hash = self._hash[block]
-        assert block_hash is not None
-        self.index.remove(block_hash)
-        self._hash[block] = None
-        return block
+    def _evict(self, count: int) -> list[int]:
+        blocks = self._cached.pop(count)
+        for block in blocks:
+            block_hash = self._hash[block]
+            assert block_hash is not None
+            self.index.remove(block_hash)
+            self._hash[block] = None
+        return blocks

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 
 
 class EvictionOrder:
@@ -27,7 +28,9 @@ class EvictionOrder:
         """The block has a reader again, or nothing worth keeping."""
         del self._blocks[block]
 
-    def pop(self) -> int:
-        """Takes the block that goes first."""
-        block, _ = self._blocks.popitem(last=False)
-        return block
+    def pop(self, count: int) -> list[int]:
+        """Takes the blocks that go first."""
+        blocks = list(islice(self._blocks, count))
+        for block in blocks:
+            del self._blocks[block]
+        return blocks

@@ -6,6 +6,7 @@ what happens: which blocks are evicted, and so which prefixes later requests of 
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.params import RequestClass
@@ -70,7 +71,8 @@ class BlockPoolDraft:
         if count > self.num_available:
             raise RuntimeError(f"{count} blocks wanted, {self.num_available} available")
         blocks = self._take_free(count)
-        blocks += [self._evict() for _ in range(count - len(blocks))]
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
         self._refs.update(dict.fromkeys(blocks, 1))
         is_online = owner is RequestClass.ONLINE
         self._online_refs.update(dict.fromkeys(blocks, int(is_online)))
@@ -138,19 +140,18 @@ class BlockPoolDraft:
         else:
             self._no_longer_cached.add(block)
 
-    def _evict(self) -> int:
-        block = self._first_to_go()
-        self._uncache(block)
-        block_hash = self._hash_of(block)
-        assert block_hash is not None
-        self._found[block_hash] = None
-        self._hashes[block] = None
-        return block
-
-    def _first_to_go(self) -> int:
+    def _evict(self, count: int) -> list[int]:
         if self._oldest is None:
-            self._oldest = self._pool.eviction_order()
-        for block in self._oldest:
-            if block not in self._no_longer_cached:
-                return block
-        return next(iter(self._newly_cached))
+            gone = self._no_longer_cached
+            self._oldest = (block for block in self._pool.eviction_order() if block not in gone)
+        blocks = list(islice(self._oldest, count))
+        self._no_longer_cached.update(blocks)
+        while len(blocks) < count:
+            block, _ = self._newly_cached.popitem(last=False)
+            blocks.append(block)
+        for block in blocks:
+            block_hash = self._hash_of(block)
+            assert block_hash is not None
+            self._found[block_hash] = None
+            self._hashes[block] = None
+        return blocks

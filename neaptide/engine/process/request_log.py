@@ -12,7 +12,7 @@ from neaptide.engine.private_files import private_opener
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.step import Step
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,11 @@
 """Keeps the witness of the steps in flight."""
 
-from neaptide.engine.batch import StepResult
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.process.witness import StepWitness
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.step import Step
 
 
 class WitnessObserver(EngineObserver):

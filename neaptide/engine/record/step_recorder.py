@@ -8,7 +8,6 @@ from typing import IO, Any, Concatenate, ParamSpec
 import msgspec
 import numpy as np
 
-from neaptide.engine.batch import BatchShape, StepResult
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
@@ -33,7 +32,8 @@ from neaptide.engine.record.step_log import (
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import BatchShape, StepResult
+from neaptide.engine.steps.step import Step
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import NewRequest, StepPlan
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
@@ -25,8 +24,9 @@ from neaptide.engine.scheduler.draft import (
     TakePartRows,
 )
 from neaptide.engine.scheduler.queues import OnlineOrder, Queues, deadline_order
-from neaptide.engine.step import Step, await_tokens
-from neaptide.engine.timer import StepTimer
+from neaptide.engine.steps.plan import NewRequest, StepPlan
+from neaptide.engine.steps.step import Step, await_tokens
+from neaptide.engine.steps.timer import StepTimer
 
 
 class PlanningError(Exception):
@@ -127,9 +127,13 @@ class Scheduler(ABC):
                 request.known_to_executor = request.request_id not in new
                 self._untold.append(request)
         step.undo(self.kv)
+        self.tell_again(plan)
+        self.preempted.add_all(step.preempted)
+
+    def tell_again(self, plan: StepPlan) -> None:
+        """The executor may not have heard of what ended or lost its KV before this plan."""
         self._finished_ids += plan.finished_ids
         self._preempted_ids += plan.preempted_ids
-        self.preempted.add_all(step.preempted)
 
     def begin(self, now_s: float) -> None:
         """A step is to be planned."""

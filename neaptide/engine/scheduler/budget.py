@@ -5,8 +5,8 @@ from bisect import bisect_left
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.steps.plan import BatchShape
 
 
 class StepBudget:

@@ -18,7 +18,7 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.queues import deadline_order
 from neaptide.engine.scheduler.slack import SlackTracker
-from neaptide.engine.step import Step
+from neaptide.engine.steps.step import Step
 
 LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""

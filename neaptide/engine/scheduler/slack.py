@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.steps.plan import BatchShape
 
 ITL_FACTOR = 1.5
 """Slack that a stream has banked may not be spent in one stall: a gap is at most this many TPOT targets."""

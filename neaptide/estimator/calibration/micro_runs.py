@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from neaptide.engine.batch import BatchShape, NewRequest, ScheduledRequest, StepPlan
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import Executor
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import BatchShape, NewRequest, ScheduledRequest, StepPlan
 
 Parts = tuple[tuple[int, int], ...]
 """A step: for each request the tokens to compute and the context tokens before them."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import CostModel, Prediction
+from neaptide.engine.steps.plan import BatchShape
 
 
 class Regime(StrEnum):

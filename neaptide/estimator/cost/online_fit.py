@@ -4,8 +4,8 @@ from math import exp, expm1, inf, log, sqrt
 
 import numpy as np
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.conformal import AdaptiveQuantile
 from neaptide.estimator.cost.iteration_time import Regime, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel

@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Sample
 from neaptide.estimator.cost.least_squares import Array, fit_relative
 

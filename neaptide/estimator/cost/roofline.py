@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
 from neaptide.estimator.cost.roofline_fit import fit_costs
 from neaptide.estimator.cost.step_cost import StepCost, StepFormula, Terms

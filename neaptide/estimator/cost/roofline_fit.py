@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from neaptide.engine.batch import BatchShape
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
 from neaptide.estimator.cost.least_squares import Array, fit_relative
 from neaptide.estimator.cost.step_cost import StepCost, gemm_knot, gemm_segment

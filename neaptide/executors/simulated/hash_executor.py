@@ -1,7 +1,8 @@
 """An executor without a model: step times from a cost model, tokens from a hash.
 
 On a ``VirtualClock`` a step ends in no time; on the monotonic clock it sleeps. Tokens depend on the request's
-prompt and the output position only, so that any schedule, preemption or restart gives the same text.
+prompt and the output position only, so that any schedule, preemption or restart gives the same text; input tokens are
+not read, so placeholders are as good as others.
 """
 
 import zlib
@@ -10,15 +11,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.steps.plan import StepPlan, StepResult
 
 
 def simulated_token(prompt_crc: int, output_position: int, vocab_size: int, first_token_id: int) -> int:
     """The token at ``output_position`` of a request, in ``first_token_id .. vocab_size - 1``."""
     digest = zlib.crc32(output_position.to_bytes(4, "little"), prompt_crc)
     return first_token_id + digest % (vocab_size - first_token_id)
+
+
+@dataclass(slots=True)
+class DeviceTime:
+    """When a device that runs one step after the other is through with what it has been given."""
+
+    free_s: float = 0.0
+
+    def add(self, now_s: float, seconds: float) -> float:
+        """The end of a step that is submitted now."""
+        self.free_s = max(now_s, self.free_s) + seconds
+        return self.free_s
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,8 +62,7 @@ class SimExecutor:
         self._vocab_size = vocab_size
         self._first_token_id = first_token_id
         self._prompt_crc: dict[str, int] = {}
-        self._idle_at_s = 0.0
-        """When the steps submitted so far are done."""
+        self._device = DeviceTime()
 
     @property
     def num_blocks(self) -> int:
@@ -66,14 +78,13 @@ class SimExecutor:
             self._prompt_crc.pop(request_id, None)
         for new in plan.new_requests:
             self._prompt_crc[new.request_id] = zlib.crc32(array("i", new.prompt_token_ids).tobytes())
-        seconds = self._cost_model.predict(plan.shape).seconds
+        seconds = self._cost_model.predict(plan.shape).seconds if len(plan) else 0.0
         result = StepResult.of(plan)
         result.model_s = seconds
         for index in np.flatnonzero(plan.sample).tolist():
             crc, position = self._prompt_crc[plan.request_ids[index]], int(plan.output_position[index])
             result.token_ids[index] = simulated_token(crc, position, self._vocab_size, self._first_token_id)
-        self._idle_at_s = max(self._idle_at_s, self._clock.now()) + seconds
-        return SimHandle(self._clock, self._idle_at_s, result)
+        return SimHandle(self._clock, self._device.add(self._clock.now(), seconds), result)
 
     def close(self) -> None:
         self._prompt_crc.clear()

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import NewRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.interfaces import CostModel
-from neaptide.executors.simulated.hash_executor import SimHandle
+from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
+from neaptide.executors.simulated.hash_executor import DeviceTime, SimHandle
 
 END_TOKEN_ID = 5
 """Below every token of a prompt (``neaptide.loadgen.workloads.traces.token_ids``)."""
@@ -74,8 +74,7 @@ class TraceExecutor:
         self._step_noise = step_noise
         self._random = random.Random(seed)
         self._num_seen = 0
-        self._idle_at_s = 0.0
-        """When the steps submitted so far are done."""
+        self._device = DeviceTime()
         self._facts = np.zeros((0, len(FACTS)), np.int64)
         """[requests with a first step and no end, FACTS]."""
         self._index: dict[str, int] = {}
@@ -99,8 +98,7 @@ class TraceExecutor:
         if self._step_noise:
             seconds *= self._random.lognormvariate(0.0, self._step_noise)
         result = StepResult(self._run(plan), model_s=seconds)
-        self._idle_at_s = max(self._idle_at_s, self._clock.now()) + seconds
-        return SimHandle(self._clock, self._idle_at_s, result)
+        return SimHandle(self._clock, self._device.add(self._clock.now(), seconds), result)
 
     def close(self) -> None:
         self._index.clear()

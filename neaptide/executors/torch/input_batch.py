@@ -1,5 +1,6 @@
 """A step plan as tensors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -8,10 +9,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from neaptide.engine.batch import ScheduledRequest
+from neaptide.engine.steps.plan import ScheduledRequest
+from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
+from neaptide.executors.torch.placeholders import SampledRow, fill_
 from neaptide.kernels.paged_attention import AttentionPlan, plan_attention
+from neaptide.kernels.transfer import to_device
 
 IntArray = npt.NDArray[np.int64]
+SampledToken = Callable[[ScheduledRequest, int], SampledRow | None]
+"""Where the request's token of this index in ``token_ids`` is, if the device has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,12 @@ class InputBatch:
 
 
 def build_input_batch(
-    scheduled: list[ScheduledRequest], block_size: int, vocab_size: int, dtype: torch.dtype, device: torch.device
+    scheduled: list[ScheduledRequest],
+    block_size: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    sampled_token: SampledToken,
 ) -> InputBatch:
     """Lays out a step's requests.
 
@@ -46,6 +57,7 @@ def build_input_batch(
         vocab_size: bound of the token ids.
         dtype: of the model.
         device: of the model.
+        sampled_token: finds the token that a placeholder stands for.
     """
     requests = sorted(scheduled, key=_decodes_by_length)
     query_lens = np.fromiter((len(r.token_ids) for r in requests), np.int64, len(requests))
@@ -54,22 +66,33 @@ def build_input_batch(
     num_tokens = int(starts[-1])
     token_ids = np.fromiter(chain.from_iterable(r.token_ids for r in requests), np.int64, num_tokens)
     outside = (token_ids < 0) | (token_ids >= vocab_size)
-    invalid: list[str] = []
+    invalid: dict[str, None] = {}
+    filled_rows: list[int] = []
+    sources: list[SampledRow] = []
     if outside.any():
-        owners = np.searchsorted(starts, np.flatnonzero(outside), side="right") - 1
-        invalid = [requests[i].request_id for i in np.unique(owners).tolist()]
+        rows = np.flatnonzero(outside)
+        owners = np.searchsorted(starts, rows, side="right") - 1
+        for row, owner, index in zip(rows.tolist(), owners.tolist(), (rows - starts[owners]).tolist(), strict=True):
+            source = sampled_token(requests[owner], index) if token_ids[row] == PLACEHOLDER_TOKEN_ID else None
+            if source is None:
+                invalid[requests[owner].request_id] = None
+            else:
+                filled_rows.append(row)
+                sources.append(source)
         token_ids[outside] = 0
+    device_token_ids = to_device(torch.from_numpy(token_ids), device)
+    fill_(device_token_ids, filled_rows, sources)
     positions = np.arange(num_tokens) - np.repeat(starts[:-1] - context_lens, query_lens)
     attention = plan_attention(
         query_lens, context_lens + query_lens, _block_tables(requests), block_size, dtype=dtype, device=device
     )
     return InputBatch(
         requests,
-        torch.from_numpy(token_ids).to(device, non_blocking=True),
-        torch.from_numpy(positions).to(device, non_blocking=True),
+        device_token_ids,
+        to_device(torch.from_numpy(positions), device),
         starts,
         attention,
-        invalid,
+        list(invalid),
     )
 
 

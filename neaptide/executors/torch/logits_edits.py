@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from neaptide.executors.torch.request_state import RequestState
+from neaptide.kernels.transfer import to_device
 
 
 @dataclass(slots=True)
@@ -33,8 +34,7 @@ class _Triples:
         if not self.rows:
             return None
         rows, tokens, values = (
-            torch.from_numpy(np.concatenate(part)).to(device, non_blocking=True)
-            for part in (self.rows, self.tokens, self.values)
+            to_device(torch.from_numpy(np.concatenate(part)), device) for part in (self.rows, self.tokens, self.values)
         )
         return rows, tokens, values
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.models.base import TorchModel
+from neaptide.kernels.transfer import to_device
 
 
 class ModelRunner:
@@ -27,7 +28,7 @@ class ModelRunner:
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
         """Logits of some token rows, [len(rows), vocab_size] fp32."""
         if len(rows) != hidden.shape[0]:
-            hidden = hidden.index_select(0, torch.tensor(rows).to(hidden.device, non_blocking=True))
+            hidden = hidden.index_select(0, to_device(torch.tensor(rows), hidden.device))
         elif rows != list(range(len(rows))):
             raise ValueError("rows must be ascending and distinct")
         return self.model.logits(hidden)

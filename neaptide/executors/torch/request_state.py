@@ -5,8 +5,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest
+from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
+from neaptide.executors.torch.placeholders import RecentTokens
 from neaptide.executors.torch.random_stream import request_seed
 
 
@@ -27,6 +29,7 @@ class RequestState:
         self.output_counts: dict[int, int] = {}
         """How often each token stands in the output, for penalties."""
         self.output_len = 0
+        self.recent_tokens = RecentTokens()
 
     @cached_property
     def prompt_tokens(self) -> npt.NDArray[np.int64]:
@@ -46,6 +49,8 @@ class RequestState:
             raise ValueError(
                 f"{scheduled.request_id}: output tokens before {scheduled.num_computed_tokens} were skipped"
             )
-        for token in new:
+        for position, token in enumerate(new, self.output_len):
+            if token == PLACEHOLDER_TOKEN_ID and (sampled := self.recent_tokens.at(position)) is not None:
+                token = sampled.wait()
             self.output_counts[token] = self.output_counts.get(token, 0) + 1
         self.output_len += len(new)

@@ -14,6 +14,7 @@ from torch import Tensor
 from neaptide.executors.torch.logits_edits import edit_logits
 from neaptide.executors.torch.random_stream import uniforms
 from neaptide.executors.torch.request_state import RequestState
+from neaptide.kernels.transfer import to_device
 
 _MIN_TEMPERATURE = 1e-30
 """Smaller ones are 0 in fp32, and 0 / 0 is no probability; what this one leaves of a second-best logit is 0 as well."""
@@ -44,11 +45,11 @@ def sample(logits: Tensor, states: list[RequestState], output_positions: list[in
         return Sampled(edited.argmax(dim=-1), finite)
     drawn_states = [states[row] for row in drawn_rows]
     draws = uniforms([state.seed for state in drawn_states], [output_positions[row] for row in drawn_rows])
-    target = torch.from_numpy(draws).to(logits.device, non_blocking=True)
+    target = to_device(torch.from_numpy(draws), logits.device)
     if len(drawn_rows) == len(states):
         return Sampled(draw(filtered_probabilities(edited, drawn_states), target), finite)
     token_ids = edited.argmax(dim=-1)
-    rows = torch.tensor(drawn_rows).to(logits.device, non_blocking=True)
+    rows = to_device(torch.tensor(drawn_rows), logits.device)
     token_ids[rows] = draw(filtered_probabilities(edited[rows], drawn_states), target)
     return Sampled(token_ids, finite)
 
@@ -70,7 +71,7 @@ def filtered_probabilities(logits: Tensor, states: list[RequestState]) -> Tensor
     vocab_size, device = logits.shape[1], logits.device
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32).unsqueeze(1).to(device, non_blocking=True)  # [rows, 1]
+        return to_device(torch.tensor(values, dtype=torch.float32).unsqueeze(1), device)  # [rows, 1]
 
     # The maximum goes first: a tiny temperature would otherwise overflow to inf - inf.
     centred = logits - logits.amax(dim=-1, keepdim=True)
@@ -82,7 +83,7 @@ def filtered_probabilities(logits: Tensor, states: list[RequestState]) -> Tensor
         if len(sorted_rows) == len(params):
             probabilities = _cut_tail(probabilities, top_k, top_p)
         else:
-            rows = torch.tensor(sorted_rows).to(device, non_blocking=True)
+            rows = to_device(torch.tensor(sorted_rows), device)
             probabilities[rows] = _cut_tail(probabilities[rows], top_k, top_p)
     if any(p.min_p > 0 for p in params):
         floor = probabilities.amax(dim=-1, keepdim=True) * column([p.min_p for p in params])

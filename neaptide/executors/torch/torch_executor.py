@@ -3,23 +3,25 @@
 import logging
 import math
 import pkgutil
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from neaptide.engine.batch import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
-from neaptide.engine.params import INVALID_TOKEN, NUMERICAL_ERROR, SamplingParams
+from neaptide.engine.params import INVALID_TOKEN, SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
-from neaptide.executors.torch.logprobs import Scored, score, to_host
+from neaptide.executors.torch.logprobs import score
 from neaptide.executors.torch.model_runner import ModelRunner
 from neaptide.executors.torch.models.base import TorchModel
+from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.request_state import RequestState
-from neaptide.executors.torch.sampler import Sampled, sample
+from neaptide.executors.torch.sampler import sample
+from neaptide.executors.torch.step_results import Pending, PromptScores, SampledTokens, TokenScores, TorchHandle
 from neaptide.executors.torch.weights import load_weights
+from neaptide.kernels.transfer import HostCopy, to_device
 from neaptide.models.checkpoint import load_model_config, resolve_model
 from neaptide.models.registry import FAMILIES
 
@@ -32,61 +34,6 @@ GPU_SHARE = 0.8
 
 _PROMPT_SCORE_ROWS = 256
 """Prompt positions scored at once: bounds the logits held, 128 MB at a vocabulary of 128k."""
-
-
-@dataclass(slots=True)
-class _PromptScores:
-    """Part of a request's prompt log-probabilities, still on the device."""
-
-    request_id: str
-    top: int
-    scored: Scored
-    finite: Tensor
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A step whose results are still on the device."""
-
-    result: StepResult
-    places: dict[str, int]
-    """Of the requests in the plan."""
-    sampled_ids: list[str] = field(default_factory=list)
-    sampled: Sampled | None = None
-    scored_ids: list[str] = field(default_factory=list)
-    scored_tops: list[int] = field(default_factory=list)
-    scored: Scored | None = None
-    prompt_scores: list[_PromptScores] = field(default_factory=list)
-
-
-class TorchHandle:
-    """A submitted step."""
-
-    def __init__(self, pending: _Pending, clock: Clock):
-        self._pending = pending
-        self._clock = clock
-        self._done = False
-
-    def wait(self) -> StepResult:
-        """Copies the results to the host; the only place where the host waits for a CUDA device."""
-        pending, result = self._pending, self._pending.result
-        if self._done:
-            return result
-        self._done = True
-        start_s = self._clock.now()
-        if pending.sampled is not None:
-            _collect_tokens(pending, pending.sampled)
-        for part in pending.prompt_scores:
-            if not bool(part.finite):
-                result.errors[part.request_id] = NUMERICAL_ERROR
-                continue
-            records = to_host(part.scored, [part.top] * part.scored.token_ids.shape[0])
-            result.prompt_logprobs.setdefault(part.request_id, []).extend(records)
-        for request_id in result.errors:
-            result.logprobs.pop(request_id, None)
-            result.prompt_logprobs.pop(request_id, None)
-        result.sample_s += self._clock.now() - start_s
-        return result
 
 
 class TorchExecutor:
@@ -161,11 +108,16 @@ class TorchExecutor:
                 layer[:count].zero_()
 
     def submit(self, plan: StepPlan) -> TorchHandle:
+        """Runs the step on a CPU, starts it on CUDA.
+
+        The host then waits only where a request with penalties reads a token that an earlier step still samples: its
+        penalties are counted on the host.
+        """
         for request_id in plan.finished_ids:
             self._states.pop(request_id, None)
         for request in plan.new_requests:
             self._states[request.request_id] = RequestState(request, self.model_config.eos_token_ids, self._seed)
-        pending = _Pending(StepResult.of(plan), {request_id: i for i, request_id in enumerate(plan.request_ids)})
+        pending = Pending(StepResult.of(plan), {request_id: i for i, request_id in enumerate(plan.request_ids)})
         if len(plan):
             with torch.inference_mode():
                 self._run(plan.scheduled, pending)
@@ -177,10 +129,12 @@ class TorchExecutor:
         if hasattr(self, "_runner"):
             del self._runner
 
-    def _run(self, scheduled: list[ScheduledRequest], pending: _Pending) -> None:
+    def _run(self, scheduled: list[ScheduledRequest], pending: Pending) -> None:
         start_s = self._clock.now()
         runner, result = self._runner, pending.result
-        batch = build_input_batch(scheduled, runner.block_size, self.model_config.vocab_size, self.dtype, self.device)
+        batch = build_input_batch(
+            scheduled, runner.block_size, self.model_config.vocab_size, self.dtype, self.device, self._sampled_token
+        )
         result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
         for request in batch.requests:
             self._states[request.request_id].observe(request)
@@ -196,18 +150,21 @@ class TorchExecutor:
         result.model_s = computed_s - prepared_s
         result.sample_s = self._clock.now() - computed_s
 
-    def _sample(self, requests: list[ScheduledRequest], logits: Tensor, pending: _Pending) -> None:
+    def _sample(self, requests: list[ScheduledRequest], logits: Tensor, pending: Pending) -> None:
         states = [self._states[request.request_id] for request in requests]
-        pending.sampled_ids = [request.request_id for request in requests]
-        pending.sampled = sample(logits, states, [request.output_position for request in requests])
+        sampled = sample(logits, states, [request.output_position for request in requests])
+        on_host = HostCopy(sampled)
+        pending.sampled = SampledTokens([request.request_id for request in requests], on_host)
+        for row, (request, state) in enumerate(zip(requests, states, strict=True)):
+            state.recent_tokens.keep(request.output_position, SampledRow(sampled.token_ids, on_host, row))
         wanted = [(row, s.params.logprobs) for row, s in enumerate(states) if s.params.logprobs is not None]
         if wanted:
-            rows = torch.tensor([row for row, _ in wanted]).to(self.device, non_blocking=True)
-            pending.scored_ids = [requests[row].request_id for row, _ in wanted]
-            pending.scored_tops = [top for _, top in wanted]
-            pending.scored = score(logits[rows], pending.sampled.token_ids[rows], max(pending.scored_tops))
+            rows = to_device(torch.tensor([row for row, _ in wanted]), self.device)
+            tops = [top for _, top in wanted]
+            scored = score(logits[rows], sampled.token_ids[rows], max(tops))
+            pending.scores = TokenScores([requests[row].request_id for row, _ in wanted], tops, HostCopy(scored))
 
-    def _score_prompts(self, batch: InputBatch, hidden: Tensor, pending: _Pending) -> None:
+    def _score_prompts(self, batch: InputBatch, hidden: Tensor, pending: Pending) -> None:
         """Scores prompt token p + 1 at every position p of the step, for the requests that want it."""
         for index, request in enumerate(batch.requests):
             state = self._states[request.request_id]
@@ -217,12 +174,18 @@ class TorchExecutor:
             if top is None or first >= last:
                 continue
             row = int(batch.query_starts[index])
-            targets = torch.tensor(state.prompt_token_ids[first + 1 : last + 1]).to(self.device, non_blocking=True)
+            targets = to_device(torch.tensor(state.prompt_token_ids[first + 1 : last + 1]), self.device)
             for begin in range(0, last - first, _PROMPT_SCORE_ROWS):
                 part = targets[begin : begin + _PROMPT_SCORE_ROWS]
                 logits = self._runner.model.logits(hidden[row + begin : row + begin + len(part)])
                 finite = torch.isfinite(logits).all()
-                pending.prompt_scores.append(_PromptScores(request.request_id, top, score(logits, part, top), finite))
+                on_host = HostCopy((*score(logits, part, top), finite))
+                pending.prompt_scores.append(PromptScores(request.request_id, top, on_host))
+
+    def _sampled_token(self, request: ScheduledRequest, index: int) -> SampledRow | None:
+        """Where the token is that stands ``index`` tokens after the request's cached ones, if it was sampled lately."""
+        state = self._states[request.request_id]
+        return state.recent_tokens.at(request.num_computed_tokens + index - len(state.prompt_token_ids))
 
     def _count_blocks(self, cache: CacheConfig) -> int:
         kv_cache_bytes = cache.kv_cache_bytes
@@ -249,19 +212,6 @@ class TorchExecutor:
         for number, scheduled in enumerate(steps):
             self.submit(StepPlan.of_parts(-1, [scheduled], [new] if number == 0 else [])).wait()
         self._states.clear()
-
-
-def _collect_tokens(pending: _Pending, sampled: Sampled) -> None:
-    result = pending.result
-    tokens, finite = torch.stack((sampled.token_ids, sampled.finite.long())).tolist()  # one copy, one wait
-    for request_id, token, is_finite in zip(pending.sampled_ids, tokens, finite, strict=True):
-        if is_finite:
-            result.token_ids[pending.places[request_id]] = token
-        else:
-            result.errors[request_id] = NUMERICAL_ERROR
-    if pending.scored is not None:
-        records = to_host(pending.scored, pending.scored_tops)
-        result.logprobs.update(zip(pending.scored_ids, records, strict=True))
 
 
 def _require_room(kv_cache_bytes: int, device: torch.device) -> None:

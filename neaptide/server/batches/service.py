@@ -79,9 +79,14 @@ class BatchService:
         await asyncio.to_thread(self.store.close)
 
     def suspend(self) -> None:
-        """Stops giving batch work to the engine and takes no new batch, for a server that is about to end."""
+        """Stops giving batch work to the engine and takes no new file or batch, for a server that is about to end."""
         self._is_suspended = True
         self._machine.suspend()
+
+    def check_open(self) -> None:
+        """Raises UnavailableError where new files and batches are refused because the server is about to end."""
+        if self._is_suspended:
+            raise UnavailableError("The server is shutting down.", code="server_shutdown")
 
     @property
     def storage_failing(self) -> bool:
@@ -100,8 +105,7 @@ class BatchService:
             ConflictError: the idempotency key was used for another body.
             UnavailableError: the server is about to end.
         """
-        if self._is_suspended:
-            raise UnavailableError("The server is shutting down.", code="server_shutdown")
+        self.check_open()
         asked = parse_create(body, self.settings.completion_windows)
         now = int(self._clocks.wall())
         new = NewBatch(

@@ -53,7 +53,6 @@ def batches_router(service: BatchService) -> APIRouter:
         responses=replies(Batch, *JSON_BODY_ERRORS, *(409, 503, 507)),
     )
     async def create_batch(request: Request) -> Response:
-        request.app.state.context.check_open()
         principal, key = principal_of(request), idempotency_key(request)
         body = await read_object(request)
         with storage_faults():

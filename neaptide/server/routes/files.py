@@ -64,7 +64,7 @@ def files_router(service: BatchService) -> APIRouter:
 
     @router.post("", openapi_extra=_upload_schema(), responses=replies(File, 400, 408, 409, 413, 503, 507))
     async def upload_file(request: Request) -> Response:
-        request.app.state.context.check_open()
+        service.check_open()
         owner, key = principal_of(request).tenant, idempotency_key(request)
         with storage_faults():
             async with files.upload() as upload:

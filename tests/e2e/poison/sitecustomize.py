@@ -6,7 +6,7 @@ A prompt with ``POISON_TOKEN`` ends the engine process as a fault in native code
 import os
 import signal
 
-from neaptide.engine.batch import StepPlan
+from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle
 
 _submit = SimExecutor.submit

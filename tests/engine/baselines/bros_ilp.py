@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import compress, product
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.kv.draft import NO_HIT
@@ -17,6 +16,7 @@ from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.baselines.bros import AdaptiveBatchSize, BrosScheduler
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.table import RequestTable
 
 NOW_S = 10.0

@@ -1,7 +1,7 @@
 """A cost model whose step times can be added up by hand."""
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.steps.plan import BatchShape
 
 
 class PerTokenCost:

@@ -10,12 +10,12 @@ from zlib import crc32
 
 import pytest
 
-from neaptide.engine.batch import ScheduledRequest, StepPlan
 from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.draft import KVDraft
 from neaptide.engine.kv.manager import KVOccupancy
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
 from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle, simulated_token
 from neaptide.simulation.replay import replay
 from tests.engine.harness import Harness, online

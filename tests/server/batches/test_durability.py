@@ -125,7 +125,8 @@ def test_a_stop_ends_finalizing_between_lines_and_leaves_nothing(tmp_path: Path,
     store.close()
 
 
-async def test_a_batch_that_is_cancelled_while_it_is_loaded_never_reaches_the_engine(
+@pytest.mark.acceptance("A20", "cancel while a batch is loaded")
+async def test_a_batch_that_is_cancelled_while_it_is_loaded_never_reaches_the_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = asyncio.Event(), threading.Event()
@@ -149,6 +150,7 @@ async def test_a_batch_that_is_cancelled_while_it_is_loaded_never_reaches_the_en
         other = await server.create(numbered(1))
         await server.until_given(other.id)
         assert server.engine.added(batch.id) == []
+        assert list(server.service._machine._runner._jobs) == [other.id], "nothing is kept of it"
         assert (record.status, record.num_failed) == ("cancelled", 2)
 
 

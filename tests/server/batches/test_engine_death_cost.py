@@ -1,7 +1,6 @@
 """What engine deaths cost a batch, counted in steps of the real engine (simulated executor, virtual clock)."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,11 @@ from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import ToEngine
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.row_id import RowId
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.server.batches.storing.models import BatchRecord
@@ -21,6 +24,16 @@ from tests.server.batches.fakes import READY, Server, jsonl, line
 
 NUM_LINES, MAX_TOKENS, SEATS = 300, 40, 256
 BLOCKS_EACH = 4
+
+
+class Planned(EngineObserver):
+    """Keeps the requests of the last step that was planned."""
+
+    def __init__(self, request_ids: list[str]) -> None:
+        self._request_ids = request_ids
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        self._request_ids[:] = step.plan.request_ids
 
 
 class CoreLink:
@@ -36,10 +49,7 @@ class CoreLink:
         executor = SimExecutor(num_blocks, cost_model, clock, vocab_size=256, first_token_id=32)
         self.in_step: list[str] = []
         headroom = FixedHeadroom(num_blocks, 0.0)
-        self._core = EngineCore(config, executor, cost_model, headroom, clock, witness=self._note)
-
-    def _note(self, request_ids: Sequence[str]) -> None:
-        self.in_step = list(request_ids) or self.in_step
+        self._core = EngineCore(config, executor, cost_model, headroom, clock, observers=[Planned(self.in_step)])
 
     def send(self, message: ToEngine) -> None:
         self._core.handle(message)

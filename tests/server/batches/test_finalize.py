@@ -48,7 +48,7 @@ def test_every_byte_is_synced_before_the_file_has_its_name(
     record = store.read_blocking(batch_rows.require_batch, BATCH.id)
     with monkeypatch.context() as patch:
         patch.setattr(finalize.os, "fsync", note_sync)
-        output, error = finalize.write_files(store, record, tmp_path, lambda: False, 110)
+        output, error = finalize.write_files(store, record, tmp_path, lambda: False, 110, 3600)
     assert output is not None
     assert error is not None
     assert events == [
@@ -67,5 +67,5 @@ def test_a_server_that_stops_publishes_nothing(store: Store, tmp_path: Path, lin
     answers = iter([False] * lines_before_the_stop + [True])
     record = store.read_blocking(batch_rows.require_batch, BATCH.id)
     with pytest.raises(finalize.FinalizeStoppedError):
-        finalize.write_files(store, record, tmp_path, lambda: next(answers), 110)
+        finalize.write_files(store, record, tmp_path, lambda: next(answers), 110, 3600)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -1,9 +1,6 @@
-"""What goes in the course of time, what has to stay, and what comes late and does no harm."""
+"""What goes in the course of time, and what has to stay."""
 
-import asyncio
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,8 +9,6 @@ from alembic.config import Config
 
 from neaptide.engine.messages import AddBatch
 from neaptide.server.batches.running import machine
-from neaptide.server.batches.running.job import Job
-from neaptide.server.batches.running.machine import Machine
 from neaptide.server.batches.storing import housekeeping
 from neaptide.server.batches.storing.files import DAY_S, UploadForm
 from neaptide.server.batches.storing.store import Store
@@ -241,34 +236,7 @@ async def test_the_server_keeps_house_at_start_and_every_minute(
         await server.until_gone(second)
 
 
-# ---- late news, and what survives ------------------------------------------------------------------------
-
-
-@pytest.mark.acceptance("A20", "cancel while a batch is loaded")
-async def test_a_batch_that_is_cancelled_while_it_is_loaded_never_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-    read_job = Machine._read_job
-
-    def read_late(machine: Machine, *args: Any) -> Job:
-        job = read_job(machine, *args)
-        loading.set()
-        assert go_on.wait(5)
-        return job
-
-    added: list[str] = []
-    monkeypatch.setattr(Machine, "_read_job", read_late)
-    async with Server(tmp_path) as server:
-        runner = server.service._machine._runner
-        monkeypatch.setattr(runner, "add_job", lambda job: added.append(job.batch_id))
-        batch = await server.create(numbered(2))
-        assert await asyncio.to_thread(loading.wait, 5)
-        await server.service.cancel_batch(batch.id, "")
-        go_on.set()
-        server.results(await server.until_status(batch.id, "cancelled"))
-    assert added == []
-    assert not [message for message in server.engine.sent if isinstance(message, AddBatch)]
+# ---- what survives ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("salt", [b"", b"\x00tenant\xff"])

@@ -151,6 +151,15 @@ async def test_a_file_of_another_purpose_is_refused_at_create(tmp_path: Path) ->
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input_file_id")
 
 
+async def test_a_server_about_to_end_takes_no_new_file(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        server.service.suspend()
+        reply = await client.post("/v1/files", files={"file": ("x", b"x\n")}, data={"purpose": "batch"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "server_shutdown")
+        assert reply.headers["retry-after"]
+        assert (await client.get("/v1/files")).json()["data"] == []
+
+
 async def test_a_server_about_to_end_takes_no_new_batch(tmp_path: Path) -> None:
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         file = await server.upload(numbered(1))

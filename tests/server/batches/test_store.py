@@ -1,7 +1,10 @@
 """The database: durability, group commit, schema, and who may open it."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -44,6 +47,28 @@ async def test_a_finished_write_is_seen_by_readers(store: Store) -> None:
     for number in range(5):
         await store.write(add_file, number)
         assert await store.read(num_files) == number + 1
+
+
+def test_a_reader_that_is_late_keeps_the_store_from_closing_and_no_log_behind(tmp_path: Path) -> None:
+    """Its caller may have been cancelled. A write-ahead log left behind would be applied to a restored database."""
+    store = Store(tmp_path)
+    store.open()
+    store.write_blocking(add_file, 1)
+    begun = threading.Event()
+
+    def read_slowly(conn: sa.Connection) -> int:
+        found = num_files(conn)
+        begun.set()
+        while store._read_engine is not None:
+            time.sleep(0.001)
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(store.read_blocking, read_slowly)
+        assert begun.wait(20)
+        store.close()
+        assert [path.name for path in tmp_path.iterdir() if path.name.endswith(("-wal", "-shm"))] == []
+        assert reading.result() == 1
 
 
 async def test_writes_that_come_together_share_commits(store: Store) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import ClassVar
 
-from neaptide.engine.batch import BatchShape
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
@@ -20,7 +19,8 @@ from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.baselines.whole_prompts import WholePromptScheduler
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.queues import OnlineOrder
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.engine.steps.step import Step
 
 MEAN_WEIGHT = 0.1
 """Weight of the newest step in the moving average of step times; the paper gives no window."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,9 @@ class Store:
         self._writer: Writer | None = None
         self._write_engine: sa.Engine | None = None
         self._read_engine: sa.Engine | None = None
+        self._num_reading = 0
+        self._read_ended = threading.Condition()
+        """Guards the count, and the read engine while it is taken away."""
         self.failing = False
         """The last write did not happen: the disk is full, broken, or the database locked."""
 
@@ -83,11 +87,15 @@ class Store:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        # Readers first: the last connection to close tidies the WAL up, and readers may not.
-        for engine in (self._read_engine, self._write_engine):
+        # Readers first, also those whose caller is gone: the last connection to close tidies the WAL up, and readers
+        # may not. A WAL that stays behind would be applied to an older copy of the database.
+        with self._read_ended:
+            readers, self._read_engine = self._read_engine, None
+            self._read_ended.wait_for(lambda: self._num_reading == 0)
+        for engine in (readers, self._write_engine):
             if engine is not None:
                 engine.dispose()
-        self._read_engine = self._write_engine = None
+        self._write_engine = None
         self._directory.close()
 
     def compact(self) -> None:
@@ -138,13 +146,25 @@ class Store:
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """``read`` for worker threads."""
-        if self._read_engine is None:
-            raise StoreUnavailableError("the store is closed")
         try:
-            with self._read_engine.connect() as conn:
+            with self._reading() as engine, engine.connect() as conn:
                 return operation(conn, *args, **kwargs)
         except (sa.exc.OperationalError, sqlite3.OperationalError) as error:
             raise StoreUnavailableError(f"the database cannot be read: {getattr(error, 'orig', error)}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Engine]:
+        with self._read_ended:
+            if self._read_engine is None:
+                raise StoreUnavailableError("the store is closed")
+            engine = self._read_engine
+            self._num_reading += 1
+        try:
+            yield engine
+        finally:
+            with self._read_ended:
+                self._num_reading -= 1
+                self._read_ended.notify_all()
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -5,13 +5,13 @@ import logging
 import numpy as np
 
 from neaptide.engine.arrays import BoolArray, IntArray
-from neaptide.engine.batch import StepResult
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.step import Step
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """Plain counters of one step; no Prometheus here."""
 
-from neaptide.engine.batch import StepResult
 from neaptide.engine.messages import StepStats
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.step import Step
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.step import Step
 
 
 def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStats:

@@ -1,6 +1,6 @@
 """Cost features of a step."""
 
-from neaptide.engine.batch import BatchShape
+from neaptide.engine.steps.plan import BatchShape
 
 
 def test_a_decode_reads_its_context_and_itself() -> None:

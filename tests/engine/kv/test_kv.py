@@ -107,6 +107,14 @@ def test_second_copy_of_a_prefix_is_not_indexed_and_is_freed_at_release() -> Non
     assert (pool.num_free, pool.num_cached) == (1, 0)
 
 
+def test_a_block_keeps_the_hash_that_it_was_published_with() -> None:
+    pool = BlockPool(2)
+    (block,) = pool.allocate(1, ONLINE)
+    pool.publish(block, b"first")
+    pool.publish(block, b"second")
+    assert (pool.hash_of(block), pool.index.get(b"first"), pool.index.get(b"second")) == (b"first", block, None)
+
+
 def test_block_hash_depends_on_salt_parent_and_tokens() -> None:
     hashes = {block_hash(root_hash(salt), tokens) for salt in (b"", b"a") for tokens in ([1, 2], [2, 1])}
     assert len(hashes) == 4

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from neaptide.engine.arrays import BoolArray, IntArray
-from neaptide.engine.batch import StepPlan
 from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.draft import Draft, Preempt, PreemptionCount
+from neaptide.engine.steps.plan import StepPlan
+from neaptide.engine.steps.timer import StepTimer
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
-from neaptide.engine.timer import StepTimer
 
 
 @dataclass(slots=True)
@@ -116,13 +116,14 @@ class Step:
                     request.num_cached_tokens = request.num_computed_tokens
 
     def undo(self, kv: KVCacheManager) -> None:
-        """The step ran in vain: progress and publishing go back, and the rows compute the same again."""
+        """The step ran in vain: progress and publishing go back, and the rows compute the same again.
+
+        Rows that read in the step what others of it should have written start behind what is sound of their hit.
+        """
         plan, table = self.plan, self.plan.table
+        self.take_back(kv, set(plan.request_ids), set())
         current = self.is_current()
         rows, start, sample = plan.rows[current], plan.num_computed[current], plan.sample[current]
-        if self.publishes_when_planned:
-            for seat, num_tokens in zip(rows.tolist(), start.tolist(), strict=True):
-                kv.retract(table.request(seat), num_tokens)
         table.computed[rows] = start
         # Before the step, the rows that sample had all their tokens planned.
         table.total[rows[sample]] = self.ends[current][sample]

@@ -2,12 +2,10 @@
 
 import logging
 
-import numpy as np
-
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.batch import StepPlan, StepResult
 from neaptide.engine.interfaces import Executor, StepHandle
 from neaptide.engine.params import INTERNAL_ERROR
+from neaptide.engine.steps.plan import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +54,12 @@ class IsolatingExecutor:
         self._failed_steps = 0
         return result
 
-    def take_apart(self, plan: StepPlan, error: BaseException | None) -> StepResult:
+    def take_apart(self, plan: StepPlan, current: IntArray, error: BaseException | None) -> StepResult:
         """The result of a step that raised ``error``, with an ``INTERNAL_ERROR`` for every request that cannot be
         computed.
+
+        Args:
+            current: those of its parts that still are what they were; the others are left alone.
 
         Raises:
             BaseException: ``error``, if the executor raises for each of several requests, or for every request of
@@ -66,13 +67,19 @@ class IsolatingExecutor:
         """
         result = StepResult.of(plan)
         result.is_whole = False
-        self._halve(plan, np.arange(len(plan)), result)
+        if len(current) == len(plan):
+            self._halve(plan, current, result)
+        elif len(current):
+            self._run(plan, current, result)  # without the others they may well succeed
         failed = [request_id for request_id, why in result.errors.items() if why == INTERNAL_ERROR]
-        self._failed_steps = self._failed_steps + 1 if len(failed) == len(plan) else 0
-        if len(failed) == len(plan) != 1 or self._failed_steps == MAX_FAILED_STEPS:
+        if not len(current):
+            return result
+        self._failed_steps = self._failed_steps + 1 if len(failed) == len(current) else 0
+        if len(failed) == len(current) != 1 or self._failed_steps == MAX_FAILED_STEPS:
             assert error is not None
             raise error
-        logger.error("%d requests of step %d are given up: %s", len(failed), plan.step, ", ".join(failed))
+        if failed:
+            logger.error("%d requests of step %d are given up: %s", len(failed), plan.step, ", ".join(failed))
         return result
 
     def _halve(self, plan: StepPlan, failed: IntArray, result: StepResult) -> None:
@@ -83,8 +90,11 @@ class IsolatingExecutor:
             return
         middle = len(failed) // 2
         for half in (failed[:middle], failed[middle:]):
-            try:
-                part = plan.part(half)
-                result.merge(self._executor.submit(part).wait(), half)
-            except Exception:
-                self._halve(plan, half, result)
+            self._run(plan, half, result)
+
+    def _run(self, plan: StepPlan, indices: IntArray, result: StepResult) -> None:
+        try:
+            part = plan.part(indices)
+            result.merge(self._executor.submit(part).wait(), indices)
+        except Exception:
+            self._halve(plan, indices, result)

@@ -1,0 +1,181 @@
+"""How long a step may take, to the token: margins, egress, and the bounds that hold where no stream asks for one.
+
+Times are whole numbers of binary fractions of a second, so that a limit is met exactly or not at all.
+"""
+
+import numpy as np
+import pytest
+
+from neaptide.engine.config import SchedulerConfig
+from neaptide.engine.interfaces import Prediction
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.packing import NeaptideScheduler
+from neaptide.engine.scheduler.slack import SlackTracker, prefill_seconds
+from neaptide.engine.steps.plan import BatchShape
+from tests.engine.harness import Harness, flex, online
+
+TOKEN_S = 1 / 64
+
+
+class PerToken:
+    """Implements ``CostModel``: a time for each token, and a margin on every step."""
+
+    def __init__(self, token_s: float = TOKEN_S, margin_s: float = 0.0) -> None:
+        self._token_s = token_s
+        self._margin_s = margin_s
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(self._token_s * shape.num_tokens, self._margin_s)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None: ...
+
+
+WITH_MARGIN = PerToken(margin_s=8 * TOKEN_S)
+
+
+# ---- the margin counts ----
+
+
+def test_a_chunk_leaves_room_for_the_margin() -> None:
+    assert StepBudget(WITH_MARGIN, 100).largest_chunk(100, 0, 32 * TOKEN_S) == 24
+
+
+def test_decodes_leave_room_for_the_margin() -> None:
+    assert StepBudget(WITH_MARGIN, 100).most_decodes(np.full(100, 5), 32 * TOKEN_S) == 24
+
+
+def test_all_decodes_fit_with_the_margin_or_some_are_left_out() -> None:
+    budget = StepBudget(WITH_MARGIN, 100)
+    assert [budget.most_decodes(np.full(10, 5), limit * TOKEN_S) for limit in (18, 17)] == [10, 9]
+
+
+def test_the_time_of_a_prompt_has_the_margin_in_it() -> None:
+    assert prefill_seconds(WITH_MARGIN, 16, 0) == 24 * TOKEN_S
+
+
+def test_a_step_beside_a_stream_leaves_room_for_the_margin() -> None:
+    harness = Harness(cost_model=WITH_MARGIN, egress_s=0.0, ttft_slo_s=50.0)
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    harness.step()
+    harness.step()  # its third token is due two targets after the first, and it keeps one of them
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": 64 - 1 - 8 - 1}
+
+
+# ---- the bounds ----
+
+
+def test_no_online_prompt_makes_a_step_longer_than_five_seconds() -> None:
+    harness = Harness(cost_model=PerToken(1 / 8))
+    harness.core.handle(online("a", [7] * 100, max_tokens=1, ttft_slo_s=100.0))
+    assert harness.step() == {"a": 40}
+
+
+def test_an_idle_step_may_take_half_a_token_target_however_tight_the_first_token_is() -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=TOKEN_S, tpot_slo_s=64 * TOKEN_S)
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"f": 32}
+
+
+@pytest.mark.parametrize(("depth", "tokens"), [(0, 64), (1, 32)])
+def test_an_arrival_may_wait_for_as_many_steps_as_are_in_flight(depth: int, tokens: int) -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S, overlap_depth=depth)
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"f": tokens}
+
+
+def test_an_idle_step_leaves_time_for_egress() -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=8 * TOKEN_S, ttft_slo_s=64 * TOKEN_S)
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"f": 56}
+
+
+def test_a_step_beside_a_stream_leaves_time_for_egress() -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=8 * TOKEN_S, ttft_slo_s=50.0)
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    harness.step()
+    harness.step()
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": 64 - 1 - 8 - 1}
+
+
+# ---- prompts that wait ----
+
+EGRESS_S = 8 * TOKEN_S
+
+
+def waiting(name: str, num_tokens: int, ttft_slo_s: float) -> Request:
+    return Request(name, [7] * num_tokens, SamplingParams(max_tokens=1), Tier.DEFAULT, 0.0, ttft_slo_s, 1.0)
+
+
+@pytest.fixture
+def tracker() -> SlackTracker:
+    return SlackTracker(SchedulerConfig(egress_s=EGRESS_S), WITH_MARGIN)
+
+
+@pytest.fixture
+def draft() -> Draft:
+    """Of an engine that has nothing to do, at time 0."""
+    return Harness().core.scheduler.draft(0.0)
+
+
+def test_a_waiting_prompt_leaves_what_its_prefill_and_egress_do_not_need(tracker: SlackTracker, draft: Draft) -> None:
+    assert tracker.prefill_slack_s(draft, [waiting("a", 16, 64 * TOKEN_S)]) == (64 - 8 - 24) * TOKEN_S
+
+
+def test_a_waiting_prompt_waits_for_those_before_it(tracker: SlackTracker, draft: Draft) -> None:
+    prompts = [waiting("a", 16, 64 * TOKEN_S), waiting("b", 8, 66 * TOKEN_S), waiting("c", 8, 200 * TOKEN_S)]
+    assert tracker.prefill_slack_s(draft, prompts) == (66 - 8 - 16 - 24) * TOKEN_S
+
+
+def test_a_prompt_that_is_late_anyhow_is_ahead_of_none(tracker: SlackTracker, draft: Draft) -> None:
+    prompts = [waiting("late", 16, 32 * TOKEN_S), waiting("b", 8, 66 * TOKEN_S)]
+    assert tracker.prefill_slack_s(draft, prompts) == (66 - 8 - 16) * TOKEN_S
+
+
+def test_a_prompt_can_be_in_time_if_margin_and_egress_fit_as_well(tracker: SlackTracker, draft: Draft) -> None:
+    targets = [(16 + 8 + 8 + missing) * TOKEN_S for missing in (0, -1)]
+    assert [tracker.is_feasible(draft, waiting("a", 16, target_s)) for target_s in targets] == [True, False]
+
+
+def test_only_the_first_prompt_gets_a_blocks_worth_beside_streams_that_fill_the_bound() -> None:
+    harness = Harness(cost_model=PerToken())
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=1.25 * TOKEN_S))
+    harness.step()
+    for name in ("b", "c"):
+        harness.core.handle(online(name, [8] * 12, ttft_slo_s=9.0))
+    assert harness.step() == {"a": 1, "b": 4}
+
+
+def test_the_controllers_factor_is_on_the_limit_of_the_step() -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S)
+    scheduler = harness.core.scheduler
+    assert isinstance(scheduler, NeaptideScheduler)
+    scheduler.controller.factor = 0.75
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"f": 48}
+
+
+# ---- memory ----
+
+
+def test_an_offline_prompt_is_admitted_only_if_all_of_it_fits() -> None:
+    harness = Harness(num_blocks=12, max_num_batched_tokens=32)
+    harness.core.handle(flex("f", [8] * 16, max_tokens=20))
+    harness.core.handle(flex("g", [9] * 40))
+    assert harness.step() == {"f": 16}  # 8 blocks are left: enough for a chunk of 16 tokens, not for 40
+
+
+@pytest.mark.parametrize("another_waits", [False, True])
+def test_the_only_offline_request_takes_the_headroom_unless_an_online_one_waits(another_waits: bool) -> None:
+    harness = Harness(num_blocks=12, headroom_ratio=0.9)
+    harness.core.handle(online("a", [7] * 30, max_tokens=3, tpot_slo_s=1.0))
+    harness.step()
+    harness.step()
+    if another_waits:
+        harness.core.handle(online("b", [9] * 30))
+    harness.core.handle(flex("f", [8] * 12))
+    assert harness.step() == ({"a": 1} if another_waits else {"a": 1, "f": 12})

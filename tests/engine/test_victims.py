@@ -1,0 +1,54 @@
+"""Which running requests a draft of a step takes memory from."""
+
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.draft import Draft
+from tests.engine.harness import Harness, flex, online
+
+
+def draft_of(harness: Harness) -> Draft:
+    scheduler = harness.core.scheduler
+    return Draft(scheduler.index, harness.clock.now(), scheduler.queues, StepBudget(harness.cost_model, 100))
+
+
+def test_a_victim_that_frees_nothing_is_spared() -> None:
+    harness = Harness(num_blocks=8)
+    harness.core.handle(flex("old", [8] * 16))
+    harness.core.handle(flex("young", [9] * 4))
+    assert harness.step() == {"old": 16, "young": 4}
+    # It reads the one block of ``young``, which comes first among the victims: letting go of it frees nothing.
+    harness.core.handle(online("a", [9] * 4 + [7] * 16))
+    harness.step()
+    assert harness.watch.last is not None
+    assert harness.watch.last.preempted.request_ids == ["old"]
+
+
+def test_offline_requests_in_the_step_are_no_victims() -> None:
+    harness = Harness()
+    for name in ("f", "g", "h"):
+        harness.core.handle(flex(name, [8, 9]))
+    harness.step()
+    draft = draft_of(harness)
+    draft.add(harness.core.scheduler.queues.running_offline["g"], 1)
+    assert [request.request_id for request in draft.offline_victims()] == ["h", "f"]
+
+
+def test_offline_decodes_taken_in_together_are_no_victims() -> None:
+    harness = Harness()
+    for name in ("f", "g", "h"):
+        harness.core.handle(flex(name, [8, 9]))
+    harness.step()
+    draft = draft_of(harness)
+    draft.add_decodes(draft.due_decodes(online=False)[:2], lambda request: False, 64)
+    assert [request.request_id for request in draft.offline_victims()] == ["h"]
+
+
+def test_online_victims_are_those_with_later_deadlines_that_are_not_in_the_step() -> None:
+    harness = Harness()
+    for name, ttft_slo_s in {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}.items():
+        harness.core.handle(online(name, [8] * 3, tpot_slo_s=ttft_slo_s))
+    harness.step()
+    running = harness.core.scheduler.queues.running_online
+    draft = draft_of(harness)
+    draft.add(running["d"], 1)
+    assert [request.request_id for request in draft.online_victims(running["a"])] == ["c", "b"]
+    assert [request.request_id for request in draft.online_victims(running["c"])] == []
