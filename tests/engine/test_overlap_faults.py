@@ -163,6 +163,20 @@ def test_readers_of_a_failed_request_compute_again(policy: str, kind: str, group
     assert forgets(harness, device)
 
 
+@pytest.mark.parametrize("policy", SHARING)
+def test_readers_inside_a_step_that_was_undone_compute_again(policy: str) -> None:
+    """What they read there was to be written in that very step."""
+    harness, device = on_device(policy=policy)
+    device.raises["poison"] = 0
+    harness.core.handle(online("poison", [6] * 8))
+    harness.step()
+    prompts = {"writer": [7] * 8, "reader": [7] * 8 + [9]}
+    for index, (name, prompt) in enumerate(prompts.items()):
+        harness.core.handle(online(name, prompt, arrival_s=0.001 * index))
+    harness.run(max_steps=400)
+    assert_others_are_well(harness, prompts, {}, max_tokens=4)
+
+
 @pytest.mark.parametrize("aborted", [["a"], ["a", "poison"]])
 @pytest.mark.parametrize("kind", ["wait", "not a number"])
 @pytest.mark.parametrize("policy", SHARING)

@@ -120,13 +120,15 @@ class Step:
 
         Rows that read in the step what others of it should have written start behind what is sound of their hit.
         """
-        plan, table = self.plan, self.plan.table
+        plan, table, before = self.plan, self.plan.table, self.is_current()
         self.take_back(kv, set(plan.request_ids), set())
         current = self.is_current()
         rows, start, sample = plan.rows[current], plan.num_computed[current], plan.sample[current]
         table.computed[rows] = start
         # Before the step, the rows that sample had all their tokens planned.
         table.total[rows[sample]] = self.ends[current][sample]
+        # What such rows keep of their hit may be the failed step's: its commit looks at them once more.
+        self.epochs[before] = table.epoch[plan.rows[before]]
 
 
 def give_up_sampling(request: Request) -> None:
