@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from neaptide.experiments.models import MODEL_111M
+from neaptide.experiments.models import path_of_111m
 
 REPOSITORY = Path(__file__).parents[1]
 EMBEDDED = REPOSITORY / "neaptide" / "data" / "neaptide-tiny"
@@ -24,9 +24,10 @@ GAP = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 def model_111m() -> Path:
     """The benchmark model's directory; written on the first call (a minute), kept in the user's cache."""
-    if not (MODEL_111M / "model.safetensors").exists():
-        subprocess.run([sys.executable, REPOSITORY / "tools" / "make_111m.py", "--out", MODEL_111M], check=True)
-    return MODEL_111M
+    directory = path_of_111m()
+    if not (directory / "model.safetensors").exists():
+        subprocess.run([sys.executable, REPOSITORY / "tools" / "make_111m.py", "--out", directory], check=True)
+    return directory
 
 
 def vocab_size(model: Path) -> int:

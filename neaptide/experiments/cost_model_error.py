@@ -24,7 +24,7 @@ from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.subject import Subject
-from neaptide.experiments.models import MODEL_111M, model_111m
+from neaptide.experiments.models import model_111m, path_of_111m
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.server.settings import EMBEDDED_MODEL
 
@@ -116,7 +116,7 @@ def run(quick: bool) -> ExperimentResult:
     notes.append("Echo, BROS and HyGen print no error of their models: the paper column is empty.")
     if len(paces) == 1:
         notes.append(
-            f"Not measured, because it is not there: the 111M model. python tools/make_111m.py --out {MODEL_111M}"
+            f"Not measured, because it is not there: the 111M model. python tools/make_111m.py --out {path_of_111m()}"
         )
     return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(found, figure))
 

@@ -5,13 +5,16 @@ from pathlib import Path
 
 from neaptide.launch.serve import embedded_model_path
 
-MODEL_111M = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "neaptide" / "llama-111m"
-"""Where ``tools/make_111m.py`` or a benchmark writes the benchmark model."""
+
+def path_of_111m() -> Path:
+    """Where ``tools/make_111m.py`` or a benchmark writes the benchmark model."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "neaptide" / "llama-111m"
 
 
 def model_111m() -> Path | None:
     """The benchmark model; None where it has not been written."""
-    return MODEL_111M if (MODEL_111M / "model.safetensors").exists() else None
+    directory = path_of_111m()
+    return directory if directory.is_dir() else None
 
 
 def benchmark_model() -> Path:

@@ -32,6 +32,7 @@ def test_there_is_an_event_for_everything_of_the_protocol() -> None:
         "idle",
         "planned",
         "executed",
+        "undone",
         "ended",
         "committed",
         "close",
