@@ -268,3 +268,25 @@ def test_a_preemption_in_a_step_that_is_undone_is_counted_and_told_once() -> Non
     assert told[:4] == [[], [], ["f"], ["f"]]  # the third step was undone, and is planned again
     assert [step.preempted_offline for step in stats[:3]] == [0, 0, 1]
     assert sum(step.preempted_offline for step in stats) == 1
+
+
+def test_an_end_that_an_undone_step_told_of_is_told_again() -> None:
+    harness, device = on_device()
+    device.raises_in_wait = True
+    device.raises["poison"] = 0
+    told: list[list[str]] = []
+    submit = device.submit
+
+    def spy(plan: StepPlan) -> Any:
+        told.append(list(plan.finished_ids))
+        return submit(plan)
+
+    device.submit = spy  # type: ignore[method-assign]
+    harness.core.handle(online("gone", [7] * 4))
+    harness.step()
+    harness.core.handle(online("poison", [8] * 4))
+    harness.step()
+    harness.core.handle(AbortRequest(["gone"]))
+    harness.core.handle(online("a", [9] * 4))
+    harness.run()
+    assert told[:4] == [[], [], ["gone"], ["gone", "poison"]]
