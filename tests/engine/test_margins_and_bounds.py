@@ -169,6 +169,13 @@ def test_an_offline_prompt_is_admitted_only_if_all_of_it_fits() -> None:
     assert harness.step() == {"f": 16}  # 8 blocks are left: enough for a chunk of 16 tokens, not for 40
 
 
+def test_an_online_prompt_is_admitted_only_if_all_of_it_fits() -> None:
+    harness = Harness(num_blocks=12, max_num_batched_tokens=32)
+    harness.core.handle(online("a", [8] * 16, max_tokens=20))
+    harness.core.handle(online("b", [9] * 40))
+    assert harness.step() == {"a": 16}
+
+
 @pytest.mark.parametrize("another_waits", [False, True])
 def test_the_only_offline_request_takes_the_headroom_unless_an_online_one_waits(another_waits: bool) -> None:
     harness = Harness(num_blocks=12, headroom_ratio=0.9)

@@ -287,3 +287,62 @@ def test_an_executor_that_fails_for_one_request_after_another_ends_the_engine(ra
     harness.step()
     with pytest.raises(RuntimeError, match="the device is gone"):
         harness.step()
+
+
+# ---- what a step that is undone had done ----
+
+
+@pytest.mark.parametrize("policy", SHARING)
+def test_what_a_reader_has_to_compute_again_was_not_cached(policy: str) -> None:
+    harness, device = on_device(policy=policy)
+    device.not_a_number["a"] = 0
+    staggered(harness, ["a", "b"])
+    harness.run(max_steps=400)
+    assert harness.ends["b"][0].num_cached_tokens == 0
+
+
+def test_a_preemption_in_a_step_that_is_undone_is_counted_and_told_once() -> None:
+    harness, device = on_device(num_blocks=8, max_num_batched_tokens=16)
+    device.raises_in_wait = True
+    device.raises["poison"] = 0
+    told: list[list[str]] = []
+    submit = device.submit
+
+    def spy(plan: StepPlan) -> Any:
+        told.append(list(plan.preempted_ids))
+        return submit(plan)
+
+    device.submit = spy  # type: ignore[method-assign]
+    stats = []
+    harness.core.handle(online("f", [8] * 16, tier=Tier.FLEX))
+    stats += harness.core.step().stats
+    harness.core.handle(online("poison", [9] * 16))
+    stats += harness.core.step().stats
+    harness.core.handle(online("a", [7] * 4))
+    while harness.core.has_work:
+        stats += harness.core.step().stats
+    assert told[:4] == [[], [], ["f"], ["f"]]  # the third step was undone, and is planned again
+    assert [step.preempted_offline for step in stats[:3]] == [0, 0, 1]
+    assert sum(step.preempted_offline for step in stats) == 1
+
+
+def test_an_end_that_an_undone_step_told_of_is_told_again() -> None:
+    harness, device = on_device()
+    device.raises_in_wait = True
+    device.raises["poison"] = 0
+    told: list[list[str]] = []
+    submit = device.submit
+
+    def spy(plan: StepPlan) -> Any:
+        told.append(list(plan.finished_ids))
+        return submit(plan)
+
+    device.submit = spy  # type: ignore[method-assign]
+    harness.core.handle(online("gone", [7] * 4))
+    harness.step()
+    harness.core.handle(online("poison", [8] * 4))
+    harness.step()
+    harness.core.handle(AbortRequest(["gone"]))
+    harness.core.handle(online("a", [9] * 4))
+    harness.run()
+    assert told[:4] == [[], [], ["gone"], ["gone", "poison"]]

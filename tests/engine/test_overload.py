@@ -34,3 +34,12 @@ def test_a_half_computed_prompt_goes_on_behind_an_older_one_that_waits_for_its_p
     assert all(steps)
     assert harness.reason("old") is FinishReason.LENGTH
     assert harness.reason("late") is FinishReason.LENGTH
+
+
+def test_a_half_computed_prompt_goes_on_behind_several_that_wait_for_memory() -> None:
+    harness = Harness(num_blocks=12, max_num_batched_tokens=16)
+    harness.core.handle(online("running", [7] * 40, ttft_slo_s=9.0))
+    assert harness.step() == {"running": 16}
+    for name in ("first", "second"):  # each needs 9 of the 8 blocks that are left
+        harness.core.handle(online(name, [8] * 36, ttft_slo_s=1.0))
+    assert harness.step() == {"running": 16}

@@ -163,6 +163,7 @@ def test_nobody_is_preempted_for_a_request_that_still_would_not_fit() -> None:
     harness.step()
     assert set(harness.core.scheduler.queues.running_offline) == {"f"}
     harness.run()
+    assert harness.reason("b") is FinishReason.LENGTH
 
 
 def test_offline_leaves_the_headroom_free() -> None:

@@ -52,3 +52,22 @@ def test_online_victims_are_those_with_later_deadlines_that_are_not_in_the_step(
     draft.add(running["d"], 1)
     assert [request.request_id for request in draft.online_victims(running["a"])] == ["c", "b"]
     assert [request.request_id for request in draft.online_victims(running["c"])] == []
+
+
+def test_a_victim_stands_first_among_those_that_the_draft_may_admit() -> None:
+    harness = Harness(max_num_seqs=1)
+    for name in ("f", "g"):
+        harness.core.handle(flex(name, [8, 9]))
+    harness.step()
+    draft = draft_of(harness)
+    draft.preempt(harness.core.scheduler.queues.running_offline["f"])
+    assert [draft.pool.pop().request_id for _ in range(len(draft.pool))] == ["f", "g"]
+
+
+def test_the_youngest_offline_request_sits_out_when_it_cannot_grow() -> None:
+    harness = Harness(num_blocks=4)
+    harness.core.handle(flex("old", [8] * 7))
+    harness.core.handle(flex("young", [9] * 8))
+    assert harness.step() == {"old": 7, "young": 8}
+    assert harness.step() == {"old": 1}
+    assert harness.core.scheduler.queues.running_offline["young"].num_preemptions == 0
