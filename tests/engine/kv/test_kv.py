@@ -8,8 +8,9 @@ from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.manager import KVCacheManager, KVOccupancy
 from neaptide.engine.kv.prefix_index import block_hash, extend_block_hashes, root_hash
 from neaptide.engine.params import RequestClass, SamplingParams, Tier
-from neaptide.engine.request import Request
+from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.table import RequestTable
+from tests.engine.harness import Harness, online
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
 
@@ -186,3 +187,26 @@ def test_integrity_check_finds_a_leaked_reference() -> None:
     run_prompt(kv, make_request("a", [1] * 5))
     with pytest.raises(AssertionError, match="ref counts differ"):
         kv.check_integrity([])
+
+
+def test_a_block_is_found_as_soon_as_its_last_token_is_computed() -> None:
+    harness = Harness()
+    harness.core.handle(online("a", [7] * 3, max_tokens=9))
+    harness.step()
+    first = block_hash(root_hash(b""), [7, 7, 7, harness.tokens["a"][0]])
+    assert not harness.core.kv.is_indexed(first)
+    harness.step()
+    assert harness.core.kv.is_indexed(first)
+
+
+def test_blocks_of_an_ended_request_that_hold_something_else_by_now_are_not_disowned() -> None:
+    kv = make_cache(num_blocks=2)
+    old, new = make_request("old", [7] * 5), make_request("new", [8] * 5)
+    run_prompt(kv, old)
+    left = [(old.block_ids[0], old.block_hashes[0])]
+    kv.release(old)
+    old.rise(RequestStatus.FINISHED)
+    run_prompt(kv, new)  # takes both blocks, the cached one as well
+    assert left[0][0] in new.block_ids
+    assert kv.disown([(new.block_ids[0], old.block_hashes[0])]) == []
+    assert kv.is_indexed(new.block_hashes[0])
