@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
+
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.core import EngineCore
@@ -34,8 +36,9 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     Raises:
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built; the message says why.
     """
-    scheduler = config.scheduler
     started = start_executor(config, clock)
+    config = _planned_ahead(config, started)
+    scheduler = config.scheduler
     executor, model = started.executor, started.model
     if executor.num_blocks * config.cache.block_size < scheduler.max_model_len:
         raise ValueError(
@@ -66,6 +69,13 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         longest_step_s=cost_model.predict(longest).seconds,
     )
     return core, ready
+
+
+def _planned_ahead(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
+    """One step ahead where the device works beside the host: there planning would keep it waiting."""
+    can = started.capabilities
+    depth = int(can.placeholders and can.asynchronous)
+    return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, overlap_depth=depth))
 
 
 def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) -> tuple[OnlineCostModel, list[Sample]]:

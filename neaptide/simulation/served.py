@@ -21,5 +21,6 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     model = load_model_config(Path(config.executor.model_path))
     step_time = ConstantCostModel(config.executor.sim_step_s)
     executor = SimExecutor(config.cache.num_blocks or NUM_BLOCKS, step_time, clock, model.vocab_size)
-    capabilities = Capabilities(placeholders=True, asynchronous=True)
+    # As a CPU, for which it stands in tests: one step after the other.
+    capabilities = Capabilities(placeholders=True, asynchronous=False)
     return StartedExecutor(executor, "sim", "none", model, capabilities, profiled=None)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from transformers import LlamaForCausalLM
 
 from neaptide.engine.clock import MonotonicClock, VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig
+from neaptide.executors.contract import Capabilities
 from neaptide.executors.registry import UnknownExecutorError, check_executor, start_executor
+from neaptide.launch import engine
 from neaptide.launch.serve import embedded_model_path
 
 
@@ -53,3 +56,15 @@ build_engine(config, VirtualClock())
 sys.exit("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(("capabilities", "depth"), [((True, True), 1), ((True, False), 0), ((False, True), 0)])
+def test_the_engine_plans_ahead_where_the_device_works_beside_the_host(
+    monkeypatch: pytest.MonkeyPatch, capabilities: tuple[bool, bool], depth: int
+) -> None:
+    config = EngineConfig(executor=ExecutorConfig(kind="sim", model_path=str(embedded_model_path())))
+    started = start_executor(config, VirtualClock())
+    able = replace(started, capabilities=Capabilities(*capabilities))
+    monkeypatch.setattr(engine, "start_executor", lambda *_: able)
+    core, _ = engine.build_engine(config, VirtualClock())
+    assert core.scheduler.config.overlap_depth == depth
