@@ -39,7 +39,7 @@ def test_the_torch_executor_says_what_it_is(gqa: tuple[Path, LlamaForCausalLM]) 
 def test_the_simulated_executor_has_no_step_times_to_measure() -> None:
     started = start_executor(config_of("sim", embedded_model_path()), VirtualClock())
     assert (started.device, started.dtype, started.executor.num_blocks) == ("sim", "none", 4096)
-    assert started.capabilities == (True, True)
+    assert started.capabilities == (True, False)
     assert started.profiled is None
 
 
