@@ -163,19 +163,16 @@ class RequestTable:
             return rows
         deadline_s, arrival_s, default = self.next_deadline_s(rows), self.arrival_s[rows], ~self.priority[rows]
         order = np.lexsort((arrival_s, default, deadline_s))
-        if len(rows) > 1:
-            left, right = order[:-1], order[1:]
-            ties = (
-                (deadline_s[left] == deadline_s[right])
-                & (arrival_s[left] == arrival_s[right])
-                & (default[left] == default[right])
-            )
-            if ties.any():
-                ids = self.ids
-                keys = [
-                    (d, p, a, ids[seat]) for d, p, a, seat in zip(deadline_s, default, arrival_s, rows, strict=True)
-                ]
-                order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        left, right = order[:-1], order[1:]
+        ties = (
+            (deadline_s[left] == deadline_s[right])
+            & (arrival_s[left] == arrival_s[right])
+            & (default[left] == default[right])
+        )
+        if ties.any():
+            ids = [self.ids[seat] for seat in rows.tolist()]
+            keys = list(zip(deadline_s.tolist(), default.tolist(), arrival_s.tolist(), ids, strict=True))
+            order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
         return rows[order]
 
     def by_last_step(self, rows: IntArray) -> IntArray:

@@ -28,6 +28,7 @@ from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
@@ -178,8 +179,6 @@ def _http_server(
     from neaptide.server.batches.wiring import BatchSettings
     from neaptide.server.edge.auth import KeyRing
     from neaptide.server.edge.hosts import HostFilter
-    from neaptide.server.edge.middleware import MAX_HEADER_BYTES
-    from neaptide.server.edge.transport import TransportLimits, protocol_class
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.files import files_router
 
@@ -214,13 +213,22 @@ def _http_server(
     )
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
+    return Server(_uvicorn_config(settings, app)), service
+
+
+def _uvicorn_config(settings: Settings, app: "FastAPI") -> "uvicorn.Config":
+    import uvicorn
+
+    from neaptide.server.edge.middleware import MAX_HEADER_BYTES
+    from neaptide.server.edge.transport import TransportLimits, protocol_class
+
     limits = TransportLimits(
         max_connections=room_for(settings.max_connections),
         header_s=settings.header_timeout_s,
         body_idle_s=settings.body_timeout_s,
         write_idle_s=settings.send_timeout_s,
     )
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         http=protocol_class(limits, app.state.metrics),
@@ -231,7 +239,6 @@ def _http_server(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=LAST_REPLIES_S,  # the rest was waited for by ``Drain``
     )
-    return Server(config), service
 
 
 def room_for(max_connections: int) -> int:

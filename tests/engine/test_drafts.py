@@ -13,7 +13,7 @@ from neaptide.engine.params import INTERNAL_ERROR, RequestClass
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.budget import StepBudget
-from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.draft import Admit, Draft
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.step import Step
 from neaptide.engine.steps.timer import StepTimer
@@ -118,7 +118,10 @@ def expectation(draft: Draft) -> dict[str, Any]:
     head = draft.pool.peek()
     return {
         "parts": [(request.request_id, num_tokens) for request, num_tokens in draft.parts()],
-        "admissions": [(a.request.request_id, a.hit.num_tokens, list(a.hit.block_ids)) for a in draft.admissions()],
+        "admissions": [
+            (a.request.request_id, a.hit.num_tokens, list(a.hit.block_ids))
+            for a in (action for action in draft.actions if isinstance(action, Admit))
+        ],
         "victims": list(draft.preempted.request_ids),
         "available": draft.kv.available,
         "online blocks": draft.kv.pool.num_online,
@@ -128,7 +131,10 @@ def expectation(draft: Draft) -> dict[str, Any]:
         "waiting": [request.request_id for request in draft.waiting_online],
         "pooled": len(draft.pool),
         "first pooled": None if head is None else head.request_id,
-        "tables": [(action.request, draft.kv.blocks_of(action.request)) for action in draft.admissions()],
+        "tables": [
+            (action.request, draft.kv.blocks_of(action.request))
+            for action in (action for action in draft.actions if isinstance(action, Admit))
+        ],
     }
 
 

@@ -1,5 +1,6 @@
 """A draft of a step: a value that a policy builds, and that changes nothing until it is applied."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,7 +102,7 @@ class Draft:
         self.index = index
         self.now_s = now_s
         self.budget = budget
-        self.limit_s = float("inf")
+        self.limit_s = math.inf
         """What the policy let the step take."""
         self.at: Request | None = None
         """The request being looked at: the one to blame if planning fails."""
@@ -213,9 +214,6 @@ class Draft:
                 yield action.request, action.num_tokens
             elif isinstance(action, TakePartRows):
                 yield from ((request, 1) for request in self.table.requests_of(action.rows))
-
-    def admissions(self) -> Iterator[Admit]:
-        return (action for action in self.actions if isinstance(action, Admit))
 
     # ---- building ----
 

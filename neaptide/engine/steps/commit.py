@@ -48,7 +48,7 @@ class Committer:
         """
         if result.errors or not result.is_whole:
             self._take_back(step, result, following)
-        plan, table = step.plan, step.plan.table
+        plan, table, ends = step.plan, step.plan.table, step.ends
         current = step.is_current()
         if result.errors:
             for index in np.flatnonzero(current).tolist():
@@ -56,12 +56,12 @@ class Committer:
                     current[index] = False
                     self._fail_part(table.request(int(plan.rows[index])), error)
         if current.any():
-            self._kv.publish_rows(plan.rows[current], step.ends[current], self.fail)
+            self._kv.publish_rows(plan.rows[current], ends[current], self.fail)
             current &= step.is_current()  # a request that raised has ended
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result, current)
         kept = slice(None) if current.all() else current
-        rows, ends, sampled = plan.rows[kept], step.ends[kept], plan.sample[kept]
+        rows, ends, sampled = plan.rows[kept], ends[kept], plan.sample[kept]
         table.first_token_s[rows[sampled & (plan.output_position[kept] == 0)]] = now_s
         stops = np.zeros(len(rows), np.bool_)
         sampling = slice(None) if sampled.all() else sampled

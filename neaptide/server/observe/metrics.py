@@ -24,6 +24,20 @@ E2E_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40
 STEP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 
+_COUNTED = (
+    ("recomputed_tokens", "neaptide_recomputed_tokens_total", "Number of tokens whose KV a preemption dropped."),
+    (
+        "cached_tokens",
+        "neaptide_prefix_cache_hit_tokens_total",
+        "Number of prompt tokens that admitted requests found in the prefix cache.",
+    ),
+    (
+        "admitted_prompt_tokens",
+        "neaptide_prefix_cache_query_tokens_total",
+        "Number of prompt tokens that admitted requests looked for in the prefix cache.",
+    ),
+)
+"""Fields of ``StepStats`` that are summed up, with the series and its help."""
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
@@ -212,30 +226,7 @@ class ServerMetrics:
             registry=registry,
         )
         self._step_counters: list[tuple[str, Counter]] = [
-            (
-                "recomputed_tokens",
-                Counter(
-                    "neaptide_recomputed_tokens_total",
-                    "Number of tokens whose KV a preemption dropped.",
-                    registry=registry,
-                ),
-            ),
-            (
-                "cached_tokens",
-                Counter(
-                    "neaptide_prefix_cache_hit_tokens_total",
-                    "Number of prompt tokens that admitted requests found in the prefix cache.",
-                    registry=registry,
-                ),
-            ),
-            (
-                "admitted_prompt_tokens",
-                Counter(
-                    "neaptide_prefix_cache_query_tokens_total",
-                    "Number of prompt tokens that admitted requests looked for in the prefix cache.",
-                    registry=registry,
-                ),
-            ),
+            (field, Counter(name, text, registry=registry)) for field, name, text in _COUNTED
         ]
         for name in ("online", "offline"):
             self._step_counters.append((f"preempted_{name}", preemptions.labels(name)))
