@@ -25,6 +25,10 @@ from tests.engine.snapshot import all_requests, cache_state, described, frozen, 
 DEPTHS = (0, 1)
 
 
+def admissions(draft: Draft) -> list[Admit]:
+    return [action for action in draft.actions if isinstance(action, Admit)]
+
+
 def watched(harness: Harness, on_draft: Callable[[Draft], None], on_step: Callable[[Draft, Step | None], None]) -> None:
     """Calls back with every draft before it is applied, and with the step that came of it."""
     scheduler = harness.core.scheduler
