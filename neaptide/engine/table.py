@@ -77,7 +77,8 @@ class RequestTable:
         self.own_stops: BoolArray = np.zeros(num_seats, np.bool_)
         """It brings stop tokens of its own."""
         self._free = list(range(num_seats - 1, -1, -1))
-        self._num_epochs = 0
+        self.num_epochs = 0
+        """Grows with every change of ``epoch``."""
 
     # ---- seats ----
 
@@ -115,8 +116,8 @@ class RequestTable:
 
     def renew(self, seat: int) -> None:
         """What steps in flight compute for this row is to be dropped."""
-        self._num_epochs += 1
-        self.epoch[seat] = self._num_epochs
+        self.num_epochs += 1
+        self.epoch[seat] = self.num_epochs
 
     def request(self, seat: int) -> "Request":
         request = self.requests[seat]
@@ -136,10 +137,10 @@ class RequestTable:
     def lacking(self) -> Lacking:
         """Rows that have something to compute: all but those whose last token a step in flight samples."""
         lacking = self.total - self.computed
-        ones = np.flatnonzero(lacking == 1)
+        (ones,) = (lacking == 1).nonzero()
         if len(ones) == self.num_running:
             return Lacking(ones, NO_ROWS)
-        return Lacking(ones, np.flatnonzero(lacking > 1))
+        return Lacking(ones, (lacking > 1).nonzero()[0])
 
     def of_class(self, rows: IntArray, online: bool) -> IntArray:
         of_class: IntArray = rows[self.online[rows] == online]
@@ -151,8 +152,10 @@ class RequestTable:
     def next_deadline_s(self, rows: IntArray) -> FloatArray:
         """When the next token of each is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""
         num_output = self.total[rows] - self.prompt[rows]
-        first_s = self.arrival_s[rows] + self.ttft_slo_s[rows]
-        return np.where(num_output == 0, first_s, self.first_token_s[rows] + num_output * self.tpot_slo_s[rows])
+        due_s: FloatArray = self.first_token_s[rows] + num_output * self.tpot_slo_s[rows]
+        if np.count_nonzero(num_output) < len(rows):
+            due_s = np.where(num_output == 0, self.arrival_s[rows] + self.ttft_slo_s[rows], due_s)
+        return due_s
 
     def by_deadline(self, rows: IntArray) -> IntArray:
         """Earliest next deadline first; at equal deadline ``priority`` before ``default``, then the older, then by id.
@@ -161,7 +164,15 @@ class RequestTable:
         """
         if len(rows) < 2:
             return rows
-        deadline_s, arrival_s, default = self.next_deadline_s(rows), self.arrival_s[rows], ~self.priority[rows]
+        deadline_s = self.next_deadline_s(rows)
+        order = deadline_s.argsort()
+        in_order = deadline_s[order]
+        if not np.count_nonzero(in_order[1:] == in_order[:-1]):
+            return rows[order]
+        return self._by_deadline_with_ties(rows, deadline_s)
+
+    def _by_deadline_with_ties(self, rows: IntArray, deadline_s: FloatArray) -> IntArray:
+        arrival_s, default = self.arrival_s[rows], ~self.priority[rows]
         order = np.lexsort((arrival_s, default, deadline_s))
         left, right = order[:-1], order[1:]
         ties = (
@@ -177,10 +188,15 @@ class RequestTable:
 
     def by_last_step(self, rows: IntArray) -> IntArray:
         """Longest sat out first, then in order of admission."""
-        return rows[np.lexsort((self.admission[rows], self.last_step[rows]))]
+        if len(rows) < 2:
+            return rows
+        last_step = self.last_step[rows]
+        if np.count_nonzero(last_step == last_step[0]) == len(rows):
+            return self.by_admission(rows)
+        return rows[np.lexsort((self.admission[rows], last_step))]
 
     def by_admission(self, rows: IntArray) -> IntArray:
-        return rows[np.argsort(self.admission[rows])]
+        return rows[self.admission[rows].argsort()] if len(rows) > 1 else rows
 
     # ---- invariants ----
 

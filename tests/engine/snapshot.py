@@ -141,7 +141,7 @@ def _described(action: Action) -> Any:
             return "admit", request.request_id, hit.num_tokens, list(hit.block_ids)
         case TakePart(request, num_tokens):
             return "take part", request.request_id, num_tokens
-        case TakePartRows(rows):
+        case TakePartRows(rows, _):
             return "rows take part", rows.tolist()
         case DrawPool(count):
             return "draw", count

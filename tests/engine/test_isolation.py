@@ -68,7 +68,7 @@ HOOKS: dict[str, tuple[Any, str]] = {
     "model": (ModelRunner, "hidden_states"),
     "sampler": (torch_executor, "sample"),
     "commit": (KVCacheManager, "publish"),
-    "commit of a decode": (KVCacheManager, "_publish_next"),
+    "commit of a decode": (KVCacheManager, "_hash_next"),
 }
 
 

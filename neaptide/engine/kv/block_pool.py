@@ -86,9 +86,10 @@ class BlockPool:
         del self._free[len(self._free) - num_free :]
         blocks += self._evict(count - num_free)
         is_online = owner is RequestClass.ONLINE
+        ref_cnt, online_ref_cnt, online = self._ref_cnt, self._online_ref_cnt, int(is_online)
         for block in blocks:
-            self._ref_cnt[block] = 1
-            self._online_ref_cnt[block] = int(is_online)
+            ref_cnt[block] = 1
+            online_ref_cnt[block] = online
         self._num_online += is_online * count
         return blocks
 
@@ -101,21 +102,29 @@ class BlockPool:
 
     def release(self, block_ids: Sequence[int], owner: RequestClass) -> None:
         """One reader less. The tail of the chain ages first: a tail without its head is unreachable."""
+        is_online = owner is RequestClass.ONLINE
+        ref_cnt, online_ref_cnt, hashes = self._ref_cnt, self._online_ref_cnt, self._hash
         for block in reversed(block_ids):
-            self._ref_cnt[block] -= 1
-            if owner is RequestClass.ONLINE:
-                self._online_ref_cnt[block] -= 1
-                self._num_online -= self._online_ref_cnt[block] == 0
-            if self._ref_cnt[block] == 0:
-                if self._hash[block] is None:
+            ref_cnt[block] -= 1
+            if is_online:
+                online_ref_cnt[block] -= 1
+                self._num_online -= online_ref_cnt[block] == 0
+            if ref_cnt[block] == 0:
+                if hashes[block] is None:
                     self._free.append(block)
                 else:
                     self._cached.add(block)
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
         """Offers a full block to the prefix index: computed, or about to be."""
-        if self._hash[block_id] is None and self.index.add(block_hash, block_id):
-            self._hash[block_id] = block_hash
+        self.publish_each([(block_id, block_hash)])
+
+    def publish_each(self, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """``publish`` for blocks and their hashes, in this order."""
+        hashes, add = self._hash, self.index.add
+        for block, block_hash in blocks:
+            if hashes[block] is None and add(block_hash, block):
+                hashes[block] = block_hash
 
     def unpublish(self, block_ids: Iterable[int]) -> None:
         """Takes blocks out of the prefix index: what is in them is not to be trusted."""
@@ -161,9 +170,10 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         blocks = self._cached.pop(count)
+        hashes, remove = self._hash, self.index.remove
         for block in blocks:
-            block_hash = self._hash[block]
+            block_hash = hashes[block]
             assert block_hash is not None
-            self.index.remove(block_hash)
-            self._hash[block] = None
+            remove(block_hash)
+            hashes[block] = None
         return blocks

@@ -134,7 +134,8 @@ class KVDraft:
 
     def grow_rows(self, num_blocks: int, owner: RequestClass) -> None:
         """As ``KVCacheManager.grow_rows``. The rows take part from now on: their tables are not asked for again."""
-        self.pool.allocate(num_blocks, owner)
+        if num_blocks:
+            self.pool.allocate(num_blocks, owner)
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """As ``KVCacheManager.publish``."""

@@ -7,14 +7,13 @@ applied and a step committed.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
-from neaptide.engine.kv.prefix_index import extend_block_hashes
+from neaptide.engine.kv.prefix_index import chained_hash, extend_block_hashes
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable
 
@@ -88,15 +87,13 @@ class KVCacheManager:
             self.table.blocks.append(request.seat, blocks)
 
     def grow_rows(self, rows: IntArray) -> None:
-        """Extends the block tables of rows of one class for one more token each, in their order.
+        """One more block for each of these rows of one class, in their order.
 
         Raises RuntimeError when blocks run out.
         """
-        table = self.table
-        full = rows[table.blocks.are_full(rows, table.computed[rows])]
-        if len(full):
-            blocks = self._pool.allocate(len(full), table.request(int(full[0])).request_class)
-            table.blocks.append_one_each(full, blocks)
+        if len(rows):
+            blocks = self._pool.allocate(len(rows), self.table.request(int(rows[0])).request_class)
+            self.table.blocks.append_one_each(rows, blocks)
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Indexes the full blocks of the request's first ``num_tokens`` tokens, computed or planned.
@@ -108,9 +105,8 @@ class KVCacheManager:
             return
         if len(request.block_hashes) < num_full:
             extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
-        blocks = self.table.blocks.ids[request.seat]
-        for i in range(request.num_indexed_blocks, num_full):
-            self._pool.publish(int(blocks[i]), request.block_hashes[i])
+        first, blocks = request.num_indexed_blocks, self.table.blocks.ids[request.seat]
+        self._pool.publish_each(zip(blocks[first:num_full].tolist(), request.block_hashes[first:num_full], strict=True))
         self.table.indexed[request.seat] = num_full
 
     def publish_rows(self, rows: IntArray, num_tokens: IntArray, on_error: Callable[[Request], None]) -> None:
@@ -130,21 +126,27 @@ class KVCacheManager:
         last_blocks = table.blocks.ids[rows, num_full - 1].tolist()
         num_bytes, requests = size * table.tokens.itemsize, table.requests_of(rows)
         columns = zip(requests, num_full.tolist(), table.indexed[rows].tolist(), last_blocks, strict=True)
+        published: list[tuple[int, bytes]] = []
+        """One more block of a request each, as nearly always: the last token of a decode's step has filled it."""
         for k, (request, full, indexed, block) in enumerate(columns):
             try:
                 if full == indexed + 1 == len(request.block_hashes) + 1 and indexed:
-                    # One more block, as nearly always: the last token of a decode's step has filled it.
-                    self._publish_next(request, block, last[k * num_bytes : (k + 1) * num_bytes])
+                    text = last[k * num_bytes : (k + 1) * num_bytes]
+                    published.append((block, self._hash_next(request, text)))
+                    table.indexed[request.seat] = full
                 else:
+                    self._pool.publish_each(published)  # in the order of the rows
+                    published.clear()
                     self.publish(request, full * size)
             except Exception:
                 on_error(request)
+        self._pool.publish_each(published)
 
-    def _publish_next(self, request: Request, block: int, text: bytes) -> None:
-        block_hash = sha256(request.block_hashes[-1] + text).digest()
+    def _hash_next(self, request: Request, text: bytes) -> bytes:
+        """Appends the hash of the request's next block, whose token ids are ``text``, and returns it."""
+        block_hash = chained_hash(request.block_hashes[-1], text)
         request.block_hashes.append(block_hash)
-        self._pool.publish(block, block_hash)
-        self.table.indexed[request.seat] += 1
+        return block_hash
 
     def retract(self, request: Request, num_tokens: int) -> list[int]:
         """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the blocks, which no longer are found.

@@ -73,8 +73,8 @@ class BlockPoolDraft:
         blocks = self._take_free(count)
         if len(blocks) < count:
             blocks += self._evict(count - len(blocks))
-        self._refs.update(dict.fromkeys(blocks, 1))
         is_online = owner is RequestClass.ONLINE
+        self._refs.update(dict.fromkeys(blocks, 1))
         self._online_refs.update(dict.fromkeys(blocks, int(is_online)))
         self.num_online += is_online * count
         return blocks
@@ -149,9 +149,10 @@ class BlockPoolDraft:
         while len(blocks) < count:
             block, _ = self._newly_cached.popitem(last=False)
             blocks.append(block)
+        own, found, hash_of = self._hashes, self._found, self._pool.hash_of
         for block in blocks:
-            block_hash = self._hash_of(block)
+            block_hash = own[block] if block in own else hash_of(block)
             assert block_hash is not None
-            self._found[block_hash] = None
-            self._hashes[block] = None
+            found[block_hash] = None
+            own[block] = None
         return blocks

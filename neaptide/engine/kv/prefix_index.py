@@ -7,6 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 
+_EMPTY = hashlib.sha256()
+"""Copied for every block: that takes half the time of a new one."""
+
+
 def root_hash(salt: bytes) -> bytes:
     """Parent of the first block of every prompt with this salt."""
     return hashlib.sha256(b"neaptide-kv\0" + salt).digest()
@@ -14,7 +18,14 @@ def root_hash(salt: bytes) -> bytes:
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Names a whole prefix: SHA-256 over the parent's hash and this block's token ids."""
-    return hashlib.sha256(parent + np.asarray(token_ids, np.int32).tobytes()).digest()
+    return chained_hash(parent, np.asarray(token_ids, np.int32).tobytes())
+
+
+def chained_hash(parent: bytes, text: bytes) -> bytes:
+    """``block_hash`` of token ids as they lie in memory."""
+    digest = _EMPTY.copy()
+    digest.update(parent + text)
+    return digest.digest()
 
 
 def extend_block_hashes(
@@ -28,7 +39,7 @@ def extend_block_hashes(
     text = np.asarray(token_ids[len(hashes) * block_size : num_blocks * block_size], np.int32).tobytes()
     size = block_size * 4
     for start in range(0, len(text), size):
-        parent = hashlib.sha256(parent + text[start : start + size]).digest()
+        parent = chained_hash(parent, text[start : start + size])
         hashes.append(parent)
 
 

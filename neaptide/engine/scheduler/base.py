@@ -171,7 +171,7 @@ class Scheduler(ABC):
             return None
         plan = self._plan(draft, rows, num_tokens)
         table = plan.table
-        step = Step(plan, draft, self.preempted, table.epoch[rows], table.online[rows], timer)
+        step = Step(plan, draft, self.preempted, table.epoch[rows], table.num_epochs, table.online[rows], timer)
         step.publishes_when_planned = type(self).publishes_when_planned
         self.preempted = PreemptionCount()
         for request, cached_tokens in admissions:
@@ -199,21 +199,22 @@ class Scheduler(ABC):
     def _act(self, draft: Draft, admissions: list[tuple[Request, int]]) -> tuple[IntArray, IntArray]:
         """Does the draft's actions; returns rows and numbers of tokens of its parts, and notes who was admitted."""
         queues, kv, publishes = self.queues, self.kv, type(self).publishes_when_planned
-        parts: list[IntArray] = []
-        """[2, parts]: rows and tokens."""
+        rows, num_tokens, count = np.empty(draft.num_parts, np.int64), np.ones(draft.num_parts, np.int64), 0
         for action in draft.actions:
             match action:
                 case TakePart(request, tokens):
                     kv.grow(request, tokens)
                     if publishes:
                         kv.publish(request, request.num_computed_tokens + tokens)
-                    parts.append(np.array([[request.seat], [tokens]], np.int64))
-                case TakePartRows(rows):
-                    kv.grow_rows(rows)
+                    rows[count], num_tokens[count] = request.seat, tokens
+                    count += 1
+                case TakePartRows(taking_part, full):
+                    kv.grow_rows(full)
                     if publishes:
-                        for request in queues.table.requests_of(rows):
+                        for request in queues.table.requests_of(taking_part):
                             kv.publish(request, request.num_computed_tokens + 1)
-                    parts.append(np.stack((rows, np.ones_like(rows))))
+                    rows[count : count + len(taking_part)] = taking_part
+                    count += len(taking_part)
                 case Admit(request, hit):
                     queues.start(request)
                     kv.admit(request, hit)
@@ -224,15 +225,15 @@ class Scheduler(ABC):
                         self._preempted_ids.append(request.request_id)
                 case Grow(request, tokens):
                     kv.grow(request, tokens)
-                case DrawPool(count):
-                    queues.pool.draw(count)
-        joined = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0), np.int64)
-        return joined[0], joined[1]
+                case DrawPool(num_requests):
+                    queues.pool.draw(num_requests)
+        return rows, num_tokens
 
     def _plan(self, draft: Draft, rows: IntArray, num_tokens: IntArray) -> StepPlan:
         table, shape = self.queues.table, draft.budget.shape
         seconds, margin_s = self.cost_model.predict(shape)
         start, total = table.computed[rows], table.total[rows]
+        prompt = table.prompt[rows]
         plan = StepPlan(
             step=draft.index,
             shape=shape,
@@ -240,8 +241,8 @@ class Scheduler(ABC):
             rows=rows,
             num_tokens=num_tokens,
             num_computed=start,
-            sample=(start + num_tokens == total) & (table.limit[rows] > table.prompt[rows]),
-            output_position=total - table.prompt[rows],
+            sample=(start + num_tokens == total) & (table.limit[rows] > prompt),
+            output_position=total - prompt,
             finished_ids=self._finished_ids,
             preempted_ids=self._preempted_ids,
             predicted_s=seconds,

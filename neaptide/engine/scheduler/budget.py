@@ -28,16 +28,16 @@ class StepBudget:
 
         ``contexts`` are the KV tokens that each reads.
         """
-        sums = np.cumsum(contexts)
 
-        def fits(count: int) -> bool:
-            seconds, margin_s = self._cost_model.predict(self.shape.plus_decodes(count, int(sums[count - 1])))
+        def fits(count: int, kv_tokens: int) -> bool:
+            seconds, margin_s = self._cost_model.predict(self.shape.plus_decodes(count, kv_tokens))
             return seconds + margin_s <= limit_s
 
         most = min(len(contexts), self.tokens_left)
-        if most > 0 and fits(most):
+        if most > 0 and fits(most, int(contexts[:most].sum())):
             return most
-        return bisect_left(range(1, most), True, key=lambda n: not fits(n))
+        sums = np.cumsum(contexts)
+        return bisect_left(range(1, most), True, key=lambda n: not fits(n, int(sums[n - 1])))
 
     def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float) -> int:
         """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does."""
@@ -57,7 +57,7 @@ class StepBudget:
         """Decodes on so many computed tokens each, at least one."""
         count = len(contexts)
         self.tokens_left -= count
-        self.shape.add_decodes(count, int(contexts.sum()) + count, int(contexts.max()) + 1)
+        self.shape.add_decodes(count, int(np.add.reduce(contexts)) + count, int(np.maximum.reduce(contexts)) + 1)
 
     def add(self, num_tokens: int, context_tokens: int) -> None:
         self.tokens_left -= num_tokens

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.queues import Queues, deadline_order
+from neaptide.engine.table import NO_ROWS
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +52,8 @@ class TakePartRows:
     """Rows of one class compute one token each."""
 
     rows: IntArray
+    full: IntArray
+    """Those of them that need a block for it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,6 +92,16 @@ class PreemptionCount:
         self.request_ids += other.request_ids
 
 
+class ByClass(NamedTuple):
+    """Rows of running requests."""
+
+    online: IntArray
+    offline: IntArray
+
+    def of(self, online: bool) -> IntArray:
+        return self.online if online else self.offline
+
+
 class Draft:
     """Which requests take part with how many tokens, which are admitted, which make way: actions in their order.
 
@@ -115,9 +128,10 @@ class Draft:
         self.preempted = PreemptionCount()
         self.has_offline = False
         self.num_parts = 0
-        self._lacking = queues.table.lacking()
-        self._publishes = publishes_when_planned
         self._queues = queues
+        lacking = queues.table.lacking()
+        self._decodes, self._prompts = self._by_class(lacking.ones), self._by_class(lacking.more)
+        self._publishes = publishes_when_planned
         self._waiting_online = queues.draft_waiting_online()
         self._parts: dict[Request, int] = {}
         self._admitted: dict[Request, None] = {}
@@ -181,16 +195,16 @@ class Draft:
 
     def due_decodes(self, online: bool) -> IntArray:
         """Rows that lack one token and do not take part yet."""
-        return self.rows(self.table.of_class(self._lacking.ones, online))
+        return self.rows(self._decodes.of(online))
 
     def streams(self) -> IntArray:
         """Rows of online requests that have put out a token and will put out another."""
-        rows = self.table.of_class(np.concatenate(self._lacking), online=True)
-        return self.table.with_output(rows)
+        rows, prompts = self._decodes.online, self._prompts.online
+        return self.table.with_output(np.concatenate((rows, prompts)) if len(prompts) else rows)
 
     def prompt_rows(self, online: bool) -> IntArray:
         """Rows that lack more than one token and do not take part yet."""
-        return self.rows(self.table.of_class(self._lacking.more, online))
+        return self.rows(self._prompts.of(online))
 
     def prompts(self, online: bool) -> list[Request]:
         """Running requests that lack more than one token and do not take part yet, in order of admission."""
@@ -198,7 +212,7 @@ class Draft:
 
     def unfinished_prompts(self) -> list[Request]:
         """Running online requests with more than one token left after this step, were it to end here."""
-        running = self.table.requests_of(self.table.of_class(self._lacking.more, online=True))
+        running = self.table.requests_of(self._prompts.online)
         prompts = [request for request in running if request not in self._makes_way]
         prompts += [request for request in self._admitted if request.is_online]
         return [r for r in prompts if self.kv.num_uncomputed(r) > max(self.num_tokens_of(r), 1)]
@@ -239,10 +253,13 @@ class Draft:
         """
         if not len(rows):
             return
-        needed = self.table.blocks.are_full(rows, self.table.computed[rows])
-        num_easy = int(np.searchsorted(np.cumsum(needed), spare_blocks, side="right"))
-        num_easy = min(num_easy, self.budget.tokens_left)
-        self._add_rows(rows[:num_easy], int(needed[:num_easy].sum()))
+        contexts = self.table.computed[rows]
+        are_full = self.table.blocks.are_full(rows, contexts)
+        num_easy = min(len(rows), self.budget.tokens_left)
+        if np.count_nonzero(are_full[:num_easy]) > spare_blocks:
+            num_easy = int(np.searchsorted(are_full.cumsum(), spare_blocks, side="right"))
+        if num_easy:
+            self._add_rows(rows[:num_easy], contexts[:num_easy], are_full[:num_easy])
         for request in self.table.requests_of(rows[num_easy:]):
             if self.budget.tokens_left <= 0:
                 break
@@ -336,23 +353,30 @@ class Draft:
         ]
         yield from sorted(later, key=deadline_order, reverse=True)
 
-    def _add_rows(self, rows: IntArray, num_blocks: int) -> None:
-        """``add`` for rows of one class with one token each, which need so many blocks in all."""
-        if not len(rows):
-            return
-        table = self.table
+    def _by_class(self, rows: IntArray) -> "ByClass":
+        if not self._queues.running_online:
+            return ByClass(NO_ROWS, rows)
+        if not self._queues.running_offline or not len(rows):
+            return ByClass(rows, NO_ROWS)
+        is_online = self.table.online[rows]
+        return ByClass(rows[is_online], rows[~is_online])
+
+    def _add_rows(self, rows: IntArray, contexts: IntArray, are_full: BoolArray) -> None:
+        """``add`` for rows of one class with one token each, on so many computed ones."""
+        table, full = self.table, rows[are_full]
         request_class = table.request(int(rows[0])).request_class
-        self.kv.grow_rows(num_blocks, request_class)
-        contexts = table.computed[rows]
-        behind_context = contexts[contexts > 0]
-        if len(behind_context):
+        self.kv.grow_rows(len(full), request_class)
+        behind_context = contexts
+        if (num_behind := np.count_nonzero(contexts)) < len(rows):
+            behind_context = contexts[contexts > 0]
+        if num_behind:
             self.budget.add_decodes(behind_context)
-        for _ in range(len(rows) - len(behind_context)):
+        for _ in range(len(rows) - num_behind):
             self.budget.add(1, 0)
         if self._row_takes_part is None:
             self._row_takes_part = np.zeros(table.num_seats, np.bool_)
         self._row_takes_part[rows] = True
-        self.actions.append(TakePartRows(rows))
+        self.actions.append(TakePartRows(rows, full))
         self.num_parts += len(rows)
         self.has_offline |= request_class is RequestClass.OFFLINE
         if self._publishes:

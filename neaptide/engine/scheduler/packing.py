@@ -104,11 +104,13 @@ class NeaptideScheduler(Scheduler):
     def _waiting_prompts(self, draft: Draft) -> tuple[list[Request], list[Request]]:
         """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``
         last. A bounded look: what stands further back than ``LOOK_AHEAD`` is not for this step."""
-        waiting = draft.waiting_online
+        waiting, prompts = draft.waiting_online, draft.prompts(online=True)
+        if not waiting and not prompts:
+            return [], []
         first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
         feasible: list[Request] = []
         relegated = waiting[:first][:LOOK_AHEAD]
-        for request in sorted(draft.prompts(online=True) + waiting[first : first + LOOK_AHEAD], key=deadline_order):
+        for request in sorted(prompts + waiting[first : first + LOOK_AHEAD], key=deadline_order):
             can_make_it = request.num_output_tokens > 0 or self.slack.is_feasible(draft, request)
             (feasible if can_make_it else relegated).append(request)
         return feasible, sorted(relegated, key=lambda r: (r.tier is Tier.PRIORITY, r.arrival_s))

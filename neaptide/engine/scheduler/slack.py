@@ -75,11 +75,12 @@ class SlackTracker:
         if not len(streams):
             return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s())
         tpot_slo_s = table.tpot_slo_s[streams]
-        itl_s = min(MAX_STEP_S, ITL_FACTOR * float(tpot_slo_s.min()))
-        spare_s = table.next_deadline_s(streams) - CUSHION_SHARE * tpot_slo_s - self._config.egress_s - draft.now_s
-        slack_s = float(spare_s.min())
+        tightest_s = float(tpot_slo_s.min())
+        itl_s = min(MAX_STEP_S, ITL_FACTOR * tightest_s)
+        due_s = float((table.next_deadline_s(streams) - CUSHION_SHARE * tpot_slo_s).min())
+        slack_s = due_s - self._config.egress_s - draft.now_s
         alone_s = self._cost_model.predict(decodes_shape(table.total[streams] - 1)).seconds
-        if alone_s >= tpot_slo_s.min():
+        if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             itl_s, slack_s = max(itl_s, ITL_FACTOR * alone_s), math.inf
         return StepBounds(itl_s, slack_s, self._idle_bound_s())

@@ -16,6 +16,11 @@ from neaptide.engine.steps.step import Step
 logger = logging.getLogger(__name__)
 
 
+def _chosen(step: Step) -> BoolArray | slice:
+    """Selects the parts whose rows are still what they were when the step was planned."""
+    return slice(None) if step.are_all_current else step.is_current()
+
+
 class Committer:
     """Writes results into the request table, and collects the outputs that they make.
 
@@ -49,23 +54,23 @@ class Committer:
         if result.errors or not result.is_whole:
             self._take_back(step, result, following)
         plan, table, ends = step.plan, step.plan.table, step.ends
-        current = step.is_current()
         if result.errors:
-            for index in np.flatnonzero(current).tolist():
-                if (error := result.errors.get(plan.request_ids[index])) is not None:
-                    current[index] = False
-                    self._fail_part(table.request(int(plan.rows[index])), error)
-        if current.any():
-            self._kv.publish_rows(plan.rows[current], ends[current], self.fail)
-            current &= step.is_current()  # a request that raised has ended
+            self._fail_parts(step, result)
+        current = _chosen(step)
+        self._kv.publish_rows(plan.rows[current], ends[current], self.fail)
+        current = _chosen(step)  # a request that raised has ended
         if result.prompt_logprobs:
-            self._keep_prompt_logprobs(step, result, current)
-        kept = slice(None) if current.all() else current
-        rows, ends, sampled = plan.rows[kept], ends[kept], plan.sample[kept]
-        table.first_token_s[rows[sampled & (plan.output_position[kept] == 0)]] = now_s
-        stops = np.zeros(len(rows), np.bool_)
-        sampling = slice(None) if sampled.all() else sampled
-        stops[sampling] = self._append(rows[sampling], ends[sampling], result.token_ids[kept][sampling])
+            self._keep_prompt_logprobs(step, result)
+        rows, ends, sampled = plan.rows[current], ends[current], plan.sample[current]
+        first = sampled & (plan.output_position[current] == 0)
+        if np.count_nonzero(first):
+            table.first_token_s[rows[first]] = now_s
+        token_ids = result.token_ids[current]
+        if np.count_nonzero(sampled) == len(rows):
+            stops = self._append(rows, ends, token_ids)
+        else:
+            stops = np.zeros(len(rows), np.bool_)
+            stops[sampled] = self._append(rows[sampled], ends[sampled], token_ids[sampled])
         self._report_rows(rows, ends, sampled, stops, result, now_s)
 
     def _take_back(self, step: Step, result: StepResult, following: Step | None) -> None:
@@ -78,10 +83,15 @@ class Committer:
         if following is not None:
             following.take_back(self._kv, (), lost, ending=failed)
 
-    def _fail_part(self, request: Request, error: str) -> None:
-        if error == NUMERICAL_ERROR:
-            self._kv.distrust(request)
-        self.end(request, FinishReason.ERROR, error)
+    def _fail_parts(self, step: Step, result: StepResult) -> None:
+        """Ends the requests that failed on their own."""
+        plan = step.plan
+        for index in step.is_current().nonzero()[0].tolist():
+            if (error := result.errors.get(plan.request_ids[index])) is not None:
+                request = plan.table.request(int(plan.rows[index]))
+                if error == NUMERICAL_ERROR:
+                    self._kv.distrust(request)
+                self.end(request, FinishReason.ERROR, error)
 
     def _append(self, rows: IntArray, ends: IntArray, token_ids: IntArray) -> BoolArray:
         """Notes the new token of each row, unless it stops its request; returns which do."""
@@ -89,15 +99,15 @@ class Committer:
         stops = np.zeros(len(rows), np.bool_)
         for token_id in self._eos_token_ids:
             stops |= token_ids == token_id
-        if self._eos_token_ids:
+        if np.count_nonzero(stops):
             stops &= ~table.ignore_eos[rows]
-        for index in np.flatnonzero(table.own_stops[rows]).tolist():
+        for index in table.own_stops[rows].nonzero()[0].tolist():
             own = table.request(int(rows[index])).params.stop_token_ids
             stops[index] |= int(token_ids[index]) in own
-        if stops.any():
+        if np.count_nonzero(stops):
             stops &= ends - table.prompt[rows] >= table.min_output[rows]
-        known = ends + ~stops
         table.tokens[rows, ends] = token_ids
+        known = ends + ~stops
         table.known[rows] = known
         table.total[rows] = np.where(stops, known, np.maximum(table.total[rows], known))
         return stops
@@ -107,12 +117,14 @@ class Committer:
     ) -> None:
         """Ends and streams, in the step's order."""
         table = self._scheduler.queues.table
-        known, limit = table.known[rows], table.limit[rows]
+        limit = table.limit[rows]
         # A request that wants no output ends with its prompt.
-        is_full = np.where(limit == table.prompt[rows], ends == limit, sampled & (known == limit))
-        speaks = np.flatnonzero(stops | is_full | (sampled & table.streams[rows]))
+        is_full = (table.known[rows] == limit) & (sampled | (ends == limit))
+        (speaks,) = (stops | is_full | (sampled & table.streams[rows])).nonzero()
         if result.logprobs:
             self._keep_logprobs(rows[sampled], result)
+        if not len(speaks):
+            return
         seats = rows[speaks]
         columns = zip(
             table.requests_of(seats),
@@ -142,9 +154,9 @@ class Committer:
             if (logprobs := result.logprobs.get(table.ids[seat])) is not None:
                 table.request(seat).unreported_logprobs.append(logprobs)
 
-    def _keep_prompt_logprobs(self, step: Step, result: StepResult, current: BoolArray) -> None:
+    def _keep_prompt_logprobs(self, step: Step, result: StepResult) -> None:
         plan = step.plan
-        for index in np.flatnonzero(current).tolist():
+        for index in step.is_current().nonzero()[0].tolist():
             entries = result.prompt_logprobs.get(plan.request_ids[index])
             if entries is not None:
                 request = plan.table.request(int(plan.rows[index]))

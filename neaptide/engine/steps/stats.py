@@ -1,5 +1,7 @@
 """Plain counters of one step; no Prometheus here."""
 
+import numpy as np
+
 from neaptide.engine.messages import StepStats
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.steps.plan import StepResult
@@ -9,9 +11,11 @@ from neaptide.engine.steps.step import Step
 def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStats:
     """Counters of a step that has been committed."""
     plan, timer, queues = step.plan, step.timer, scheduler.queues
-    online = step.is_online
-    is_decode = (plan.num_tokens == 1) & (plan.num_computed > 0)
-    online_tokens, online_decodes = int(plan.num_tokens[online].sum()), int(is_decode[online].sum())
+    online_tokens, online_decodes = 0, 0
+    if np.count_nonzero(step.is_online):
+        num_tokens, context = plan.num_tokens[step.is_online], plan.num_computed[step.is_online]
+        online_tokens = int(num_tokens.sum())
+        online_decodes = int(np.count_nonzero((num_tokens == 1) & (context > 0)))
     offline_decodes = plan.shape.decode_requests - online_decodes
     blocks = scheduler.kv.occupancy()
     return StepStats(

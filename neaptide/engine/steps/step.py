@@ -25,6 +25,8 @@ class Step:
     """Since the step before: by this draft, and by drafts in which nothing could run."""
     epochs: IntArray
     """[parts] of the rows; a row of another epoch by now has nothing to do with this step any more."""
+    num_epochs: int
+    """Of the table, when the step was planned."""
     is_online: BoolArray
     """[parts] whose request is an online one."""
     timer: StepTimer
@@ -44,6 +46,11 @@ class Step:
     def ends(self) -> IntArray:
         """[parts] tokens whose KV is in the cache after the step."""
         return self.plan.num_computed + self.plan.num_tokens
+
+    @property
+    def are_all_current(self) -> bool:
+        """Whether no row at all has changed hands since the step was planned."""
+        return self.plan.table.num_epochs == self.num_epochs
 
     def is_current(self) -> BoolArray:
         """[parts] whether the part's row is still of the step's epoch."""
@@ -151,7 +158,10 @@ def await_tokens(plan: StepPlan, first_token_s: float) -> None:
     table.computed[rows] = ends
     table.last_step[rows] = plan.step
     sampling = plan.sample & (ends + 1 < table.limit[rows])
-    table.tokens[rows[sampling], ends[sampling]] = PLACEHOLDER_TOKEN_ID
-    table.total[rows[sampling]] = ends[sampling] + 1
-    first = rows[plan.sample & (plan.output_position == 0)]
-    table.first_token_s[first] = first_token_s
+    if np.count_nonzero(sampling) < len(rows):
+        rows, ends = rows[sampling], ends[sampling]
+    table.tokens[rows, ends] = PLACEHOLDER_TOKEN_ID
+    table.total[rows] = ends + 1
+    first = plan.sample & (plan.output_position == 0)
+    if np.count_nonzero(first):
+        table.first_token_s[plan.rows[first]] = first_token_s

@@ -129,11 +129,13 @@ class OnlineCostModel:
         self._covariance[0, 0] += (TREND_DRIFT * self._trend) ** 2
 
         # No matrix product here: elementwise sums give the same bits on every machine.
-        along = (self._covariance * slope).sum(axis=1)
-        variance = float((along * slope).sum()) + NOISE**2
+        along = np.add.reduce(self._covariance * slope, axis=1)
+        variance = float(np.add.reduce(along * slope)) + NOISE**2
         limit = OUTLIER * sqrt(variance)
         self._logs += along * (min(max(error, -limit), limit) / variance)
-        self._covariance -= np.outer(along, along / variance)
-        of_terms = self._logs[TERMS] + self._logs[0]
-        for regime, own in OWN.items():
-            self._factors[regime] = [exp(x) for x in (of_terms + self._logs[own]).tolist()]
+        self._covariance -= along[:, np.newaxis] * (along / variance)
+        common, *own = self._logs.tolist()
+        of_terms = [own_log + common for own_log in own[:NUM_TERMS]]
+        for index, regime in enumerate(Regime, 1):
+            of_regime = own[NUM_TERMS * index : NUM_TERMS * (index + 1)]
+            self._factors[regime] = [exp(a + b) for a, b in zip(of_terms, of_regime, strict=True)]

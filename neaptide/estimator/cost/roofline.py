@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import Regime, Sample, raggedness, read_kv_tokens, regime_of
+from neaptide.estimator.cost.iteration_time import Regime, Sample, regime_of
 from neaptide.estimator.cost.roofline_fit import fit_costs
 from neaptide.estimator.cost.step_cost import StepCost, StepFormula, Terms
 from neaptide.estimator.device_profile import DeviceProfile
@@ -55,16 +55,7 @@ class RooflineModel:
 
     def terms(self, shape: BatchShape) -> Terms:
         """The parts of the predicted time."""
-        return self._formulas[regime_of(shape)].terms(
-            shape.prefill_tokens,
-            shape.prefill_attention_pairs,
-            shape.prefill_masked_pairs,
-            shape.prefill_requests,
-            shape.decode_requests,
-            raggedness(shape),
-            read_kv_tokens(shape),
-            shape.swapped_blocks,
-        )
+        return self._formulas[regime_of(shape)].terms(shape)
 
     def predict(self, shape: BatchShape) -> Prediction:
         return Prediction(sum(self.terms(shape)), 0.0)

@@ -4,6 +4,9 @@ from itertools import pairwise
 
 import msgspec
 
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.cost.iteration_time import raggedness, read_kv_tokens
+
 
 class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a step of one regime costs, in seconds per unit.
@@ -82,23 +85,13 @@ class StepFormula:
         k = min(gemm_segment(num_tokens), self._last)
         return self._curve[k] + self._slopes[k] * (num_tokens - self._knots[k])
 
-    def terms(
-        self,
-        prefill_tokens: int,
-        pairs: int,
-        masked_pairs: int,
-        prefill_requests: int,
-        decode_requests: int,
-        raggedness: float,
-        kv_tokens: int,
-        swapped: int,
-    ) -> Terms:
-        cost = self._cost
-        num_tokens = prefill_tokens + decode_requests
+    def terms(self, shape: BatchShape) -> Terms:
+        cost, decode_requests, prefill_requests = self._cost, shape.decode_requests, shape.prefill_requests
+        num_tokens = shape.prefill_tokens + decode_requests
         compute_s = self.gemm_s(num_tokens) + cost.row_s * (prefill_requests + decode_requests)
         gemm_s = compute_s if compute_s > cost.weights_s else cost.weights_s
-        attention_s = cost.pair_s * pairs + cost.masked_pair_s * masked_pairs
-        kv_s = cost.kv_token_s * kv_tokens
+        attention_s = cost.pair_s * shape.prefill_attention_pairs + cost.masked_pair_s * shape.prefill_masked_pairs
+        kv_s = cost.kv_token_s * read_kv_tokens(shape)
         if self._kappa != 1.0:
             serial_s = gemm_s + attention_s + kv_s
             if serial_s > 0.0:
@@ -112,6 +105,6 @@ class StepFormula:
             kv_s,
             cost.decode_request_s * decode_requests
             + cost.prefill_request_s * prefill_requests
-            + cost.ragged_s * raggedness,
-            cost.swap_block_s * swapped,
+            + cost.ragged_s * raggedness(shape),
+            cost.swap_block_s * shape.swapped_blocks,
         )
