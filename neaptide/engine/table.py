@@ -45,7 +45,10 @@ class RequestTable:
         self.requests: list[Request | None] = [None] * num_seats
         self.ids: list[str] = [""] * num_seats
         self.blocks = BlockTables(num_seats, max_tokens, block_size)
-        self.tokens: TokenArray = np.zeros((num_seats, max_tokens + 1), np.int32)
+        num_blocks = max_tokens // block_size + 1
+        self.token_blocks: TokenArray = np.zeros((num_seats, num_blocks, block_size), np.int32)
+        """[seats, blocks, slots]: ``tokens``, by KV block."""
+        self.tokens: TokenArray = self.token_blocks.reshape(num_seats, num_blocks * block_size)
         """[seats, positions]: prompt and output. Pages that no token has touched cost no memory."""
         self.live: BoolArray = np.zeros(num_seats, np.bool_)
         self.computed = _ints(num_seats)

@@ -120,7 +120,7 @@ class OfflineFeed:
         stem = self._directory / batch_id
         with TokenFileWriter(stem) as writer:
             for request in requests:
-                writer.append(token_ids(request.segments, PROMPT_VOCABULARY).tolist())
+                writer.append(token_ids(request.segments, PROMPT_VOCABULARY))
         limits = [self._output_limit(request) for request in requests]
         table = sorted(set(limits))
         index = {limit: k for k, limit in enumerate(table)}

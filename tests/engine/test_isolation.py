@@ -14,6 +14,7 @@ from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.engine.steps.isolation import MAX_FAILED_STEPS
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.torch import torch_executor
+from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.model_runner import ModelRunner
 from tests.engine.harness import Harness, online
 from tests.engine.test_core_against_transformers import Run, assert_greedy, prompts
@@ -39,11 +40,13 @@ class Poison:
     def plan(self, kv: KVDraft, request: Any, *rest: Any) -> None:
         self._raise(request.request_id == POISON and request.num_tokens >= self._least_tokens)
 
-    def prepare(self, scheduled: Iterable[Any], *rest: Any) -> None:
-        self._raise(any(map(self._is_due, scheduled)))
+    def prepare(self, plan: StepPlan, *rest: Any) -> None:
+        ends = dict(zip(plan.request_ids, (plan.num_computed + plan.num_tokens).tolist(), strict=True))
+        self._raise(ends.get(POISON, 0) >= self._least_tokens)
 
-    def model(self, runner: ModelRunner, batch: Any) -> None:
-        self._raise(any(map(self._is_due, batch.requests)))
+    def model(self, runner: ModelRunner, batch: InputBatch) -> None:
+        last_positions = dict(zip(batch.request_ids, batch.positions[batch.last_rows].tolist(), strict=True))
+        self._raise(last_positions.get(POISON, -1) + 1 >= self._least_tokens)
 
     def sampler(self, logits: Any, states: Iterable[Any], positions: Iterable[int]) -> None:
         due = self._least_tokens - len(self._prompt)
@@ -52,9 +55,6 @@ class Poison:
 
     def commit(self, kv: KVCacheManager, request: Any, *rest: Any) -> None:
         self._raise(request.request_id == POISON and request.num_tokens >= self._least_tokens)
-
-    def _is_due(self, part: Any) -> bool:
-        return part.request_id == POISON and part.num_computed_tokens + len(part.token_ids) >= self._least_tokens
 
     def _raise(self, due: bool) -> None:
         if due:

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from neaptide.engine.params import SamplingParams
-from neaptide.engine.steps.plan import NewRequest, ScheduledRequest
+from neaptide.engine.steps.plan import NewRequest
 from neaptide.executors.torch.logits_edits import edit_logits
 from neaptide.executors.torch.random_stream import request_seed, uniforms
 from neaptide.executors.torch.request_state import RequestState
@@ -30,7 +30,7 @@ def state(
 ) -> RequestState:
     made = RequestState(NewRequest(request_id, list(prompt), params), EOS, engine_seed=0)
     tokens = list(prompt + output)
-    made.observe(ScheduledRequest(request_id, tokens, 0, [0], True, len(output)))
+    made.observe(tokens, 0)
     return made
 
 
@@ -93,8 +93,8 @@ def test_edits_touch_their_own_row_and_never_the_raw_logits() -> None:
 
 def test_output_tokens_count_once_across_recomputation() -> None:
     made = state(SamplingParams(frequency_penalty=1.0), prompt=(1, 2), output=(3, 3))
-    made.observe(ScheduledRequest("r", [1, 2, 3], 0, [0], False, 2))
-    made.observe(ScheduledRequest("r", [3, 4], 3, [0], True, 3))
+    made.observe([1, 2, 3], 0)
+    made.observe([3, 4], 3)
     assert made.output_counts == {3: 2, 4: 1}
 
 

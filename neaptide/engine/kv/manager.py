@@ -122,8 +122,8 @@ class KVCacheManager:
         if not len(crossed):
             return
         rows, num_full = rows[crossed], num_tokens[crossed] // size
-        last = table.tokens[rows[:, None], ((num_full - 1) * size)[:, None] + np.arange(size)].tobytes()
-        last_blocks = table.blocks.ids[rows, num_full - 1].tolist()
+        last = num_full - 1
+        texts, last_blocks = table.token_blocks[rows, last].tobytes(), table.blocks.ids[rows, last].tolist()
         num_bytes, requests = size * table.tokens.itemsize, table.requests_of(rows)
         columns = zip(requests, num_full.tolist(), table.indexed[rows].tolist(), last_blocks, strict=True)
         published: list[tuple[int, bytes]] = []
@@ -131,7 +131,7 @@ class KVCacheManager:
         for k, (request, full, indexed, block) in enumerate(columns):
             try:
                 if full == indexed + 1 == len(request.block_hashes) + 1 and indexed:
-                    text = last[k * num_bytes : (k + 1) * num_bytes]
+                    text = texts[k * num_bytes : (k + 1) * num_bytes]
                     published.append((block, self._hash_next(request, text)))
                     table.indexed[request.seat] = full
                 else:

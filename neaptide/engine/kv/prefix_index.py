@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-
 _EMPTY = hashlib.sha256()
 """Copied for every block: that takes half the time of a new one."""
 

@@ -34,9 +34,11 @@ class TokenFileWriter:
         self._num_tokens = 0
         self._offsets.write(np.zeros(1, OFFSET_DTYPE).tobytes())
 
-    def append(self, token_ids: list[int]) -> None:
-        # Three times as fast as an array made from the list.
-        self._tokens.write(struct.pack(f"<{len(token_ids)}i", *token_ids))
+    def append(self, token_ids: list[int] | npt.NDArray[np.int32]) -> None:
+        if isinstance(token_ids, np.ndarray):
+            self._tokens.write(token_ids.astype(TOKEN_DTYPE, copy=False).tobytes())
+        else:  # three times as fast as an array made from the list
+            self._tokens.write(struct.pack(f"<{len(token_ids)}i", *token_ids))
         self._num_tokens += len(token_ids)
         self._offsets.write(struct.pack("<q", self._num_tokens))
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neaptide.engine.params import SamplingParams
-from neaptide.engine.steps.plan import NewRequest, ScheduledRequest
+from neaptide.engine.steps.plan import NewRequest
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.torch.placeholders import RecentTokens
 from neaptide.executors.torch.random_stream import request_seed
@@ -36,19 +36,21 @@ class RequestState:
         """The prompt's distinct tokens."""
         return np.unique(np.array(self.prompt_token_ids, dtype=np.int64))
 
-    def observe(self, scheduled: ScheduledRequest) -> None:
+    def observe(self, token_ids: list[int], start: int) -> None:
         """Counts output tokens on their way through the model: each comes by once before the next one is sampled.
 
         After a preemption they come by again; only the first time counts.
+
+        Args:
+            token_ids: computed in this step, at positions ``start ...`` of prompt and output.
+
+        Raises:
+            ValueError: output tokens were skipped.
         """
-        if not self.needs_counts:
-            return
         seen = len(self.prompt_token_ids) + self.output_len
-        new = scheduled.token_ids[max(0, seen - scheduled.num_computed_tokens) :]
-        if scheduled.num_computed_tokens > seen:
-            raise ValueError(
-                f"{scheduled.request_id}: output tokens before {scheduled.num_computed_tokens} were skipped"
-            )
+        if start > seen:
+            raise ValueError(f"output tokens before {start} were skipped")
+        new = token_ids[max(0, seen - start) :]
         for position, token in enumerate(new, self.output_len):
             if token == PLACEHOLDER_TOKEN_ID and (sampled := self.recent_tokens.at(position)) is not None:
                 token = sampled.wait()

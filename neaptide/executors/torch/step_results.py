@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.clock import Clock
 from neaptide.engine.params import NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepResult
@@ -14,6 +17,8 @@ class SampledTokens:
     """The new token of every request that sampled."""
 
     request_ids: list[str]
+    parts: IntArray
+    """[rows] their parts of the plan."""
     on_host: HostCopy
     """Tokens [rows] int64, and [rows] bool: the logits were finite."""
 
@@ -43,8 +48,6 @@ class Pending:
     """A step that has been submitted."""
 
     result: StepResult
-    places: dict[str, int]
-    """Of the requests in the plan."""
     sampled: SampledTokens | None = None
     scores: TokenScores | None = None
     prompt_scores: list[PromptScores] = field(default_factory=list)
@@ -66,7 +69,7 @@ class TorchHandle:
         self._done = True
         start_s = self._clock.now()
         if pending.sampled is not None:
-            _collect_tokens(pending, pending.sampled)
+            _collect_tokens(result, pending.sampled)
         if pending.scores is not None:
             records = to_host(Scored(*pending.scores.on_host.wait()), pending.scores.tops)
             result.logprobs.update(zip(pending.scores.request_ids, records, strict=True))
@@ -79,14 +82,11 @@ class TorchHandle:
         return result
 
 
-def _collect_tokens(pending: Pending, sampled: SampledTokens) -> None:
-    result = pending.result
-    tokens, finite = (part.tolist() for part in sampled.on_host.wait())
-    for request_id, token, is_finite in zip(sampled.request_ids, tokens, finite, strict=True):
-        if is_finite:
-            result.token_ids[pending.places[request_id]] = token
-        else:
-            result.errors[request_id] = NUMERICAL_ERROR
+def _collect_tokens(result: StepResult, sampled: SampledTokens) -> None:
+    token_ids, finite = (part.numpy() for part in sampled.on_host.wait())
+    result.token_ids[sampled.parts] = token_ids
+    for row in np.flatnonzero(~finite).tolist():
+        result.errors[sampled.request_ids[row]] = NUMERICAL_ERROR
 
 
 def _collect_prompt_scores(result: StepResult, part: PromptScores) -> None:

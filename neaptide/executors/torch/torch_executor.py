@@ -4,9 +4,11 @@ import logging
 import math
 import pkgutil
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, SamplingParams
@@ -117,10 +119,10 @@ class TorchExecutor:
             self._states.pop(request_id, None)
         for request in plan.new_requests:
             self._states[request.request_id] = RequestState(request, self.model_config.eos_token_ids, self._seed)
-        pending = Pending(StepResult.of(plan), {request_id: i for i, request_id in enumerate(plan.request_ids)})
+        pending = Pending(StepResult.of(plan))
         if len(plan):
             with torch.inference_mode():
-                self._run(plan.scheduled, pending)
+                self._run(plan, pending)
         return TorchHandle(pending, self._clock)
 
     def close(self) -> None:
@@ -129,63 +131,76 @@ class TorchExecutor:
         if hasattr(self, "_runner"):
             del self._runner
 
-    def _run(self, scheduled: list[ScheduledRequest], pending: Pending) -> None:
+    def _run(self, plan: StepPlan, pending: Pending) -> None:
         start_s = self._clock.now()
         runner, result = self._runner, pending.result
         batch = build_input_batch(
-            scheduled, runner.block_size, self.model_config.vocab_size, self.dtype, self.device, self._sampled_token
+            plan, runner.block_size, self.model_config.vocab_size, self.dtype, self.device, self._sampled_token
         )
         result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
-        for request in batch.requests:
-            self._states[request.request_id].observe(request)
+        self._count_tokens(plan)
         prepared_s = self._clock.now()
         hidden = runner.hidden_states(batch)
-        sampling = [i for i, request in enumerate(batch.requests) if request.sample]
-        logits = runner.logits(hidden, batch.last_rows[sampling].tolist()) if sampling else None
+        sampling = np.flatnonzero(plan.sample[batch.parts])
+        logits = runner.logits(hidden, batch.last_rows[sampling].tolist()) if len(sampling) else None
         computed_s = self._clock.now()
         if logits is not None:
-            self._sample([batch.requests[i] for i in sampling], logits, pending)
-        self._score_prompts(batch, hidden, pending)
+            self._sample(plan, batch.parts[sampling], logits, pending)
+        self._score_prompts(plan, batch, hidden, pending)
         result.prepare_s = prepared_s - start_s
         result.model_s = computed_s - prepared_s
         result.sample_s = self._clock.now() - computed_s
 
-    def _sample(self, requests: list[ScheduledRequest], logits: Tensor, pending: Pending) -> None:
-        states = [self._states[request.request_id] for request in requests]
-        sampled = sample(logits, states, [request.output_position for request in requests])
+    def _count_tokens(self, plan: StepPlan) -> None:
+        """Lets requests with penalties see the tokens that they compute."""
+        for part, request_id in enumerate(plan.request_ids):
+            state = self._states[request_id]
+            if state.needs_counts:
+                start, count = int(plan.num_computed[part]), int(plan.num_tokens[part])
+                state.observe(plan.table.tokens[plan.rows[part], start : start + count].tolist(), start)
+
+    def _sample(self, plan: StepPlan, parts: IntArray, logits: Tensor, pending: Pending) -> None:
+        """``parts`` of the plan sample, a row of ``logits`` each."""
+        request_ids = [plan.request_ids[part] for part in parts.tolist()]
+        states = [self._states[request_id] for request_id in request_ids]
+        output_positions = plan.output_position[parts].tolist()
+        sampled = sample(logits, states, output_positions)
         on_host = HostCopy(sampled)
-        pending.sampled = SampledTokens([request.request_id for request in requests], on_host)
-        for row, (request, state) in enumerate(zip(requests, states, strict=True)):
-            state.recent_tokens.keep(request.output_position, SampledRow(sampled.token_ids, on_host, row))
+        pending.sampled = SampledTokens(request_ids, parts, on_host)
+        for row, (state, output_position) in enumerate(zip(states, output_positions, strict=True)):
+            state.recent_tokens.keep(output_position, SampledRow(sampled.token_ids, on_host, row))
         wanted = [(row, s.params.logprobs) for row, s in enumerate(states) if s.params.logprobs is not None]
         if wanted:
             rows = to_device(torch.tensor([row for row, _ in wanted]), self.device)
             tops = [top for _, top in wanted]
             scored = score(logits[rows], sampled.token_ids[rows], max(tops))
-            pending.scores = TokenScores([requests[row].request_id for row, _ in wanted], tops, HostCopy(scored))
+            pending.scores = TokenScores([request_ids[row] for row, _ in wanted], tops, HostCopy(scored))
 
-    def _score_prompts(self, batch: InputBatch, hidden: Tensor, pending: Pending) -> None:
+    def _score_prompts(self, plan: StepPlan, batch: InputBatch, hidden: Tensor, pending: Pending) -> None:
         """Scores prompt token p + 1 at every position p of the step, for the requests that want it."""
-        for index, request in enumerate(batch.requests):
-            state = self._states[request.request_id]
+        for index, request_id in enumerate(batch.request_ids):
+            state = self._states[request_id]
             top = state.params.prompt_logprobs
-            first = request.num_computed_tokens
-            last = min(first + len(request.token_ids), len(state.prompt_token_ids) - 1)
-            if top is None or first >= last:
+            if top is None:
+                continue
+            part = batch.parts[index]
+            first = int(plan.num_computed[part])
+            last = min(first + int(plan.num_tokens[part]), len(state.prompt_token_ids) - 1)
+            if first >= last:
                 continue
             row = int(batch.query_starts[index])
             targets = to_device(torch.tensor(state.prompt_token_ids[first + 1 : last + 1]), self.device)
             for begin in range(0, last - first, _PROMPT_SCORE_ROWS):
-                part = targets[begin : begin + _PROMPT_SCORE_ROWS]
-                logits = self._runner.model.logits(hidden[row + begin : row + begin + len(part)])
+                scored = targets[begin : begin + _PROMPT_SCORE_ROWS]
+                logits = self._runner.model.logits(hidden[row + begin : row + begin + len(scored)])
                 finite = torch.isfinite(logits).all()
-                on_host = HostCopy((*score(logits, part, top), finite))
-                pending.prompt_scores.append(PromptScores(request.request_id, top, on_host))
+                on_host = HostCopy((*score(logits, scored, top), finite))
+                pending.prompt_scores.append(PromptScores(request_id, top, on_host))
 
-    def _sampled_token(self, request: ScheduledRequest, index: int) -> SampledRow | None:
-        """Where the token is that stands ``index`` tokens after the request's cached ones, if it was sampled lately."""
-        state = self._states[request.request_id]
-        return state.recent_tokens.at(request.num_computed_tokens + index - len(state.prompt_token_ids))
+    def _sampled_token(self, request_id: str, position: int) -> SampledRow | None:
+        """Where the request's token at this position of prompt and output is, if it was sampled lately."""
+        state = self._states[request_id]
+        return state.recent_tokens.at(position - len(state.prompt_token_ids))
 
     def _count_blocks(self, cache: CacheConfig) -> int:
         kv_cache_bytes = cache.kv_cache_bytes
