@@ -17,7 +17,7 @@ from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.queues import deadline_order
-from neaptide.engine.scheduler.slack import SlackTracker
+from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
 from neaptide.engine.steps.step import Step
 
 LOOK_AHEAD = 64
@@ -50,7 +50,7 @@ class NeaptideScheduler(Scheduler):
     def _pack(self, draft: Draft) -> float:
         bounds = self.slack.bounds(draft)
         self._pack_online_decodes(draft)
-        self._pack_online_prefills(draft, bounds.itl_s)
+        self._pack_online_prefills(draft, bounds)
         draft.at = None
         prefill_slack_s = self.slack.prefill_slack_s(draft, self._unfinished_prompts(draft))
         limit_s = min(bounds.itl_s, bounds.slack_s, bounds.idle_s, prefill_slack_s) * self.controller.factor
@@ -62,15 +62,15 @@ class NeaptideScheduler(Scheduler):
         decodes = draft.table.by_deadline(draft.due_decodes(online=True))
         draft.add_decodes(decodes, lambda request: self._room_to_grow(draft, request, 1), draft.kv.available)
 
-    def _pack_online_prefills(self, draft: Draft, limit_s: float) -> None:
+    def _pack_online_prefills(self, draft: Draft, bounds: StepBounds) -> None:
         """Prompts that can still make their deadline, then the relegated ones with at least a tenth of the tokens.
 
         Serving the latest first is how earliest-deadline-first collapses under overload.
         """
-        feasible, relegated = self._waiting_prompts(draft)
+        feasible, relegated = self._waiting_prompts(draft, bounds.stretch)
         reserved = draft.budget.tokens_left // 10 if relegated else 0
-        self._pack_prompts(draft, feasible, limit_s, reserved)
-        self._pack_prompts(draft, relegated, limit_s, 0)
+        self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
+        self._pack_prompts(draft, relegated, bounds.prompts_s, 0)
 
     def _pack_prompts(self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int) -> None:
         """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.
@@ -101,7 +101,7 @@ class NeaptideScheduler(Scheduler):
             if takes_part:
                 floor = 0
 
-    def _waiting_prompts(self, draft: Draft) -> tuple[list[Request], list[Request]]:
+    def _waiting_prompts(self, draft: Draft, stretch: float) -> tuple[list[Request], list[Request]]:
         """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``
         last. A bounded look: what stands further back than ``LOOK_AHEAD`` is not for this step."""
         waiting, prompts = draft.waiting_online, draft.prompts(online=True)
@@ -110,9 +110,9 @@ class NeaptideScheduler(Scheduler):
         first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
         feasible: list[Request] = []
         relegated = waiting[:first][:LOOK_AHEAD]
-        for request in sorted(prompts + waiting[first : first + LOOK_AHEAD], key=deadline_order):
-            can_make_it = request.num_output_tokens > 0 or self.slack.is_feasible(draft, request)
-            (feasible if can_make_it else relegated).append(request)
+        ahead = sorted(prompts + waiting[first : first + LOOK_AHEAD], key=deadline_order)
+        for request, can_make_it in zip(ahead, self.slack.feasible(draft, ahead, stretch), strict=True):
+            (feasible if can_make_it or request.num_output_tokens else relegated).append(request)
         return feasible, sorted(relegated, key=lambda r: (r.tier is Tier.PRIORITY, r.arrival_s))
 
     def _room_to_grow(self, draft: Draft, request: Request, num_tokens: int) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from neaptide.engine.arrays import IntArray
@@ -17,6 +17,11 @@ ITL_FACTOR = 1.5
 CUSHION_SHARE = 1.0
 """Of its TPOT target, the slack that a stream keeps after every step: one step that overruns, its last one above all,
 must not make it late. It costs every stream one token's time once, not a share of every step."""
+PACE_SHARE = 0.9
+"""Of the TPOT target: online prompts may make a step so long whatever the streams can spare. Streams gain on their
+deadlines then, so that prompts always move, and never all of a sudden at the cost of every stream's pace."""
+MAX_STRETCH = 10.0
+"""Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
 """No online prompt makes a step longer than this, so that a working engine is never taken for one that hangs."""
 MIN_IDLE_SHARE = 0.5
@@ -48,6 +53,10 @@ class StepBounds:
     """What running online streams can spare before their next token is due."""
     idle_s: float
     """For the online request that arrives in the middle of the step."""
+    prompts_s: float
+    """For online prompts: what the streams can spare."""
+    stretch: float = 1.0
+    """How much longer a prompt takes beside the streams' decodes than alone."""
 
 
 class SlackTracker:
@@ -73,7 +82,7 @@ class SlackTracker:
     def bounds(self, draft: Draft) -> StepBounds:
         table, streams = draft.table, draft.streams()
         if not len(streams):
-            return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s())
+            return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s(), MAX_STEP_S)
         tpot_slo_s = table.tpot_slo_s[streams]
         tightest_s = float(tpot_slo_s.min())
         itl_s = min(MAX_STEP_S, ITL_FACTOR * tightest_s)
@@ -83,7 +92,9 @@ class SlackTracker:
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             itl_s, slack_s = max(itl_s, ITL_FACTOR * alone_s), math.inf
-        return StepBounds(itl_s, slack_s, self._idle_bound_s())
+        prompts_s = min(itl_s, max(slack_s, PACE_SHARE * tightest_s))
+        stretch = 1.0 / max(1.0 - alone_s / tightest_s, 1.0 / MAX_STRETCH)
+        return StepBounds(itl_s, slack_s, self._idle_bound_s(), prompts_s, stretch)
 
     def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.
@@ -100,9 +111,16 @@ class SlackTracker:
                 ahead_s += left_s
         return slack_s
 
-    def is_feasible(self, draft: Draft, request: Request) -> bool:
-        """Whether the first token can still be in time if its prefill starts now."""
-        return draft.now_s + self._prefill_s(draft, request) + self._config.egress_s <= request.next_deadline_s
+    def feasible(self, draft: Draft, prompts: Iterable[Request], stretch: float) -> Iterator[bool]:
+        """For each prompt, in deadline order, whether its first token can still be in time behind those before it
+        that are."""
+        ahead_s, start_s = 0.0, draft.now_s + self._config.egress_s
+        for request in prompts:
+            work_s = ahead_s + self._prefill_s(draft, request) * stretch
+            can_make_it = start_s + work_s <= request.next_deadline_s
+            if can_make_it:
+                ahead_s = work_s
+            yield can_make_it
 
     def _prefill_s(self, draft: Draft, request: Request) -> float:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
