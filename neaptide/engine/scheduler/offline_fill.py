@@ -26,8 +26,7 @@ class OfflineFill:
         prefills = table.requests_of(table.by_last_step(draft.prompt_rows(online=False)))
         count = draft.budget.most_decodes(table.computed[decodes] + 1, limit_s)
         chosen = decodes[: count if count or draft.num_parts else 1]
-        spare_blocks = self._blocks_left(draft) if draft.num_running_offline > 1 else 0
-        draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), spare_blocks)
+        draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), draft.kv.available)
         if count < len(decodes):
             return
         for request in prefills:
@@ -51,7 +50,10 @@ class OfflineFill:
         return 0 if draft.num_parts else least
 
     def _blocks_left(self, draft: Draft) -> int:
-        """Blocks that offline work may still take without touching the share kept for online work."""
+        """Blocks that admissions may still take without touching the share kept for online work.
+
+        What is resident may grow into that share: to drop it while blocks are free would only lose its KV.
+        """
         pool = draft.kv.pool
         reserved = self._headroom.headroom_blocks(draft.now_s)
         most = min(pool.num_blocks - reserved, int(self._config.offline_max_kv_ratio * pool.num_blocks))
@@ -60,7 +62,7 @@ class OfflineFill:
     def _find_room(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         """Whether a resident request can grow, younger ones dropped for it; else it sits out."""
         needed = draft.kv.blocks_needed(request, num_tokens)
-        while needed and needed > (draft.kv.available if draft.num_running_offline == 1 else self._blocks_left(draft)):
+        while needed and needed > draft.kv.available:
             victim = next(draft.offline_victims(), None)
             if victim is None or victim.admission_index <= request.admission_index:
                 return False

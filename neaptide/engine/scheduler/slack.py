@@ -24,6 +24,9 @@ MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
 """No online prompt makes a step longer than this, so that a working engine is never taken for one that hangs."""
+IDLE_SHARE = 0.5
+"""Of what the TTFT target leaves to a request that arrives in the middle of a step: the rest is for its chunks beside
+decodes, and for a second arrival."""
 MIN_IDLE_SHARE = 0.5
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
@@ -131,4 +134,4 @@ class SlackTracker:
         if self._typical_prompt_tokens:
             prefill_s = prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
         bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
-        return max(floor_s, bound_s / (1 + self._config.overlap_depth))
+        return max(floor_s, IDLE_SHARE * bound_s / (1 + self._config.overlap_depth))
