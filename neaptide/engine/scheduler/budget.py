@@ -29,15 +29,15 @@ class StepBudget:
         ``contexts`` are the KV tokens that each reads.
         """
 
-        def fits(count: int, kv_tokens: int) -> bool:
-            seconds, margin_s = self._cost_model.predict(self.shape.plus_decodes(count, kv_tokens))
+        def fits(count: int, kv_tokens: int, longest_tokens: int) -> bool:
+            seconds, margin_s = self._cost_model.predict(self.shape.plus_decodes(count, kv_tokens, longest_tokens))
             return seconds + margin_s <= limit_s
 
         most = min(len(contexts), self.tokens_left)
-        if most > 0 and fits(most, int(contexts[:most].sum())):
+        if most > 0 and fits(most, int(contexts[:most].sum()), int(contexts[:most].max())):
             return most
-        sums = np.cumsum(contexts)
-        return bisect_left(range(1, most), True, key=lambda n: not fits(n, int(sums[n - 1])))
+        sums, longest = np.cumsum(contexts), np.maximum.accumulate(contexts)
+        return bisect_left(range(1, most), True, key=lambda n: not fits(n, int(sums[n - 1]), int(longest[n - 1])))
 
     def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float) -> int:
         """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does."""

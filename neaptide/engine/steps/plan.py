@@ -72,11 +72,10 @@ class BatchShape:
         self.longest_decode_tokens = max(self.longest_decode_tokens, longest_tokens)
         self.max_context_tokens = max(self.max_context_tokens, longest_tokens)
 
-    def plus_decodes(self, count: int, context_tokens: int) -> "BatchShape":
-        """A copy with ``count`` more decodes that read ``context_tokens`` in all."""
+    def plus_decodes(self, count: int, context_tokens: int, longest_tokens: int) -> "BatchShape":
+        """A copy with ``add_decodes`` done."""
         other = self.copy()
-        other.decode_requests += count
-        other.decode_context_tokens += context_tokens
+        other.add_decodes(count, context_tokens, longest_tokens)
         return other
 
     def copy(self) -> "BatchShape":
