@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.engine.process.request_log import RequestLog
 from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.steps.isolation import MAX_FAILED_STEPS
+from neaptide.engine.steps.isolation import PROBE
 from neaptide.engine.steps.plan import StepPlan
 from tests.engine.device import FakeDevice, on_device, text_of
 from tests.engine.harness import Harness, online
@@ -240,56 +241,21 @@ def test_faults_at_random_spoil_no_other_text(policy: str) -> None:
     assert forgets(harness, device)
 
 
-# ---- an executor that is at fault itself ----
-
-
-class BrokenExecutor:
-    """Raises whatever it is given, in ``submit`` or in ``wait``."""
-
-    num_blocks = 64
-
-    def __init__(self, raises_in_wait: bool) -> None:
-        self._raises_in_wait = raises_in_wait
-
-    def submit(self, plan: StepPlan) -> Any:
-        if self._raises_in_wait:
-            return self
-        raise RuntimeError("the device is gone")
-
-    def wait(self) -> Any:
-        raise RuntimeError("the device is gone")
-
-    def close(self) -> None:
-        return
-
-
-@pytest.mark.parametrize("raises_in_wait", [False, True])
-def test_an_executor_that_fails_for_all_requests_ends_the_engine(raises_in_wait: bool) -> None:
-    harness = Harness(overlap_depth=1)
-    harness.core._executor._executor = BrokenExecutor(raises_in_wait)
-    for name in ("a", "b"):
-        harness.core.handle(online(name, [7, 8, 9]))
-    harness.step()
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        harness.step()
-
-
-@pytest.mark.parametrize("raises_in_wait", [False, True])
-def test_an_executor_that_fails_for_one_request_after_another_ends_the_engine(raises_in_wait: bool) -> None:
-    harness = Harness(overlap_depth=1)
-    harness.core._executor._executor = BrokenExecutor(raises_in_wait)
-    for index in range(MAX_FAILED_STEPS - 1):
-        harness.core.handle(online(f"r{index}", [7, 8, 9]))
-        harness.step()
-        harness.step()
-        assert harness.reason(f"r{index}") is FinishReason.ERROR
-    harness.core.handle(online("last", [7, 8, 9]))
-    harness.step()
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        harness.step()
-
-
 # ---- what a step that is undone had done ----
+
+
+def told_with_requests(device: FakeDevice, said: Callable[[StepPlan], list[str]]) -> list[list[str]]:
+    """What each plan says that the device is given from now on; not those of the probe."""
+    told: list[list[str]] = []
+    submit = device.submit
+
+    def spy(plan: StepPlan) -> Any:
+        if PROBE.request_id not in plan.request_ids + plan.finished_ids:
+            told.append(list(said(plan)))
+        return submit(plan)
+
+    device.submit = spy  # type: ignore[method-assign]
+    return told
 
 
 @pytest.mark.parametrize("policy", SHARING)
@@ -305,14 +271,7 @@ def test_a_preemption_in_a_step_that_is_undone_is_counted_and_told_once() -> Non
     harness, device = on_device(num_blocks=8, max_num_batched_tokens=16)
     device.raises_in_wait = True
     device.raises["poison"] = 0
-    told: list[list[str]] = []
-    submit = device.submit
-
-    def spy(plan: StepPlan) -> Any:
-        told.append(list(plan.preempted_ids))
-        return submit(plan)
-
-    device.submit = spy  # type: ignore[method-assign]
+    told = told_with_requests(device, lambda plan: plan.preempted_ids)
     stats = []
     harness.core.handle(online("f", [8] * 16, tier=Tier.FLEX))
     stats += harness.core.step().stats
@@ -330,14 +289,7 @@ def test_an_end_that_an_undone_step_told_of_is_told_again() -> None:
     harness, device = on_device()
     device.raises_in_wait = True
     device.raises["poison"] = 0
-    told: list[list[str]] = []
-    submit = device.submit
-
-    def spy(plan: StepPlan) -> Any:
-        told.append(list(plan.finished_ids))
-        return submit(plan)
-
-    device.submit = spy  # type: ignore[method-assign]
+    told = told_with_requests(device, lambda plan: plan.finished_ids)
     harness.core.handle(online("gone", [7] * 4))
     harness.step()
     harness.core.handle(online("poison", [8] * 4))
