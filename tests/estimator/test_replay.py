@@ -142,6 +142,52 @@ def test_a_batch_in_two_files_an_abort_and_a_pause_replay(tmp_path: Path) -> Non
     assert replay(tmp_path / "log").difference is None
 
 
+def in_messages(directory: Path, name: str, texts: list[list[list[int]]]) -> list[AddBatch]:
+    """A job whose rows come in several messages, each with a token file of its own."""
+    messages, first = [], 0
+    for index, prompts in enumerate(texts):
+        part = batch(directory, f"{name}-{index}", [[]] * first + prompts)
+        rows = list(range(first, first + len(prompts)))
+        messages.append(AddBatch(name, part.path, rows, part.params_table, [0] * len(rows), [], 1e9))
+        first += len(prompts)
+    return messages
+
+
+SORTING = sorted(name for name, policy in POLICIES.items() if policy.row_key is not None)
+
+
+@pytest.mark.parametrize("policy", SORTING)
+def test_jobs_in_several_messages_replay_under_a_policy_that_sorts_rows(policy: str, tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", policy=policy, max_num_seqs=2, max_num_batched_tokens=2048)
+    rng = random.Random(3)
+    texts = [[[rng.randrange(6, 12)] * rng.randrange(1, 20) for _ in range(6)] for _ in range(6)]
+    first, second = in_messages(tmp_path, "job", texts[:3]), in_messages(tmp_path, "other", texts[3:])
+    for messages in zip(first, second, strict=True):
+        engine.step(*messages)
+        for _ in range(5):
+            engine.step()
+    engine.run()
+    engine.recorder.close()
+    assert len(engine.texts) == 36
+    assert replay(tmp_path / "log").difference is None
+    assert engine.recorder.num_open == 0
+
+
+@pytest.mark.parametrize("policy", SORTING)
+def test_a_job_of_that_kind_that_is_cancelled_and_comes_again_replays(policy: str, tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", policy=policy, max_num_seqs=2, max_num_batched_tokens=2048)
+    before = in_messages(tmp_path, "job", [[[8] * 8, [6] * 9, []], [[7] * 5, [9] * 5]])
+    engine.step(*before)
+    (tmp_path / "again").mkdir()
+    after = in_messages(tmp_path / "again", "job", [[[9] * 4, [6] * 9], [[7] * 5, [8] * 6, [5] * 2]])
+    engine.step(CancelBatch("job"), after[0])
+    engine.step(after[1])
+    engine.run()
+    engine.recorder.close()
+    assert replay(tmp_path / "log").difference is None
+    assert engine.recorder.num_open == 0
+
+
 def test_a_job_that_was_cancelled_and_comes_again_under_its_name_replays(tmp_path: Path) -> None:
     engine = Recorded(tmp_path / "log")
     engine.step(batch(tmp_path, "job", [[9] * 8, [8] * 9], max_tokens=9))

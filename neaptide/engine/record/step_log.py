@@ -66,7 +66,10 @@ class BatchLine(_Line, tag="batch"):
     scores_prompt: list[int] = []
     """Rows that take no prefix hit."""
     order: list[int] = []
-    """Under a policy that sorts rows by their text: the order of ``rows``, as indices into it."""
+    """Under a policy that sorts rows by their text: the order of ``rows``, as indices into it ..."""
+    behind: list[int] = []
+    """... and if rows of the batch came before: for each in this order, the handle of the one that it stands behind; -1
+    for none."""
 
 
 class RowLine(_Line, tag="row"):

@@ -15,6 +15,7 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason
 from neaptide.engine.record.block_numbers import BlockNumbers, Ranges
+from neaptide.engine.record.row_orders import RowOrders
 from neaptide.engine.record.step_log import (
     VERSION,
     AbortLine,
@@ -30,6 +31,7 @@ from neaptide.engine.record.step_log import (
     StepLine,
 )
 from neaptide.engine.request import Request
+from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.plan import BatchShape, StepResult
@@ -85,14 +87,15 @@ class StepRecorder(EngineObserver):
         """Handles of requests that ended since the last step was written: its plan may still name them."""
         self._idle: tuple[float, int] | None = None
         """If the last line is an idle one: its time, and how many had been preempted since the last step."""
-        self._row_key = POLICIES[config.scheduler.policy].row_key
+        row_key = POLICIES[config.scheduler.policy].row_key
+        self._orders = None if row_key is None else RowOrders(row_key)
         prefix_cache = config.cache.enable_prefix_cache
         self._header(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
 
     @property
     def num_open(self) -> int:
-        """Requests and rows of which something is kept."""
-        return len(self._live) + sum(map(len, self._rows.values()))
+        """Requests, rows and orders of which something is kept."""
+        return len(self._live) + sum(map(len, self._rows.values())) + len(self._orders or ())
 
     @_harmless
     def warmed_up(self, shape: BatchShape, seconds: float) -> None:
@@ -117,11 +120,10 @@ class StepRecorder(EngineObserver):
     @_harmless
     def row(self, request: Request) -> None:
         """The scheduler looks at a batch row for the first time."""
-        batch_id, _, row = request.request_id.rpartition(":")
-        rows = self._rows[batch_id]
-        handle = rows.pop(int(row))
-        if not rows:
-            del self._rows[batch_id]
+        row_id = RowId.parse(request.request_id)
+        assert row_id is not None
+        handle = self._take_unseen(row_id)
+        assert handle is not None
         # The request's own hashes: the prefix cache wants them as well.
         extend_block_hashes(request.block_hashes, request.prompt_token_ids, self._block_size, request.salt)
         self._live[request.request_id] = handle, request.block_hashes
@@ -131,17 +133,17 @@ class StepRecorder(EngineObserver):
     @_harmless
     def refused(self, request_id: str) -> None:
         """A request, or a row, of which the engine was told will never run."""
-        batch_id, _, row = request_id.rpartition(":")
-        if self._live.pop(request_id, None) is None and (rows := self._rows.get(batch_id)) and row.isdecimal():
-            rows.pop(int(row), None)
-            if not rows:
-                del self._rows[batch_id]
+        row_id = RowId.parse(request_id)
+        if self._live.pop(request_id, None) is None and row_id is not None and self._take_unseen(row_id) is not None:
+            self._row_ended(request_id)
 
     @_harmless
     def cancelled(self, batch_id: str) -> None:
         """The rows of a cancelled batch that have ended are known; the others are forgotten."""
         self._rows.pop(batch_id, None)
-        for request_id in [key for key in self._live if key.startswith(f"{batch_id}:")]:
+        if self._orders is not None:
+            self._orders.forget(batch_id)
+        for request_id in [key for key in self._live if is_row_of(key, batch_id)]:
             del self._live[request_id]
 
     @_harmless
@@ -161,6 +163,7 @@ class StepRecorder(EngineObserver):
         num_output_tokens = request.num_known_tokens - request.num_prompt_tokens
         self._ended.append((handle, num_output_tokens, reason, self._numbers.of(tail)))
         self._ended_ids[request.request_id] = handle
+        self._row_ended(request.request_id)
 
     @_harmless
     def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
@@ -214,7 +217,7 @@ class StepRecorder(EngineObserver):
         """Nothing more is recorded."""
         logger.error("the step log cannot be written: %s", error, exc_info=not isinstance(error, OSError))
         self.failed = True
-        self._numbers, self._rows, self._live = BlockNumbers(), {}, {}
+        self._numbers, self._rows, self._live, self._orders = BlockNumbers(), {}, {}, None
 
     @_harmless
     def _header(self, line: HeaderLine) -> None:
@@ -253,10 +256,9 @@ class StepRecorder(EngineObserver):
         limits = [own.max_tokens for own in params]
         line = BatchLine(message.batch_id, now_s, message.deadline_s, list(zip(rows, lengths, limits, strict=True)))
         line.scores_prompt = [row for row, own in zip(rows, params, strict=True) if own.prompt_logprobs is not None]
-        if self._row_key is not None:
-            keys = [self._row_key(tokens, row) for row in rows]
-            line.order = sorted(range(len(keys)), key=keys.__getitem__)
         first = self._next_handles(len(rows))
+        if self._orders is not None:
+            line.order, line.behind = self._orders.add(message.batch_id, tokens, rows, first)
         self._rows.setdefault(message.batch_id, {}).update(zip(rows, range(first, first + len(rows)), strict=True))
         self._write(line)
 
@@ -264,6 +266,18 @@ class StepRecorder(EngineObserver):
         """The first of ``count`` new ones."""
         self._num_handles += count
         return self._num_handles - count
+
+    def _take_unseen(self, row_id: RowId) -> int | None:
+        """The handle of a row that the scheduler has not looked at yet."""
+        rows = self._rows.get(row_id.batch_id, {})
+        handle = rows.pop(row_id.row, None)
+        if handle is not None and not rows:
+            del self._rows[row_id.batch_id]
+        return handle
+
+    def _row_ended(self, request_id: str) -> None:
+        if self._orders is not None and (row_id := RowId.parse(request_id)) is not None:
+            self._orders.row_ended(row_id.batch_id)
 
     def _is_named(self, request_id: str) -> bool:
         return request_id in self._live or request_id in self._ended_ids
