@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.config import CacheConfig, EngineConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
-from neaptide.engine.messages import StepOutputs
+from neaptide.engine.messages import RequestOutput, StepOutputs
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.record.step_log import (
     AbortLine,
     BatchLine,
@@ -21,12 +23,16 @@ from neaptide.engine.record.step_log import (
     IdleLine,
     Line,
     ObserveLine,
+    PlanLine,
     RowLine,
     StepLine,
     read_log,
 )
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.steps.plan import BatchShape
+from neaptide.engine.steps.plan import BatchShape, StepResult
+from neaptide.engine.steps.step import Step
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.simulation.replay_executor import END_TOKEN_ID, ReplayClock, ReplayExecutor
 from neaptide.simulation.replay_messages import ReplayMessages
@@ -67,10 +73,6 @@ def replay(
     lines = list(read_log(log))
     if not lines or not isinstance(lines[0], HeaderLine):
         raise ReplayError(f"{log} is empty")
-    if lines[0].scheduler.overlap_depth:
-        raise ReplayError(
-            f"{log} is of an engine that plans with a step in flight: its messages have no place between plans"
-        )
     with TemporaryDirectory(prefix="neaptide-replay-") as directory:
         driver = _Driver(lines, Path(directory), cost_model, headroom)
         for line in lines[1:]:
@@ -81,6 +83,23 @@ def replay(
                 if on_step is not None:
                     on_step(line, outputs)
     return Replay(driver.num_steps, None)
+
+
+class _Watch(EngineObserver):
+    """Notes the step planned and the step committed last."""
+
+    def __init__(self) -> None:
+        self.planned_step: Step | None = None
+        self.done_step: Step | None = None
+
+    def forget(self) -> None:
+        self.planned_step = self.done_step = None
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        self.planned_step = step
+
+    def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
+        self.done_step = step
 
 
 class _Driver:
@@ -97,9 +116,15 @@ class _Driver:
         assert isinstance(header, HeaderLine)
         self.num_steps = 0
         self._messages = ReplayMessages(lines, header.block_size, directory)
+        self._overlaps = header.scheduler.overlap_depth > 0
+        self._outputs: list[RequestOutput] = []
+        """Of plannings without a step to commit."""
+        self._gone: set[int] = set()
+        """Handles of requests that have ended."""
         self._running: set[int] = set()
         self._one_token: set[int] = set()
         self._clock = ReplayClock()
+        self._watch = _Watch()
         messages = self._messages
         self._executor = ReplayExecutor(header.num_blocks, messages.requests, messages.answers, messages.handles)
         self._cost_model = cost_model or build_cost_model(header.recipe["cost_model"])
@@ -111,6 +136,7 @@ class _Driver:
             headroom or build_headroom(header.recipe["headroom"], header.num_blocks),
             self._clock,
             frozenset({END_TOKEN_ID}),
+            observers=[self._watch],
         )
         if POLICIES[header.scheduler.policy].row_key is not None:
             self._core.scheduler.queues.pool.row_key = messages.row_rank
@@ -121,12 +147,12 @@ class _Driver:
         """Gives the core a message, or has it make a step."""
         if isinstance(line, StepLine):
             return self._step(line)
-        if isinstance(line, IdleLine):
-            self._clock.script([line.start_s])
-            self._executor.plan = self._executor.line = None
-            self._core.step()
-            if self._executor.plan is not None:
-                raise ReplayError(f"at {line.start_s} s nobody could run, and now somebody can")
+        if isinstance(line, PlanLine):
+            self._plan(line.t)
+        elif isinstance(line, IdleLine):
+            self._plan([line.start_s])
+            if self._watch.planned_step is not None:
+                raise ReplayError(f"at {line.start_s} s no request could run, and now one can")
         elif isinstance(line, ObserveLine):
             self._cost_model.observe(BatchShape(*line.shape), line.seconds)
         elif not isinstance(line, (HeaderLine, RowLine)):
@@ -135,33 +161,55 @@ class _Driver:
             self._core.handle(self._messages.message(line))
         return StepOutputs([], [])
 
+    def _plan(self, readings_s: Sequence[float]) -> None:
+        """Has the core plan while no step is in flight, and commit none."""
+        if self._core.has_step_in_flight:
+            raise ReplayError(f"at {readings_s[0]} s no step was in flight, and now one is")
+        self._watch.forget()
+        self._clock.script(readings_s)
+        self._outputs += self._core.step().outputs
+
     def _step(self, line: StepLine) -> StepOutputs:
         self.num_steps += 1
         start_s, *planned_s, end_s = line.t
-        self._clock.script([start_s, *(planned_s or [start_s]), end_s])
-        self._executor.plan, self._executor.line = None, line
-        return self._core.step()
+        if not self._overlaps:
+            self._clock.script([start_s, *(planned_s or [start_s]), end_s])
+        elif line.next:
+            self._clock.script([*line.next, end_s])
+        else:
+            raise ReplayError(f"step {line.step} does not say when the step behind it was planned")
+        self._watch.forget()
+        self._executor.expect(line)
+        outputs = self._core.step()
+        before, self._outputs = self._outputs, []
+        return StepOutputs(before + outputs.outputs, outputs.stats)
 
     # ---- comparing ----
 
     def difference(self, line: StepLine) -> str | None:
         """The first thing in which the step just made differs from ``line``."""
         where = f"step {line.step} at {line.t[0]:.6f} s"
-        plan, handles, name = self._executor.plan, self._messages.handles, self._name
-        if plan is None:
-            return f"{where}: nobody runs, {len(line.join) + len(line.chunks)} requests did"
+        step, handles, name = self._watch.done_step, self._messages.handles, self._name
+        if step is None:
+            return f"{where}: no request runs, {len(line.join) + len(line.chunks)} did"
+        if self._overlaps and (self._watch.planned_step is None) != (len(line.next) == 1):
+            return f"{where}: the log says otherwise about whether a step is planned while it runs"
         if not self._clock.is_exhausted:
             raise ReplayError(f"{where}: the engine read its clock less often than when the log was written")
         one_token = self._one_token.difference(line.leave).union(line.join)
         expected = dict(line.chunks) | dict.fromkeys(one_token, 1)
-        named = [handles[request_id] for request_id in plan.request_ids]
-        actual = dict(zip(named, plan.num_tokens.tolist(), strict=True))
+        named = [handles[request_id] for request_id in step.plan.request_ids]
+        actual = self._present(named, step.plan.num_tokens)
         for handle in sorted(expected.keys() | actual.keys()):
             before, now = expected.get(handle, 0), actual.get(handle, 0)
             if before != now:
                 return f"{where}: {name(handle)} computes {now} tokens, the log says {before}"
+        preempted = [handles[request_id] for request_id in step.preempted.request_ids]
+        if preempted != line.preempt:
+            names = [", ".join(map(name, found)) or "no request" for found in (preempted, line.preempt)]
+            return f"{where}: it preempts {names[0]}, the log says {names[1]}"
         self._running.difference_update(line.preempt)
-        cached = dict(zip(named, plan.num_computed.tolist(), strict=True))
+        cached = self._present(named, step.plan.num_computed)
         admitted = {handle: tokens for handle, tokens in cached.items() if handle not in self._running}
         for handle in sorted(admitted.keys() | dict(line.admit).keys()):
             found, logged = admitted.get(handle), dict(line.admit).get(handle)
@@ -170,14 +218,23 @@ class _Driver:
         gone = {handle for handle, *_ in line.end}
         self._running |= admitted.keys()
         self._running -= gone
+        self._gone |= gone
         self._one_token = one_token - gone
         return self._state_difference(where, line)
 
+    def _present(self, handles: Sequence[int], values: IntArray) -> dict[int, int]:
+        """Of the requests of a step that had not ended with the step before, when this one was in flight."""
+        pairs = zip(handles, values.tolist(), strict=True)
+        return {handle: value for handle, value in pairs if handle not in self._gone}
+
     def _state_difference(self, where: str, line: StepLine) -> str | None:
-        queues = self._core.scheduler.queues
-        running = {self._messages.handles[request.request_id] for request in queues.running()}
-        if running != self._running:
-            changed = ", ".join(self._name(handle) for handle in sorted(running ^ self._running))
+        scheduler, handles = self._core.scheduler, self._messages.handles
+        running = {handles[request.request_id] for request in scheduler.queues.running()}
+        # A step that was planned behind this one has brought others: they are compared when it is done. A plan that
+        # only preempted is named by the step that comes next.
+        expected = self._running - {handles[request_id] for request_id in scheduler.preempted.request_ids}
+        if running != expected and self._watch.planned_step in (None, self._watch.done_step):
+            changed = ", ".join(self._name(handle) for handle in sorted(running ^ expected))
             return f"{where}: after it, these hold KV in one run only: {changed}"
         occupancy = self._core.kv.occupancy()
         blocks = [occupancy.cached, occupancy.online, occupancy.offline]

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neaptide.engine.params import FinishReason
+from neaptide.engine.params import INTERNAL_ERROR, FinishReason
 from neaptide.engine.record.step_log import StepLine
+from neaptide.engine.steps.isolation import PROBE
 from neaptide.engine.steps.plan import StepPlan, StepResult
 from neaptide.simulation.logged_requests import LoggedRequests
 
@@ -57,8 +58,12 @@ class Answer:
         return self.tail[index] if 0 <= index < len(self.tail) else self.filler_id
 
 
+class RecordedError(Exception):
+    """The step raised when it was recorded."""
+
+
 class ReplayExecutor:
-    """Implements ``Executor``: results as recorded. ``line`` is the step that comes next.
+    """Implements ``Executor``: results as recorded.
 
     Args:
         answers: by handle, as the requests.
@@ -72,33 +77,51 @@ class ReplayExecutor:
         self._requests = requests
         self._answers = answers
         self._handles = handles
-        self.line: StepLine | None = None
-        self.plan: StepPlan | None = None
-        """The last one."""
+        self._errors: dict[str, str] = {}
+        self._in_parts = False
+        self._has_raised = False
 
     @property
     def num_blocks(self) -> int:
         return self._num_blocks
 
-    def submit(self, plan: StepPlan) -> "ReplayExecutor":
-        self.plan = plan
-        return self
+    def expect(self, line: StepLine) -> None:
+        """The step that is waited for next."""
+        self._errors = {self._requests[int(handle)].request_id: error for handle, error in line.errors.items()}
+        self._in_parts, self._has_raised = line.in_parts, False
 
-    def wait(self) -> StepResult:
-        assert self.plan is not None
-        result = StepResult.of(self.plan)
-        if self.line is not None:
-            result.is_whole = not self.line.in_parts
-            result.errors = {self._requests[int(h)].request_id: error for h, error in self.line.errors.items()}
-        for index in np.flatnonzero(self.plan.sample).tolist():
-            request_id, position = self.plan.request_ids[index], int(self.plan.output_position[index])
-            result.token_ids[index] = self._token(request_id, position)
+    def submit(self, plan: StepPlan) -> "ReplayHandle":
+        return ReplayHandle(self, plan)
+
+    def result(self, plan: StepPlan) -> StepResult:
+        """
+        Raises:
+            RecordedError: the first time for a step that was run in parts; then for what holds a culprit.
+        """
+        result = StepResult.of(plan)
+        result.errors = {id_: self._errors[id_] for id_ in plan.request_ids if id_ in self._errors}
+        if self._in_parts and (not self._has_raised or INTERNAL_ERROR in result.errors.values()):
+            self._has_raised = True
+            raise RecordedError
+        for index in np.flatnonzero(plan.sample).tolist():
+            result.token_ids[index] = self._token(plan.request_ids[index], int(plan.output_position[index]))
         return result
 
     def close(self) -> None: ...
 
     def _token(self, request_id: str, output_position: int) -> int:
+        if request_id == PROBE.request_id:
+            return END_TOKEN_ID
         answer = self._answers[self._handles[request_id]]
         if answer.reason is FinishReason.STOP and output_position == answer.num_tokens:
             return END_TOKEN_ID
         return answer.token(answer.prompt_tokens + output_position)
+
+
+@dataclass(slots=True, frozen=True)
+class ReplayHandle:
+    executor: ReplayExecutor
+    plan: StepPlan
+
+    def wait(self) -> StepResult:
+        return self.executor.result(self.plan)

@@ -109,6 +109,14 @@ class IdleLine(_Line, tag="idle"):
     start_s: float
 
 
+class PlanLine(_Line, tag="plan"):
+    """Where the engine plans with a step in flight: a step is planned while none is. It stands where it is planned;
+    its ``StepLine`` where it is done."""
+
+    t: list[float]
+    """Seconds: planning began, ended."""
+
+
 class StepLine(_Line, tag="step"):
     """A step: its plan as differences to the step before, and what ended with it."""
 
@@ -135,10 +143,13 @@ class StepLine(_Line, tag="step"):
     """Requests (handles) that the executor failed."""
     in_parts: bool = False
     """The step had to be run in parts; nothing was learnt from its time."""
+    next: list[float] = []
+    """Where the engine plans with a step in flight, seconds: planning, while this step was, began, and if that gave a
+    step: ended. All messages above this line were known then."""
 
 
 Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine
-Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | StepLine
+Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | PlanLine | StepLine
 
 
 def create_log(path: str | Path, max_bytes: int | None = None) -> IO[bytes]:

@@ -27,12 +27,14 @@ from neaptide.engine.record.step_log import (
     Line,
     ObserveLine,
     OfflineLine,
+    PlanLine,
     RowLine,
     StepLine,
 )
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.plan import BatchShape, StepResult
 from neaptide.engine.steps.step import Step
@@ -84,10 +86,18 @@ class StepRecorder(EngineObserver):
         self._one_token: set[int] = set()
         self._ended: list[tuple[int, int, int, Ranges]] = []
         self._ended_ids: dict[str, int] = {}
-        """Handles of requests that ended since the last step was written: its plan may still name them."""
+        """Handles of requests that ended since the last step was written: its plan may still name them ..."""
+        self._ended_before: dict[str, int] = {}
+        """... and of those that ended before: the plan of a step in flight may, and its result."""
         self._idle: tuple[float, int] | None = None
         """If the last line is an idle one: its time, and how many had been preempted since the last step."""
         row_key = POLICIES[config.scheduler.policy].row_key
+        self._overlaps = config.scheduler.overlap_depth > 0
+        self._planning_s = 0.0
+        """When the last planning began."""
+        self._num_in_flight = 0
+        self._next_plan_s: list[float] = []
+        """Times of a plan that was made while a step was in flight; as in ``StepLine.next``."""
         self._orders = None if row_key is None else RowOrders(row_key)
         prefix_cache = config.cache.enable_prefix_cache
         self._header(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
@@ -147,6 +157,23 @@ class StepRecorder(EngineObserver):
             del self._live[request_id]
 
     @_harmless
+    def planning(self, now_s: float) -> None:
+        self._planning_s = now_s
+
+    @_harmless
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        times_s = [step.timer.start_s, step.timer.scheduled_at_s]
+        if self._num_in_flight:
+            self._next_plan_s = times_s
+        elif self._overlaps:
+            self._write(PlanLine(times_s))
+        self._num_in_flight += 1
+
+    @_harmless
+    def undone(self, step: Step) -> None:
+        self._num_in_flight -= 1
+
+    @_harmless
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
         """Planning at ``start_s`` found nobody who could run."""
         num_preempted = len(scheduler.preempted.request_ids)
@@ -176,9 +203,13 @@ class StepRecorder(EngineObserver):
             kv=[blocks.cached, blocks.online, blocks.offline],
             preempt=[self._handle(request_id) for request_id in step.preempted.request_ids],
             end=self._ended,
-            errors={str(self._handle(id_)): error for id_, error in result.errors.items() if self._is_named(id_)},
+            errors={str(self._handle(request_id)): error for request_id, error in result.errors.items()},
             in_parts=not result.is_whole,
         )
+        if self._overlaps:
+            line.next = self._next_plan_s or [self._planning_s]
+        self._num_in_flight -= 1
+        self._next_plan_s = []
         self._running.difference_update(line.preempt)
         one_token = []
         gone = {handle for handle, *_ in self._ended}
@@ -199,7 +230,7 @@ class StepRecorder(EngineObserver):
         line.leave = sorted(self._one_token - now)
         self._one_token = now - gone
         self._running -= gone
-        self._ended, self._ended_ids = [], {}
+        self._ended, self._ended_ids, self._ended_before = [], {}, self._ended_ids
         self._write(line)
         if self._numbers.is_full:
             # What is neither cached nor in a request can be found by nobody.
@@ -284,7 +315,9 @@ class StepRecorder(EngineObserver):
 
     def _handle(self, request_id: str) -> int:
         named = self._live.get(request_id)
-        return self._ended_ids[request_id] if named is None else named[0]
+        if named is not None:
+            return named[0]
+        return self._ended_ids[request_id] if request_id in self._ended_ids else self._ended_before[request_id]
 
     def _write(self, line: Line) -> None:
         self._out.write(self._encode(line) + b"\n")
