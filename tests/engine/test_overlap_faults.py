@@ -267,6 +267,37 @@ def test_what_a_reader_has_to_compute_again_was_not_cached(policy: str) -> None:
     assert harness.ends["b"][0].num_cached_tokens == 0
 
 
+def test_admissions_of_a_step_that_is_undone_count_where_they_really_run() -> None:
+    harness, device = on_device(policy="fcfs")
+    prompts = {"cached": [7] * 8, "poison": [8] * 9, "reader": [7] * 8 + [9] * 3}
+    harness.core.handle(online("cached", prompts["cached"]))
+    harness.run()
+    device.raises["poison"] = 0
+    harness.core.handle(online("poison", prompts["poison"]))
+    stats = harness.core.step().stats
+    harness.core.handle(online("reader", prompts["reader"], tier=Tier.FLEX))
+    while harness.core.has_work:
+        stats += harness.core.step().stats
+    counts = [(step.admitted_prompt_tokens, step.cached_tokens) for step in stats]
+    assert counts == [(9, 0), (11, 8), *[(0, 0)] * (len(stats) - 2)]
+    assert [step.online_admitted_prompt_tokens for step in stats[:2]] == [9, 0]
+    assert [step.online_cached_tokens for step in stats[:2]] == [0, 0]
+
+
+@pytest.mark.parametrize("policy", SHARING)
+def test_a_hit_that_was_taken_back_does_not_count_as_cached(policy: str) -> None:
+    harness, device = on_device(policy=policy)
+    device.not_a_number["a"] = 0
+    stats = []
+    for name in ("a", "b"):
+        harness.core.handle(online(name, CHAIN[name]))
+        stats += harness.core.step().stats
+    while harness.core.has_work:
+        stats += harness.core.step().stats
+    assert sum(step.admitted_prompt_tokens for step in stats) == len(CHAIN["a"]) + len(CHAIN["b"])
+    assert sum(step.cached_tokens for step in stats) == 0
+
+
 def test_a_preemption_in_a_step_that_is_undone_is_counted_and_told_once() -> None:
     harness, device = on_device(num_blocks=8, max_num_batched_tokens=16)
     device.raises_in_wait = True
