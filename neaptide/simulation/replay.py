@@ -1,8 +1,8 @@
 """Replays a step log: the engine of today decides again what was decided then, and every difference is found.
 
 The core gets the recorded messages at the recorded points between its steps, and an executor that makes steps as long,
-and answers end where they did. What it decides by itself is compared step by step: who takes part with how many tokens,
-who is admitted with how much from the cache, who is preempted, and the state of the KV cache afterwards.
+and answers end where they did. What it decides by itself is compared step by step: which requests
+take part with how many tokens, are admitted with how much from the cache, are preempted, and the KV cache afterwards.
 """
 
 from collections.abc import Callable, Sequence

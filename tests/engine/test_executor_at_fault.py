@@ -1,4 +1,4 @@
-"""Who is to blame for a step that raises: its requests, or the executor. At both overlap depths."""
+"""What is to blame for a step that raises: its requests, or the executor. At both overlap depths."""
 
 from typing import Any
 

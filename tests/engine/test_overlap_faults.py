@@ -47,7 +47,7 @@ def assert_others_are_well(
 
 def forgets(harness: Harness, device: FakeDevice) -> bool:
     """Whether the executor has heard of every end."""
-    harness.core.handle(online("last", [999]))  # its plan says who ended
+    harness.core.handle(online("last", [999]))  # its plan says which requests ended
     harness.run(max_steps=400)
     return device.texts.keys() == {"last"}
 

@@ -251,7 +251,7 @@ def test_a_long_pause_is_a_line_a_second_and_replays(depth: int, tmp_path: Path)
 def test_random_messages_on_a_small_pool_replay(
     seed: int, least_swept: int, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the recorder forgets what nobody can find as soon as it may."""
+    """Also where the recorder forgets what no request can find as soon as it may."""
     monkeypatch.setattr(BlockNumbers, "LEAST_SWEPT", least_swept)
     rng = random.Random(seed)
     engine = Recorded(tmp_path / "log", overlap_depth=depth)

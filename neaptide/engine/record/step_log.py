@@ -103,7 +103,7 @@ class ObserveLine(_Line, tag="observe"):
 
 
 class IdleLine(_Line, tag="idle"):
-    """A step was planned for and nobody could run. While nothing else happens, a line in a second is enough: the
+    """A step was planned for and no request could run. While nothing else happens, a line in a second is enough: the
     plans between change nothing."""
 
     start_s: float

@@ -79,7 +79,7 @@ class StepRecorder(EngineObserver):
         self._numbers = BlockNumbers()
         self._num_handles = 0
         self._rows: dict[str, dict[int, int]] = {}
-        """By batch: handles of the rows that nobody has looked at yet."""
+        """By batch: handles of the rows that have not been looked at yet."""
         self._live: dict[str, tuple[int, list[bytes]]] = {}
         """By id, of every other request without an end: its handle, and the hashes of its full blocks."""
         self._running: set[int] = set()
@@ -175,7 +175,7 @@ class StepRecorder(EngineObserver):
 
     @_harmless
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
-        """Planning at ``start_s`` found nobody who could run."""
+        """Planning at ``start_s`` found no request that could run."""
         num_preempted = len(scheduler.preempted.request_ids)
         if self._idle is None or start_s >= self._idle[0] + IDLE_S or num_preempted != self._idle[1]:
             self._write(IdleLine(start_s))
@@ -233,7 +233,7 @@ class StepRecorder(EngineObserver):
         self._ended, self._ended_ids, self._ended_before = [], {}, self._ended_ids
         self._write(line)
         if self._numbers.is_full:
-            # What is neither cached nor in a request can be found by nobody.
+            # What is neither cached nor in a request can be found by no request.
             live = {block_hash for _, hashes in self._live.values() for block_hash in hashes}
             self._numbers.sweep(lambda h: h in live or scheduler.kv.is_indexed(h))
 

@@ -199,7 +199,7 @@ class Scheduler(ABC):
         return new
 
     def _act(self, draft: Draft, admissions: list[tuple[Request, int]]) -> tuple[IntArray, IntArray]:
-        """Does the draft's actions; returns rows and numbers of tokens of its parts, and notes who was admitted."""
+        """Does the draft's actions and notes the admissions; returns rows and numbers of tokens of its parts."""
         queues, kv, publishes = self.queues, self.kv, type(self).publishes_when_planned
         parts: list[IntArray] = []
         """[2, parts]: rows and tokens."""

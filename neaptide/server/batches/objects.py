@@ -21,7 +21,7 @@ def file_object(record: FileRecord) -> dict[str, Any]:
 
 
 def batch_object(record: BatchRecord) -> dict[str, Any]:
-    # While a batch is validated nobody knows its lines, so none are counted.
+    # While a batch is validated its lines are not known, so none are counted.
     started = record.in_progress_at is not None
     return {
         "id": record.id,

@@ -79,7 +79,7 @@ Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
 class CheckerDiedError(Exception):
     """Whatever checked the file is gone; what it has stored of the lines is not all of them.
 
-    ``by_itself``: nobody killed it, so it may have died of the file.
+    ``by_itself``: it was not killed, so it may have died of the file.
     """
 
     def __init__(self, message: str, *, by_itself: bool = True) -> None:
