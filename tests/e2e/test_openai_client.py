@@ -74,7 +74,7 @@ def test_token_ids_with_echo_and_logprobs_score_the_prompt(client: openai.OpenAI
 
 
 def test_end_of_text_after_an_echoed_prompt_is_scored(client: openai.OpenAI) -> None:
-    """Who scores a prompt leaves out the last entry, whatever was generated."""
+    """A client that scores a prompt leaves out the last entry, whatever was generated."""
     prompt = "<|bos|><|user|>What is 21 + 34?<|end|><|assistant|>1+4=5, 2+3=5 so 55"
     reply = client.completions.create(model=MODEL, prompt=prompt, echo=True, logprobs=1, max_tokens=1, temperature=0)
     assert reply.choices[0].finish_reason == "stop"

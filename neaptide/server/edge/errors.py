@@ -35,6 +35,7 @@ from starlette.routing import Match
 
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.server.link.engine_client import EngineUnavailableError
+from neaptide.server.openai.replies import ErrorReply
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class ApiError(Exception):
         self.code = code if code is not None else type(self).code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> ErrorReply:
         """The envelope; also the data of an SSE error event and the body of a failed batch line."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
