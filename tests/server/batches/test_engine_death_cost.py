@@ -123,7 +123,7 @@ async def test_one_death_at_a_quarter_costs_little(tmp_path: Path, evidence: Evi
 
 
 @pytest.mark.acceptance("A3", "an engine that is killed twice in a batch of 300 lines", count=3)
-@pytest.mark.parametrize("steps", [(5, 10), (20, 50), (39, 41)])
+@pytest.mark.parametrize("steps", [pytest.param((5, 10), marks=pytest.mark.full), (20, 50), (39, 41)])
 async def test_two_kills_fail_no_line(tmp_path: Path, steps: tuple[int, int]) -> None:
     run, failed = await run_batch(tmp_path, dict.fromkeys(steps, Evidence.WEAK))
     assert (run.num_deaths, failed) == (2, set())
