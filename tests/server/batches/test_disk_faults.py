@@ -58,7 +58,7 @@ def test_an_io_error_at_every_call(tmp_path: Path, syscall: str) -> None:
 
 
 @needs_strace
-@pytest.mark.acceptance("A8", "disk full from a write on, then free again", count=3)
+@pytest.mark.acceptance("A8", "disk full from a write on, then free again")
 @pytest.mark.parametrize(
     ("syscall", "number"), [("pwrite64", 60), pytest.param("pwrite64", 150, marks=pytest.mark.full), ("write", 12)]
 )
