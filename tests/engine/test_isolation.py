@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 from neaptide.engine.kv.draft import KVDraft
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
+from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.torch import torch_executor
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.model_runner import ModelRunner
