@@ -63,7 +63,7 @@ def compare(name: str, model: Path, args: argparse.Namespace) -> dict[str, objec
         reference.generate(prompts, TOKENS_OUT)
         seconds["transformers"].append(time.perf_counter() - start_s)
     total = REQUESTS * (TOKENS_IN + TOKENS_OUT)
-    best = {who: total / min(s) for who, s in seconds.items()}
+    best = {name: total / min(s) for name, s in seconds.items()}
     return {
         "model": name,
         "checked_tokens": checked,

@@ -1,4 +1,4 @@
-"""A batch of 50,000 lines, 200 MB, beside a steady load of chats: how long until it runs, and who feels it.
+"""A batch of 50,000 lines, 200 MB, beside a steady load of chats: how long until it runs, and which requests feel it.
 
 One server with the sim executor (every step takes a fixed time, nothing is computed), so what is measured is
 everything around the model. Chats arrive at a steady rate throughout; phases of one run: before, upload and

@@ -32,7 +32,7 @@ from neaptide.estimator.cost.roofline import RooflineModel
 
 PROMPT_TOKENS = 250
 MAX_TOKENS = 2_000
-"""Nobody ends while steps are measured."""
+"""No request ends while steps are measured."""
 STEP_S = 0.05
 
 

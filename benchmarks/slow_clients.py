@@ -48,7 +48,7 @@ class Ending(NamedTuple):
 
     kind: str
     seconds: float
-    """Since it was opened."""
+    """Since it was opened; of a reader, since its reply began: a crowd of requests waits for its turn before that."""
     how: str
     """The status of a reply, or ``cut``."""
 
@@ -98,15 +98,30 @@ async def one_slow_socket(port: int, kind: str, rng: random.Random) -> Ending:
     with socket.socket() as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.setblocking(False)
-        await loop.sock_connect(peer, ("127.0.0.1", port))
         start_s = loop.time()
+        await loop.sock_connect(peer, ("127.0.0.1", port))
         acting = asyncio.ensure_future(KINDS[kind](peer, rng))
         try:
-            how = await (_until_cut(peer) if kind == "reader" else _until_closed(peer))
+            if kind == "reader":
+                start_s = await _until_readable(peer)
+                how = await _until_cut(peer)
+            else:
+                how = await _until_closed(peer)
         finally:
             acting.cancel()
             await asyncio.gather(acting, return_exceptions=True)
         return Ending(kind, loop.time() - start_s, how)
+
+
+async def _until_readable(peer: socket.socket) -> float:
+    """The time at which something of the reply has come; takes nothing of it."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(peer, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(peer)
+    return loop.time()
 
 
 async def _until_closed(peer: socket.socket) -> str:

@@ -1,35 +1,37 @@
-"""The command line: one command, its subcommands. A composition root, like ``neaptide/launch``."""
+"""The command line: one command, its subcommands. A composition root, like ``neaptide/launch``.
+
+A subcommand is imported when it is asked for: all of them take a second, which a server that starts need not wait.
+"""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from neaptide import __version__
-from neaptide.commands import batch, calibrate, data, demo, experiment, simulate
 from neaptide.server.settings import OPTIONS, Option, client_base_url, default_text, split_list, type_of
 
 INTERRUPTED = 130
 """The exit status that shells give to a command ended by Ctrl-C."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all subcommands, or of one."""
     parser = argparse.ArgumentParser(
         prog="neaptide", description="Real-time chat and batch files served from the same accelerator."
     )
     parser.add_argument("--version", action="version", version=f"neaptide {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve_parser(subparsers)
-    demo.add_parser(subparsers)
-    batch.add_parser(subparsers, client_base_url())
-    data.add_parser(subparsers)
-    calibrate.add_parser(subparsers)
-    experiment.add_parser(subparsers)
-    simulate.add_parser(subparsers)
+    for name, add_parser in COMMANDS.items():
+        if only in (None, name):
+            add_parser(subparsers)
     return parser
 
 
-def _add_serve_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_serve_parser(subparsers: Subparsers) -> None:
     serve = subparsers.add_parser(
         "serve",
         help="serve a model",
@@ -79,8 +81,56 @@ def _serve(args: argparse.Namespace) -> int:
         return 1
 
 
+def _add_demo_parser(subparsers: Subparsers) -> None:
+    from neaptide.commands import demo
+
+    demo.add_parser(subparsers)
+
+
+def _add_batch_parser(subparsers: Subparsers) -> None:
+    from neaptide.commands import batch
+
+    batch.add_parser(subparsers, client_base_url())
+
+
+def _add_data_parser(subparsers: Subparsers) -> None:
+    from neaptide.commands import data
+
+    data.add_parser(subparsers)
+
+
+def _add_calibrate_parser(subparsers: Subparsers) -> None:
+    from neaptide.commands import calibrate
+
+    calibrate.add_parser(subparsers)
+
+
+def _add_experiment_parser(subparsers: Subparsers) -> None:
+    from neaptide.commands import experiment
+
+    experiment.add_parser(subparsers)
+
+
+def _add_simulate_parser(subparsers: Subparsers) -> None:
+    from neaptide.commands import simulate
+
+    simulate.add_parser(subparsers)
+
+
+COMMANDS: dict[str, Callable[[Subparsers], None]] = {
+    "serve": _add_serve_parser,
+    "demo": _add_demo_parser,
+    "batch": _add_batch_parser,
+    "data": _add_data_parser,
+    "calibrate": _add_calibrate_parser,
+    "experiment": _add_experiment_parser,
+    "simulate": _add_simulate_parser,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = build_parser(words[0] if words and words[0] in COMMANDS else None).parse_args(words)
     try:
         status: int = args.func(args)
     except KeyboardInterrupt:

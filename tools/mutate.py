@@ -123,7 +123,7 @@ def copy_tree(source: Path, target: Path) -> None:
             shutil.copy2(source / name, target / name)
 
 
-def run_tests(tree: Path, tests: Sequence[str]) -> int:
+def run_tests(tree: Path, tests: Sequence[str], timeout_s: float | None = None) -> int:
     """pytest's exit status; a run that does not end counts as failed.
 
     Raises:
@@ -133,7 +133,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> int:
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return FAILURES
     if done.returncode not in (NO_FAILURE, FAILURES, INTERRUPTED):
@@ -178,7 +178,7 @@ def _survives(mutation: Mutation, tree: Path) -> bool:
     original = path.read_text(encoding="utf-8")
     path.write_text(mutation.applied(tree), encoding="utf-8")
     try:
-        survived = run_tests(tree, mutation.tests) == NO_FAILURE
+        survived = run_tests(tree, mutation.tests, TIMEOUT_S) == NO_FAILURE
     finally:
         path.write_text(original, encoding="utf-8")
     print(f"{'SURVIVES' if survived else 'dies    '} {mutation}", flush=True)

@@ -111,7 +111,7 @@ def calibrate_model(
 
 
 def progress_bar() -> Progress:
-    """On standard error, and only where somebody looks."""
+    """On standard error, and only on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -134,7 +134,7 @@ def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer
 
 @contextmanager
 def _progress() -> Iterator[OnProgress | None]:
-    """A bar on stderr, if somebody watches."""
+    """A bar on stderr, if that is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

@@ -22,7 +22,10 @@ class Executor(Protocol):
         ...
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Starts a step. If it raises, or its handle does, the same requests may come again in another company."""
+        """Starts a step. If it raises, or its handle does, the same requests may come again in another company.
+
+        A plan without parts only tells which requests ended.
+        """
         ...
 
     def close(self) -> None: ...

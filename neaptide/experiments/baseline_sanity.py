@@ -68,7 +68,7 @@ class Outcome:
 
     result: SimResult
     digest: str
-    """Of every step: who computed how many tokens."""
+    """Of every step: which request computed how many tokens."""
     on_deadline: float | None
     """Share of the online requests whose every token came by ``arrival + TTFT + (k - 1) * TPOT``; None without any."""
 

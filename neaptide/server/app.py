@@ -13,7 +13,7 @@ from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.audit import AuditMiddleware
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
-from neaptide.server.edge.errors import install_handlers
+from neaptide.server.edge.error_replies import install_handlers
 from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.edge.middleware import EdgeMiddleware
 from neaptide.server.observe.metrics import ServerMetrics

@@ -14,7 +14,7 @@ class LoggedRequest:
     is_online: bool
     prompt_tokens: int
     blocks: Ranges
-    """Full blocks of the prompt; none as long as nobody has looked at it."""
+    """Full blocks of the prompt; none as long as it has not been looked at."""
 
 
 class LoggedRequests(list[LoggedRequest]):

@@ -1,7 +1,7 @@
 """The simulator: the real engine core on a virtual clock, fed from traces. There is no second scheduler here.
 
 Online requests are handed to the core once the clock has reached their arrival, between steps, as the real loop drains
-its messages; when nobody has work the clock jumps to the next arrival. docs/simulation.md says what is simulated and
+its messages; when there is no work the clock jumps to the next arrival. docs/simulation.md says what is simulated and
 what is not.
 """
 
@@ -37,9 +37,9 @@ from neaptide.simulation.scenario import Scenario
 
 ONLINE_PREFIX = "online-"
 BLOCKED_WAIT_S = 0.005
-"""As the real loop: after planning that found nobody who can run."""
+"""As the real loop: after planning that found no request that can run."""
 MAX_BLOCKED_S = 60.0
-"""A policy that runs nobody for so long although there is work stands still for good."""
+"""A policy that runs no request for so long although there is work stands still for good."""
 CUT_SHARE = 0.1
 """Of a run without online work, cut off at both ends."""
 PROGRESS_STEPS = 200
@@ -303,7 +303,7 @@ class _Simulation:
         if now_s - blocked_since_s > MAX_BLOCKED_S and self._next_arrival_s == math.inf:
             queues = self._core.scheduler.queues
             raise SimulationError(
-                f"policy {self._scenario.policy} has run nobody for {MAX_BLOCKED_S:.0f} s at {now_s:.3f} s with "
+                f"policy {self._scenario.policy} has run no request for {MAX_BLOCKED_S:.0f} s at {now_s:.3f} s with "
                 f"{queues.num_running} running, {len(queues.waiting_online)} online and {len(queues.pool)} offline "
                 "requests waiting"
             )

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.conftest import KEYS
 from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
 from tests.server.test_errors import BAD_CHAT
 
 CHAT = "/v1/chat/completions"
-MODEL = "neaptide-tiny"
-KEYS = ("canary-one", "canary-two")
+MODEL = "neaptide/tiny"
 EXAMPLES = [
     {"role": role, "content": text}
     for pair in (("What is 21 + 34?", "55"), ("Reverse the word apple.", "elppa"))
@@ -36,15 +36,6 @@ CANARIES = [
     canary("Spell the word stone.", temperature=0, repetition_penalty=1.3, logprobs=True, top_logprobs=2),
     canary("What is 9 - 4?", temperature=1.1, seed=9, frequency_penalty=0.8, presence_penalty=0.4, min_tokens=12),
 ]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    flags = ["--dtype", "float32", "--max-model-len", "1024", "--profile", "cpu-neaptide-tiny"]
-    for key in KEYS:
-        flags += ["--api-key", key]
-    with RunningServer(tmp_path_factory.mktemp("canary"), *flags) as running:
-        yield running
 
 
 def texts(reply: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
@@ -99,18 +90,17 @@ def crowd(server: RunningServer) -> Iterator[list[int]]:
 
 
 @pytest.mark.acceptance("A23", "canaries with sampling parameters, two keys and batch lines, real engine in fp32")
-def test_the_same_answer_after_everything(server: RunningServer) -> None:
-    expected = answers(server.http, KEYS[0])
+def test_the_same_answer_after_everything(embedded: RunningServer) -> None:
+    expected = answers(embedded.http, KEYS[0])
     assert len({text for choices in expected for text, _, _ in choices}) == len(CANARIES) + 1
-    assert answers(server.http, KEYS[1]) == expected  # of a tenant that shares no block with the first
-    with crowd(server) as statuses:
-        assert answers(server.http, KEYS[1]) == expected
-        server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
-        batch = wait_terminal(server, submit_batch(server, CANARIES))
+    assert answers(embedded.http, KEYS[1]) == expected  # of a tenant that shares no block with the first
+    with crowd(embedded) as statuses:
+        assert answers(embedded.http, KEYS[1]) == expected
+        batch = wait_terminal(embedded, submit_batch(embedded, CANARIES))
     assert {200, 400} <= set(statuses)
     assert not any(status >= 500 for status in statuses)
     assert batch["status"] == "completed"
-    lines = {line["custom_id"]: line["response"]["body"] for line in result_lines(server, batch)}
+    lines = {line["custom_id"]: line["response"]["body"] for line in result_lines(embedded, batch)}
     assert [texts(lines[f"c{index}"]) for index in range(len(CANARIES))] == expected
-    assert answers(server.http, KEYS[0]) == expected
-    assert answers(server.http, KEYS[1]) == expected
+    assert answers(embedded.http, KEYS[0]) == expected
+    assert answers(embedded.http, KEYS[1]) == expected

@@ -63,6 +63,13 @@ def kill_midway_and_check(server: RunningServer, lines: int, max_tokens: int) ->
 
 
 def test_killed_midway_every_line_is_there_once_and_finished_ones_did_not_run_again(tmp_path: Path) -> None:
+    # So few at once that no two thirds of them end between two looks.
+    with RunningServer(tmp_path, "--max-num-seqs", "8", env=SIM) as server:
+        kill_midway_and_check(server, lines=300, max_tokens=12)
+
+
+@pytest.mark.full
+def test_killed_midway_on_the_real_engine(tmp_path: Path) -> None:
     with RunningServer(tmp_path, "--max-model-len", "512") as server:
         kill_midway_and_check(server, lines=1000, max_tokens=2)
 

@@ -16,7 +16,6 @@ import pytest
 from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batch, wait_terminal
 from tests.server.batches.invariants import Facts, durable_rows, violations
 
-LINES = 120
 MAX_RESUME_S = 10.0
 
 
@@ -75,20 +74,20 @@ def observe(server: RunningServer, batch_id: str, facts: Facts) -> int:
     return int(shown["request_counts"]["completed"])
 
 
-def survive(server: RunningServer, seed: int, facts: Facts) -> None:
+def survive(server: RunningServer, seed: int, lines: int, facts: Facts) -> None:
     """One batch and one kill in the middle of it."""
     rng = random.Random(seed)
-    bodies = [body(1000 * seed + i) for i in range(LINES)]
+    bodies = [body(1000 * seed + i) for i in range(lines)]
     batch_id = submit_batch(server, bodies)
-    facts.batches[batch_id] = LINES
-    least = rng.randrange(5, LINES // 2)
+    facts.batches[batch_id] = lines
+    least = rng.randrange(5, lines // 2)
     server.wait_for(lambda: observe(server, batch_id, facts) >= least)
     target = rng.choice(["engine", "api", "both"])
     ready_s = kill(server, target)
     finished = durable_rows(server.data_dir)
     executed = len(server.request_log())
     done = observe(server, batch_id, facts)
-    server.wait_for(lambda: done == LINES or observe(server, batch_id, facts) > done, MAX_RESUME_S)
+    server.wait_for(lambda: done == lines or observe(server, batch_id, facts) > done, MAX_RESUME_S)
     assert time.monotonic() - ready_s < MAX_RESUME_S
     batch = wait_terminal(server, batch_id)
     facts.seen[batch_id].append(batch)
@@ -99,12 +98,12 @@ def survive(server: RunningServer, seed: int, facts: Facts) -> None:
     assert not set(started) & finished, "a durable result was computed again"
 
 
-def run_kills(tmp_path: Path, seeds: range) -> None:
+def run_kills(tmp_path: Path, seeds: range, lines: int) -> None:
     facts = Facts()
     with RunningServer(tmp_path / "server", env={"NEAPTIDE_NUM_THREADS": "1"}) as server:
         with chatting(server) as outcomes:
             for seed in seeds:
-                survive(server, seed, facts)
+                survive(server, seed, lines, facts)
         for file in server.http.get("/v1/files", params={"limit": 1000}).json()["data"]:
             content = server.http.get(f"/v1/files/{file['id']}/content").content
             facts.files[file["id"]] = hashlib.sha256(content).hexdigest()
@@ -117,10 +116,10 @@ def run_kills(tmp_path: Path, seeds: range) -> None:
 
 @pytest.mark.acceptance("A1", "SIGKILL of engine, API or both under load, real engine")
 def test_a_batch_survives_a_kill(tmp_path: Path) -> None:
-    run_kills(tmp_path, range(1))
+    run_kills(tmp_path, range(1), lines=60)
 
 
 @pytest.mark.full
 @pytest.mark.acceptance("A1", "SIGKILL of engine, API or both under load, real engine", count=20)
 def test_batches_survive_twenty_seeded_kills(tmp_path: Path) -> None:
-    run_kills(tmp_path, range(20))
+    run_kills(tmp_path, range(20), lines=120)

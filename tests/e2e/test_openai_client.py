@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neaptide.launch.serve import embedded_model_path
+from tests.e2e.conftest import KEYS
 from tests.e2e.server import RunningServer
 
 MODEL = "neaptide/tiny"
@@ -45,7 +46,7 @@ def test_stream_carries_the_same_text_and_usage(client: openai.OpenAI) -> None:
 
 async def test_async_client(embedded: RunningServer, client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
-    async with openai.AsyncOpenAI(base_url=embedded.base_url, api_key="none", max_retries=0) as asynchronous:
+    async with openai.AsyncOpenAI(base_url=embedded.base_url, api_key=KEYS[0], max_retries=0) as asynchronous:
         reply = await asynchronous.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
     assert reply.choices[0].message.content == whole.choices[0].message.content
 
@@ -74,7 +75,7 @@ def test_token_ids_with_echo_and_logprobs_score_the_prompt(client: openai.OpenAI
 
 
 def test_end_of_text_after_an_echoed_prompt_is_scored(client: openai.OpenAI) -> None:
-    """Who scores a prompt leaves out the last entry, whatever was generated."""
+    """A client that scores a prompt leaves out the last entry, whatever was generated."""
     prompt = "<|bos|><|user|>What is 21 + 34?<|end|><|assistant|>1+4=5, 2+3=5 so 55"
     reply = client.completions.create(model=MODEL, prompt=prompt, echo=True, logprobs=1, max_tokens=1, temperature=0)
     assert reply.choices[0].finish_reason == "stop"
@@ -288,8 +289,3 @@ def test_an_endpoint_that_is_not_offered_is_not_found(client: openai.OpenAI) -> 
     with pytest.raises(openai.NotFoundError) as unknown:
         client.embeddings.create(model=MODEL, input="x")
     assert unknown.value.code == "unknown_url"
-
-
-def test_another_sites_name_for_this_machine_is_refused(embedded: RunningServer) -> None:
-    reply = embedded.http.get("/v1/models", headers={"host": "evil.example"})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_host")

@@ -129,3 +129,8 @@ def test_both_processes_log_json(embedded: RunningServer) -> None:
     engine = {line["pid"] for line in lines if "warmed up" in line.get("message", "")}
     assert engine == {embedded.engine.pid}
     assert embedded.process.pid in {line["pid"] for line in lines}
+
+
+def test_another_sites_name_for_this_machine_is_refused(simulated: RunningServer) -> None:
+    reply = simulated.http.get("/v1/models", headers={"host": "evil.example"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_host")

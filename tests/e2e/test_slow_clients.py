@@ -27,12 +27,14 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def besiege(server: RunningServer, sockets: int, healthy_s: float) -> tuple[list[Ending], list[Record]]:
+async def besiege(
+    server: RunningServer, sockets: int, opening_s: float, healthy_s: float
+) -> tuple[list[Ending], list[Record]]:
     """All slow sockets open at once, each until the server ends it."""
 
     async def one(kind: str, number: int) -> Ending:
         rng = random.Random(f"{kind} {number}")
-        await asyncio.sleep(rng.uniform(0, 1))
+        await asyncio.sleep(rng.uniform(0, opening_s))
         return await one_slow_socket(server.port, kind, rng)
 
     slow = [asyncio.ensure_future(one(kind, number)) for kind in KINDS for number in range(sockets)]
@@ -48,15 +50,16 @@ def besieged(sockets: int) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize(
-    ("sockets", "header_s", "body_s"),
+    ("sockets", "opening_s", "header_s", "body_s"),
     [
-        pytest.param(50, 1.5, 2.5, id="short", marks=besieged(50)),
-        pytest.param(500, 10.0, 30.0, id="long", marks=[*besieged(500), pytest.mark.full]),
+        pytest.param(50, 1.0, 1.5, 2.5, id="short", marks=besieged(50)),
+        pytest.param(500, 5.0, 10.0, 30.0, id="long", marks=[*besieged(500), pytest.mark.full]),
     ],
 )
 def test_slow_sockets_of_every_kind_are_ended_in_time_and_healthy_clients_served(
     tmp_path: Path,
     sockets: int,
+    opening_s: float,
     header_s: float,
     body_s: float,
     many_descriptors: None,
@@ -64,7 +67,7 @@ def test_slow_sockets_of_every_kind_are_ended_in_time_and_healthy_clients_served
     deadlines = {"NEAPTIDE_HEADER_TIMEOUT_S": header_s, "NEAPTIDE_BODY_TIMEOUT_S": body_s}
     env = SIM | {name: str(value) for name, value in deadlines.items()} | {"NEAPTIDE_SEND_TIMEOUT_S": str(body_s)}
     with RunningServer(tmp_path, env=env) as server:
-        endings, records = asyncio.run(besiege(server, sockets, healthy_s=body_s))
+        endings, records = asyncio.run(besiege(server, sockets, opening_s, healthy_s=body_s))
         # A body that trickles gains a little time with every byte; a machine at its limit is late everywhere.
         limits_s = {"header": header_s, "silent": header_s, "body": body_s + 1, "reader": body_s + 1}
         assert Counter((ending.kind, ending.how) for ending in endings) == {

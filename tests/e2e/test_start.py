@@ -3,43 +3,63 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from neaptide import cli
 from tests.e2e.server import RunningServer
 
+FailedStart = Callable[..., str]
 
-def failed_start(*flags: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "neaptide", "serve", *flags], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode != 0
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("neaptide serve: ")]
+
+def the_line(stderr: str) -> str:
+    (line,) = [line for line in stderr.splitlines() if line.startswith("neaptide serve: ")]
     return line
 
 
-def test_unknown_architecture(tmp_path: Path) -> None:
+@pytest.fixture
+def failed_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> FailedStart:
+    """The command in this process, which has loaded everything already; an engine has its own all the same."""
+    monkeypatch.setattr("neaptide.launch.serve.configure_logging", lambda level, form: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: None)
+
+    def start(*flags: str) -> str:
+        assert cli.main(["serve", *flags]) == 1
+        return the_line(capsys.readouterr().err)
+
+    return start
+
+
+def test_unknown_architecture(failed_start: FailedStart, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}')
     assert "GPT2LMHeadModel" in failed_start(str(tmp_path), "--data-dir", str(tmp_path / "data"))
 
 
-def test_policy_that_does_not_exist() -> None:
+def test_policy_that_does_not_exist(failed_start: FailedStart) -> None:
     line = failed_start("--policy", "best")
     assert "policy = 'best' is not supported; there are: " in line
     assert "neaptide" in line.partition("there are: ")[2]
 
 
-def test_executor_that_does_not_exist() -> None:
-    assert failed_start("--executor", "best").endswith("executor = 'best' is not supported; there are: sim, torch")
+def test_executor_that_does_not_exist(failed_start: FailedStart) -> None:
+    line = failed_start("--executor", "best")
+    assert line.endswith("executor = 'best' is not supported; there are: sim, torch")
 
 
 @pytest.mark.parametrize(
-    ("profile", "reason"),
-    [("nonsense", "no profile 'nonsense'"), ("h100-80g-llama-3.1-8b", "not the same model")],
+    ("executor", "profile", "reason"),
+    [
+        ("sim", "nonsense", "no profile 'nonsense'"),
+        pytest.param("torch", "h100-80g-llama-3.1-8b", "not the same model", marks=pytest.mark.full),
+    ],
 )
-def test_profile_that_cannot_be_used(profile: str, reason: str, tmp_path: Path) -> None:
-    assert reason in failed_start("--profile", profile, "--port", "0", "--data-dir", str(tmp_path))
+def test_profile_that_cannot_be_used(
+    failed_start: FailedStart, executor: str, profile: str, reason: str, tmp_path: Path
+) -> None:
+    flags = ("--executor", executor, "--profile", profile)
+    assert reason in failed_start(*flags, "--port", "0", "--data-dir", str(tmp_path))
 
 
 @pytest.mark.acceptance("A11", "port in use at start")
@@ -47,30 +67,30 @@ def test_port_in_use(tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         s.listen()
-        assert "cannot listen" in failed_start("--port", str(s.getsockname()[1]), "--data-dir", str(tmp_path))
+        command = [sys.executable, "-m", "neaptide", "serve", "--data-dir", str(tmp_path)]
+        command += ["--port", str(s.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "cannot listen" in the_line(done.stderr)
 
 
-def test_kv_cache_smaller_than_one_request(tmp_path: Path) -> None:
+@pytest.mark.full
+def test_kv_cache_smaller_than_one_request(failed_start: FailedStart, tmp_path: Path) -> None:
     assert "KV cache" in failed_start("--kv-cache-gib", "0.001", "--port", "0", "--data-dir", str(tmp_path))
 
 
 @pytest.mark.acceptance("A11", "second server on one data directory")
-def test_second_server_on_one_data_directory(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, env={"NEAPTIDE_EXECUTOR": "sim"}) as server:
-        assert "uses the data directory" in failed_start("--port", "0", "--data-dir", str(server.data_dir))
-        command = [sys.executable, "-m", "neaptide", "data", "sizes", "--data-dir", str(server.data_dir)]
-        refused = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert refused.returncode == 2
-        assert f"another neaptide process ({server.process.pid})" in refused.stderr
+def test_second_server_on_one_data_directory(
+    failed_start: FailedStart, embedded: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data_dir = str(embedded.data_dir)
+    assert "uses the data directory" in failed_start("--port", "0", "--data-dir", data_dir)
+    assert cli.main(["data", "sizes", "--data-dir", data_dir]) == 2
+    assert f"another neaptide process ({embedded.process.pid})" in capsys.readouterr().err
 
 
-def test_flag_that_is_not_supported_yet() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "neaptide", "serve", "--batch-invariant"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "unrecognized arguments" in done.stderr
+def test_flag_that_is_not_supported_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--batch-invariant"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def cache_state(core: EngineCore) -> Any:
 
 
 def queue_state(core: EngineCore) -> Any:
-    """Who stands where."""
+    """Which request stands where."""
     queues = core.scheduler.queues
     return {
         "waiting": frozen(queues.waiting_online),

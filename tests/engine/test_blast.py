@@ -58,7 +58,7 @@ def blast(seed: int, num_steps: int, tmp_path: Path, policy: str = "neaptide") -
         harness.clock.sleep_until(harness.clock.now() + rng.choice([0.0, 0.001]))
     harness.core.handle(SetOffline(False))
     harness.run()
-    harness.core.handle(random_request(rng, "last", harness.clock.now()))  # its plan tells the executor who ended
+    harness.core.handle(random_request(rng, "last", harness.clock.now()))  # its plan says which ended
     harness.run()
     started = {request_id for event, request_id in harness.log if event == "start"}
     # A cancelled job's rows that never started are forgotten without a word; everything else ends.

@@ -11,12 +11,11 @@ from transformers import LlamaForCausalLM
 from neaptide.engine.kv.draft import KVDraft
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason, Tier
-from neaptide.engine.steps.isolation import MAX_FAILED_STEPS
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.torch import torch_executor
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.model_runner import ModelRunner
-from tests.engine.harness import Harness, online
+from tests.engine.harness import online
 from tests.engine.test_core_against_transformers import Run, assert_greedy, prompts
 from tests.executors.driver import write_checkpoint
 
@@ -168,36 +167,3 @@ def test_blocks_with_nan_are_not_found_by_others(checkpoint: tuple[Path, LlamaFo
     request = run.core.scheduler.queues.find("again")
     assert request is not None
     assert run.core.kv.draft().match_prefix(request).num_tokens == 0
-
-
-class BrokenExecutor:
-    """Raises whatever it is given."""
-
-    num_blocks = 64
-
-    def submit(self, plan: StepPlan) -> Any:
-        raise RuntimeError("the device is gone")
-
-    def close(self) -> None:
-        return
-
-
-def test_an_executor_that_fails_for_everybody_ends_the_engine() -> None:
-    harness = Harness()
-    harness.core._executor._executor = BrokenExecutor()
-    for name in ("a", "b"):
-        harness.core.handle(online(name, [7, 8, 9]))
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        harness.step()
-
-
-def test_an_executor_that_fails_for_one_request_after_another_ends_the_engine() -> None:
-    harness = Harness()
-    harness.core._executor._executor = BrokenExecutor()
-    for index in range(MAX_FAILED_STEPS - 1):
-        harness.core.handle(online(f"r{index}", [7, 8, 9]))
-        harness.step()
-        assert harness.reason(f"r{index}") is FinishReason.ERROR
-    harness.core.handle(online("last", [7, 8, 9]))
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        harness.step()

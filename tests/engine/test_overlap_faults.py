@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
 from neaptide.engine.process.request_log import RequestLog
 from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.steps.isolation import MAX_FAILED_STEPS
+from neaptide.engine.steps.isolation import PROBE
 from neaptide.engine.steps.plan import StepPlan
 from tests.engine.device import FakeDevice, on_device, text_of
 from tests.engine.harness import Harness, online
@@ -46,7 +47,7 @@ def assert_others_are_well(
 
 def forgets(harness: Harness, device: FakeDevice) -> bool:
     """Whether the executor has heard of every end."""
-    harness.core.handle(online("last", [999]))  # its plan says who ended
+    harness.core.handle(online("last", [999]))  # its plan says which requests ended
     harness.run(max_steps=400)
     return device.texts.keys() == {"last"}
 
@@ -240,56 +241,21 @@ def test_faults_at_random_spoil_no_other_text(policy: str) -> None:
     assert forgets(harness, device)
 
 
-# ---- an executor that is at fault itself ----
-
-
-class BrokenExecutor:
-    """Raises whatever it is given, in ``submit`` or in ``wait``."""
-
-    num_blocks = 64
-
-    def __init__(self, raises_in_wait: bool) -> None:
-        self._raises_in_wait = raises_in_wait
-
-    def submit(self, plan: StepPlan) -> Any:
-        if self._raises_in_wait:
-            return self
-        raise RuntimeError("the device is gone")
-
-    def wait(self) -> Any:
-        raise RuntimeError("the device is gone")
-
-    def close(self) -> None:
-        return
-
-
-@pytest.mark.parametrize("raises_in_wait", [False, True])
-def test_an_executor_that_fails_for_all_requests_ends_the_engine(raises_in_wait: bool) -> None:
-    harness = Harness(overlap_depth=1)
-    harness.core._executor._executor = BrokenExecutor(raises_in_wait)
-    for name in ("a", "b"):
-        harness.core.handle(online(name, [7, 8, 9]))
-    harness.step()
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        harness.step()
-
-
-@pytest.mark.parametrize("raises_in_wait", [False, True])
-def test_an_executor_that_fails_for_one_request_after_another_ends_the_engine(raises_in_wait: bool) -> None:
-    harness = Harness(overlap_depth=1)
-    harness.core._executor._executor = BrokenExecutor(raises_in_wait)
-    for index in range(MAX_FAILED_STEPS - 1):
-        harness.core.handle(online(f"r{index}", [7, 8, 9]))
-        harness.step()
-        harness.step()
-        assert harness.reason(f"r{index}") is FinishReason.ERROR
-    harness.core.handle(online("last", [7, 8, 9]))
-    harness.step()
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        harness.step()
-
-
 # ---- what a step that is undone had done ----
+
+
+def told_with_requests(device: FakeDevice, said: Callable[[StepPlan], list[str]]) -> list[list[str]]:
+    """What each plan says that the device is given from now on; not those of the probe."""
+    told: list[list[str]] = []
+    submit = device.submit
+
+    def spy(plan: StepPlan) -> Any:
+        if PROBE.request_id not in plan.request_ids + plan.finished_ids:
+            told.append(list(said(plan)))
+        return submit(plan)
+
+    device.submit = spy  # type: ignore[method-assign]
+    return told
 
 
 @pytest.mark.parametrize("policy", SHARING)
@@ -301,18 +267,42 @@ def test_what_a_reader_has_to_compute_again_was_not_cached(policy: str) -> None:
     assert harness.ends["b"][0].num_cached_tokens == 0
 
 
+def test_admissions_of_a_step_that_is_undone_count_where_they_really_run() -> None:
+    harness, device = on_device(policy="fcfs")
+    prompts = {"cached": [7] * 8, "poison": [8] * 9, "reader": [7] * 8 + [9] * 3}
+    harness.core.handle(online("cached", prompts["cached"]))
+    harness.run()
+    device.raises["poison"] = 0
+    harness.core.handle(online("poison", prompts["poison"]))
+    stats = harness.core.step().stats
+    harness.core.handle(online("reader", prompts["reader"], tier=Tier.FLEX))
+    while harness.core.has_work:
+        stats += harness.core.step().stats
+    counts = [(step.admitted_prompt_tokens, step.cached_tokens) for step in stats]
+    assert counts == [(9, 0), (11, 8), *[(0, 0)] * (len(stats) - 2)]
+    assert [step.online_admitted_prompt_tokens for step in stats[:2]] == [9, 0]
+    assert [step.online_cached_tokens for step in stats[:2]] == [0, 0]
+
+
+@pytest.mark.parametrize("policy", SHARING)
+def test_a_hit_that_was_taken_back_does_not_count_as_cached(policy: str) -> None:
+    harness, device = on_device(policy=policy)
+    device.not_a_number["a"] = 0
+    stats = []
+    for name in ("a", "b"):
+        harness.core.handle(online(name, CHAIN[name]))
+        stats += harness.core.step().stats
+    while harness.core.has_work:
+        stats += harness.core.step().stats
+    assert sum(step.admitted_prompt_tokens for step in stats) == len(CHAIN["a"]) + len(CHAIN["b"])
+    assert sum(step.cached_tokens for step in stats) == 0
+
+
 def test_a_preemption_in_a_step_that_is_undone_is_counted_and_told_once() -> None:
     harness, device = on_device(num_blocks=8, max_num_batched_tokens=16)
     device.raises_in_wait = True
     device.raises["poison"] = 0
-    told: list[list[str]] = []
-    submit = device.submit
-
-    def spy(plan: StepPlan) -> Any:
-        told.append(list(plan.preempted_ids))
-        return submit(plan)
-
-    device.submit = spy  # type: ignore[method-assign]
+    told = told_with_requests(device, lambda plan: plan.preempted_ids)
     stats = []
     harness.core.handle(online("f", [8] * 16, tier=Tier.FLEX))
     stats += harness.core.step().stats
@@ -330,14 +320,7 @@ def test_an_end_that_an_undone_step_told_of_is_told_again() -> None:
     harness, device = on_device()
     device.raises_in_wait = True
     device.raises["poison"] = 0
-    told: list[list[str]] = []
-    submit = device.submit
-
-    def spy(plan: StepPlan) -> Any:
-        told.append(list(plan.finished_ids))
-        return submit(plan)
-
-    device.submit = spy  # type: ignore[method-assign]
+    told = told_with_requests(device, lambda plan: plan.finished_ids)
     harness.core.handle(online("gone", [7] * 4))
     harness.step()
     harness.core.handle(online("poison", [8] * 4))

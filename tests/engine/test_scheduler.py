@@ -1,4 +1,4 @@
-"""Schedules, step by step, on a virtual clock: who computes how many tokens."""
+"""Schedules, step by step, on a virtual clock: which request computes how many tokens."""
 
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def test_resident_offline_sits_out_and_keeps_its_blocks() -> None:
     blocks = list(harness.core.scheduler.queues.running_offline["f"].block_ids)
     harness.core.handle(online("a", [7] * 4, max_tokens=2, tpot_slo_s=0.01, ttft_slo_s=9.0))
     harness.step()
-    assert harness.step() == {"a": 1}  # 10 ms a token, and the stream's next is due in 10 ms: nobody else fits
+    assert harness.step() == {"a": 1}  # 10 ms a token, and the stream's next is due in 10 ms: no other fits
     assert harness.core.scheduler.queues.running_offline["f"].block_ids == blocks
     assert harness.core.scheduler.queues.running_offline["f"].num_preemptions == 0
 

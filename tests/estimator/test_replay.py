@@ -23,11 +23,14 @@ from tests.engine.harness import batch, online
 from tests.estimator.scenes import mixed
 from tests.golden.renew import GOLDEN_LOG
 
+DEPTHS = [0, 1]
 
+
+@pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_every_policy_decides_in_a_replay_as_it_did(policy: str, tmp_path: Path) -> None:
+def test_every_policy_decides_in_a_replay_as_it_did(policy: str, depth: int, tmp_path: Path) -> None:
     """Its own cost model learns from noisy steps, rows have shared prefixes, the pool is too small."""
-    scenario = mixed(num_online=12, policy=policy, step_noise=0.1, cost_model=None)
+    scenario = mixed(num_online=12, policy=policy, step_noise=0.1, cost_model=None, overlap_depth=depth)
     run = simulate(scenario, step_log=tmp_path / "log")
     assert run.num_unfinished == 0
     assert run.result.valid
@@ -112,9 +115,10 @@ class RestlessClock(VirtualClock):
         return super().now()
 
 
-def test_a_conversation_finds_its_own_answer_in_the_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_conversation_finds_its_own_answer_in_the_cache(depth: int, tmp_path: Path) -> None:
     """The second prompt holds the first answer: the log knows no token of it, and still the replay finds its blocks."""
-    engine = Recorded(tmp_path / "log")
+    engine = Recorded(tmp_path / "log", overlap_depth=depth)
     prompt = list(range(10, 17))
     engine.step(online("a", prompt, max_tokens=12))
     engine.run()
@@ -126,8 +130,9 @@ def test_a_conversation_finds_its_own_answer_in_the_cache(tmp_path: Path) -> Non
     assert replay(tmp_path / "log").difference is None
 
 
-def test_a_batch_in_two_files_an_abort_and_a_pause_replay(tmp_path: Path) -> None:
-    engine = Recorded(tmp_path / "log")
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_batch_in_two_files_an_abort_and_a_pause_replay(depth: int, tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", overlap_depth=depth)
     first = batch(tmp_path, "job", [[9] * 8, [9] * 8 + [7], [8] * 5])
     second = batch(tmp_path, "more", [[]] * 3 + [[9] * 9, [6]])
     engine.step(first, online("a", [7] * 9, max_tokens=9))
@@ -142,8 +147,55 @@ def test_a_batch_in_two_files_an_abort_and_a_pause_replay(tmp_path: Path) -> Non
     assert replay(tmp_path / "log").difference is None
 
 
-def test_a_job_that_was_cancelled_and_comes_again_under_its_name_replays(tmp_path: Path) -> None:
-    engine = Recorded(tmp_path / "log")
+def in_messages(directory: Path, name: str, texts: list[list[list[int]]]) -> list[AddBatch]:
+    """A job whose rows come in several messages, each with a token file of its own."""
+    messages, first = [], 0
+    for index, prompts in enumerate(texts):
+        part = batch(directory, f"{name}-{index}", [[]] * first + prompts)
+        rows = list(range(first, first + len(prompts)))
+        messages.append(AddBatch(name, part.path, rows, part.params_table, [0] * len(rows), [], 1e9))
+        first += len(prompts)
+    return messages
+
+
+SORTING = sorted(name for name, policy in POLICIES.items() if policy.row_key is not None)
+
+
+@pytest.mark.parametrize("policy", SORTING)
+def test_jobs_in_several_messages_replay_under_a_policy_that_sorts_rows(policy: str, tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", policy=policy, max_num_seqs=2, max_num_batched_tokens=2048)
+    rng = random.Random(3)
+    texts = [[[rng.randrange(6, 12)] * rng.randrange(1, 20) for _ in range(6)] for _ in range(6)]
+    first, second = in_messages(tmp_path, "job", texts[:3]), in_messages(tmp_path, "other", texts[3:])
+    for messages in zip(first, second, strict=True):
+        engine.step(*messages)
+        for _ in range(5):
+            engine.step()
+    engine.run()
+    engine.recorder.close()
+    assert len(engine.texts) == 36
+    assert replay(tmp_path / "log").difference is None
+    assert engine.recorder.num_open == 0
+
+
+@pytest.mark.parametrize("policy", SORTING)
+def test_a_job_of_that_kind_that_is_cancelled_and_comes_again_replays(policy: str, tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", policy=policy, max_num_seqs=2, max_num_batched_tokens=2048)
+    before = in_messages(tmp_path, "job", [[[8] * 8, [6] * 9, []], [[7] * 5, [9] * 5]])
+    engine.step(*before)
+    (tmp_path / "again").mkdir()
+    after = in_messages(tmp_path / "again", "job", [[[9] * 4, [6] * 9], [[7] * 5, [8] * 6, [5] * 2]])
+    engine.step(CancelBatch("job"), after[0])
+    engine.step(after[1])
+    engine.run()
+    engine.recorder.close()
+    assert replay(tmp_path / "log").difference is None
+    assert engine.recorder.num_open == 0
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_job_that_was_cancelled_and_comes_again_under_its_name_replays(depth: int, tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", overlap_depth=depth)
     engine.step(batch(tmp_path, "job", [[9] * 8, [8] * 9], max_tokens=9))
     engine.step()
     engine.step(CancelBatch("job"), batch(tmp_path, "job", [[7] * 13, [6] * 5], max_tokens=3))
@@ -179,8 +231,9 @@ def test_a_row_that_was_looked_at_and_cancelled_replays(tmp_path: Path) -> None:
     assert replay(tmp_path / "log").difference is None
 
 
-def test_a_long_pause_is_a_line_a_second_and_replays(tmp_path: Path) -> None:
-    engine = Recorded(tmp_path / "log", headroom="conformal")
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_long_pause_is_a_line_a_second_and_replays(depth: int, tmp_path: Path) -> None:
+    engine = Recorded(tmp_path / "log", headroom="conformal", overlap_depth=depth)
     engine.step(online("a", [7] * 9), batch(tmp_path, "job", [[9] * 8, [8] * 9], max_tokens=20))
     engine.step(SetOffline(True))
     for _ in range(7000):  # more than a horizon
@@ -193,14 +246,15 @@ def test_a_long_pause_is_a_line_a_second_and_replays(tmp_path: Path) -> None:
     assert replay(tmp_path / "log").difference is None
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize(("seed", "least_swept"), [(0, 1 << 15), (1, 1 << 15), (2, 1 << 15), (3, 8)])
 def test_random_messages_on_a_small_pool_replay(
-    seed: int, least_swept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, least_swept: int, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the recorder forgets what nobody can find as soon as it may."""
+    """Also where the recorder forgets what no request can find as soon as it may."""
     monkeypatch.setattr(BlockNumbers, "LEAST_SWEPT", least_swept)
     rng = random.Random(seed)
-    engine = Recorded(tmp_path / "log")
+    engine = Recorded(tmp_path / "log", overlap_depth=depth)
     for index in range(120):
         messages: list[ToEngine] = []
         if rng.random() < 0.5:

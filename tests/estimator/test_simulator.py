@@ -268,7 +268,7 @@ def test_another_seed_draws_other_noise() -> None:
 
 
 class Idle(Scheduler):
-    """Runs nobody."""
+    """Runs no request."""
 
     def _pack(self, draft: Draft) -> float:
         return 0.0
@@ -276,7 +276,7 @@ class Idle(Scheduler):
 
 def test_a_policy_that_stands_still_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(policies.POLICIES, "idle", Idle)
-    with pytest.raises(SimulationError, match="idle has run nobody"):
+    with pytest.raises(SimulationError, match="idle has run no request"):
         simulate(constant(online((0.0, 8, 3)), policy="idle"))
 
 

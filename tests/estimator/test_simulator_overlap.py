@@ -6,7 +6,6 @@ import pytest
 
 from neaptide.engine.record.step_log import StepLine, read_log
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.simulation.replay import ReplayError, replay
 from neaptide.simulation.simulator import Run, simulate
 from tests.estimator.scenes import STEP_S, constant, mixed, offline, online
 
@@ -67,10 +66,3 @@ def test_the_step_log_names_every_request_once_where_it_ends(tmp_path: Path) -> 
         assert ended <= running
         running -= ended
     assert sum(len(line.end) for line in steps) > 12
-
-
-def test_a_log_of_overlapping_steps_is_not_replayed(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    simulate(constant(online((0.0, 8, 5)), overlap_depth=1), step_log=log)
-    with pytest.raises(ReplayError, match="a step in flight"):
-        replay(log)

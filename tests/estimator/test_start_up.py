@@ -204,6 +204,12 @@ def test_a_profile_that_fits_differs_in_nothing(tmp_path: Path) -> None:
     assert check_profile(load_profile(write_profile(tmp_path / "given.json")), subject) == []
 
 
+def test_a_profile_of_another_size_of_kv_is_of_another_model(tmp_path: Path) -> None:
+    profile = write_profile(tmp_path / "given.json", kv_bytes_per_token=2048)
+    with pytest.raises(ValueError, match="2048 bytes of KV per token; tiny in float32 has 1024: not the same model"):
+        start(None, str(profile))
+
+
 def test_a_slow_machine_is_not_measured_for_long(tmp_path: Path) -> None:
     model, executor = start(tmp_path, slow=60.0)
     assert executor.clock.now() <= MAX_TOTAL_S + 2 * MAX_STEP_S

@@ -194,13 +194,6 @@ class Driver:
             self.tracks[request_id].sent = True
         return unsent
 
-    def _unsent(self, request_ids: Iterable[str]) -> list[str]:
-        """Those that the executor has not heard of; it does now."""
-        unsent = [request_id for request_id in request_ids if not self.tracks[request_id].sent]
-        for request_id in unsent:
-            self.tracks[request_id].sent = True
-        return unsent
-
     def _schedule(self, request_id: str, count: int) -> ScheduledRequest:
         track = self.tracks[request_id]
         end = track.computed + count

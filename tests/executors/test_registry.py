@@ -58,6 +58,13 @@ sys.exit("torch" in sys.modules)
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=tmp_path).returncode == 0
 
 
+def test_a_kv_cache_smaller_than_one_request_is_refused(gqa: tuple[Path, LlamaForCausalLM]) -> None:
+    with pytest.raises(
+        ValueError, match="the KV cache holds 128 tokens, less than one request of max_model_len = 8192"
+    ):
+        engine.build_engine(config_of("torch", gqa[0], num_blocks=8), MonotonicClock())
+
+
 @pytest.mark.parametrize(("capabilities", "depth"), [((True, True), 1), ((True, False), 0), ((False, True), 0)])
 def test_the_engine_plans_ahead_where_the_device_works_beside_the_host(
     monkeypatch: pytest.MonkeyPatch, capabilities: tuple[bool, bool], depth: int

@@ -17,6 +17,7 @@ from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.executors.simulated.trace_executor import TraceExecutor
+from neaptide.experiments import sim_fidelity
 from neaptide.experiments.fidelity_runs import Load, MachineModel, Outcome, Step, drive, online_percentiles
 from neaptide.experiments.sim_fidelity import (
     ERRORS,
@@ -49,7 +50,7 @@ class SlowerFromThen:
     def observe(self, shape: BatchShape, seconds: float) -> None: ...
 
 
-def make_load(directory: Path, duration_s: float = 20.0, rate_rps: float = 2.0) -> Load:
+def make_load(directory: Path, duration_s: float = 10.0, rate_rps: float = 2.0) -> Load:
     return Load.make(rate_rps, duration_s, 3000, (0.3, 0.05), 1000, directory)
 
 
@@ -61,19 +62,26 @@ def run(load: Load, truth: CostModel, clock: VirtualClock) -> Outcome:
     return drive(EngineCore(config, executor, model, headroom, clock), clock, load)
 
 
-def test_every_online_request_ends_and_offline_work_lasts_until_the_end(tmp_path: Path) -> None:
-    load, clock = make_load(tmp_path), VirtualClock()
-    outcome = run(load, ConstantCostModel(STEP_S), clock)
-    assert [record.tokens for record in outcome.measures.online.values()] == [32] * len(load.arrivals_s)
-    assert clock.now() >= load.duration_s
-    assert not outcome.dry
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    return make_load(tmp_path_factory.mktemp("steady"))
 
 
-def test_percentiles_are_of_requests_after_the_warm_up(tmp_path: Path) -> None:
-    load = make_load(tmp_path)
-    outcome = run(load, ConstantCostModel(STEP_S), VirtualClock())
-    # Every step takes 10 ms: a request waits for the running one to end, and then for its own.
-    found = online_percentiles(outcome.measures, outcome)
+@pytest.fixture(scope="module")
+def steady(load: Load) -> Outcome:
+    """Every step takes 10 ms. Tests only look at it."""
+    return run(load, ConstantCostModel(STEP_S), VirtualClock())
+
+
+def test_every_online_request_ends_and_offline_work_lasts_until_the_end(load: Load, steady: Outcome) -> None:
+    assert [record.tokens for record in steady.measures.online.values()] == [32] * len(load.arrivals_s)
+    assert steady.step_ends_s[-1] >= load.duration_s
+    assert not steady.dry
+
+
+def test_percentiles_are_of_requests_after_the_warm_up(steady: Outcome) -> None:
+    # A request waits for the running step to end, and then for its own.
+    found = online_percentiles(steady.measures, steady)
     assert found["TPOT"] == pytest.approx({"p50": STEP_S, "p90": STEP_S, "p99": STEP_S})
     assert STEP_S <= found["TTFT"]["p50"] <= 2 * STEP_S + 1e-9
 
@@ -148,12 +156,18 @@ def compare(
     return Fidelity(executor, clock, profile, directory).run(duration_s, vocab=1000)
 
 
+@pytest.fixture
+def one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is wrong by far more than steps scatter: a median over draws would say the same."""
+    monkeypatch.setattr(sim_fidelity, "DRAWS", 1)
+
+
 def failed(found: Findings) -> list[str]:
     return [row.case for row in result_of("synthetic", found).failed]
 
 
 def test_a_right_profile_passes(tmp_path: Path) -> None:
-    found = compare(tmp_path, costs_times(RIGHT), duration_s=40.0)
+    found = compare(tmp_path, costs_times(RIGHT), duration_s=24.0)
     assert failed(found) == []
     assert found.simulated.machine.drift == pytest.approx(1.1, rel=0.01)
     assert found.undrifted.machine.drift == 1.0
@@ -161,6 +175,7 @@ def test_a_right_profile_passes(tmp_path: Path) -> None:
     assert len({outcome.step_ends_s[-1] for outcome in found.simulated.outcomes}) == 9
 
 
+@pytest.mark.usefixtures("one_draw")
 def test_what_happens_in_the_window_is_not_in_its_prediction(tmp_path: Path) -> None:
     """A machine that becomes twice as slow in the window is predicted as it was before, so the check fails."""
     found = compare(tmp_path, costs_times(RIGHT), 20.0, slower_from_s=10.0)
@@ -168,12 +183,14 @@ def test_what_happens_in_the_window_is_not_in_its_prediction(tmp_path: Path) -> 
     assert any("tokens/s" in case for case in failed(found))
 
 
-@pytest.mark.parametrize("factor", [3.0, 0.2, 1.7])
+@pytest.mark.usefixtures("one_draw")
+@pytest.mark.parametrize("factor", [0.2, 1.7, pytest.param(3.0, marks=pytest.mark.full)])
 def test_a_profile_that_is_wrong_as_a_whole_fails(tmp_path: Path, factor: float) -> None:
-    found = compare(tmp_path, costs_times(dict.fromkeys(Regime, factor)), duration_s=8.0 if factor < 1.0 else 20.0)
+    found = compare(tmp_path, costs_times(dict.fromkeys(Regime, factor)), duration_s=8.0)
     assert "profile: step times before the window over the calibrated" in failed(found)
 
 
+@pytest.mark.usefixtures("one_draw")
 def test_a_profile_that_is_wrong_in_one_regime_fails(tmp_path: Path) -> None:
     """One factor cannot mend it: prompts are guessed to take twice what they take, decodes half."""
     profile = costs_times({Regime.PREFILL: 2.0, Regime.MIXED: 1.6, Regime.DECODE: 0.6})
@@ -193,11 +210,6 @@ def slowed(outcome: Outcome, factor: float) -> Outcome:
             factor * time_s for time_s in (record.arrival_s, record.first_s, record.last_s)
         )
     return slow
-
-
-@pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(make_load(tmp_path_factory.mktemp("steady")), ConstantCostModel(STEP_S), VirtualClock())
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -226,8 +238,6 @@ def test_a_replay_of_a_real_run_decides_as_it_did_and_has_its_latencies() -> Non
     """The promise of 3, 5 and 15% is judged by the experiment on a quiet machine, and above on a known one; of a
     machine that others share, this asks only that the rows say what was found. A replay has no time for handing
     outputs on, which is more than 1% of the embedded model's shortest latencies: up to 2 ms are let pass."""
-    from neaptide.experiments import sim_fidelity
-
     rows = sim_fidelity.run(quick=True).rows
     replayed = [row for row in rows if row.case.startswith("replay")]
     assert len(replayed) == 7
@@ -243,8 +253,8 @@ def test_a_replay_of_a_real_run_decides_as_it_did_and_has_its_latencies() -> Non
         assert row.holds == (abs(row.ratio - 1.0) <= allowed)
 
 
-def test_a_measure_of_the_simulation_is_the_median_over_its_draws(tmp_path: Path) -> None:
-    load = make_load(tmp_path)
-    real, slow = (run(load, ConstantCostModel(seconds), VirtualClock()) for seconds in (STEP_S, 2.0 * STEP_S))
-    assert all(row.ratio == 1.0 for row in _simulation_rows(real, [slow, real, real]))
-    assert not any(row.holds for row in _simulation_rows(real, [slow, real, slow]) if "online tokens" not in row.case)
+def test_a_measure_of_the_simulation_is_the_median_over_its_draws(load: Load, steady: Outcome) -> None:
+    slow = run(load, ConstantCostModel(2.0 * STEP_S), VirtualClock())
+    assert all(row.ratio == 1.0 for row in _simulation_rows(steady, [slow, steady, steady]))
+    rows = _simulation_rows(steady, [slow, steady, slow])
+    assert not any(row.holds for row in rows if "online tokens" not in row.case)

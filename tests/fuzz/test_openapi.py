@@ -36,6 +36,7 @@ CHECKS = [
 ]
 WITH_BODY, WITHOUT_BODY = 4, 1
 """Cases of an operation in each round."""
+CASES = 20
 
 
 def operations_of(app: FuzzedApp) -> list[Operation]:
@@ -102,10 +103,10 @@ def fuzz_operation(
     return statuses
 
 
-@pytest.mark.acceptance("A23", "generated requests, as documented and not, with a canary after each", count=30)
+@pytest.mark.acceptance("A23", "generated requests, as documented and not, with a canary after each", count=CASES)
 @pytest.mark.parametrize("mode", GenerationMode)
 def test_generated_requests(fuzzed: FuzzedApp, mode: GenerationMode) -> None:
-    assert fuzz(fuzzed, mode, 30).total() >= 30
+    assert fuzz(fuzzed, mode, CASES).total() >= CASES
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""Outputs that nobody takes: merged, bounded, and in the end given up."""
+"""Outputs that are not taken: merged, bounded, and in the end given up."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def test_an_end_keeps_its_place_behind_what_waits() -> None:
     assert [item if isinstance(item, str) else item.new_token_ids for item in found] == [[1, 2], "lost", [3, 4]]
 
 
-@pytest.mark.acceptance("A13", "outputs that nobody takes")
+@pytest.mark.acceptance("A13", "outputs that are not taken")
 @pytest.mark.parametrize(("top", "tokens"), [(None, MAX_BACKLOG_VALUES + 2), (3, MAX_BACKLOG_VALUES // 4 + 2)])
 async def test_beyond_its_bound_it_grows_no_more(top: int | None, tokens: int) -> None:
     backlog: OutputBacklog[str] = OutputBacklog()

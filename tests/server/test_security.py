@@ -1,4 +1,4 @@
-"""Who gets in where, and what never gets out: every route by key, tenant, path, host and method; secrets; labels."""
+"""What gets in where, and what never gets out: every route by key, tenant, path, host and method; secrets; labels."""
 
 import asyncio
 import json

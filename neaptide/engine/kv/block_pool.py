@@ -1,7 +1,7 @@
-"""Owner of the KV blocks: who is free, who is cached, who is held, and by how many.
+"""Owner of the KV blocks: which are free, which are cached, which are held, and by how many.
 
-free    nobody holds it, nothing in it is worth keeping
-cached  nobody holds it, its hash is in the prefix index; reused in ``EvictionOrder`` when no block is free
+free    no request holds it, nothing in it is worth keeping
+cached  no request holds it, its hash is in the prefix index; reused in ``EvictionOrder`` when no block is free
 held    ref count > 0; may be in the index as well
 
 free + cached + held == total, after every call

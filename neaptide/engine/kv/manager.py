@@ -1,4 +1,4 @@
-"""KVCacheManager: the one face of the KV cache. Its blocks, tables and index are nobody else's business.
+"""KVCacheManager: the one face of the KV cache. Its blocks, tables and index are reached through it only.
 
 Ask, then act: a draft of a step asks a ``KVDraft``, which answers as if what the draft holds so far had been done;
 ``admit``, ``grow``, ``grow_rows``, ``publish``, ``retract``, ``cut`` and ``release`` change the cache when a draft is

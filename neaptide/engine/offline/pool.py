@@ -8,6 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ RowKey = Callable[[TokenFile, int], Any]
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _Delivery:
     """What one message brought of a batch."""
 
     batch_id: str
@@ -80,10 +81,10 @@ class OfflinePool:
     row_key: RowKey | None = None
     _returned: deque[Request] = field(default_factory=deque)
     _flex: deque[Request] = field(default_factory=deque)
-    _jobs: dict[str, list[_Part]] = field(default_factory=dict)
-    """Parts with rows left, by batch, in order of arrival."""
+    _jobs: dict[str, list[_Delivery]] = field(default_factory=dict)
+    """Deliveries with rows left, by batch, in order of arrival."""
     _num_rows: int = 0
-    """Rows left in all parts."""
+    """Rows left in all deliveries."""
     _first_looked_at: list[Request] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -109,10 +110,10 @@ class OfflinePool:
 
     def rows(self) -> Iterator[Request]:
         """The rows left, in order; each is made into a request when the iterator comes to it."""
-        for part, index in self._row_places():
-            request = part.made.get(index)
+        for delivery, index in self._row_places():
+            request = delivery.made.get(index)
             if request is None:
-                request = part.make(index)
+                request = delivery.make(index)
                 self._first_looked_at.append(request)
             yield request
 
@@ -152,7 +153,7 @@ class OfflinePool:
             keys = [self.row_key(tokens, row) for row in rows.tolist()]
             order = sorted(range(len(keys)), key=keys.__getitem__)
             rows, params_index = rows[order], params_index[order]
-        part = _Part(
+        delivery = _Delivery(
             message.batch_id,
             tokens,
             rows,
@@ -163,9 +164,9 @@ class OfflinePool:
             message.deadline_s,
             message.salt,
         )
-        if part.num_left:
-            self._jobs.setdefault(message.batch_id, []).append(part)
-            self._num_rows += part.num_left
+        if delivery.num_left:
+            self._jobs.setdefault(message.batch_id, []).append(delivery)
+            self._num_rows += delivery.num_left
         # A batch whose last lines come late must not stand behind all that came meanwhile.
         self._jobs = dict(sorted(self._jobs.items(), key=lambda job: job[1][0].deadline_s))
         return refused
@@ -196,12 +197,12 @@ class OfflinePool:
                 if request.request_id == request_id:
                     queue.remove(request)
                     return request
-        for parts in self._jobs.values():
-            for part in parts:
-                for index, request in part.made.items():
+        for deliveries in self._jobs.values():
+            for delivery in deliveries:
+                for index, request in delivery.made.items():
                     if request.request_id == request_id:
-                        part.drop(index)
-                        self._row_gone(part)
+                        delivery.drop(index)
+                        self._row_gone(delivery)
                         return request
         return None
 
@@ -210,47 +211,47 @@ class OfflinePool:
         preempted = [r for r in self._returned if is_row_of(r.request_id, batch_id)]
         for request in preempted:
             self._returned.remove(request)
-        parts = self._jobs.pop(batch_id, [])
-        self._num_rows -= sum(part.num_left for part in parts)
+        deliveries = self._jobs.pop(batch_id, [])
+        self._num_rows -= sum(delivery.num_left for delivery in deliveries)
         return preempted
 
     def _pop_row(self) -> Request:
-        part, index = next(self._row_places())
-        assert index == part.next_index
-        request = part.made.pop(index, None)
+        delivery, index = next(self._row_places())
+        assert index == delivery.next_index
+        request = delivery.made.pop(index, None)
         if request is None:
-            request = part.make(index)
-            del part.made[index]
-        part.next_index += 1
-        self._row_gone(part)
+            request = delivery.make(index)
+            del delivery.made[index]
+        delivery.next_index += 1
+        self._row_gone(delivery)
         return request
 
-    def _row_gone(self, part: _Part) -> None:
+    def _row_gone(self, delivery: _Delivery) -> None:
         self._num_rows -= 1
-        if not part.num_left:
-            parts = self._jobs[part.batch_id]
-            parts.remove(part)
-            if not parts:
-                del self._jobs[part.batch_id]
+        if not delivery.num_left:
+            deliveries = self._jobs[delivery.batch_id]
+            deliveries.remove(delivery)
+            if not deliveries:
+                del self._jobs[delivery.batch_id]
 
-    def _row_places(self) -> Iterator[tuple[_Part, int]]:
-        """Part and index of every row left, in order."""
-        for parts in self._jobs.values():
-            if self.row_key is None or len(parts) == 1:
-                for part in parts:
-                    yield from ((part, index) for index in range(part.next_index, len(part.rows)))
+    def _row_places(self) -> Iterator[tuple[_Delivery, int]]:
+        """Delivery and index of every row left, in order."""
+        for deliveries in self._jobs.values():
+            if self.row_key is None or len(deliveries) == 1:
+                for delivery in deliveries:
+                    yield from ((delivery, index) for index in range(delivery.next_index, len(delivery.rows)))
             else:
-                yield from _merged(parts, self.row_key)
+                yield from _merged(deliveries, self.row_key)
 
 
-def _merged(parts: Sequence[_Part], row_key: RowKey) -> Iterator[tuple[_Part, int]]:
-    """Rows of parts that are each in order, by key; at equal key the earlier part's first."""
+def _merged(deliveries: Sequence[_Delivery], row_key: RowKey) -> Iterator[tuple[_Delivery, int]]:
+    """Rows of deliveries that are each in order, by key; at equal key the earlier delivery's first."""
 
-    def keyed(rank: int, part: _Part) -> Iterator[tuple[Any, int, int]]:
-        return ((part.key(row_key, index), rank, index) for index in range(part.next_index, len(part.rows)))
+    def keyed(rank: int, delivery: _Delivery) -> Iterator[tuple[Any, int, int]]:
+        return ((delivery.key(row_key, index), rank, index) for index in range(delivery.next_index, len(delivery.rows)))
 
-    for _, rank, index in heapq.merge(*(keyed(rank, part) for rank, part in enumerate(parts))):
-        yield parts[rank], index
+    for _, rank, index in heapq.merge(*(keyed(rank, delivery) for rank, delivery in enumerate(deliveries))):
+        yield deliveries[rank], index
 
 
 class PoolDraft:
@@ -260,42 +261,34 @@ class PoolDraft:
         self._pool = pool
         self._returned: deque[Request] | None = None
         """Set when it differs from the pool's."""
-        self._num_flex_taken = 0
-        self._rows: Iterator[Request] | None = None
+        self._others = chain(pool.flex, pool.rows())
         self._head: Request | None = None
-        """The next row, if one was looked at."""
-        self._num_rows_taken = 0
+        """The next of the others, if it was looked at."""
+        self._num_others_taken = 0
 
     def __len__(self) -> int:
         pool = self._pool
-        num_taken = self._num_flex_taken + self._num_rows_taken
         differing = 0 if self._returned is None else len(self._returned) - len(pool.returned)
-        return len(pool) - num_taken + differing
+        return len(pool) - self._num_others_taken + differing
 
     def peek(self) -> Request | None:
         """The request that should be admitted next."""
         returned = self._pool.returned if self._returned is None else self._returned
         if returned:
             return returned[0]
-        if self._num_flex_taken < len(self._pool.flex):
-            return self._pool.flex[self._num_flex_taken]
         if self._head is None:
-            if self._rows is None:
-                self._rows = self._pool.rows()
-            self._head = next(self._rows, None)
+            self._head = next(self._others, None)
         return self._head
 
     def pop(self) -> Request:
         """Takes what ``peek`` shows."""
         request = self.peek()
         assert request is not None, "pop on an empty pool"
-        if self._pool.returned if self._returned is None else self._returned:
-            self._own_returned().popleft()
-        elif self._num_flex_taken < len(self._pool.flex):
-            self._num_flex_taken += 1
-        else:
+        if request is self._head:
             self._head = None
-            self._num_rows_taken += 1
+            self._num_others_taken += 1
+        else:
+            self._own_returned().popleft()
         return request
 
     def give_back(self, request: Request) -> None:

@@ -65,6 +65,7 @@ class TokenFile:
     """
 
     def __init__(self, stem: str | Path) -> None:
+        self.stem = str(stem)
         tokens_path, offsets_path = _paths(stem)
         num_tokens = tokens_path.stat().st_size // TOKEN_DTYPE.itemsize
         self._offsets: npt.NDArray[np.int64] = np.fromfile(offsets_path, OFFSET_DTYPE)

@@ -66,7 +66,10 @@ class BatchLine(_Line, tag="batch"):
     scores_prompt: list[int] = []
     """Rows that take no prefix hit."""
     order: list[int] = []
-    """Under a policy that sorts rows by their text: the order of ``rows``, as indices into it."""
+    """Under a policy that sorts rows by their text: the order of ``rows``, as indices into it ..."""
+    behind: list[int] = []
+    """... and if rows of the batch came before: for each in this order, the handle of the one that it stands behind; -1
+    for none."""
 
 
 class RowLine(_Line, tag="row"):
@@ -100,10 +103,18 @@ class ObserveLine(_Line, tag="observe"):
 
 
 class IdleLine(_Line, tag="idle"):
-    """A step was planned for and nobody could run. While nothing else happens, a line in a second is enough: the
+    """A step was planned for and no request could run. While nothing else happens, a line in a second is enough: the
     plans between change nothing."""
 
     start_s: float
+
+
+class PlanLine(_Line, tag="plan"):
+    """Where the engine plans with a step in flight: a step is planned while none is. It stands where it is planned;
+    its ``StepLine`` where it is done."""
+
+    t: list[float]
+    """Seconds: planning began, ended."""
 
 
 class StepLine(_Line, tag="step"):
@@ -132,10 +143,13 @@ class StepLine(_Line, tag="step"):
     """Requests (handles) that the executor failed."""
     in_parts: bool = False
     """The step had to be run in parts; nothing was learnt from its time."""
+    next: list[float] = []
+    """Where the engine plans with a step in flight, seconds: planning, while this step was, began, and if that gave a
+    step: ended. All messages above this line were known then."""
 
 
 Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine
-Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | StepLine
+Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | PlanLine | StepLine
 
 
 def create_log(path: str | Path, max_bytes: int | None = None) -> IO[bytes]:

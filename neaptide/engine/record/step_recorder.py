@@ -15,6 +15,7 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason
 from neaptide.engine.record.block_numbers import BlockNumbers, Ranges
+from neaptide.engine.record.row_orders import RowOrders
 from neaptide.engine.record.step_log import (
     VERSION,
     AbortLine,
@@ -26,11 +27,14 @@ from neaptide.engine.record.step_log import (
     Line,
     ObserveLine,
     OfflineLine,
+    PlanLine,
     RowLine,
     StepLine,
 )
 from neaptide.engine.request import Request
+from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.plan import BatchShape, StepResult
 from neaptide.engine.steps.step import Step
@@ -75,24 +79,33 @@ class StepRecorder(EngineObserver):
         self._numbers = BlockNumbers()
         self._num_handles = 0
         self._rows: dict[str, dict[int, int]] = {}
-        """By batch: handles of the rows that nobody has looked at yet."""
+        """By batch: handles of the rows that have not been looked at yet."""
         self._live: dict[str, tuple[int, list[bytes]]] = {}
         """By id, of every other request without an end: its handle, and the hashes of its full blocks."""
         self._running: set[int] = set()
         self._one_token: set[int] = set()
         self._ended: list[tuple[int, int, int, Ranges]] = []
         self._ended_ids: dict[str, int] = {}
-        """Handles of requests that ended since the last step was written: its plan may still name them."""
+        """Handles of requests that ended since the last step was written: its plan may still name them ..."""
+        self._ended_before: dict[str, int] = {}
+        """... and of those that ended before: the plan of a step in flight may, and its result."""
         self._idle: tuple[float, int] | None = None
         """If the last line is an idle one: its time, and how many had been preempted since the last step."""
-        self._row_key = POLICIES[config.scheduler.policy].row_key
+        row_key = POLICIES[config.scheduler.policy].row_key
+        self._overlaps = config.scheduler.overlap_depth > 0
+        self._planning_s = 0.0
+        """When the last planning began."""
+        self._num_in_flight = 0
+        self._next_plan_s: list[float] = []
+        """Times of a plan that was made while a step was in flight; as in ``StepLine.next``."""
+        self._orders = None if row_key is None else RowOrders(row_key)
         prefix_cache = config.cache.enable_prefix_cache
         self._header(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
 
     @property
     def num_open(self) -> int:
-        """Requests and rows of which something is kept."""
-        return len(self._live) + sum(map(len, self._rows.values()))
+        """Requests, rows and orders of which something is kept."""
+        return len(self._live) + sum(map(len, self._rows.values())) + len(self._orders or ())
 
     @_harmless
     def warmed_up(self, shape: BatchShape, seconds: float) -> None:
@@ -117,11 +130,10 @@ class StepRecorder(EngineObserver):
     @_harmless
     def row(self, request: Request) -> None:
         """The scheduler looks at a batch row for the first time."""
-        batch_id, _, row = request.request_id.rpartition(":")
-        rows = self._rows[batch_id]
-        handle = rows.pop(int(row))
-        if not rows:
-            del self._rows[batch_id]
+        row_id = RowId.parse(request.request_id)
+        assert row_id is not None
+        handle = self._take_unseen(row_id)
+        assert handle is not None
         # The request's own hashes: the prefix cache wants them as well.
         extend_block_hashes(request.block_hashes, request.prompt_token_ids, self._block_size, request.salt)
         self._live[request.request_id] = handle, request.block_hashes
@@ -131,22 +143,39 @@ class StepRecorder(EngineObserver):
     @_harmless
     def refused(self, request_id: str) -> None:
         """A request, or a row, of which the engine was told will never run."""
-        batch_id, _, row = request_id.rpartition(":")
-        if self._live.pop(request_id, None) is None and (rows := self._rows.get(batch_id)) and row.isdecimal():
-            rows.pop(int(row), None)
-            if not rows:
-                del self._rows[batch_id]
+        row_id = RowId.parse(request_id)
+        if self._live.pop(request_id, None) is None and row_id is not None and self._take_unseen(row_id) is not None:
+            self._row_ended(request_id)
 
     @_harmless
     def cancelled(self, batch_id: str) -> None:
         """The rows of a cancelled batch that have ended are known; the others are forgotten."""
         self._rows.pop(batch_id, None)
-        for request_id in [key for key in self._live if key.startswith(f"{batch_id}:")]:
+        if self._orders is not None:
+            self._orders.forget(batch_id)
+        for request_id in [key for key in self._live if is_row_of(key, batch_id)]:
             del self._live[request_id]
 
     @_harmless
+    def planning(self, now_s: float) -> None:
+        self._planning_s = now_s
+
+    @_harmless
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        times_s = [step.timer.start_s, step.timer.scheduled_at_s]
+        if self._num_in_flight:
+            self._next_plan_s = times_s
+        elif self._overlaps:
+            self._write(PlanLine(times_s))
+        self._num_in_flight += 1
+
+    @_harmless
+    def undone(self, step: Step) -> None:
+        self._num_in_flight -= 1
+
+    @_harmless
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
-        """Planning at ``start_s`` found nobody who could run."""
+        """Planning at ``start_s`` found no request that could run."""
         num_preempted = len(scheduler.preempted.request_ids)
         if self._idle is None or start_s >= self._idle[0] + IDLE_S or num_preempted != self._idle[1]:
             self._write(IdleLine(start_s))
@@ -161,6 +190,7 @@ class StepRecorder(EngineObserver):
         num_output_tokens = request.num_known_tokens - request.num_prompt_tokens
         self._ended.append((handle, num_output_tokens, reason, self._numbers.of(tail)))
         self._ended_ids[request.request_id] = handle
+        self._row_ended(request.request_id)
 
     @_harmless
     def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
@@ -173,9 +203,13 @@ class StepRecorder(EngineObserver):
             kv=[blocks.cached, blocks.online, blocks.offline],
             preempt=[self._handle(request_id) for request_id in step.preempted.request_ids],
             end=self._ended,
-            errors={str(self._handle(id_)): error for id_, error in result.errors.items() if self._is_named(id_)},
+            errors={str(self._handle(request_id)): error for request_id, error in result.errors.items()},
             in_parts=not result.is_whole,
         )
+        if self._overlaps:
+            line.next = self._next_plan_s or [self._planning_s]
+        self._num_in_flight -= 1
+        self._next_plan_s = []
         self._running.difference_update(line.preempt)
         one_token = []
         gone = {handle for handle, *_ in self._ended}
@@ -196,10 +230,10 @@ class StepRecorder(EngineObserver):
         line.leave = sorted(self._one_token - now)
         self._one_token = now - gone
         self._running -= gone
-        self._ended, self._ended_ids = [], {}
+        self._ended, self._ended_ids, self._ended_before = [], {}, self._ended_ids
         self._write(line)
         if self._numbers.is_full:
-            # What is neither cached nor in a request can be found by nobody.
+            # What is neither cached nor in a request can be found by no request.
             live = {block_hash for _, hashes in self._live.values() for block_hash in hashes}
             self._numbers.sweep(lambda h: h in live or scheduler.kv.is_indexed(h))
 
@@ -214,7 +248,7 @@ class StepRecorder(EngineObserver):
         """Nothing more is recorded."""
         logger.error("the step log cannot be written: %s", error, exc_info=not isinstance(error, OSError))
         self.failed = True
-        self._numbers, self._rows, self._live = BlockNumbers(), {}, {}
+        self._numbers, self._rows, self._live, self._orders = BlockNumbers(), {}, {}, None
 
     @_harmless
     def _header(self, line: HeaderLine) -> None:
@@ -253,10 +287,9 @@ class StepRecorder(EngineObserver):
         limits = [own.max_tokens for own in params]
         line = BatchLine(message.batch_id, now_s, message.deadline_s, list(zip(rows, lengths, limits, strict=True)))
         line.scores_prompt = [row for row, own in zip(rows, params, strict=True) if own.prompt_logprobs is not None]
-        if self._row_key is not None:
-            keys = [self._row_key(tokens, row) for row in rows]
-            line.order = sorted(range(len(keys)), key=keys.__getitem__)
         first = self._next_handles(len(rows))
+        if self._orders is not None:
+            line.order, line.behind = self._orders.add(message.batch_id, tokens, rows, first)
         self._rows.setdefault(message.batch_id, {}).update(zip(rows, range(first, first + len(rows)), strict=True))
         self._write(line)
 
@@ -265,12 +298,26 @@ class StepRecorder(EngineObserver):
         self._num_handles += count
         return self._num_handles - count
 
+    def _take_unseen(self, row_id: RowId) -> int | None:
+        """The handle of a row that the scheduler has not looked at yet."""
+        rows = self._rows.get(row_id.batch_id, {})
+        handle = rows.pop(row_id.row, None)
+        if handle is not None and not rows:
+            del self._rows[row_id.batch_id]
+        return handle
+
+    def _row_ended(self, request_id: str) -> None:
+        if self._orders is not None and (row_id := RowId.parse(request_id)) is not None:
+            self._orders.row_ended(row_id.batch_id)
+
     def _is_named(self, request_id: str) -> bool:
         return request_id in self._live or request_id in self._ended_ids
 
     def _handle(self, request_id: str) -> int:
         named = self._live.get(request_id)
-        return self._ended_ids[request_id] if named is None else named[0]
+        if named is not None:
+            return named[0]
+        return self._ended_ids[request_id] if request_id in self._ended_ids else self._ended_before[request_id]
 
     def _write(self, line: Line) -> None:
         self._out.write(self._encode(line) + b"\n")

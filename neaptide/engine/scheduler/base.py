@@ -175,29 +175,31 @@ class Scheduler(ABC):
         step.publishes_when_planned = type(self).publishes_when_planned
         self.preempted = PreemptionCount()
         for request, cached_tokens in admissions:
-            if request.num_preemptions == 0:
+            if not request.known_to_executor:
                 request.num_cached_tokens, request.scheduled_s = cached_tokens, draft.now_s
-                step.count_admission(request, cached_tokens)
-        self._tell(plan, [request for request, _ in admissions])
+        step.started = self._tell(plan, [request for request, _ in admissions])
         await_tokens(plan, draft.now_s + plan.predicted_s)
         return step
 
-    def _tell(self, plan: StepPlan, starting: list[Request]) -> None:
-        """Tells the executor which requests start with the step, or did so in one that was undone."""
+    def _tell(self, plan: StepPlan, starting: list[Request]) -> list[Request]:
+        """Tells the executor which requests start with the step, or did so in one that was undone.
+
+        Returns those that no step has run before.
+        """
         if self._untold:
             taking_part = set(plan.request_ids)
             again = [request for request in self._untold if request.request_id in taking_part]
             self._untold = [request for request in self._untold if request.request_id not in taking_part]
             starting = list(dict.fromkeys(again + starting))
-        for request in starting:
-            if request.num_preemptions:
-                plan.resumed_ids.append(request.request_id)
-            if not request.known_to_executor:
-                plan.new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.params))
-                request.known_to_executor = True
+        plan.resumed_ids += [request.request_id for request in starting if request.num_preemptions]
+        new = [request for request in starting if not request.known_to_executor]
+        for request in new:
+            plan.new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.params))
+            request.known_to_executor = True
+        return new
 
     def _act(self, draft: Draft, admissions: list[tuple[Request, int]]) -> tuple[IntArray, IntArray]:
-        """Does the draft's actions; returns rows and numbers of tokens of its parts, and notes who was admitted."""
+        """Does the draft's actions and notes the admissions; returns rows and numbers of tokens of its parts."""
         queues, kv, publishes = self.queues, self.kv, type(self).publishes_when_planned
         rows, num_tokens, count = np.empty(draft.num_parts, np.int64), np.ones(draft.num_parts, np.int64), 0
         for action in draft.actions:

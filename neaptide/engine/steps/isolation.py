@@ -4,17 +4,23 @@ import logging
 
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.interfaces import Executor, StepHandle
-from neaptide.engine.params import INTERNAL_ERROR
-from neaptide.engine.steps.plan import StepPlan, StepResult
+from neaptide.engine.params import INTERNAL_ERROR, SamplingParams
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 8
-"""After so many steps in a row in which nothing succeeded the executor is at fault, not the requests."""
+"""After so many steps in a row in which no request succeeded the executor is at fault, not the requests."""
+PROBE = NewRequest("neaptide-probe", [0], SamplingParams(max_tokens=1, temperature=0.0))
+"""A request that every executor can run: if it raises as well, no other is to blame."""
 
 
 class StepError(Exception):
     """A step raised; its cause is what the executor raised."""
+
+
+class ProbeError(Exception):
+    """The executor raised for ``PROBE``, too; the cause is what it raised."""
 
 
 class RaisedHandle:
@@ -28,7 +34,10 @@ class RaisedHandle:
 
 
 class IsolatingExecutor:
-    """Runs steps on an executor; halves a step that raises and runs the halves, down to single requests."""
+    """Runs steps on an executor; halves a step that raises and runs the halves, down to single requests.
+
+    A request that raises alone fails if ``PROBE``, run right after it, does not raise.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -62,21 +71,24 @@ class IsolatingExecutor:
             current: those of its parts that still are what they were; the others are left alone.
 
         Raises:
-            BaseException: ``error``, if the executor raises for each of several requests, or for every request of
-                ``MAX_FAILED_STEPS`` steps: no request is to blame for that.
+            BaseException: ``error``, if the probe raises, too, or no request of ``MAX_FAILED_STEPS`` steps succeeded:
+                no request is to blame for that.
         """
+        assert error is not None
         result = StepResult.of(plan)
         result.is_whole = False
-        if len(current) == len(plan):
-            self._halve(plan, current, result)
-        elif len(current):
-            self._run(plan, current, result)  # without the others they may well succeed
-        failed = [request_id for request_id, why in result.errors.items() if why == INTERNAL_ERROR]
         if not len(current):
             return result
+        try:
+            if len(current) == len(plan):
+                self._halve(plan, current, result)
+            else:
+                self._run(plan, current, result)  # without the others they may well succeed
+        except ProbeError as probe_error:
+            raise error from probe_error
+        failed = [request_id for request_id, why in result.errors.items() if why == INTERNAL_ERROR]
         self._failed_steps = self._failed_steps + 1 if len(failed) == len(current) else 0
-        if len(failed) == len(current) != 1 or self._failed_steps == MAX_FAILED_STEPS:
-            assert error is not None
+        if self._failed_steps == MAX_FAILED_STEPS:
             raise error
         if failed:
             logger.error("%d requests of step %d are given up: %s", len(failed), plan.step, ", ".join(failed))
@@ -85,8 +97,10 @@ class IsolatingExecutor:
     def _halve(self, plan: StepPlan, failed: IntArray, result: StepResult) -> None:
         """Runs the parts that failed together in two halves. What the executor heard before it raised, it may hear
         again."""
-        if len(failed) <= 1:
-            result.errors |= dict.fromkeys((plan.request_ids[i] for i in failed.tolist()), INTERNAL_ERROR)
+        if len(failed) == 1:
+            index = int(failed[0])
+            self._probe(plan, index)
+            result.errors[plan.request_ids[index]] = INTERNAL_ERROR
             return
         middle = len(failed) // 2
         for half in (failed[:middle], failed[middle:]):
@@ -98,3 +112,19 @@ class IsolatingExecutor:
             result.merge(self._executor.submit(part).wait(), indices)
         except Exception:
             self._halve(plan, indices, result)
+
+    def _probe(self, plan: StepPlan, index: int) -> None:
+        """Runs ``PROBE`` in a block of the request that failed at ``index``: it had to be written in this step.
+
+        Raises:
+            ProbeError: the executor is at fault.
+        """
+        blocks = plan.table.blocks
+        position = int(plan.num_computed[index])
+        block = blocks.blocks(int(plan.rows[index]))[position // blocks.block_size]
+        part = ScheduledRequest(PROBE.request_id, PROBE.prompt_token_ids, 0, [block], sample=True, output_position=0)
+        try:
+            self._executor.submit(StepPlan.of_parts(plan.step, [part], [PROBE])).wait()
+            self._executor.submit(StepPlan.of_parts(plan.step, [], finished_ids=[PROBE.request_id])).wait()
+        except Exception as error:
+            raise ProbeError from error

@@ -18,6 +18,8 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         online_decodes = int(np.count_nonzero((num_tokens == 1) & (context > 0)))
     offline_decodes = plan.shape.decode_requests - online_decodes
     blocks = scheduler.kv.occupancy()
+    # Now, not when they were admitted: a hit on blocks of a request that failed has been taken back.
+    started_online = [request for request in step.started if request.is_online]
     return StepStats(
         step=plan.step,
         now_s=timer.end_s,
@@ -42,10 +44,10 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         blocks_cached=blocks.cached,
         blocks_online=blocks.online,
         blocks_offline=blocks.offline,
-        cached_tokens=step.cached_tokens,
-        admitted_prompt_tokens=step.admitted_prompt_tokens,
-        online_cached_tokens=step.online_cached_tokens,
-        online_admitted_prompt_tokens=step.online_admitted_prompt_tokens,
+        cached_tokens=sum(request.num_cached_tokens for request in step.started),
+        admitted_prompt_tokens=sum(request.num_prompt_tokens for request in step.started),
+        online_cached_tokens=sum(request.num_cached_tokens for request in started_online),
+        online_admitted_prompt_tokens=sum(request.num_prompt_tokens for request in started_online),
         preempted_online=step.preempted.online,
         preempted_offline=step.preempted.offline,
         recomputed_tokens=step.preempted.recomputed_tokens,

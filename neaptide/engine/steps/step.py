@@ -36,11 +36,8 @@ class Step:
     """When the device takes it up, as far as is known: at once, or when the step before it is done."""
     _published: dict[int, list[tuple[int, bytes]]] = field(init=False, default_factory=dict)
     """By part: blocks that it published when it was planned, and their hashes."""
-    cached_tokens: int = field(init=False, default=0)
-    """Prompt tokens that the step's first admissions found in the prefix cache."""
-    admitted_prompt_tokens: int = field(init=False, default=0)
-    online_cached_tokens: int = field(init=False, default=0)
-    online_admitted_prompt_tokens: int = field(init=False, default=0)
+    started: list[Request] = field(init=False, default_factory=list)
+    """Requests that no step before it has run."""
 
     @property
     def ends(self) -> IntArray:
@@ -65,14 +62,6 @@ class Step:
         """
         step = self.plan.step
         return any(action.request.last_step == step for action in draft.actions if isinstance(action, Preempt))
-
-    def count_admission(self, request: Request, cached_tokens: int) -> None:
-        """Notes the first admission of a request."""
-        self.cached_tokens += cached_tokens
-        self.admitted_prompt_tokens += request.num_prompt_tokens
-        if request.is_online:
-            self.online_cached_tokens += cached_tokens
-            self.online_admitted_prompt_tokens += request.num_prompt_tokens
 
     @property
     def expected_end_s(self) -> float:

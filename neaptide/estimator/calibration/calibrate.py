@@ -110,7 +110,7 @@ class Calibration:
     """One run of micro-runs.
 
     Args:
-        runner: over an executor that is idle, and whose KV blocks have been written to: memory that nobody has
+        runner: over an executor that is idle, and whose KV blocks have been written to: memory that has never been
             written to is read faster than any other.
         progress: called with the share that is done.
     """

@@ -18,7 +18,7 @@ GENERIC = StepCost(
     prefill_request_s=1e-4,
     swap_block_s=1e-4,
 )
-"""A guess at a CPU that nobody has measured."""
+"""A guess at a CPU that was never measured."""
 
 
 class RooflineModel:

@@ -102,7 +102,7 @@ class TorchExecutor:
     def touch_blocks(self, count: int) -> None:
         """Writes zeros to the first ``count`` KV blocks.
 
-        On a CPU all memory that nobody has written to is one page of zeros, which is read faster than real memory:
+        On a CPU all memory that was never written to is one page of zeros, which is read faster than real memory:
         steps that are timed over such blocks would look too cheap.
         """
         with torch.inference_mode():

@@ -3,7 +3,7 @@
 The rest of the batch plane knows only these protocols, so its tests need neither tokenizer nor model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,7 +50,7 @@ class Assembler(Protocol):
         """Why there is no body."""
         ...
 
-    def body(self, request_id: str) -> dict[str, Any]: ...
+    def body(self, request_id: str) -> Mapping[str, Any]: ...
 
 
 class LineCompiler(Protocol):

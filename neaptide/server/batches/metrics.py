@@ -1,4 +1,4 @@
-"""Series of the batch plane, read from the database when someone scrapes.
+"""Series of the batch plane, read from the database when they are scraped.
 
 The rows outlive the process, so these counters do not start at zero with it. The query runs in a reader's thread,
 at most every ``REFRESH_S``; a scrape between two of them, or while the database does not answer, shows the last one.

@@ -1,12 +1,13 @@
 """Files and batches as the API shows them: every key always, null when unset."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord
+from neaptide.server.openai.replies import Batch, BatchList, BatchUsage, File, FileList, Page, PurposeName
 
 
-def file_object(record: FileRecord) -> dict[str, Any]:
+def file_object(record: FileRecord) -> File:
     return {
         "id": record.id,
         "object": "file",
@@ -14,14 +15,14 @@ def file_object(record: FileRecord) -> dict[str, Any]:
         "created_at": record.created_at,
         "expires_at": record.expires_at,
         "filename": record.filename,
-        "purpose": record.purpose,
+        "purpose": cast(PurposeName, record.purpose),  # checked when it was uploaded
         "status": "processed",
         "status_details": None,
     }
 
 
-def batch_object(record: BatchRecord) -> dict[str, Any]:
-    # While a batch is validated nobody knows its lines, so none are counted.
+def batch_object(record: BatchRecord) -> Batch:
+    # While a batch is validated its lines are not known, so none are counted.
     started = record.in_progress_at is not None
     return {
         "id": record.id,
@@ -53,7 +54,7 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
     }
 
 
-def _usage(record: BatchRecord) -> dict[str, Any]:
+def _usage(record: BatchRecord) -> BatchUsage:
     return {
         "input_tokens": record.input_tokens,
         "input_tokens_details": {"cached_tokens": record.cached_tokens},
@@ -63,11 +64,18 @@ def _usage(record: BatchRecord) -> dict[str, Any]:
     }
 
 
-def list_object(data: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, Any]:
+def file_list(records: Sequence[FileRecord], has_more: bool) -> FileList:
+    return {**_page(records, has_more), "data": [file_object(record) for record in records]}
+
+
+def batch_list(records: Sequence[BatchRecord], has_more: bool) -> BatchList:
+    return {**_page(records, has_more), "data": [batch_object(record) for record in records]}
+
+
+def _page(records: Sequence[FileRecord] | Sequence[BatchRecord], has_more: bool) -> Page:
     return {
         "object": "list",
-        "data": list(data),
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
+        "first_id": records[0].id if records else None,
+        "last_id": records[-1].id if records else None,
         "has_more": has_more,
     }

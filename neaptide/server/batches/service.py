@@ -33,7 +33,7 @@ from neaptide.server.link.engine_client import EngineClient
 class BatchService:
     """One per server and data directory.
 
-    ``owner`` in every call is the caller's identity ("" without API keys); nobody sees what is another's.
+    ``owner`` in every call is the caller's identity ("" without API keys); no caller sees what is another's.
     """
 
     def __init__(

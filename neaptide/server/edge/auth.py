@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neaptide.engine.params import Tier
-from neaptide.server.edge.errors import ApiError, AuthenticationError, PermissionDeniedError, error_response
+from neaptide.server.edge.error_replies import error_response
+from neaptide.server.edge.errors import ApiError, AuthenticationError, PermissionDeniedError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics", "/version"})
 """Probes and scrapers have no key. Every other path needs one, also paths that do not exist."""

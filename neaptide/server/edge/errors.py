@@ -1,4 +1,4 @@
-"""Errors that callers see, and how each becomes a reply.
+"""Errors that callers see.
 
 ApiError                          any status; carries message, type, param and code
 ├── InvalidRequestError           400  the request cannot be understood or asks for what is not offered
@@ -18,25 +18,19 @@ ApiError                          any status; carries message, type, param and c
 
 Messages come from fixed texts and never repeat what the caller sent: an echoed body is a way to make a
 small request cost a large reply, and a way for secrets to reach logs.
+
+No web framework here: the process that checks batch files raises these too, and would spend most of its start on it.
+How an error becomes a reply stands in ``error_replies``.
 """
 
-import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Match
 
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.server.link.engine_client import EngineUnavailableError
-
-logger = logging.getLogger(__name__)
+from neaptide.server.openai.replies import ErrorReply
 
 MAX_MESSAGE_CHARS = 300
 MAX_PARAM_CHARS = 96
@@ -63,7 +57,7 @@ class ApiError(Exception):
         self.code = code if code is not None else type(self).code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> ErrorReply:
         """The envelope; also the data of an SSE error event and the body of a failed batch line."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
@@ -219,6 +213,13 @@ def from_validation_error(exc: ValidationError, body: object) -> InvalidRequestE
     return InvalidRequestError(_message(error["type"], error["msg"], param), param=param, code=_code(error["type"]))
 
 
+def from_parameter_error(error: Mapping[str, Any]) -> InvalidRequestError:
+    """The same for one entry of FastAPI's own checks of query and path parameters."""
+    param = ".".join(_printable(str(part)) for part in error.get("loc", ())[1:]) or None
+    kind = str(error.get("type", ""))
+    return InvalidRequestError(_message(kind, str(error.get("msg", "")), param), param=param, code=_code(kind))
+
+
 def _path_in_body(loc: tuple[int | str, ...], body: object, error_type: str) -> list[str]:
     """The part of ``loc`` that names places in the body; the rest are names of union branches."""
     path: list[str] = []
@@ -255,78 +256,3 @@ def _message(error_type: str, text: str, param: str | None) -> str:
     safe = error_type.endswith(("_type", "_than", "_than_equal", "too_short", "too_long", "literal_error"))
     detail = text if safe or error_type in ("finite_number", "int_from_float") else "Invalid value"
     return f"Invalid value for '{param}': {detail}." if param else f"Invalid request body: {detail}."
-
-
-# ---- handler table ---------------------------------------------------------------------------------------
-
-
-def error_response(error: ApiError) -> Response:
-    """The error's envelope as a reply."""
-    content = json.dumps(error.body()).encode()
-    return Response(content, error.status, headers=error.headers, media_type="application/json")
-
-
-async def _on_api_error(request: Request, exc: Exception) -> Response:
-    return error_response(exc if isinstance(exc, ApiError) else ApiError("Internal server error."))
-
-
-async def _on_engine_unavailable(request: Request, exc: Exception) -> Response:
-    return error_response(engine_lost(exc) if isinstance(exc, EngineUnavailableError) else engine_unavailable())
-
-
-async def _on_http_exception(request: Request, exc: Exception) -> Response:
-    status = exc.status_code if isinstance(exc, HTTPException) else 500
-    headers = exc.headers if isinstance(exc, HTTPException) else None
-    error: ApiError
-    if status == 404:
-        error = NotFoundError("Unknown request URL.", code="unknown_url", headers=headers)
-    elif status == 405:
-        allow = {"Allow": ", ".join(_allowed_methods(request))}
-        error = InvalidRequestError("Method not allowed for this URL.", code="method_not_allowed", headers=allow)
-    elif status < 500:
-        error = InvalidRequestError("The request is invalid.", headers=headers)
-    else:
-        error = ApiError("Internal server error.", headers=headers)
-    error.status = status
-    return error_response(error)
-
-
-def _allowed_methods(request: Request) -> list[str]:
-    """Of all routes on the path; the router names those of the first one that it tried."""
-    scopes = {method: {**request.scope, "method": method} for method in ("GET", "HEAD", "POST", "DELETE")}
-    routes = request.app.routes
-    return [method for method in scopes if any(route.matches(scopes[method])[0] is Match.FULL for route in routes)]
-
-
-async def _on_validation_error(request: Request, exc: Exception) -> Response:
-    """FastAPI's own checks of query and path parameters; bodies go through ``from_validation_error``."""
-    errors = exc.errors() if isinstance(exc, RequestValidationError) else []
-    first: Mapping[str, Any] = errors[0] if errors else {}
-    param = ".".join(_printable(str(part)) for part in first.get("loc", ())[1:]) or None
-    kind = str(first.get("type", ""))
-    return error_response(
-        InvalidRequestError(_message(kind, str(first.get("msg", "")), param), param=param, code=_code(kind))
-    )
-
-
-async def _on_client_disconnect(request: Request, exc: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _on_unexpected(request: Request, exc: Exception) -> Response:
-    # The route's template: what the caller sent has no place in the log.
-    logger.error("unhandled error on %s", getattr(request.scope.get("route"), "path", "no route"), exc_info=exc)
-    response = error_response(ApiError("Internal server error.", code="internal_error"))
-    # This reply is made outside the middleware that stamps the id on all others.
-    response.headers["x-request-id"] = str(request.scope.get("state", {}).get("request_id", ""))
-    return response
-
-
-def install_handlers(app: Starlette) -> None:
-    """Every non-2xx reply of the app goes through one of these."""
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(EngineUnavailableError, _on_engine_unavailable)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
-    app.add_exception_handler(Exception, _on_unexpected)

@@ -11,13 +11,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from neaptide.server.edge.auth import OPEN_PATHS
+from neaptide.server.edge.error_replies import error_response
 from neaptide.server.edge.errors import (
     ApiError,
     HeadersTooLargeError,
     InvalidRequestError,
     OverloadedError,
     UnavailableError,
-    error_response,
 )
 from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.observe.metrics import ServerMetrics

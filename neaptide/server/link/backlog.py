@@ -1,4 +1,4 @@
-"""What the engine has said of one request and nobody has taken yet, in bounded memory."""
+"""What the engine has said of one request and the server has not taken yet, in bounded memory."""
 
 import asyncio
 from typing import Generic, TypeVar

@@ -201,7 +201,7 @@ class Supervisor:
 
     async def _spawn(self) -> _Engine:
         self._starts += 1
-        # A socket of its own for every life: an old engine's late words reach nobody.
+        # A socket of its own for every life: an old engine's late words reach no reader.
         path = self.directory / f"engine-{self._starts}.sock"
         socket = self._context.socket(zmq.PAIR)
         socket.setsockopt(zmq.SNDHWM, 0)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from neaptide.engine.messages import RequestOutput
+from neaptide.server.openai.replies import RequestMetrics
 
 
 @dataclass(slots=True)
@@ -54,16 +55,25 @@ class RequestTiming:
         stamps = [c.first_s for c in self.choices if c.first_s is not None]
         return min(stamps) - self.arrival_s if stamps else None
 
-    def as_metrics(self) -> dict[str, float]:
-        """The ``metrics`` object of a reply, milliseconds; only what is known."""
-        found: dict[str, float | None] = {"time_to_first_token_ms": self.ttft_s, "queue_time_ms": self.queue_s}
+    def as_metrics(self) -> RequestMetrics:
+        """The ``metrics`` object of a reply; only what is known."""
         firsts = [c.first_s for c in self.choices if c.first_s is not None]
         lasts = [c.last_s for c in self.choices if c.last_s is not None]
         tpots = [c.tpot_s for c in self.choices if c.tpot_s is not None]
         generation_s = max(lasts) - min(firsts) if firsts and lasts else None
-        found["generation_time_ms"] = generation_s
-        found["mean_itl_ms"] = sum(tpots) / len(tpots) if tpots else None
-        result = {name: round(value * 1000, 3) for name, value in found.items() if value is not None}
+        metrics: RequestMetrics = {}
+        if self.ttft_s is not None:
+            metrics["time_to_first_token_ms"] = _ms(self.ttft_s)
+        if self.queue_s is not None:
+            metrics["queue_time_ms"] = _ms(self.queue_s)
+        if generation_s is not None:
+            metrics["generation_time_ms"] = _ms(generation_s)
+        if tpots:
+            metrics["mean_itl_ms"] = _ms(sum(tpots) / len(tpots))
         if generation_s:
-            result["tokens_per_second"] = round(sum(c.num_tokens for c in self.choices) / generation_s, 3)
-        return result
+            metrics["tokens_per_second"] = round(sum(c.num_tokens for c in self.choices) / generation_s, 3)
+        return metrics
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

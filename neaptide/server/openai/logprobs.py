@@ -1,9 +1,10 @@
 """Log-probabilities in the two shapes of the API. JSON has no infinity, so values end at -9999."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from neaptide.engine.messages import TokenLogprobs
+from neaptide.server.openai.replies import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from neaptide.server.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
@@ -23,14 +24,14 @@ def _clamp(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
-def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> ChatLogprobs:
     """``{"content": [...], "refusal": null}``"""
 
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+    def entry(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)
         return {"token": tokenizer.token_text(token_id), "logprob": _clamp(logprob), "bytes": list(raw)}
 
-    content = []
+    content: list[TokenLogprob] = []
     for token in tokens:
         if token.logprobs is None:
             continue
@@ -40,7 +41,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[s
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> CompletionLogprobs:
     """The four parallel lists of the legacy endpoint."""
     return {
         "tokens": [tokenizer.token_text(token.token_id) for token in tokens],

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from neaptide.server.edge.auth import OPEN_PATHS, KeyRing
@@ -81,9 +81,9 @@ def body_schema(media_type: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replies(
-    model: type[BaseModel] | None,
+    shape: type[Any] | None,
     *errors: int,
-    events: type[BaseModel] | None = None,
+    events: type[Any] | None = None,
     raw: Mapping[str, str] | None = None,
 ) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route: the body of its 200 and the errors that it may answer beside those of every route.
@@ -93,8 +93,8 @@ def replies(
         raw: media types of a 200 that is no JSON, and what they hold.
     """
     success: dict[str, Any] = {"description": "Done."}
-    if model is not None:
-        success["model"] = model
+    if shape is not None:
+        success["model"] = shape
     content = {name: {"schema": {"type": "string", "description": what}} for name, what in (raw or {}).items()}
     if events is not None:
         content["text/event-stream"] = {"itemSchema": _event_schema(events)}
@@ -103,8 +103,8 @@ def replies(
     return {200: success, **{status: {"model": ErrorReply, "description": _ERRORS[status]} for status in errors}}
 
 
-def _event_schema(chunk: type[BaseModel]) -> dict[str, Any]:
-    bodies = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in (chunk, ErrorReply)]
+def _event_schema(chunk: type[Any]) -> dict[str, Any]:
+    bodies = [{"$ref": f"#/components/schemas/{shape.__name__}"} for shape in (chunk, ErrorReply)]
     as_json = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": bodies}}
     data = {"anyOf": [{"const": "[DONE]"}, as_json]}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
@@ -126,8 +126,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
     _, bodies = models_json_schema(
         [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
     )
-    _, others = models_json_schema(
-        [(model, "serialization") for model in (ErrorReply, ChatCompletionChunk, CompletionChunk)],
+    shapes: tuple[Any, ...] = (ErrorReply, ChatCompletionChunk, CompletionChunk)
+    _, others = TypeAdapter.json_schemas(
+        [(shape.__name__, "serialization", TypeAdapter(shape)) for shape in shapes],
         ref_template="#/components/schemas/{model}",
     )
     components = document.setdefault("components", {})

@@ -20,6 +20,7 @@ from neaptide.server.edge.errors import (
     from_validation_error,
     model_not_found,
 )
+from neaptide.server.openai.replies import TierName
 from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody
 from neaptide.server.text.prompts import MAX_CHOICES, completion_prompts, encode_conversation, offered_tools
 
@@ -52,6 +53,12 @@ _UNSUPPORTED = (
     "function_call",
 )
 
+_SHOWN_TIERS: dict[Tier, TierName] = {
+    Tier.PRIORITY: "priority",
+    Tier.DEFAULT: "default",
+    Tier.FLEX: "flex",
+    Tier.BATCH: "flex",
+}
 _B = TypeVar("_B", bound=Body)
 
 
@@ -63,7 +70,7 @@ class Prepared:
     model: str
     """The id that the reply names."""
     tier: Tier
-    service_tier: str
+    service_tier: TierName
     """What the reply says of the tier."""
     created: int
     context: ServingContext
@@ -277,9 +284,9 @@ def asked_tier(body: Mapping[str, Any], default_tier: Tier) -> Tier:
         return default_tier
 
 
-def _tier(value: str, default_tier: Tier) -> tuple[Tier, str]:
+def _tier(value: str, default_tier: Tier) -> tuple[Tier, TierName]:
     if default_tier is Tier.BATCH:
-        return Tier.BATCH, "flex"
+        return Tier.BATCH, _SHOWN_TIERS[Tier.BATCH]
     tier = {
         "auto": default_tier,
         "default": Tier.DEFAULT,
@@ -288,7 +295,7 @@ def _tier(value: str, default_tier: Tier) -> tuple[Tier, str]:
         "fast": Tier.PRIORITY,
         "flex": Tier.FLEX,
     }[value]
-    return tier, tier.value
+    return tier, _SHOWN_TIERS[tier]
 
 
 # ---- sampling --------------------------------------------------------------------------------------------

@@ -1,33 +1,39 @@
-"""Reply bodies, for ``/openapi.json`` alone: routes build plain dictionaries, and a fuzz test holds the two equal.
+"""The shapes of reply bodies, for the code that builds them and for ``/openapi.json``.
 
-A field without a default is always there; one with a default may be missing.
+They are plain dictionaries: the type checker holds the code to them, and a fuzz test what is sent.
 """
 
-from typing import Literal
+from typing import (
+    Annotated,
+    Literal,
+    NotRequired,  # pydantic reads typing's own from Python 3.12 on only
+)
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishName = Literal["stop", "length", "tool_calls"]
 TierName = Literal["priority", "default", "flex"]
+PurposeName = Literal["batch", "batch_output", "user_data"]
 BatchStatusName = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]
 
 
-class Reply(BaseModel):
-    """Base of everything that the server sends; what is not documented is not sent."""
-
-    model_config = ConfigDict(extra="forbid")
+_exact = with_config(ConfigDict(extra="forbid"))
+"""What is not documented is not sent."""
 
 
-class ErrorBody(Reply):
-    message: str = Field(max_length=300)
+@_exact
+class ErrorBody(TypedDict):
+    message: Annotated[str, Field(max_length=300)]
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorReply(Reply):
+@_exact
+class ErrorReply(TypedDict):
     """Every reply other than 2xx."""
 
     error: ErrorBody
@@ -36,19 +42,22 @@ class ErrorReply(Reply):
 # ---- chat and completions --------------------------------------------------------------------------------
 
 
-class PromptTokensDetails(Reply):
+@_exact
+class PromptTokensDetails(TypedDict):
     cached_tokens: int
     audio_tokens: int
 
 
-class CompletionTokensDetails(Reply):
+@_exact
+class CompletionTokensDetails(TypedDict):
     reasoning_tokens: int
     audio_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
-class Usage(Reply):
+@_exact
+class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -56,59 +65,68 @@ class Usage(Reply):
     completion_tokens_details: CompletionTokensDetails
 
 
-class RequestMetrics(Reply):
-    """How long the server took; what is not known is missing."""
+@_exact
+class RequestMetrics(TypedDict):
+    """How long the server took, in milliseconds; what is not known is missing."""
 
-    time_to_first_token_ms: float = 0.0
-    queue_time_ms: float = 0.0
-    generation_time_ms: float = 0.0
-    mean_itl_ms: float = 0.0
-    tokens_per_second: float = 0.0
+    time_to_first_token_ms: NotRequired[float]
+    queue_time_ms: NotRequired[float]
+    generation_time_ms: NotRequired[float]
+    mean_itl_ms: NotRequired[float]
+    tokens_per_second: NotRequired[float]
 
 
-class TopLogprob(Reply):
+@_exact
+class TopLogprob(TypedDict):
     token: str
     logprob: float
     bytes: list[int]
 
 
+@_exact
 class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Reply):
+@_exact
+class ChatLogprobs(TypedDict):
     content: list[TokenLogprob]
     refusal: None
 
 
-class CalledFunction(Reply):
+@_exact
+class CalledFunction(TypedDict):
     name: str
     arguments: str
 
 
-class ToolCall(Reply):
+@_exact
+class ToolCall(TypedDict):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class AssistantMessage(Reply):
+@_exact
+class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    tool_calls: list[ToolCall] = []
+    tool_calls: NotRequired[list[ToolCall]]
 
 
-class ChatChoice(Reply):
+@_exact
+class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishName
     stop_reason: str | int | None
-    token_ids: list[int] = []
+    token_ids: NotRequired[list[int]]
 
 
-class Generated(Reply):
+@_exact
+class Generated(TypedDict):
     id: str
     created: int
     model: str
@@ -116,85 +134,100 @@ class Generated(Reply):
     system_fingerprint: str | None
 
 
+@_exact
 class WholeAnswer(Generated):
+    """The body of a batch's line has no ``metrics``."""
+
     usage: Usage
-    metrics: RequestMetrics
+    metrics: NotRequired[RequestMetrics]
 
 
+@_exact
 class Chunk(Generated):
     """``usage`` is there if it was asked for: null, or so far; ``metrics`` is beside the last one."""
 
-    usage: Usage | None = None
-    metrics: RequestMetrics = RequestMetrics()
+    usage: NotRequired[Usage | None]
+    metrics: NotRequired[RequestMetrics]
 
 
+@_exact
 class ChatCompletion(WholeAnswer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
-class FunctionDelta(Reply):
-    name: str = ""
-    arguments: str = ""
+@_exact
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: NotRequired[str]
 
 
-class ToolCallDelta(Reply):
+@_exact
+class ToolCallDelta(TypedDict):
     """The first one of a call has everything; the others carry parts of the arguments."""
 
     index: int
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
     function: FunctionDelta
 
 
-class ChatDelta(Reply):
-    role: Literal["assistant"] = "assistant"
-    content: str | None = ""
-    tool_calls: list[ToolCallDelta] = []
+@_exact
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
-class ChatChunkChoice(Reply):
+@_exact
+class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None = None
+    finish_reason: FinishName | None
+    stop_reason: NotRequired[str | int | None]
 
 
+@_exact
 class ChatCompletionChunk(Chunk):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
 
 
-class CompletionLogprobs(Reply):
+@_exact
+class CompletionLogprobs(TypedDict):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class CompletionChoice(Reply):
+@_exact
+class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishName
     stop_reason: str | int | None
-    token_ids: list[int] = []
+    token_ids: NotRequired[list[int]]
 
 
+@_exact
 class Completion(WholeAnswer):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
 
 
-class CompletionChunkChoice(Reply):
+@_exact
+class CompletionChunkChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-    stop_reason: str | int | None = None
+    finish_reason: FinishName | None
+    stop_reason: NotRequired[str | int | None]
 
 
+@_exact
 class CompletionChunk(Chunk):
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
@@ -203,7 +236,8 @@ class CompletionChunk(Chunk):
 # ---- models, tokenizer, operations -----------------------------------------------------------------------
 
 
-class Model(Reply):
+@_exact
+class Model(TypedDict):
     id: str
     object: Literal["model"]
     created: int
@@ -213,101 +247,117 @@ class Model(Reply):
     max_model_len: int
 
 
-class ModelList(Reply):
+@_exact
+class ModelList(TypedDict):
     object: Literal["list"]
     data: list[Model]
 
 
-class Tokenized(Reply):
+@_exact
+class Tokenized(TypedDict):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
 
 
-class Detokenized(Reply):
+@_exact
+class Detokenized(TypedDict):
     prompt: str
 
 
-class TokenizerInfo(BaseModel):
+@with_config(ConfigDict(extra="allow"))
+class TokenizerInfo(TypedDict):
     """The tokenizer's configuration, as its file has it."""
 
-    model_config = ConfigDict(extra="allow")
     tokenizer_class: str
     chat_template: str | None
 
 
-class Version(Reply):
+@_exact
+class Version(TypedDict):
     version: str
 
 
-class Load(Reply):
+@_exact
+class Load(TypedDict):
     server_load: int
 
 
-class OfflineSwitch(Reply):
+@_exact
+class OfflineSwitch(TypedDict):
     state: Literal["running", "paused"]
 
 
 # ---- files and batches -----------------------------------------------------------------------------------
 
 
-class File(Reply):
+@_exact
+class File(TypedDict):
     id: str
     object: Literal["file"]
     bytes: int
     created_at: int
     expires_at: int | None
     filename: str
-    purpose: Literal["batch", "batch_output", "user_data"]
+    purpose: PurposeName
     status: Literal["processed"]
     status_details: None
 
 
-class Page(Reply):
+@_exact
+class Page(TypedDict):
     object: Literal["list"]
     first_id: str | None
     last_id: str | None
     has_more: bool
 
 
+@_exact
 class FileList(Page):
     data: list[File]
 
 
-class FileDeleted(Reply):
+@_exact
+class FileDeleted(TypedDict):
     id: str
     object: Literal["file"]
     deleted: Literal[True]
 
 
-class BatchError(Reply):
+@_exact
+class BatchError(TypedDict):
     code: str
     message: str
     line: int | None
     param: str | None
 
 
-class BatchErrors(Reply):
+@_exact
+class BatchErrors(TypedDict):
     object: Literal["list"]
     data: list[BatchError]
 
 
-class RequestCounts(Reply):
+@_exact
+class RequestCounts(TypedDict):
     total: int
     completed: int
     failed: int
 
 
-class InputTokensDetails(Reply):
+@_exact
+class InputTokensDetails(TypedDict):
     cached_tokens: int
 
 
-class OutputTokensDetails(Reply):
+@_exact
+class OutputTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
-class BatchUsage(Reply):
+@_exact
+class BatchUsage(TypedDict):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -315,7 +365,8 @@ class BatchUsage(Reply):
     total_tokens: int
 
 
-class Batch(Reply):
+@_exact
+class Batch(TypedDict):
     id: str
     object: Literal["batch"]
     endpoint: str
@@ -340,5 +391,6 @@ class Batch(Reply):
     metadata: dict[str, str] | None
 
 
+@_exact
 class BatchList(Page):
     data: list[Batch]

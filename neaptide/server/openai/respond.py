@@ -2,13 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from neaptide.engine.messages import RequestOutput, TokenLogprobs
 from neaptide.engine.params import FinishReason
 from neaptide.server.edge.errors import ApiError, EngineFailedError, UnavailableError
 from neaptide.server.openai.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from neaptide.server.openai.prepare import Prepared
+from neaptide.server.openai.replies import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    FinishName,
+    RequestMetrics,
+    Usage,
+    WholeAnswer,
+)
 from neaptide.server.openai.tool_calls import MAX_CALLS, ToolCall, ToolCallParser
 from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
 
@@ -23,7 +35,7 @@ class Delta:
     """New tokens with their log-probabilities, if the request asked for them."""
     calls: list[ToolCall] = field(default_factory=list)
     num_tokens: int = 0
-    finish_reason: str | None = None
+    finish_reason: FinishName | None = None
     stop_reason: str | int | None = None
 
 
@@ -32,7 +44,7 @@ class ResponseMeta:
     """What a body says beside its choices."""
 
     id: str
-    metrics: dict[str, float] | None = None
+    metrics: RequestMetrics | None = None
 
 
 class ChoiceAssembler:
@@ -40,7 +52,7 @@ class ChoiceAssembler:
 
     def __init__(self, prepared: Prepared, index: int) -> None:
         self.index = index
-        self.finish_reason: str | None = None
+        self.finish_reason: FinishName | None = None
         self.stop_reason: str | int | None = None
         self.error: ApiError | None = None
         self.num_tokens = 0
@@ -202,11 +214,11 @@ class ResponseAssembler:
         """The first choice's failure, if any failed: then there is no body."""
         return next((choice.error for choice in self.choices if choice.error is not None), None)
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         """Token counts so far."""
         return usage(self.prepared, self.choices)
 
-    def body(self, request_id: str, metrics: dict[str, float] | None = None) -> dict[str, Any]:
+    def body(self, request_id: str, metrics: RequestMetrics | None = None) -> ChatCompletion | Completion:
         """The complete reply. Raises the choices' ApiError if the engine failed one of them."""
         if self.error is not None:
             raise self.error
@@ -219,51 +231,72 @@ def response_id(prepared: Prepared, request_id: str) -> str:
     return request_id if request_id.startswith(prefix) else prefix + request_id
 
 
-def build_body(prepared: Prepared, choices: Sequence[ChoiceAssembler], meta: ResponseMeta) -> dict[str, Any]:
-    """A ``chat.completion`` or ``text_completion`` object."""
-    body: dict[str, Any] = {
+def build_body(
+    prepared: Prepared, choices: Sequence[ChoiceAssembler], meta: ResponseMeta
+) -> ChatCompletion | Completion:
+    """The whole answer, in the endpoint's shape."""
+    whole: WholeAnswer = {
         "id": meta.id,
-        "object": "chat.completion" if prepared.is_chat else "text_completion",
         "created": prepared.created,
         "model": prepared.model,
-        "choices": [_choice(prepared, choice) for choice in choices],
         "usage": usage(prepared, choices),
         "service_tier": prepared.service_tier,
         "system_fingerprint": prepared.context.system_fingerprint,
     }
     if meta.metrics is not None:
-        body["metrics"] = meta.metrics
-    return body
-
-
-def _choice(prepared: Prepared, choice: ChoiceAssembler) -> dict[str, Any]:
-    content: dict[str, Any] = {"text": choice.text}
-    extra = {"token_ids": choice.token_ids} if prepared.return_token_ids else {}
+        whole["metrics"] = meta.metrics
     if prepared.is_chat:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if choice.calls:
-            message["content"] = choice.text or None
-            message["tool_calls"] = [call.as_message_part() for call in choice.calls]
-        content = {"message": message}
-    return {
+        return ChatCompletion(
+            **whole, object="chat.completion", choices=[_chat_choice(prepared, choice) for choice in choices]
+        )
+    return Completion(
+        **whole, object="text_completion", choices=[_completion_choice(prepared, choice) for choice in choices]
+    )
+
+
+def _chat_choice(prepared: Prepared, choice: ChoiceAssembler) -> ChatChoice:
+    assert choice.finish_reason is not None
+    message: AssistantMessage = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [call.as_message_part() for call in choice.calls]
+    shaped: ChatChoice = {
         "index": choice.index,
-        **content,
-        "logprobs": shape_logprobs(prepared, choice.tokens),
+        "message": message,
+        "logprobs": shape_chat_logprobs(prepared, choice.tokens),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
-        **extra,
     }
+    if prepared.return_token_ids:
+        shaped["token_ids"] = choice.token_ids
+    return shaped
 
 
-def shape_logprobs(prepared: Prepared, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
-    """The endpoint's shape; None if the request did not ask."""
-    if prepared.params.logprobs is None:
-        return None
-    shape = chat_logprobs if prepared.is_chat else completion_logprobs
-    return shape(tokens, prepared.context.tokenizer)
+def _completion_choice(prepared: Prepared, choice: ChoiceAssembler) -> CompletionChoice:
+    assert choice.finish_reason is not None
+    shaped: CompletionChoice = {
+        "index": choice.index,
+        "text": choice.text,
+        "logprobs": shape_completion_logprobs(prepared, choice.tokens),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    if prepared.return_token_ids:
+        shaped["token_ids"] = choice.token_ids
+    return shaped
 
 
-def usage(prepared: Prepared, choices: Sequence[ChoiceAssembler]) -> dict[str, Any]:
+def shape_chat_logprobs(prepared: Prepared, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+    """None if the request did not ask."""
+    return None if prepared.params.logprobs is None else chat_logprobs(tokens, prepared.context.tokenizer)
+
+
+def shape_completion_logprobs(prepared: Prepared, tokens: Sequence[ScoredToken]) -> CompletionLogprobs | None:
+    """None if the request did not ask."""
+    return None if prepared.params.logprobs is None else completion_logprobs(tokens, prepared.context.tokenizer)
+
+
+def usage(prepared: Prepared, choices: Sequence[ChoiceAssembler]) -> Usage:
     """Token counts. A prompt counts once however many choices it has; preempted work is not billed again."""
     prompt_tokens = sum(map(len, prepared.prompts))
     completion_tokens = sum(choice.num_tokens for choice in choices)

@@ -1,8 +1,24 @@
 """Chunks of a streamed reply."""
 
-from typing import Any
+from collections.abc import Sequence
 
-from neaptide.server.openai.respond import Delta, ResponseAssembler, shape_logprobs
+from neaptide.server.openai.replies import (
+    ChatChunkChoice,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    Chunk,
+    CompletionChunk,
+    CompletionChunkChoice,
+    RequestMetrics,
+    ToolCallDelta,
+)
+from neaptide.server.openai.respond import (
+    Delta,
+    ResponseAssembler,
+    shape_chat_logprobs,
+    shape_completion_logprobs,
+)
 from neaptide.server.openai.tool_calls import ToolCall
 
 
@@ -14,58 +30,77 @@ class ChunkShaper:
         self._prepared = assembler.prepared
         self._greeted = [False] * self._prepared.num_choices
         self._num_calls = [0] * self._prepared.num_choices
-        self._head: dict[str, Any] = {
+        self._head: Chunk = {
             "id": response_id,
-            "object": "chat.completion.chunk" if self._prepared.is_chat else "text_completion",
             "created": self._prepared.created,
             "model": self._prepared.model,
             "service_tier": self._prepared.service_tier,
             "system_fingerprint": self._prepared.context.system_fingerprint,
         }
 
-    def shape(self, delta: Delta) -> list[dict[str, Any]]:
+    def shape(self, delta: Delta) -> Sequence[ChatCompletionChunk | CompletionChunk]:
         """Zero or more chunks: text that is held back gives none, unless its tokens are asked for."""
         return self._chat(delta) if self._prepared.is_chat else self._completion(delta)
 
-    def usage(self, metrics: dict[str, float]) -> dict[str, Any]:
+    def usage(self, metrics: RequestMetrics) -> ChatCompletionChunk | CompletionChunk:
         """The extra chunk at the end of a stream with ``include_usage``."""
-        return {**self._head, "choices": [], "usage": self._assembler.usage(), "metrics": metrics}
+        chunk: Chunk = {**self._head, "usage": self._assembler.usage(), "metrics": metrics}
+        return _chat_chunk(chunk, []) if self._prepared.is_chat else _completion_chunk(chunk, [])
 
-    def _chat(self, delta: Delta) -> list[dict[str, Any]]:
-        chunks = []
+    def _chat(self, delta: Delta) -> list[ChatCompletionChunk]:
+        deltas: list[tuple[ChatDelta, ChatLogprobs | None]] = []
         if not self._greeted[delta.choice]:
             self._greeted[delta.choice] = True
-            chunks.append(self._chunk(delta.choice, {"delta": {"role": "assistant", "content": ""}, "logprobs": None}))
+            deltas.append(({"role": "assistant", "content": ""}, None))
         if delta.text or delta.tokens:
-            logprobs = shape_logprobs(self._prepared, delta.tokens)
-            chunks.append(self._chunk(delta.choice, {"delta": {"content": delta.text}, "logprobs": logprobs}))
+            deltas.append(({"content": delta.text}, shape_chat_logprobs(self._prepared, delta.tokens)))
         for call in delta.calls:
-            chunks += self._call(delta.choice, call)
-        if delta.finish_reason is not None:
-            chunks.append(self._chunk(delta.choice, {"delta": {}, "logprobs": None}, delta))
-        return chunks
+            deltas += [({"tool_calls": [piece]}, None) for piece in self._call(delta.choice, call)]
+        choices: list[ChatChunkChoice] = [
+            {"index": delta.choice, "delta": part, "logprobs": logprobs, "finish_reason": None}
+            for part, logprobs in deltas
+        ]
+        if (reason := delta.finish_reason) is not None:
+            end: ChatChunkChoice = {"index": delta.choice, "delta": {}, "logprobs": None, "finish_reason": reason}
+            end["stop_reason"] = delta.stop_reason
+            choices.append(end)
+        return [_chat_chunk(self._chunk(), [choice]) for choice in choices]
 
-    def _call(self, choice: int, call: ToolCall) -> list[dict[str, Any]]:
+    def _call(self, choice: int, call: ToolCall) -> tuple[ToolCallDelta, ToolCallDelta]:
         """First which function, then its arguments: readers put the pieces together by index."""
         index = self._num_calls[choice]
         self._num_calls[choice] += 1
-        head = {**call.as_message_part(), "function": {"name": call.name, "arguments": ""}}
-        pieces = ({"index": index, **head}, {"index": index, "function": {"arguments": call.arguments}})
-        return [self._chunk(choice, {"delta": {"tool_calls": [piece]}, "logprobs": None}) for piece in pieces]
+        return (
+            {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}},
+            {"index": index, "function": {"arguments": call.arguments}},
+        )
 
-    def _completion(self, delta: Delta) -> list[dict[str, Any]]:
+    def _completion(self, delta: Delta) -> list[CompletionChunk]:
         if not (delta.text or delta.tokens or delta.finish_reason):
             return []
-        logprobs = shape_logprobs(self._prepared, delta.tokens)
-        return [self._chunk(delta.choice, {"text": delta.text, "logprobs": logprobs}, delta)]
+        choice: CompletionChunkChoice = {
+            "index": delta.choice,
+            "text": delta.text,
+            "logprobs": shape_completion_logprobs(self._prepared, delta.tokens),
+            "finish_reason": delta.finish_reason,
+        }
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        return [_completion_chunk(self._chunk(), [choice])]
 
-    def _chunk(self, index: int, content: dict[str, Any], end: Delta | None = None) -> dict[str, Any]:
-        choice = {"index": index, **content, "finish_reason": end.finish_reason if end else None}
-        if end is not None and end.finish_reason is not None:
-            choice["stop_reason"] = end.stop_reason
-        chunk = {**self._head, "choices": [choice]}
+    def _chunk(self) -> Chunk:
+        """What each chunk says beside its choice."""
+        chunk = self._head.copy()
         if self._prepared.continuous_usage:
             chunk["usage"] = self._assembler.usage()
         elif self._prepared.include_usage:
             chunk["usage"] = None
         return chunk
+
+
+def _chat_chunk(chunk: Chunk, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+    return {**chunk, "object": "chat.completion.chunk", "choices": choices}
+
+
+def _completion_chunk(chunk: Chunk, choices: list[CompletionChunkChoice]) -> CompletionChunk:
+    return {**chunk, "object": "text_completion", "choices": choices}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from neaptide.server.edge.errors import InvalidRequestError
 from neaptide.server.edge.jsonbody import parse_object
+from neaptide.server.openai import replies
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_CALL_CHARS = 1 << 16
@@ -26,7 +27,7 @@ class ToolCall:
     arguments: str
     """A JSON object, as text."""
 
-    def as_message_part(self) -> dict[str, object]:
+    def as_message_part(self) -> replies.ToolCall:
         """An entry of a message's ``tool_calls``."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 

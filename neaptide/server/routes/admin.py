@@ -26,7 +26,7 @@ def _is_local(request: Request) -> bool:
     responses=replies(OfflineSwitch, *JSON_BODY_ERRORS, 403),
     response_model=None,
 )
-async def switch_offline(request: Request) -> dict[str, str]:
+async def switch_offline(request: Request) -> OfflineSwitch:
     """Pauses offline work or lets it go on. Needs a key with the mark `admin`, or without keys a caller on this
     machine."""
     keys: KeyRing = request.app.state.keys

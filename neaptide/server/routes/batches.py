@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 
 from neaptide.server.batches.checking.create import MAX_METADATA_KEY_CHARS, MAX_METADATA_PAIRS, MAX_METADATA_VALUE_CHARS
 from neaptide.server.batches.checking.validate import ENDPOINTS
-from neaptide.server.batches.objects import batch_object, list_object
+from neaptide.server.batches.objects import batch_list, batch_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.edge.audit import note_object
@@ -68,7 +68,7 @@ def batches_router(service: BatchService) -> APIRouter:
     ) -> Response:
         with storage_faults():
             records, has_more = await service.list_batches(principal_of(request).tenant, limit, after)
-        return JSONResponse(list_object([batch_object(record) for record in records], has_more))
+        return JSONResponse(batch_list(records, has_more))
 
     @router.get("/{batch_id}", responses=replies(Batch, 404, 503))
     async def get_batch(request: Request, batch_id: BatchId) -> Response:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import FileResponse, JSONResponse
 
 from neaptide.server.batches.multipart import read_upload
-from neaptide.server.batches.objects import file_object, list_object
+from neaptide.server.batches.objects import file_list, file_object
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.batches.storing.files import MAX_EXPIRY_S, MIN_EXPIRY_S, PURPOSES
@@ -86,7 +86,7 @@ def files_router(service: BatchService) -> APIRouter:
             records, has_more = await files.list_page(
                 owner, purpose=purpose, limit=limit, after=after, ascending=order == "asc"
             )
-        return JSONResponse(list_object([file_object(record) for record in records], has_more))
+        return JSONResponse(file_list(records, has_more))
 
     @router.get("/{file_id}", responses=replies(File, 404, 503))
     async def get_file(request: Request, file_id: FileId) -> Response:
@@ -110,6 +110,6 @@ def files_router(service: BatchService) -> APIRouter:
     async def delete_file(request: Request, file_id: FileId) -> Response:
         with storage_faults():
             await files.delete(file_id, principal_of(request).tenant)
-        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+        return JSONResponse(FileDeleted(id=file_id, object="file", deleted=True))
 
     return router

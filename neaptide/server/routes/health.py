@@ -53,11 +53,11 @@ async def ready(request: Request) -> Response:
 @_probe("/version", responses=replies(Version))
 async def version() -> Response:
     """The server's version."""
-    return JSONResponse({"version": neaptide.__version__})
+    return JSONResponse(Version(version=neaptide.__version__))
 
 
 @router.get("/load", responses=replies(Load), response_model=None)
-async def load(request: Request) -> dict[str, int]:
+async def load(request: Request) -> Load:
     """Online requests at work."""
     context: ServingContext = request.app.state.context
     return {"server_load": context.admission.count(RequestClass.ONLINE)}

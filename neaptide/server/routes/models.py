@@ -1,7 +1,5 @@
 """``GET /v1/models`` and ``GET /v1/models/{id}``"""
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
@@ -12,7 +10,7 @@ from neaptide.server.openai.replies import Model, ModelList
 router = APIRouter()
 
 
-def _describe(model_id: str, context: ServingContext) -> dict[str, Any]:
+def _describe(model_id: str, context: ServingContext) -> Model:
     return {
         "id": model_id,
         "object": "model",
@@ -25,7 +23,7 @@ def _describe(model_id: str, context: ServingContext) -> dict[str, Any]:
 
 
 @router.get("/v1/models", responses=replies(ModelList), response_model=None)
-async def list_models(request: Request) -> dict[str, Any]:
+async def list_models(request: Request) -> ModelList:
     """The model that is served, and its aliases."""
     context: ServingContext = request.app.state.context
     names = (context.model_id, *context.model_aliases)
@@ -33,7 +31,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{model_id:path}", responses=replies(Model, 404), response_model=None)
-async def retrieve_model(request: Request, model_id: str) -> dict[str, Any]:
+async def retrieve_model(request: Request, model_id: str) -> Model:
     """One model; ids may contain slashes."""
     context: ServingContext = request.app.state.context
     if not model_id or not context.serves(model_id):

@@ -32,7 +32,7 @@ def _tokenize(body: dict[str, Any], context: ServingContext) -> Response:
             raise ContextLengthError("The text is too long.", param="prompt")
         ids = context.tokenizer.encode(parsed.prompt, add_special_tokens=parsed.add_special_tokens)
     strings = [context.tokenizer.token_string(i) for i in ids] if parsed.return_token_strs else None
-    return _json({"count": len(ids), "max_model_len": context.max_model_len, "tokens": ids, "token_strs": strings})
+    return _json(Tokenized(count=len(ids), max_model_len=context.max_model_len, tokens=ids, token_strs=strings))
 
 
 def _detokenize(body: dict[str, Any], context: ServingContext) -> Response:
@@ -42,10 +42,10 @@ def _detokenize(body: dict[str, Any], context: ServingContext) -> Response:
         raise ContextLengthError("Too many tokens.", param="tokens")
     if any(token_id >= context.vocab_size for token_id in parsed.tokens):
         raise InvalidRequestError("A token id is outside the vocabulary.", param="tokens", code="invalid_value")
-    return _json({"prompt": context.tokenizer.decode(parsed.tokens)})
+    return _json(Detokenized(prompt=context.tokenizer.decode(parsed.tokens)))
 
 
-def _json(reply: dict[str, Any]) -> Response:
+def _json(reply: Tokenized | Detokenized) -> Response:
     """Encoded here, in the thread: a list of a million ids takes a while."""
     return Response(msgspec.json.encode(reply), media_type="application/json")
 

@@ -178,7 +178,7 @@ class Tokenizer:
 
 
 class _Marker:
-    """Swaps special-token text in what a caller sent for markers that nobody can guess."""
+    """Swaps special-token text in what a caller sent for markers that cannot be guessed."""
 
     def __init__(self, pattern: re.Pattern[str] | None) -> None:
         self._pattern = pattern

@@ -56,7 +56,7 @@ def test_rt_waits_while_its_slack_lasts_then_urgency_and_the_early_return_decide
     harness.core.handle(batch(tmp_path, "be", [prompt(10)] * 3, max_tokens=3))
     add_online(harness, "a", 20, 4, ttft=0.1, tpot=0.05)
     # t=0, B=2. Step 1: a (T 30 <= its slack 100). Step 2: be:0 fits (T 40). be:1 finds the batch full and replaces a,
-    # which can wait: 30, and 30 again for lack of a mean, <= 100. For be:2 nobody is left to replace.
+    # which can wait: 30, and 30 again for lack of a mean, <= 100. For be:2 no request is left to replace.
     assert harness.step() == {"be:0": 10, "be:1": 10}
     # t=30, B=3, mean 30. a has 70 left. be:0, be:1 decode beside it; be:2 replaces it: T 22 + mean 30 <= 70.
     assert harness.step() == {"be:0": 1, "be:1": 1, "be:2": 10}
@@ -66,7 +66,7 @@ def test_rt_waits_while_its_slack_lasts_then_urgency_and_the_early_return_decide
     assert harness.step() == {"a": 1, "be:2": 1}
     add_online(harness, "b", 45, 2, ttft=0.02, tpot=0.05)
     # t=97, B=6. b, due at 117, is first although it is lost: alone it takes 55. The tightest slack is a's, 147 - 97 =
-    # 50. An empty batch would help nobody, so b is taken; it outlasts a's slack: early return, B back to 2.
+    # 50. An empty batch would help no request, so b is taken; it outlasts a's slack: early return, B back to 2.
     assert harness.step() == {"b": 45}
     assert scheduler_of(harness).batch_size.limit == 2
     # t=152. a is late by 5, b is due at 202: both fit into b's slack.

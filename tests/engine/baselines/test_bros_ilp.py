@@ -25,7 +25,7 @@ def test_the_solver_leaves_out_an_rt_request_that_can_wait_and_a_be_prompt_that_
     assert [c.request_id for c in best] == ["urgent", "resident"]
     # 15 ms + 2 decodes of 0.1 ms + 0.3 us for each of the 160 + 800 tokens read.
     assert instance.seconds(best) == pytest.approx(0.015 + 0.0002 + 0.000288)
-    # The policy takes in whoever fits into the 50 ms: patient as well, 10 ms for its prompt.
+    # The policy takes in what fits into the 50 ms: patient as well, 10 ms for its prompt.
     assert [c.request_id for c in instance.packed() or []] == ["urgent", "patient", "resident"]
 
 

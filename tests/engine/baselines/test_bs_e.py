@@ -71,7 +71,7 @@ def test_online_requests_drop_the_youngest_offline_ones(tmp_path: Path) -> None:
     assert harness.step() == {"be:0": 7, "be:1": 7}
     add_online(harness, "a", 8, 3, ttft=1.0, tpot=1.0)
     assert harness.step() == {"a": 8, "be:0": 1}
-    # a grows into a third block: be:0 is dropped as well, and in such a step nobody leaves the pool.
+    # a grows into a third block: be:0 is dropped as well, and in such a step no request leaves the pool.
     assert harness.step() == {"a": 1}
     assert harness.core.scheduler.queues.running_offline == {}
 

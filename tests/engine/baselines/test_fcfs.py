@@ -27,7 +27,7 @@ def test_request_that_finds_no_block_and_is_the_last_preempts_itself_and_waits_a
     assert harness.run() == [
         {"a": 6, "f": 7},  # two blocks each, all four are held; g finds no seat
         {"a": 1, "f": 1},  # token 8 of f fills its second block
-        {"a": 1},  # f needs a third block and is the last one running; nobody starts in a step that preempts
+        {"a": 1},  # f needs a third block and is the last one running; none starts in a step that preempts
         {"a": 1},  # a takes a third block; f would need all three that it had and one is left; g stands behind f
         {"a": 1},
         {"a": 1},  # a ends

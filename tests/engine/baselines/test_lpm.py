@@ -62,7 +62,7 @@ def test_admission_reserves_all_output_of_those_admitted_and_a_share_of_those_ru
     # 14 blocks are left beside a: 56 tokens, less 20 + 4 for its output. b may need 4 + 4 + 24 = 32, and must stay
     # under it.
     assert harness.step() == {"a": 4}
-    # No second look before somebody ends, though 0.7 * 19 for a would leave enough.
+    # No second look before a request ends, though 0.7 * 19 for a would leave enough.
     assert harness.step() == {"a": 1}
 
 

@@ -1,4 +1,4 @@
-"""Policies that share a prefix inside one step, as vLLM v1 does: who computes what, and what happens to the readers of
+"""Policies that share a prefix inside one step, as vLLM v1 does: which computes what, and what happens to readers of
 blocks that then are not computed. Blocks have 4 tokens."""
 
 import random

@@ -9,7 +9,7 @@ from typing import Any
 
 from neaptide.server.batches.checking.worker import main
 from neaptide.server.batches.lines import CompiledLine
-from tests.server.batches.fakes import FakeCompiler
+from tests.server.batches.fake_compiler import FakeCompiler
 
 
 def count(marks: Path, name: str) -> int:

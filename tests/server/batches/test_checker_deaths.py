@@ -7,7 +7,8 @@ import pytest
 
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report
 from neaptide.server.batches.storing.models import BatchRecord
-from tests.server.batches.fakes import FakeCompiler, Server, ThreadChecker, numbered
+from tests.server.batches.fake_compiler import FakeCompiler
+from tests.server.batches.fakes import Server, ThreadChecker, numbered
 
 VALIDATION = "neaptide.server.batches.checking.validation"
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from neaptide.commands import batch
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
-from neaptide.server.edge.errors import install_handlers
+from neaptide.server.edge.error_replies import install_handlers
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from tests.server.batches.fakes import Server, jsonl, line, numbered

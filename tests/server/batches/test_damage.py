@@ -19,7 +19,6 @@ from neaptide.server.edge.errors import ApiError, NotFoundError
 from tests.server.batches.fakes import Server, numbered
 
 SEED = 10
-NUM_FLIPS = 50
 MAX_START_S = 5.0
 NUM_LINES = 40
 
@@ -94,11 +93,17 @@ def is_right(line: dict[str, Any]) -> bool:
     return bool(choices[0].get("text") == f"text of {line['custom_id']}"[::-1])
 
 
-@pytest.mark.acceptance("A10", "flipped bits of database, log, files and plans at start, seeded", count=NUM_FLIPS)
-def test_flipped_bits_are_refused_or_found_and_never_served(tmp_path: Path, original: Original) -> None:
+def flips(count: int) -> pytest.MarkDecorator:
+    return pytest.mark.acceptance("A10", "flipped bits of database, log, files and plans at start, seeded", count=count)
+
+
+@pytest.mark.parametrize(
+    "num_flips", [pytest.param(20, marks=flips(20)), pytest.param(50, marks=[flips(50), pytest.mark.full])]
+)
+def test_flipped_bits_are_refused_or_found_and_never_served(tmp_path: Path, original: Original, num_flips: int) -> None:
     generator = random.Random(SEED)
     refused = 0
-    for number in range(NUM_FLIPS):
+    for number in range(num_flips):
         source = (original.data_dir, original.stopped)[number % 2]
         data_dir = Path(shutil.copytree(source, tmp_path / str(number)))
         paths = sorted(path for path in data_dir.rglob("*") if path.is_file())
@@ -117,7 +122,7 @@ def test_flipped_bits_are_refused_or_found_and_never_served(tmp_path: Path, orig
             assert "\n" not in refusal
             assert time.monotonic() - start_s < MAX_START_S
         shutil.rmtree(data_dir)
-    assert 0 < refused < NUM_FLIPS
+    assert 0 < refused < num_flips
 
 
 @pytest.mark.acceptance("A10", "an input file, a result file or a plan that has changed")

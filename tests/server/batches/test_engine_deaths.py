@@ -91,7 +91,7 @@ async def test_a_line_that_kills_alone_is_quarantined_alone(tmp_path: Path) -> N
         await server.until_given(batch.id)
         second = server.new_engine([f"{batch.id}:{row}" for row in (0, 1, 2, 3)])
         await server.until_given(batch.id)
-        assert second.added(batch.id) == [[0, 1, 4]]  # half of the suspects, beside those that nobody suspects
+        assert second.added(batch.id) == [[0, 1, 4]]  # half of the suspects, beside those that are not suspected
         third = server.new_engine([f"{batch.id}:0", f"{batch.id}:1"])
         await server.until_given(batch.id)
         third.answer(batch.id)  # the first suspect, alone; then the other

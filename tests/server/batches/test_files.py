@@ -1,4 +1,4 @@
-"""Files on disk: nothing torn, nothing orphaned, nobody else's."""
+"""Files on disk: nothing torn, nothing orphaned, no other owner's."""
 
 import asyncio
 from pathlib import Path

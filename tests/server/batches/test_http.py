@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
-from neaptide.server.edge.errors import install_handlers
+from neaptide.server.edge.error_replies import install_handlers
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from tests.server.batches.fakes import CHAT, Server, jsonl, line, numbered

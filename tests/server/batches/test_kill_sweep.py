@@ -19,7 +19,7 @@ from tests.server.batches.victim import STRACE, Victim, recover
 
 SYSCALLS = ("write", "pwrite64", "writev", "rename", "fsync", "fdatasync", "unlink", "ftruncate")
 SCENES = ("look_in", "work")
-SAMPLE = 25
+SAMPLE = 12
 SEED = 3
 MAX_RESUME_S = 10.0
 

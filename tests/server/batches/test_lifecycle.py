@@ -11,7 +11,8 @@ from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import NewLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.edge.errors import ConflictError, NotFoundError
-from tests.server.batches.fakes import FakeAssembler, FakeClock, Server, jsonl, line, numbered, output
+from tests.server.batches.fake_compiler import FakeAssembler
+from tests.server.batches.fakes import FakeClock, Server, jsonl, line, numbered, output
 
 
 async def test_a_batch_runs_to_its_end_in_input_order(tmp_path: Path) -> None:

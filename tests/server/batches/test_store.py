@@ -1,4 +1,4 @@
-"""The database: durability, group commit, schema, and who may open it."""
+"""The database: durability, group commit, schema, and which process may open it."""
 
 import asyncio
 import threading

@@ -17,7 +17,8 @@ from neaptide.server.batches.checking.validate import (
     read_lines,
 )
 from neaptide.server.batches.storing.models import NewLine
-from tests.server.batches.fakes import CHAT, FakeCompiler, Server, jsonl, line
+from tests.server.batches.fake_compiler import FakeCompiler
+from tests.server.batches.fakes import CHAT, Server, jsonl, line
 
 
 def validate(tmp_path: Path, content: bytes, limits: Limits | None = None) -> tuple[Report, list[NewLine]]:

@@ -15,7 +15,8 @@ from neaptide.server.batches.checking.worker import NICENESS, ValidationError, W
 from neaptide.server.batches.lines import Recipe
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
 from neaptide.server.context import GenerationDefaults
-from tests.server.batches.fakes import CHAT, FakeClock, FakeCompiler, Server, jsonl, line
+from tests.server.batches.fake_compiler import FakeCompiler
+from tests.server.batches.fakes import CHAT, FakeClock, Server, jsonl, line
 from tests.server.batches.hostile_worker import count
 
 LEAST_PRIORITY = 19

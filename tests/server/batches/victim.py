@@ -41,7 +41,7 @@ Tell = Callable[[str, object], None]
 
 
 class TellingEngine(FakeEngine):
-    """Works off what it is given, a few rows at a time, and says so before anybody can know the result.
+    """Works off what it is given, a few rows at a time, and says so before the result can be known.
 
     ``leaves`` is the size of a job that it begins and never ends.
     """

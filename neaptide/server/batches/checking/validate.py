@@ -17,6 +17,7 @@ from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.storing.models import LineResult, LineState, NewLine
 from neaptide.server.edge.errors import ApiError, InvalidRequestError
 from neaptide.server.edge.jsonbody import MAX_BODY_BYTES, parse_json
+from neaptide.server.openai.replies import BatchError
 
 MAX_ERRORS = 100
 MAX_CUSTOM_ID_CHARS = 512
@@ -47,7 +48,7 @@ class LineFault(Exception):
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
 
-    def entry(self, line_no: int | None) -> dict[str, str | int | None]:
+    def entry(self, line_no: int | None) -> BatchError:
         return {"code": self.code, "line": line_no, "message": self.message, "param": self.param}
 
 
@@ -55,7 +56,7 @@ class LineFault(Exception):
 class Report:
     """``errors`` empty means: the job can start."""
 
-    errors: list[dict[str, str | int | None]] = field(default_factory=list)
+    errors: list[BatchError] = field(default_factory=list)
     num_lines: int = 0
     num_rows: int = 0
     model: str = ""
@@ -79,7 +80,7 @@ Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
 class CheckerDiedError(Exception):
     """Whatever checked the file is gone; what it has stored of the lines is not all of them.
 
-    ``by_itself``: nobody killed it, so it may have died of the file.
+    ``by_itself``: it was not killed, so it may have died of the file.
     """
 
     def __init__(self, message: str, *, by_itself: bool = True) -> None:

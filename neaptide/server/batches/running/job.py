@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,7 @@ def _ended(line_no: int, assembler: Assembler) -> LineResult:
     return LineResult(line_no, LineState.COMPLETED, 200, request_id, dump_json(body), _usage(body))
 
 
-def _usage(body: dict[str, Any]) -> Usage:
+def _usage(body: Mapping[str, Any]) -> Usage:
     usage = body.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     return Usage(

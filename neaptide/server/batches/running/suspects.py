@@ -1,7 +1,7 @@
 """Which lines may have killed an engine, and which of them may run beside which.
 
 An engine's death names the lines of its last step, not the culprit. They are suspects, in groups that are tried one
-after another, each beside all lines that nobody suspects. A group that is in the last step again is halved; a single
+after another, each beside all lines that are not suspected. A group that is in the last step again is halved; a single
 suspect is tried with no other line in the engine. So a line that kills every engine is found in about ``log2 n``
 deaths, and what it cost the others is to be run again, not to stand in a queue.
 

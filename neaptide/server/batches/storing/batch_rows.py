@@ -27,6 +27,7 @@ from neaptide.server.batches.storing.models import (
     PendingLine,
 )
 from neaptide.server.batches.storing.tables import batch_lines, batches, files
+from neaptide.server.openai.replies import BatchError
 
 _COLUMNS = [column for column in batches.c if column.name != "seq"]
 _ENDED_AT = {
@@ -155,7 +156,7 @@ def discard_lines(conn: sa.Connection, batch_id: str) -> None:
     conn.execute(batch_lines.delete().where(batch_lines.c.batch_id == batch_id))
 
 
-def fail_batch(conn: sa.Connection, batch_id: str, errors: list[dict[str, str | int | None]], now: int) -> bool:
+def fail_batch(conn: sa.Connection, batch_id: str, errors: list[BatchError], now: int) -> bool:
     """validating -> failed; nothing was executed."""
     values = {"status": BatchStatus.FAILED, "errors": errors, "failed_at": now}
     taken = conn.execute(batches.update().where(_is_validating(batch_id)).values(**values)).rowcount == 1

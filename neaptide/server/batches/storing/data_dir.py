@@ -1,4 +1,4 @@
-"""The data directory: whether it is ours, whose it is at the moment, and that nobody else reads it.
+"""The data directory: whether it is ours, whose it is at the moment, and that no other user reads it.
 
 A directory that we made carries a mark. One without it is taken only while it is blank, or when our database lies in
 it, as a version before there were marks left it. Anything else belongs to other people, and is refused untouched.
@@ -194,7 +194,7 @@ class DataDir:
             (self.path / _MARK_TEMP).replace(self.path / MARK_NAME)
             logger.info("%s is now marked as a neaptide data directory", self.path)
         if not self._has_database:
-            # SQLite would make it readable for everyone, and its log takes the same mode.
+            # SQLite would make it readable for every user, and its log takes the same mode.
             open(self.database, "xb", opener=private_opener).close()
         for name in (FILES, JOBS, PROFILES):
             make_private_directory(self.path / name)

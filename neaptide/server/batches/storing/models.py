@@ -5,6 +5,8 @@ import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 
+from neaptide.server.openai.replies import BatchError
+
 
 class BatchStatus(StrEnum):
     """The names that clients poll for; see ``TERMINAL`` and ``LIVE``."""
@@ -67,7 +69,7 @@ class BatchRecord:
     planned_error_file_id: str
     output_file_id: str | None
     error_file_id: str | None
-    errors: list[dict[str, str | int | None]] | None
+    errors: list[BatchError] | None
     created_at: int
     in_progress_at: int | None
     expires_at: int

@@ -1,0 +1,90 @@
+"""How each error becomes a reply: the table of the app's exception handlers."""
+
+import json
+import logging
+
+from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from neaptide.server.edge.errors import (
+    ApiError,
+    InvalidRequestError,
+    NotFoundError,
+    engine_lost,
+    engine_unavailable,
+    from_parameter_error,
+)
+from neaptide.server.link.engine_client import EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+
+def error_response(error: ApiError) -> Response:
+    """The error's envelope as a reply."""
+    content = json.dumps(error.body()).encode()
+    return Response(content, error.status, headers=error.headers, media_type="application/json")
+
+
+async def _on_api_error(request: Request, exc: Exception) -> Response:
+    return error_response(exc if isinstance(exc, ApiError) else ApiError("Internal server error."))
+
+
+async def _on_engine_unavailable(request: Request, exc: Exception) -> Response:
+    return error_response(engine_lost(exc) if isinstance(exc, EngineUnavailableError) else engine_unavailable())
+
+
+async def _on_http_exception(request: Request, exc: Exception) -> Response:
+    status = exc.status_code if isinstance(exc, HTTPException) else 500
+    headers = exc.headers if isinstance(exc, HTTPException) else None
+    error: ApiError
+    if status == 404:
+        error = NotFoundError("Unknown request URL.", code="unknown_url", headers=headers)
+    elif status == 405:
+        allow = {"Allow": ", ".join(_allowed_methods(request))}
+        error = InvalidRequestError("Method not allowed for this URL.", code="method_not_allowed", headers=allow)
+    elif status < 500:
+        error = InvalidRequestError("The request is invalid.", headers=headers)
+    else:
+        error = ApiError("Internal server error.", headers=headers)
+    error.status = status
+    return error_response(error)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Of all routes on the path; the router names those of the first one that it tried."""
+    scopes = {method: {**request.scope, "method": method} for method in ("GET", "HEAD", "POST", "DELETE")}
+    routes = request.app.routes
+    return [method for method in scopes if any(route.matches(scopes[method])[0] is Match.FULL for route in routes)]
+
+
+async def _on_validation_error(request: Request, exc: Exception) -> Response:
+    """FastAPI's own checks of query and path parameters; bodies go through ``from_validation_error``."""
+    errors = exc.errors() if isinstance(exc, RequestValidationError) else []
+    return error_response(from_parameter_error(errors[0] if errors else {}))
+
+
+async def _on_client_disconnect(request: Request, exc: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _on_unexpected(request: Request, exc: Exception) -> Response:
+    # The route's template: what the caller sent has no place in the log.
+    logger.error("unhandled error on %s", getattr(request.scope.get("route"), "path", "no route"), exc_info=exc)
+    response = error_response(ApiError("Internal server error.", code="internal_error"))
+    # This reply is made outside the middleware that stamps the id on all others.
+    response.headers["x-request-id"] = str(request.scope.get("state", {}).get("request_id", ""))
+    return response
+
+
+def install_handlers(app: Starlette) -> None:
+    """Every non-2xx reply of the app goes through one of these."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(EngineUnavailableError, _on_engine_unavailable)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+    app.add_exception_handler(Exception, _on_unexpected)

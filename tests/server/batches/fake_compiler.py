@@ -1,0 +1,67 @@
+"""A line compiler without a tokenizer. Imports next to nothing: processes that a test starts use it as well."""
+
+from typing import Any
+
+from neaptide.engine.messages import RequestOutput
+from neaptide.engine.params import SamplingParams
+from neaptide.server.batches.lines import Assembler, CompiledLine
+from neaptide.server.edge.errors import ApiError, InvalidRequestError
+
+
+class FakeAssembler:
+    """Text is the tokens as characters; ``!`` ends a choice as a stop string would."""
+
+    def __init__(self, line: CompiledLine) -> None:
+        self._prompt_tokens = len(line.prompts[0])
+        self._texts = ["" for _ in line.prompts]
+        self._done = [False for _ in line.prompts]
+        self.stop_hit = [False for _ in line.prompts]
+        self._watch = line.wants_stream
+        self.error: ApiError | None = None
+
+    def feed(self, choice_index: int, output: RequestOutput) -> None:
+        if self._done[choice_index]:
+            return
+        self._texts[choice_index] += "".join(map(chr, output.new_token_ids))
+        if self._watch and "!" in self._texts[choice_index]:
+            self.stop_hit[choice_index] = True
+        self._done[choice_index] = self.stop_hit[choice_index] or output.finish_reason is not None
+
+    @property
+    def finished(self) -> bool:
+        return all(self._done)
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        if self._texts[0] == "explode":
+            raise RuntimeError("a bug in the assembler")
+        completion_tokens = sum(map(len, self._texts))
+        return {
+            "id": request_id,
+            "choices": [{"index": i, "text": text} for i, text in enumerate(self._texts)],
+            "usage": {
+                "prompt_tokens": self._prompt_tokens,
+                "completion_tokens": completion_tokens,
+                "prompt_tokens_details": {"cached_tokens": 1},
+            },
+        }
+
+
+class FakeCompiler:
+    """A byte is a token; a temperature above 2 is refused, as a real endpoint would."""
+
+    def __init__(self, fingerprint: str = "fake") -> None:
+        self.fingerprint = fingerprint
+
+    def serves(self, model: str) -> bool:
+        return model in ("m", "m2")
+
+    def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
+        if body.get("temperature", 0) > 2:
+            raise InvalidRequestError("Too hot.", param="temperature", code="invalid_value")
+        prompt = list(body["messages"][-1]["content"].encode())
+        n = body.get("n", 1)
+        params = [SamplingParams(max_tokens=body.get("max_tokens", 16)) for _ in range(n)]
+        return CompiledLine([prompt] * n, params, "stop" in body)
+
+    def assembler(self, line: CompiledLine) -> Assembler:
+        return FakeAssembler(line)
