@@ -83,7 +83,7 @@ def test_stream_that_banked_slack_sees_no_gap_over_one_and_a_half_targets() -> N
 def test_offline_step_without_online_work_leaves_room_for_the_next_arrival() -> None:
     harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=0.5, tpot_slo_s=0.1)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
-    assert harness.step() == {"f": 50}
+    assert harness.step() == {"f": 25}
 
 
 def test_offline_work_goes_on_in_small_chunks_when_no_step_is_short_enough() -> None:
@@ -173,6 +173,15 @@ def test_offline_leaves_the_headroom_free() -> None:
     harness.step()
     assert harness.core.kv.occupancy().offline == 6
     assert len(harness.core.scheduler.queues.running_offline) == 2
+
+
+def test_resident_offline_work_grows_into_the_headroom_while_blocks_are_free() -> None:
+    harness = Harness(num_blocks=10, headroom_ratio=0.4)
+    for i in range(2):
+        harness.core.handle(flex(f"f{i}", [8 + i] * 11, max_tokens=5))
+    harness.step()
+    assert harness.run() == [{"f0": 1, "f1": 1}] * 4
+    assert harness.ends["f0"][0].num_preemptions == harness.ends["f1"][0].num_preemptions == 0
 
 
 def test_batch_rows_run_in_file_order_and_flex_goes_before_them(tmp_path: Path) -> None:
@@ -273,7 +282,7 @@ def test_the_smallest_recent_ttft_target_bounds_an_idle_step() -> None:
         harness.core.handle(online(f"a{i}", [7], max_tokens=1, ttft_slo_s=ttft_slo_s))
     harness.run()
     harness.core.handle(flex("f", [8] * 200, max_tokens=1))
-    assert harness.step() == {"f": 49}  # 500 ms less the 10 ms of a prompt like those that came lately
+    assert harness.step() == {"f": 24}  # half of 500 ms less the 10 ms of a prompt like those that came lately
 
 
 def test_paused_offline_work_stays_where_it_is() -> None:
@@ -387,7 +396,7 @@ def test_an_error_over_waiting_prompts_is_not_blamed_on_a_stream(monkeypatch: py
     def fail(*args: object) -> bool:
         raise RuntimeError("a bug in the slack policy")
 
-    monkeypatch.setattr(type(harness.core.scheduler.slack), "is_feasible", fail)
+    monkeypatch.setattr(type(harness.core.scheduler.slack), "feasible", fail)
     with pytest.raises(RuntimeError, match="a bug in the slack policy"):
         harness.step()
     assert harness.ends == {}
