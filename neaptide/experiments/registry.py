@@ -13,7 +13,7 @@ from typing import Protocol
 
 from neaptide.experiments.result import ExperimentResult
 
-EXPERIMENT_NAMES = ("golden", "cost-model-error", "forecast-coverage", "sim-fidelity", "baseline-sanity")
+EXPERIMENT_NAMES = ("golden", "cost-model-error", "forecast-coverage", "sim-fidelity", "baseline-sanity", "overload")
 """As on the command line; ``sim-fidelity`` is the module ``sim_fidelity``."""
 
 LOGGER = logging.getLogger("neaptide.experiments")

@@ -1,0 +1,161 @@
+"""Goodput from below capacity to three times it, online alone and beside an offline flood.
+
+Prompts and outputs have one length each, so that the capacity is a sum: a request costs the device its prefill, and
+what a decode adds to a step, once for every token.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.device_profile import DeviceProfile, load_profile
+from neaptide.experiments.result import ExperimentResult, Row
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.loadgen.workloads.online_sets import poisson_arrivals
+from neaptide.loadgen.workloads.traces import TraceRequest, content_base
+from neaptide.simulation.result import SimResult
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import simulate
+
+NAME = "overload"
+ABOUT = "requests served in time per second, from below capacity to three times it, alone and beside an offline flood"
+
+PROFILE = "a100-40g-llama-3.1-8b"
+OFFLINE, OFFLINE_REQUESTS = "sharegpt_lengths", 4000
+TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.05
+STEP_NOISE = 0.05
+CONTEXT_TOKENS = 16_384
+CLIENT_LIMIT_TOKENS = 1024
+"""``max_tokens`` of offline requests; online ones ask for what they get."""
+KEPT_SHARE = 0.85
+"""Of the best goodput at any load: what must be left at every load above the capacity."""
+
+
+@dataclass(slots=True, frozen=True)
+class Lengths:
+    """Of every online request."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.prompt_tokens}/{self.output_tokens}"
+
+
+@dataclass(slots=True, frozen=True)
+class Size:
+    lengths: tuple[Lengths, ...]
+    loads: tuple[float, ...]
+    """As multiples of the capacity."""
+    window_s: float
+
+
+ALL = (Lengths(2000, 150), Lengths(500, 250), Lengths(8000, 100))
+FULL = Size(ALL, (0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0), 60.0)
+QUICK = Size(ALL[:1], (0.8, 1.0, 1.5), 20.0)
+
+
+def run(quick: bool) -> ExperimentResult:
+    size = QUICK if quick else FULL
+    profile = load_profile(PROFILE)
+    curves: dict[str, list[SimResult]] = {}
+    capacities_rps = {str(lengths): capacity_rps(profile, lengths) for lengths in size.lengths}
+    for lengths in size.lengths:
+        for name, flood in (("alone", False), ("beside a flood", True)):
+            logging.getLogger(__name__).info("%s %s", lengths, name)
+            rates_rps = [load * capacities_rps[str(lengths)] for load in size.loads]
+            curves[f"{lengths} {name}"] = [_simulated(profile, lengths, rate, size, flood) for rate in rates_rps]
+    data: dict[str, Any] = {
+        "settings": {
+            "profile": PROFILE,
+            "ttft_slo_s": TTFT_SLO_S,
+            "tpot_slo_s": TPOT_SLO_S,
+            "step_noise": STEP_NOISE,
+            "offline": OFFLINE,
+            "window_s": size.window_s,
+            "loads": list(size.loads),
+            "capacity_rps": capacities_rps,
+        },
+        "curves": {name: [_numbers(result) for result in curve] for name, curve in curves.items()},
+    }
+    notes = [
+        "The capacity counts no fixed cost of a step and no queue: goodput stays below it.",
+        "A window that is short against an answer flatters: its last answers end behind it.",
+        f"{PROFILE}, steps with {STEP_NOISE:.0%} noise, Poisson arrivals of {size.window_s:.0f} s, TTFT {TTFT_SLO_S:g} "
+        f"s, TPOT {1e3 * TPOT_SLO_S:.0f} ms, 256 seats, 2,048 tokens a step.",
+    ]
+    rows = [row for name, curve in curves.items() for row in _rows(name, curve, size, capacities_rps)]
+    return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(figure, curves, size), against="capacity")
+
+
+def capacity_rps(profile: DeviceProfile, lengths: Lengths) -> float:
+    """Requests per second that no policy can serve more of, in the fluid limit."""
+    model = RooflineModel.from_profile(profile)
+    prefill, decodes = BatchShape(), BatchShape()
+    prefill.add(lengths.prompt_tokens, 0)
+    _, *rest_s = model.terms(prefill)
+    context = lengths.prompt_tokens + lengths.output_tokens // 2
+    decodes.add_decodes(1, context, context)
+    beside = prefill.plus_decodes(1, context, context)
+    decode_s = model.predict(beside).seconds - model.predict(prefill).seconds
+    return 1.0 / (sum(rest_s) + decode_s * lengths.output_tokens)
+
+
+def _simulated(profile: DeviceProfile, lengths: Lengths, rate_rps: float, size: Size, flood: bool) -> SimResult:
+    arrivals_s = poisson_arrivals(np.random.default_rng(0), np.array([rate_rps]), size.window_s)
+    base = content_base("overload")
+    online = [
+        TraceRequest(arrival_s, ((base + number, lengths.prompt_tokens),), lengths.output_tokens)
+        for number, arrival_s in enumerate(arrivals_s)
+    ]
+    alone = Scenario(
+        profile=profile,
+        online=online,
+        ttft_slo_s=TTFT_SLO_S,
+        tpot_slo_s=TPOT_SLO_S,
+        max_model_len=CONTEXT_TOKENS,
+        max_output_tokens=CLIENT_LIMIT_TOKENS,
+        step_noise=STEP_NOISE,
+        drain_s=TTFT_SLO_S + lengths.output_tokens * TPOT_SLO_S,
+    )
+    offline = [load_offline(OFFLINE, seed=0, limit=OFFLINE_REQUESTS)] if flood else []
+    return simulate(replace(alone, offline=offline)).result
+
+
+def _rows(name: str, curve: list[SimResult], size: Size, capacities_rps: dict[str, float]) -> list[Row]:
+    capacity = capacities_rps[name.split()[0]]
+    goodput = [result.online.goodput_rps or 0.0 for result in curve]
+    best = max(goodput)
+    rows = [
+        Row(f"{name}: goodput at {load:g}x", each, min(load, 1.0) * capacity, "req/s")
+        for load, each in zip(size.loads, goodput, strict=True)
+    ]
+    least = min(each for load, each in zip(size.loads, goodput, strict=True) if load >= 1.0)
+    share = least / best if best else 0.0
+    return [*rows, Row(f"{name}: least of the best, from 1x on", 100 * share, unit="%", holds=share >= KEPT_SHARE)]
+
+
+def _numbers(result: SimResult) -> dict[str, Any]:
+    return {
+        "goodput_rps": result.online.goodput_rps,
+        "attainment": result.online.attainment,
+        "ttft_s": result.online.ttft_s,
+        "tpot_s": result.online.tpot_s,
+        "offline_tokens_per_s": result.offline.tokens_per_s,
+        "preemptions": result.preemptions.count_by_kind,
+    }
+
+
+def _plot(figure: Any, curves: dict[str, list[SimResult]], size: Size) -> None:
+    axes = figure.subplots()
+    for name, curve in curves.items():
+        style = "--" if name.endswith("flood") else "-"
+        axes.plot(size.loads, [result.online.goodput_rps or 0.0 for result in curve], style, marker="o", label=name)
+    axes.set_xlabel("load, as a multiple of the capacity")
+    axes.set_ylabel("requests served in time per second")
+    axes.set_ylim(bottom=0)
+    axes.legend()
