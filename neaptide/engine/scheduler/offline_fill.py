@@ -26,7 +26,8 @@ class OfflineFill:
         prefills = table.requests_of(table.by_last_step(draft.prompt_rows(online=False)))
         count = draft.budget.most_decodes(table.computed[decodes] + 1, limit_s)
         chosen = decodes[: count if count or draft.num_parts else 1]
-        draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), draft.kv.available)
+        spare_blocks = self._blocks_to_grow(draft) if draft.num_running_offline > 1 else 0
+        draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), spare_blocks)
         if count < len(decodes):
             return
         for request in prefills:
@@ -49,20 +50,24 @@ class OfflineFill:
             return chunk
         return 0 if draft.num_parts else least
 
-    def _blocks_left(self, draft: Draft) -> int:
-        """Blocks that admissions may still take without touching the share kept for online work.
-
-        What is resident may grow into that share: to drop it while blocks are free would only lose its KV.
-        """
+    def _blocks_to_grow(self, draft: Draft) -> int:
+        """Blocks that offline work may still take. What is resident may grow into the headroom: to drop it while
+        blocks are free would only lose its KV, and online work takes them from it when it needs them."""
         pool = draft.kv.pool
-        reserved = self._headroom.headroom_blocks(draft.now_s)
-        most = min(pool.num_blocks - reserved, int(self._config.offline_max_kv_ratio * pool.num_blocks))
-        return min(pool.num_available, most - pool.num_offline)
+        return min(pool.num_available, int(self._config.offline_max_kv_ratio * pool.num_blocks) - pool.num_offline)
+
+    def _blocks_to_admit(self, draft: Draft) -> int:
+        """Those of them that may go to new requests: the headroom for online work stays free."""
+        pool = draft.kv.pool
+        outside_headroom = pool.num_blocks - self._headroom.headroom_blocks(draft.now_s)
+        return min(self._blocks_to_grow(draft), outside_headroom - pool.num_offline)
 
     def _find_room(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         """Whether a resident request can grow, younger ones dropped for it; else it sits out."""
         needed = draft.kv.blocks_needed(request, num_tokens)
-        while needed and needed > draft.kv.available:
+        while needed and needed > (
+            draft.kv.available if draft.num_running_offline == 1 else self._blocks_to_grow(draft)
+        ):
             victim = next(draft.offline_victims(), None)
             if victim is None or victim.admission_index <= request.admission_index:
                 return False
@@ -81,7 +86,7 @@ class OfflineFill:
         # The whole prompt is reserved for, not only this chunk: half a prompt is of no use.
         cost = draft.kv.admission_cost(hit, left)
         is_alone = not draft.num_running_offline and not draft.waiting_online
-        if cost > (draft.kv.available if is_alone else self._blocks_left(draft)):
+        if cost > (draft.kv.available if is_alone else self._blocks_to_admit(draft)):
             return False
         draft.admit(request, hit, chunk)
         return True
