@@ -25,7 +25,7 @@ LEAST_PRIORITY = 19
 @pytest.fixture(autouse=True)
 def importable_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker imports nothing from the working directory."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
 
 
 def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
