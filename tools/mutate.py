@@ -11,7 +11,7 @@ The mistakes stand in ``tools/mutations/*.toml``:
     file = "neaptide/estimator/cost/conformal.py"
     old = "MIN_LEVEL = -0.25"
     new = "MIN_LEVEL = -2.5"
-    tests = ["tests/estimator/test_online_fit.py"]
+    tests = ["tests/estimator/cost/test_online_fit.py"]
 
 ``old`` is text that stands in the file exactly once, and ``tests`` are the files that should fail when it is ``new``.
 A mutation whose text is not found is an error, not a survivor: a change of that line brings its entry along. The tree

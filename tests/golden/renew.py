@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from neaptide.simulation.simulator import Run, simulate
-from tests.estimator.scenes import mixed
+from tests.simulation.scenes import mixed
 
 GOLDEN_LOG = Path(__file__).with_name("mixed_neaptide.jsonl")
 

@@ -19,7 +19,7 @@ from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.executors.simulated.hash_executor import SimExecutor, SimHandle, simulated_token
 from neaptide.simulation.replay import replay
 from tests.engine.harness import Harness, online
-from tests.estimator.test_replay import Recorded
+from tests.simulation.test_replay import Recorded
 
 BLOCK_SIZE = 4
 SHARING = sorted(name for name, policy in POLICIES.items() if policy.publishes_when_planned)

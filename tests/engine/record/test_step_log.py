@@ -29,8 +29,8 @@ from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.simulation.simulator import simulate
 from tests.engine.harness import batch
-from tests.estimator.scenes import constant, mixed, offline, online
 from tests.golden.renew import GOLDEN_LOG, write_log
+from tests.simulation.scenes import constant, mixed, offline, online
 
 
 def test_the_golden_log_is_made_again_byte_for_byte(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from neaptide.simulation.replay import Replay, ReplayError, replay
 from neaptide.simulation.simulator import simulate
 from tests.engine.device import FakeDevice, on_device
 from tests.engine.harness import Harness, online
-from tests.estimator.scenes import STEP_S, constant, mixed
-from tests.estimator.scenes import online as arrivals
+from tests.simulation.scenes import STEP_S, constant, mixed
+from tests.simulation.scenes import online as arrivals
 
 SHARING = sorted(name for name, policy in POLICIES.items() if policy.publishes_when_planned)
 

@@ -7,8 +7,8 @@ import pytest
 
 from neaptide.server.edge.transport import PROBE_CONNECTIONS, TransportLimits
 from tests.server.conftest import USER, Server
+from tests.server.edge.test_transport import ended
 from tests.server.live import Live, RawClient, request_bytes, serving
-from tests.server.test_transport import ended
 
 CHAT = "/v1/chat/completions"
 

@@ -20,8 +20,8 @@ from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.simulation.replay import Replay, replay
 from neaptide.simulation.simulator import simulate
 from tests.engine.harness import batch, online
-from tests.estimator.scenes import mixed
 from tests.golden.renew import GOLDEN_LOG
+from tests.simulation.scenes import mixed
 
 DEPTHS = [0, 1]
 

@@ -16,8 +16,8 @@ from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.simulator import SimulationError, simulate
-from tests.estimator.scenes import STEP_S, constant, mixed, offline, online
 from tests.golden.renew import write_log
+from tests.simulation.scenes import STEP_S, constant, mixed, offline, online
 
 
 def test_nothing_to_simulate_is_refused() -> None:
@@ -252,7 +252,7 @@ def ended(line: object, request_id: str, log: Path) -> bool:
 def test_the_same_seed_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from neaptide.simulation.simulator import simulate; "
-        "from tests.estimator.scenes import mixed; simulate(mixed(step_noise=0.1), step_log=Path(sys.argv[1]))"
+        "from tests.simulation.scenes import mixed; simulate(mixed(step_noise=0.1), step_log=Path(sys.argv[1]))"
     )
     children = [
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)], env=os.environ | {"PYTHONHASHSEED": name})

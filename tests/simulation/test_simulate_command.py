@@ -9,7 +9,7 @@ from neaptide.cli import main
 from neaptide.engine.record.step_log import AddLine, read_log
 from neaptide.estimator.device_profile import save_profile
 from neaptide.simulation.replay import replay
-from tests.estimator.scenes import profile
+from tests.simulation.scenes import profile
 
 TRACE = "arrival_s,input_tokens,output_tokens,client\n0.5,20,3,a\n1.0,30,1,b\n3.0,9,4,a\n9.0,9,4,a\n"
 KEYS = {
@@ -172,7 +172,7 @@ def test_bad_input_is_one_clear_line(
 
 def test_a_pool_that_runs_dry_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from neaptide.commands import simulate as command
-    from tests.estimator.scenes import constant, offline, online
+    from tests.simulation.scenes import constant, offline, online
 
     scenario = constant(online((0.0, 4, 1), (5.0, 4, 1)), [offline((0, 4, 5))], refill=False)
     monkeypatch.setattr(command, "_scenario", lambda args: scenario)

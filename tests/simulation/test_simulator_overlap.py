@@ -7,7 +7,7 @@ import pytest
 from neaptide.engine.record.step_log import StepLine, read_log
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.simulation.simulator import Run, simulate
-from tests.estimator.scenes import STEP_S, constant, mixed, offline, online
+from tests.simulation.scenes import STEP_S, constant, mixed, offline, online
 
 ROWS = offline(*((24, 1 + k, 3 + k % 5) for k in range(12)))
 

@@ -15,9 +15,9 @@ from neaptide.server.batches.checking.worker import NICENESS, ValidationError, W
 from neaptide.server.batches.lines import Recipe
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
 from neaptide.server.context import GenerationDefaults
+from tests.server.batches.checking.hostile_worker import count
 from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import CHAT, FakeClock, Server, jsonl, line
-from tests.server.batches.hostile_worker import count
 
 LEAST_PRIORITY = 19
 
@@ -25,7 +25,7 @@ LEAST_PRIORITY = 19
 @pytest.fixture(autouse=True)
 def importable_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker imports nothing from the working directory."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
 
 
 def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
@@ -42,7 +42,7 @@ def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
         ttft_slo_s=1.0,
         tpot_slo_s=1.0,
     )
-    return WorkerChecker(recipe, idle_s, module="tests.server.batches.hostile_worker")
+    return WorkerChecker(recipe, idle_s, module="tests.server.batches.checking.hostile_worker")
 
 
 async def ended(server: Server, batch_id: str) -> BatchRecord:
@@ -152,7 +152,7 @@ async def test_what_goes_wrong_in_it_is_told_and_leaves_no_plan(tmp_path: Path) 
 
 
 async def test_a_worker_that_was_killed_says_so(tmp_path: Path) -> None:
-    checker = WorkerChecker(hostile_checker(tmp_path)._recipe, module="tests.server.batches.killed_worker")
+    checker = WorkerChecker(hostile_checker(tmp_path)._recipe, module="tests.server.batches.checking.killed_worker")
 
     async def keep(lines: Sequence[NewLine]) -> None:
         raise AssertionError("no line is read")

@@ -9,7 +9,7 @@ from neaptide.engine.steps.step import Step
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.simulator import simulate
-from tests.estimator.scenes import constant, offline, online, profile
+from tests.simulation.scenes import constant, offline, online, profile
 
 # ---- how long rows wait ----
 
