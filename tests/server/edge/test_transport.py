@@ -5,6 +5,8 @@ import json
 import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,8 +211,10 @@ async def test_too_large_by_count_is_told(short: Live) -> None:
     chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
 
     async def send_all() -> None:
-        for _ in range(33):
-            await client.send(chunk)
+        # A server that has heard enough may hang up before the last byte.
+        with suppress(ConnectionError):
+            for _ in range(33):
+                await client.send(chunk)
 
     sending = asyncio.ensure_future(send_all())
     status, _, body = await client.reply()
@@ -284,14 +288,16 @@ async def test_a_complete_reply_that_nobody_takes_is_cut(server: Server, short: 
     await until(is_cut)
 
 
-async def test_a_slow_reader_that_goes_on_reading_gets_everything(server: Server, short: Live) -> None:
-    client = await short.connect(receive_buffer_bytes=4096)
-    await client.send(chat_bytes(stream=True, max_tokens=1500))
-    text = b""
-    while b"[DONE]" not in text:
-        text += await client.reader.read(1024)
-        await asyncio.sleep(0.001)
-    assert b'"finish_reason":"length"' in text
+async def test_a_slow_reader_that_goes_on_reading_gets_everything(server: Server) -> None:
+    # Reader and server share a loop: a machine that keeps both from running must not look like a reader that rests.
+    async with serving(server.app, replace(SHORT, write_idle_s=1.0)) as live:
+        client = await live.connect(receive_buffer_bytes=4096)
+        await client.send(chat_bytes(stream=True, max_tokens=1500))
+        text = b""
+        while b"[DONE]" not in text:
+            text += await client.reader.read(1024)
+            await asyncio.sleep(0.005)
+        assert b'"finish_reason":"length"' in text
 
 
 @pytest.mark.acceptance("A13", "bytes that wait for a reader")

@@ -88,13 +88,15 @@ def test_the_time_does_not_grow_with_the_square_of_the_text(tokenizer: Tokenizer
 
 
 async def _lag_s(server: Server, path: str, body: dict[str, Any]) -> float:
-    """The longest delay of a timer of 10 ms while the request is answered."""
+    """The longest delay of a timer of 10 ms while the request is answered, as far as this process was computing: what
+    keeps the loop from its turn is then its own work or a thread that holds the lock, not another process."""
     exchange = Exchange(server.app, path, body)
     lag_s = 0.0
     while not exchange.task.done():
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         await asyncio.sleep(0.01)
-        lag_s = max(lag_s, time.perf_counter() - start_s - 0.01)
+        delay_s = time.perf_counter() - start_s - 0.01
+        lag_s = max(lag_s, min(delay_s, time.process_time() - start_cpu_s))
     assert exchange.status in (200, 400)
     return lag_s
 
