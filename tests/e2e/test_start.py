@@ -31,7 +31,9 @@ def test_policy_that_does_not_exist() -> None:
 
 
 def test_executor_that_does_not_exist() -> None:
-    assert failed_start("--executor", "best").endswith("executor = 'best' is not supported; there are: sim, torch")
+    assert failed_start("--executor", "best").endswith(
+        "executor = 'best' is not supported; there are: sim, torch, vllm"
+    )
 
 
 @pytest.mark.parametrize(
