@@ -1,0 +1,40 @@
+"""Starts the vllm executor of an engine. vLLM is imported here, when its environment is set."""
+
+from pathlib import Path
+
+from neaptide.engine.clock import Clock
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.executors.contract import Capabilities, StartedExecutor
+from neaptide.executors.vllm.arguments import check_arguments
+from neaptide.executors.vllm.environment import set_environment
+from neaptide.models.checkpoint import load_model_facts
+
+
+def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
+    """
+    Raises:
+        ValueError, RuntimeError, OSError: vLLM is not there, or does not start; the message says why.
+    """
+    check_arguments(config.executor.arguments)
+    model = load_model_facts(Path(config.executor.model_path))
+    set_environment(config.executor.num_threads)
+    try:
+        from neaptide.executors.vllm.vllm_engine import start_engine
+        from neaptide.executors.vllm.vllm_executor import VllmExecutor
+    except ImportError as error:
+        raise ValueError(
+            f"executor = 'vllm' needs vLLM, which this interpreter does not have ({error}); name another with "
+            "engine_python, or install neaptide[vllm]"
+        ) from error
+    try:
+        engine = start_engine(config, POLICIES[config.scheduler.policy].step_tokens(config.scheduler))
+    except (OSError, ValueError, RuntimeError):
+        raise
+    except Exception as error:  # vLLM asserts much, and has errors of its own
+        raise RuntimeError(f"vLLM does not start: {type(error).__name__}: {error}") from error
+    executor = VllmExecutor(engine, config, clock, model.eos_token_ids)
+    capabilities = Capabilities(placeholders=executor.is_async, asynchronous=executor.is_async)
+    return StartedExecutor(
+        executor, executor.device, executor.dtype_name, model, executor.block_size, capabilities, executor
+    )

@@ -1,0 +1,186 @@
+"""From step plans to what vLLM's model runner is told, and what the runner has been told so far.
+
+The runner keeps tokens and block tables of its requests and hears of changes only. It knows a request by what we last
+said of it: if the row's epoch is another since, or the output is not as long as it thinks, the request is told anew.
+vLLM has two runners, V1 and V2, which differ in how: V1 is told a known request's whole table; V2 forgets the request
+and hears of it as a new one with the tokens that it has.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+from neaptide.engine.steps.plan import NewRequest, StepPlan
+from neaptide.engine.table import RequestTable
+
+NULL_BLOCKS = 1
+"""vLLM's block 0 holds nothing; ours are those behind it."""
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """A request, and what the runner knows of it."""
+
+    new: NewRequest
+    params: Any
+    """vLLM's sampling parameters."""
+    is_invalid: bool
+    """A token id is outside the vocabulary: the runner never hears of it."""
+    is_sent: bool = False
+    must_resend: bool = False
+    epoch: int = 0
+    num_blocks: int = 0
+    num_output: int = 0
+    """Tokens of the output that the runner has, the one being sampled included."""
+
+
+@dataclass(slots=True)
+class RunnerKind:
+    """What a translation depends on beside the plan."""
+
+    is_v2: bool
+    is_async: bool
+    """A step may begin before the one before it is done."""
+    vocab_size: int
+
+
+class Translator:
+    """Keeps account of what the runner knows.
+
+    Args:
+        to_params: vLLM's sampling parameters of a request.
+    """
+
+    def __init__(self, kind: RunnerKind, to_params: Callable[[NewRequest], Any]) -> None:
+        self._kind = kind
+        self._to_params = to_params
+        self.told: dict[str, Told] = {}
+        """Requests that have not ended."""
+        self.seeded: set[str] = set()
+        """Those of them with a seed."""
+        self._finished: set[str] = set()
+        """What the runner has still to hear ..."""
+        self._preempted: set[str] = set()
+        self._last_ids: frozenset[str] = frozenset()
+        """Who took part in the last step."""
+
+    def heed(self, plan: StepPlan) -> None:
+        """Takes in which requests ended, began and lost their KV."""
+        for request_id in plan.finished_ids:
+            self._forget(request_id)
+        for request_id in plan.preempted_ids:
+            told = self.told.get(request_id)
+            if told is not None and told.is_sent:
+                self._must_resend(told)
+        for new in plan.new_requests:
+            self._forget(new.request_id)  # it may be told again
+            told = Told(new, self._to_params(new), self._has_bad_token(new.prompt_token_ids))
+            self.told[new.request_id] = told
+            if told.params.seed is not None:
+                self.seeded.add(new.request_id)
+
+    def order(self, plan: StepPlan, parts: list[int]) -> Any:
+        """What the runner is told of some parts of the plan: a ``SchedulerOutput``."""
+        order = SchedulerOutput.make_empty()
+        cached = order.scheduled_cached_reqs
+        table, ids = plan.table, plan.request_ids
+        rows, starts = plan.rows.tolist(), plan.num_computed.tolist()
+        counts, outputs, samples = plan.num_tokens.tolist(), plan.output_position.tolist(), plan.sample.tolist()
+        epochs, held = table.epoch[plan.rows].tolist(), table.blocks.num_blocks[plan.rows].tolist()
+        again = set(plan.resumed_ids)
+        for i in parts:
+            request_id, start, num_output = ids[i], starts[i], outputs[i]
+            told = self.told[request_id]
+            if told.is_sent and (request_id in again or not self._agrees(told, epochs[i], num_output)):
+                self._must_resend(told)
+            if told.is_sent:
+                blocks = None
+                if told.must_resend:
+                    blocks = (_blocks(table, rows[i], 0, held[i]),)
+                    cached.resumed_req_ids.add(request_id)
+                elif held[i] != told.num_blocks:
+                    blocks = (_blocks(table, rows[i], told.num_blocks, held[i]),)
+                self._add_cached(cached, request_id, blocks, start, num_output)
+                if self._kind.is_async and num_output and (told.must_resend or request_id not in self._last_ids):
+                    cached.all_token_ids[request_id] = _known(table, rows[i])
+            else:
+                data = self._new_data(told, table, rows[i], held[i], start, num_output)
+                order.scheduled_new_reqs.append(data)
+            told.is_sent, told.must_resend = True, False
+            told.epoch, told.num_blocks, told.num_output = epochs[i], held[i], num_output + samples[i]
+            order.num_scheduled_tokens[request_id] = counts[i]
+        order.total_num_scheduled_tokens = sum(order.num_scheduled_tokens.values())
+        order.finished_req_ids, self._finished = self._finished, set()
+        order.preempted_req_ids, self._preempted = self._preempted, set()
+        self._last_ids = frozenset(order.num_scheduled_tokens)
+        return order
+
+    def distrust(self, plan: StepPlan) -> None:
+        """The step failed: nobody knows how much of it the runner took in."""
+        new = {request.request_id for request in plan.new_requests}
+        for request_id in plan.request_ids:
+            told = self.told.get(request_id)
+            if told is None or not told.is_sent:
+                continue
+            if request_id in new:
+                told.is_sent = False
+                self._finished.add(request_id)
+            else:
+                self._must_resend(told)
+        self._last_ids = frozenset()
+
+    def _agrees(self, told: Told, epoch: int, num_output: int) -> bool:
+        """Whether the runner's tokens and blocks are still those of the row."""
+        # V1 drops what it has too many by itself.
+        is_as_long = num_output == told.num_output or (num_output < told.num_output and not self._kind.is_v2)
+        return not told.must_resend and told.epoch == epoch and is_as_long
+
+    def _must_resend(self, told: Told) -> None:
+        if self._kind.is_v2:
+            told.is_sent = False
+            self._preempted.add(told.new.request_id)
+        else:
+            told.must_resend = True
+
+    def _forget(self, request_id: str) -> None:
+        told = self.told.pop(request_id, None)
+        self.seeded.discard(request_id)
+        if told is not None and told.is_sent:
+            self._finished.add(request_id)
+
+    def _has_bad_token(self, token_ids: list[int]) -> bool:
+        return not (min(token_ids) >= 0 and max(token_ids) < self._kind.vocab_size)
+
+    def _new_data(self, told: Told, table: RequestTable, row: int, num_blocks: int, start: int, num_output: int) -> Any:
+        data = NewRequestData(
+            req_id=told.new.request_id,
+            prompt_token_ids=told.new.prompt_token_ids,
+            mm_features=[],
+            sampling_params=told.params,
+            pooling_params=None,
+            block_ids=(_blocks(table, row, 0, num_blocks),),
+            num_computed_tokens=start,
+            lora_request=None,
+        )
+        if self._kind.is_v2:
+            data.prefill_token_ids = _known(table, row) if num_output else told.new.prompt_token_ids
+        return data
+
+    @staticmethod
+    def _add_cached(cached: CachedRequestData, request_id: str, blocks: Any, start: int, num_output: int) -> None:
+        cached.req_ids.append(request_id)
+        cached.new_block_ids.append(blocks)
+        cached.num_computed_tokens.append(start)
+        cached.num_output_tokens.append(num_output)
+
+
+def _blocks(table: RequestTable, row: int, start: int, end: int) -> list[int]:
+    blocks: list[int] = (table.blocks.ids[row, start:end] + NULL_BLOCKS).tolist()
+    return blocks
+
+
+def _known(table: RequestTable, row: int) -> list[int]:
+    tokens: list[int] = table.tokens[row, : table.known[row]].tolist()
+    return tokens

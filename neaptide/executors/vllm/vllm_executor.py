@@ -1,0 +1,208 @@
+"""Runs steps on vLLM's workers."""
+
+import contextlib
+import logging
+from typing import Any
+
+from neaptide.engine.clock import Clock
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.params import INVALID_TOKEN
+from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
+from neaptide.executors.torch.device import device_name
+from neaptide.executors.vllm.arguments import describe
+from neaptide.executors.vllm.collect import collect
+from neaptide.executors.vllm.sampling import draw_seed, is_random, to_vllm
+from neaptide.executors.vllm.translate import NULL_BLOCKS, RunnerKind, Translator
+from neaptide.executors.vllm.worker import place_generators, zero_blocks
+
+logger = logging.getLogger(__name__)
+
+
+class VllmExecutor:
+    """Implements ``ProfiledExecutor``.
+
+    Args:
+        engine: vLLM's ``EngineCore``, started.
+        eos_token_ids: of the model.
+    """
+
+    def __init__(self, engine: Any, config: EngineConfig, clock: Clock, eos_token_ids: tuple[int, ...]) -> None:
+        self._engine = engine
+        self._workers = engine.model_executor
+        self._vllm_config = engine.vllm_config
+        self._arguments = config.executor.arguments
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._is_v2 = bool(self._vllm_config.use_v2_model_runner)
+        self.is_async = bool(self._vllm_config.scheduler_config.async_scheduling)
+        """Whether a step may be submitted before the one before it is done."""
+        vocab_size = self._vllm_config.model_config.get_vocab_size()
+        self.translator = Translator(RunnerKind(self._is_v2, self.is_async, vocab_size), self._to_params)
+        self._num_vllm_blocks: int = self._vllm_config.cache_config.num_gpu_blocks
+        logger.info(
+            "vLLM %s, runner %s, %d KV blocks of %d tokens",
+            self.build,
+            "V2" if self._is_v2 else "V1",
+            self.num_blocks,
+            self.block_size,
+        )
+
+    # ---- what it is ----
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_vllm_blocks - NULL_BLOCKS
+
+    @property
+    def block_size(self) -> int:
+        size: int = self._vllm_config.cache_config.block_size
+        return size
+
+    @property
+    def device(self) -> str:
+        """Its kind, for example ``cpu``."""
+        return str(self._vllm_config.device_config.device_type)
+
+    @property
+    def device_name(self) -> str:
+        """A product name, and how many of it."""
+        import torch
+
+        count = self._vllm_config.parallel_config.world_size
+        name = device_name(torch.device(self.device))
+        return name if count == 1 else f"{count} x {name}"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self._vllm_config.model_config.dtype).removeprefix("torch.")
+
+    @property
+    def num_threads(self) -> int:
+        """Compute threads; 0 where a GPU computes."""
+        import torch
+
+        return torch.get_num_threads() if self.device == "cpu" else 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of all layers, over all ranks."""
+        cache = self._engine.scheduler.kv_cache_config
+        spec_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors)
+        ranks = self._vllm_config.parallel_config.tensor_parallel_size
+        return int(spec_bytes) * int(ranks) // (int(cache.num_blocks) * self.block_size)
+
+    @property
+    def build(self) -> str:
+        """vLLM's version, its runner, and the operator's arguments."""
+        import vllm
+
+        words = ["vllm", vllm.__version__, "V2" if self._is_v2 else "V1", describe(self._arguments)]
+        return " ".join(word for word in words if word)
+
+    def touch_blocks(self, count: int) -> None:
+        """On a CPU memory that nobody has written to is read faster than real memory."""
+        self._zero(list(range(count)))
+
+    # ---- steps ----
+
+    def submit(self, plan: StepPlan) -> "VllmHandle":
+        """Runs the step on a CPU, starts it on a GPU."""
+        start_s = self._clock.now()
+        self.translator.heed(plan)
+        if plan.zero_blocks:
+            self._zero(plan.zero_blocks)
+        result = StepResult.of(plan)
+        parts = self._parts(plan, result)
+        if not parts:
+            return VllmHandle(self, plan, result)
+        try:
+            order = self.translator.order(plan, parts)
+            translated_s = self._clock.now()
+            executed = self._workers.execute_model(order, non_block=True)
+            self._place_generators(plan)
+            sampled = self._workers.sample_tokens(None, non_block=True)
+        except Exception:
+            self.recover(plan)
+            raise
+        result.prepare_s = translated_s - start_s
+        result.model_s = self._clock.now() - translated_s
+        return VllmHandle(self, plan, result, executed, sampled)
+
+    def finish(self, plan: StepPlan, result: StepResult, executed: Any, sampled: Any) -> None:
+        """Waits for a step, and collects what came out of it."""
+        start_s = self._clock.now()
+        try:
+            executed.result()
+            output = sampled.result()
+        except Exception:
+            with contextlib.suppress(Exception):
+                sampled.result()  # its answer is on its way, too
+            self.recover(plan)
+            raise
+        done_s = self._clock.now()
+        result.model_s += done_s - start_s
+        collect(plan, self.translator.told, output, result)
+        result.sample_s = self._clock.now() - done_s
+
+    def recover(self, plan: StepPlan) -> None:
+        """After a step that raised: the runner is brought to where it takes the next one."""
+        with contextlib.suppress(Exception):
+            self._workers.sample_tokens(None)
+        self.translator.distrust(plan)
+
+    def close(self) -> None:
+        """Ends the workers; the executor cannot be used after."""
+        self.translator.told.clear()
+        self._engine.shutdown()
+
+    def _parts(self, plan: StepPlan, result: StepResult) -> list[int]:
+        """Indices of the parts that the runner may hear of."""
+        told = self.translator.told
+        parts = [i for i, request_id in enumerate(plan.request_ids) if not told[request_id].is_invalid]
+        if len(parts) != len(plan):
+            invalid = (request_id for request_id in plan.request_ids if told[request_id].is_invalid)
+            result.errors.update(dict.fromkeys(invalid, INVALID_TOKEN))
+        return parts
+
+    def _zero(self, block_ids: list[int]) -> None:
+        ids = [block + NULL_BLOCKS for block in block_ids]
+        self._workers.collective_rpc(zero_blocks, args=(self._num_vllm_blocks, ids))
+
+    def _to_params(self, new: NewRequest) -> Any:
+        params, seed = new.params, None
+        if is_random(params) and (self._is_v2 or params.seed is not None):
+            seed = draw_seed(params.seed if params.seed is not None else new.request_id)
+        return to_vllm(params, self._eos_token_ids, seed)
+
+    def _place_generators(self, plan: StepPlan) -> None:
+        if self._is_v2:
+            return  # its draws depend on seed and position as they are
+        translator = self.translator
+        draws: list[tuple[str, int | None]] = []
+        columns = zip(plan.request_ids, plan.sample.tolist(), plan.output_position.tolist(), strict=True)
+        for request_id, samples, position in columns if translator.seeded else ():
+            if request_id in translator.seeded:
+                seed = translator.told[request_id].new.params.seed
+                assert seed is not None
+                draws.append((request_id, draw_seed(seed, position) if samples else None))
+        if draws:
+            self._workers.collective_rpc(place_generators, args=(draws,))
+
+
+class VllmHandle:
+    """A submitted step."""
+
+    def __init__(
+        self, executor: VllmExecutor, plan: StepPlan, result: StepResult, executed: Any = None, sampled: Any = None
+    ) -> None:
+        self._executor = executor
+        self._plan = plan
+        self._result = result
+        self._executed = executed
+        self._sampled = sampled
+
+    def wait(self) -> StepResult:
+        executed, self._executed = self._executed, None
+        if executed is not None:
+            self._executor.finish(self._plan, self._result, executed, self._sampled)
+        return self._result
