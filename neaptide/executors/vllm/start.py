@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.scheduler.policies import POLICIES
@@ -9,6 +11,7 @@ from neaptide.executors.contract import Capabilities, StartedExecutor
 from neaptide.executors.vllm.arguments import check_arguments
 from neaptide.executors.vllm.environment import set_environment
 from neaptide.models.checkpoint import load_model_facts
+from neaptide.models.config import UnsupportedModelError
 
 
 def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
@@ -29,12 +32,18 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         ) from error
     try:
         engine = start_engine(config, POLICIES[config.scheduler.policy].step_tokens(config.scheduler))
-    except (OSError, ValueError, RuntimeError):
+    except UnsupportedModelError:
         raise
     except Exception as error:  # vLLM asserts much, and has errors of its own
-        raise RuntimeError(f"vLLM does not start: {type(error).__name__}: {error}") from error
+        raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
     executor = VllmExecutor(engine, config, clock, model.eos_token_ids)
     capabilities = Capabilities(placeholders=executor.is_async, asynchronous=executor.is_async)
     return StartedExecutor(
         executor, executor.device, executor.dtype_name, model, executor.block_size, capabilities, executor
     )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):  # its text names every field that there is
+        return "; ".join(str(part["msg"]) for part in error.errors())
+    return str(error) or type(error).__name__

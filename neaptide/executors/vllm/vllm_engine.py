@@ -36,7 +36,8 @@ def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
     """
     arguments = config.executor.arguments
     check_arguments(arguments)
-    wanted = dataclasses.replace(_parsed(command_line(arguments)), **_ours(config, max_step_tokens))
+    words = ["--model", config.executor.model_path, *command_line(arguments)]
+    wanted = dataclasses.replace(_parsed(words), **_ours(config, max_step_tokens))
     vllm_config = wanted.create_engine_config(UsageContext.ENGINE_CONTEXT)
     _refuse_model(vllm_config)
     engine = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
@@ -69,7 +70,6 @@ def _ours(config: EngineConfig, max_step_tokens: int) -> dict[str, Any]:
     """What the server's settings say."""
     scheduler, cache = config.scheduler, config.cache
     return {
-        "model": config.executor.model_path,
         "dtype": _dtype(config),
         "skip_tokenizer_init": True,
         # The runner samples once more than we ask where a prompt alone fills the length.

