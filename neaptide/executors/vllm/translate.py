@@ -63,8 +63,8 @@ class Translator:
         self._finished: set[str] = set()
         """What the runner has still to hear ..."""
         self._preempted: set[str] = set()
-        self._last_ids: frozenset[str] = frozenset()
-        """Who took part in the last step."""
+        self._last: Any = None
+        """The last order, unless it is in doubt whether the runner has heard it."""
 
     def heed(self, plan: StepPlan) -> None:
         """Takes in which requests ended, began and lost their KV."""
@@ -103,7 +103,7 @@ class Translator:
                 elif held[i] != told.num_blocks:
                     blocks = (_blocks(table, rows[i], told.num_blocks, held[i]),)
                 self._add_cached(cached, request_id, blocks, start, num_output)
-                if self._kind.is_async and num_output and (told.must_resend or request_id not in self._last_ids):
+                if self._kind.is_async and num_output and (told.must_resend or not self._took_part(request_id)):
                     cached.all_token_ids[request_id] = _known(table, rows[i])
             else:
                 data = self._new_data(told, table, rows[i], held[i], start, num_output)
@@ -114,11 +114,15 @@ class Translator:
         order.total_num_scheduled_tokens = sum(order.num_scheduled_tokens.values())
         order.finished_req_ids, self._finished = self._finished, set()
         order.preempted_req_ids, self._preempted = self._preempted, set()
-        self._last_ids = frozenset(order.num_scheduled_tokens)
+        self._last = order
         return order
 
     def distrust(self, plan: StepPlan) -> None:
-        """The step failed: nobody knows how much of it the runner took in."""
+        """The step failed: nobody knows how much of it the runner took in. What it heard it may hear again."""
+        if self._last is not None:
+            self._finished |= self._last.finished_req_ids
+            self._preempted |= self._last.preempted_req_ids
+            self._last = None
         new = {request.request_id for request in plan.new_requests}
         for request_id in plan.request_ids:
             told = self.told.get(request_id)
@@ -129,7 +133,10 @@ class Translator:
                 self._finished.add(request_id)
             else:
                 self._must_resend(told)
-        self._last_ids = frozenset()
+
+    def _took_part(self, request_id: str) -> bool:
+        """In the last step."""
+        return self._last is not None and request_id in self._last.num_scheduled_tokens
 
     def _agrees(self, told: Told, epoch: int, num_output: int) -> bool:
         """Whether the runner's tokens and blocks are still those of the row."""
