@@ -37,7 +37,8 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     except Exception as error:  # vLLM asserts much, and has errors of its own
         raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
     executor = VllmExecutor(engine, config, clock, model.eos_token_ids)
-    capabilities = Capabilities(placeholders=executor.is_async, asynchronous=executor.is_async)
+    # Its runner keeps the tokens that it samples: a plan need not know them.
+    capabilities = Capabilities(placeholders=True, asynchronous=executor.is_asynchronous)
     return StartedExecutor(
         executor, executor.device, executor.dtype_name, model, executor.block_size, capabilities, executor
     )

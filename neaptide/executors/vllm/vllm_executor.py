@@ -2,7 +2,10 @@
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any
+
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
@@ -34,16 +37,18 @@ class VllmExecutor:
         self._clock = clock
         self._eos_token_ids = eos_token_ids
         self._is_v2 = bool(self._vllm_config.use_v2_model_runner)
-        self.is_async = bool(self._vllm_config.scheduler_config.async_scheduling)
-        """Whether a step may be submitted before the one before it is done."""
+        is_async = bool(self._vllm_config.scheduler_config.async_scheduling)
+        self.is_asynchronous = is_async or not isinstance(self._workers, UniProcExecutor)
+        """Whether ``submit`` returns before the step is done: the workers are processes of their own, or the GPU's."""
         vocab_size = self._vllm_config.model_config.get_vocab_size()
-        self.translator = Translator(RunnerKind(self._is_v2, self.is_async, vocab_size), self._to_params)
+        self.translator = Translator(RunnerKind(self._is_v2, is_async, vocab_size), self._to_params)
         self._max_step_tokens: int = self._vllm_config.scheduler_config.max_num_batched_tokens
         self._num_vllm_blocks: int = self._vllm_config.cache_config.num_gpu_blocks
         logger.info(
-            "vLLM %s, runner %s, %d KV blocks of %d tokens",
+            "%s on %s in %s, %d KV blocks of %d tokens",
             self.build,
-            "V2" if self._is_v2 else "V1",
+            self.device_name,
+            self.dtype_name,
             self.num_blocks,
             self.block_size,
         )
@@ -124,24 +129,23 @@ class VllmExecutor:
             order = self.translator.order(plan, parts)
             translated_s = self._clock.now()
             executed = self._workers.execute_model(order, non_block=True)
-            self._place_generators(plan)
+            placed = self._place_generators(plan)
             sampled = self._workers.sample_tokens(None, non_block=True)
         except Exception:
             self.recover(plan)
             raise
         result.prepare_s = translated_s - start_s
         result.model_s = self._clock.now() - translated_s
-        return VllmHandle(self, plan, result, executed, sampled)
+        return VllmHandle(self, plan, result, [executed, *placed, sampled])
 
-    def finish(self, plan: StepPlan, result: StepResult, executed: Any, sampled: Any) -> None:
+    def finish(self, plan: StepPlan, result: StepResult, answers: list[Any]) -> None:
         """Waits for a step, and collects what came out of it."""
         start_s = self._clock.now()
         try:
-            executed.result()
-            output = sampled.result()
+            output = [answer.result() for answer in answers][-1]
         except Exception:
             with contextlib.suppress(Exception):
-                sampled.result()  # its answer is on its way, too
+                answers[-1].result()  # it is on its way, too
             self.recover(plan)
             raise
         done_s = self._clock.now()
@@ -179,9 +183,9 @@ class VllmExecutor:
             seed = draw_seed(params.seed if params.seed is not None else new.request_id)
         return to_vllm(params, self._eos_token_ids, seed)
 
-    def _place_generators(self, plan: StepPlan) -> None:
+    def _place_generators(self, plan: StepPlan) -> list[Any]:
         if self._is_v2:
-            return  # its draws depend on seed and position as they are
+            return []  # its draws depend on seed and position as they are
         translator = self.translator
         draws: list[tuple[str, int | None]] = []
         columns = zip(plan.request_ids, plan.sample.tolist(), plan.output_position.tolist(), strict=True)
@@ -190,24 +194,22 @@ class VllmExecutor:
                 seed = translator.told[request_id].new.params.seed
                 assert seed is not None
                 draws.append((request_id, draw_seed(seed, position) if samples else None))
-        if draws:
-            self._workers.collective_rpc(place_generators, args=(draws,))
+        if not draws:
+            return []
+        return [self._workers.collective_rpc(place_generators, args=(draws,), non_block=True)]
 
 
 class VllmHandle:
     """A submitted step."""
 
-    def __init__(
-        self, executor: VllmExecutor, plan: StepPlan, result: StepResult, executed: Any = None, sampled: Any = None
-    ) -> None:
+    def __init__(self, executor: VllmExecutor, plan: StepPlan, result: StepResult, answers: Sequence[Any] = ()) -> None:
         self._executor = executor
         self._plan = plan
         self._result = result
-        self._executed = executed
-        self._sampled = sampled
+        self._answers = list(answers)
 
     def wait(self) -> StepResult:
-        executed, self._executed = self._executed, None
-        if executed is not None:
-            self._executor.finish(self._plan, self._result, executed, self._sampled)
+        answers, self._answers = self._answers, []
+        if answers:
+            self._executor.finish(self._plan, self._result, answers)
         return self._result

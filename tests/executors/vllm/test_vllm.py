@@ -37,13 +37,13 @@ def run_inside(*tests: str, **environment: str) -> None:
 
 
 def test_llama() -> None:
-    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py")
+    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", "test_same_as_llm.py")
 
 
 @full
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "opt"])
 def test_other_families(family: str) -> None:
-    run_inside("test_greedy.py", NEAPTIDE_TEST_FAMILY=family)
+    run_inside("test_greedy.py", "test_same_as_llm.py", NEAPTIDE_TEST_FAMILY=family)
 
 
 @full
@@ -54,4 +54,5 @@ def test_the_second_runner() -> None:
 
 @full
 def test_two_ranks() -> None:
-    run_inside("test_greedy.py", "test_sampling.py", NEAPTIDE_TEST_RANKS="2")
+    environment = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    run_inside("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", **environment)
