@@ -149,13 +149,14 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> W
     return window
 
 
-async def check(plan: Plan) -> int:
+async def check(plan: Plan, more_flags: Sequence[str] = ()) -> int:
     """Greedy text of the server against the reference; returns how many tokens were compared."""
     prompts = random_prompts(3, ONLINE_IN, vocab_size(plan.model), seed=77)
     reference = Reference(plan.model)
     checked = 0
     with tempfile.TemporaryDirectory() as directory:
         flags = [str(plan.model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024"]
+        flags += more_flags
         async with ServerProcess(flags, Path(directory)) as server:
             async with httpx.AsyncClient(base_url=server.base_url, timeout=600.0) as http:
                 for prompt in prompts:

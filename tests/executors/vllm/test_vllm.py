@@ -1,7 +1,4 @@
-"""The vllm executor, tested in vLLM's own interpreter: one process for each model and runner.
-
-Skipped where there is no such interpreter: ``make vllm-cpu`` makes one, ``NEAPTIDE_VLLM_PYTHON`` names another.
-"""
+"""The vllm executor, tested in vLLM's own interpreter: one process for each model and runner."""
 
 import os
 import subprocess
@@ -9,15 +6,11 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[3]
-INSIDE = Path(__file__).parent / "inside"
-PYTHON = Path(os.environ.get("NEAPTIDE_VLLM_PYTHON") or REPOSITORY / ".vllm" / "bin" / "python")
+from tests.executors.vllm.interpreter import PYTHON, REPOSITORY, needs_vllm
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not PYTHON.exists(), reason="no interpreter with vLLM: make vllm-cpu"),
-]
+INSIDE = Path(__file__).parent / "inside"
+
+pytestmark = needs_vllm
 full = pytest.mark.full
 
 
