@@ -32,7 +32,8 @@ def test_chats_and_batches_are_answered_and_a_killed_engine_is_replaced(tmp_path
     with RunningServer(tmp_path, *FLAGS) as server:
         assert ask(server).endswith("55")
         messages = [{"role": "user", "content": "What is 21 + 34?"}]
-        batch = wait_terminal(server, submit_batch(server, [{"messages": messages, "temperature": 0}] * 20))
+        line = {"model": "neaptide-tiny", "messages": messages, "temperature": 0}
+        batch = wait_terminal(server, submit_batch(server, [line] * 20))
         assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
         assert len(result_lines(server, batch)) == 20
         engine = server.engine
@@ -84,6 +85,7 @@ def copy_with(directory: Path, **changes: Any) -> Path:
     return model
 
 
+@pytest.mark.full
 def test_an_argument_that_vllm_does_not_know_is_told_in_one_line(tmp_path: Path) -> None:
     line = failed_start(embedded_model_path(), "--executor-arg", "no_such=1", "--data-dir", str(tmp_path / "data"))
     assert line == "vLLM does not start: executor_arg: unrecognized arguments: --no-such=1"
@@ -95,6 +97,7 @@ def test_a_model_without_attention_is_refused_in_one_line(tmp_path: Path) -> Non
     assert line.endswith("the vllm executor does not serve this model: it has layers without attention")
 
 
+@pytest.mark.full
 def test_weights_that_are_missing_are_told_in_one_line(tmp_path: Path) -> None:
     line = failed_start(copy_with(tmp_path), "--data-dir", str(tmp_path / "data"))
     assert line.startswith("vLLM does not start: ")
