@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.steps.plan import NewRequest, StepPlan
 from neaptide.engine.table import RequestTable
 
@@ -26,8 +28,6 @@ class Told:
     new: NewRequest
     params: Any
     """vLLM's sampling parameters."""
-    is_invalid: bool
-    """A token id is outside the vocabulary: the runner never hears of it."""
     is_sent: bool = False
     must_resend: bool = False
     epoch: int = 0
@@ -44,6 +44,44 @@ class RunnerKind:
     is_async: bool
     """A step may begin before the one before it is done."""
     vocab_size: int
+
+
+class _Rows:
+    """What the runner was last told of the rows of a table, for all of them at once: most parts of most steps go on
+    without a word. A row's epoch is its own: if it is the same, so is the request."""
+
+    def __init__(self, table: RequestTable) -> None:
+        self.table = table
+        self._epoch: IntArray = np.full(table.num_seats, -1)
+        self._num_blocks: IntArray = np.zeros(table.num_seats, np.int64)
+        self._num_output: IntArray = np.zeros(table.num_seats, np.int64)
+        self._order: IntArray = np.zeros(table.num_seats, np.int64)
+
+    def unchanged(self, plan: StepPlan, order: int | None) -> BoolArray:
+        """[parts] that have the blocks and the tokens that the runner has, and were in this order if one is given."""
+        rows, table = plan.rows, self.table
+        unchanged: BoolArray = (
+            (self._epoch[rows] == table.epoch[rows])
+            & (self._num_output[rows] == plan.output_position)
+            & (self._num_blocks[rows] == table.blocks.num_blocks[rows])
+        )
+        return unchanged if order is None else unchanged & (self._order[rows] == order)
+
+    def note(self, plan: StepPlan, order: int) -> None:
+        """The plan's parts have been told."""
+        rows, table = plan.rows, self.table
+        self._epoch[rows], self._num_blocks[rows] = table.epoch[rows], table.blocks.num_blocks[rows]
+        self._num_output[rows], self._order[rows] = plan.output_position + plan.sample, order
+
+    def update(self, told: Told, row: int) -> None:
+        """Brings a request's own account up to date, if the row is still the request's."""
+        if told.is_sent and self._epoch[row] == told.epoch:
+            told.num_blocks, told.num_output = int(self._num_blocks[row]), int(self._num_output[row])
+
+    def forget(self, plan: StepPlan) -> None:
+        """What was told of the plan's rows is in doubt."""
+        if plan.table is self.table:
+            self._epoch[plan.rows] = -1
 
 
 class Translator:
@@ -63,6 +101,10 @@ class Translator:
         self._finished: set[str] = set()
         """What the runner has still to hear ..."""
         self._preempted: set[str] = set()
+        self.invalid: set[str] = set()
+        """Those with a token id outside the vocabulary: the runner never hears of them."""
+        self._rows = _Rows(RequestTable(0, 1, 1))
+        self._num_orders = 0
         self._last: Any = None
         """The last order, unless it is in doubt whether the runner has heard it."""
 
@@ -76,46 +118,67 @@ class Translator:
                 self._must_resend(told)
         for new in plan.new_requests:
             self._forget(new.request_id)  # it may be told again
-            told = Told(new, self._to_params(new), self._has_bad_token(new.prompt_token_ids))
-            self.told[new.request_id] = told
+            told = self.told[new.request_id] = Told(new, self._to_params(new))
+            if self._has_bad_token(new.prompt_token_ids):
+                self.invalid.add(new.request_id)
             if told.params.seed is not None:
                 self.seeded.add(new.request_id)
 
-    def order(self, plan: StepPlan, parts: list[int]) -> Any:
-        """What the runner is told of some parts of the plan: a ``SchedulerOutput``."""
+    def order(self, plan: StepPlan) -> Any:
+        """What the runner is told of the plan's parts, the invalid ones left out: a ``SchedulerOutput``."""
         order = SchedulerOutput.make_empty()
-        cached = order.scheduled_cached_reqs
-        table, ids = plan.table, plan.request_ids
-        rows, starts = plan.rows.tolist(), plan.num_computed.tolist()
-        counts, outputs, samples = plan.num_tokens.tolist(), plan.output_position.tolist(), plan.sample.tolist()
-        epochs, held = table.epoch[plan.rows].tolist(), table.blocks.num_blocks[plan.rows].tolist()
+        cached, ids = order.scheduled_cached_reqs, plan.request_ids
+        order.num_scheduled_tokens = dict(zip(ids, plan.num_tokens.tolist(), strict=True))
+        if plan.table is not self._rows.table:
+            self._rows = _Rows(plan.table)
+        unchanged = self._rows.unchanged(plan, self._must_have_run())
+        if unchanged.any():
+            cached.req_ids = [ids[i] for i in np.flatnonzero(unchanged).tolist()]
+            cached.new_block_ids = [None] * len(cached.req_ids)
+            cached.num_computed_tokens = plan.num_computed[unchanged].tolist()
+            cached.num_output_tokens = plan.output_position[unchanged].tolist()
         again = set(plan.resumed_ids)
-        for i in parts:
-            request_id, start, num_output = ids[i], starts[i], outputs[i]
-            told = self.told[request_id]
-            if told.is_sent and (request_id in again or not self._agrees(told, epochs[i], num_output)):
-                self._must_resend(told)
-            if told.is_sent:
-                blocks = None
-                if told.must_resend:
-                    blocks = (_blocks(table, rows[i], 0, held[i]),)
-                    cached.resumed_req_ids.add(request_id)
-                elif held[i] != told.num_blocks:
-                    blocks = (_blocks(table, rows[i], told.num_blocks, held[i]),)
-                self._add_cached(cached, request_id, blocks, start, num_output)
-                if self._kind.is_async and num_output and (told.must_resend or not self._took_part(request_id)):
-                    cached.all_token_ids[request_id] = _known(table, rows[i])
+        for i in np.flatnonzero(~unchanged).tolist():
+            if ids[i] in self.invalid:
+                del order.num_scheduled_tokens[ids[i]]
             else:
-                data = self._new_data(told, table, rows[i], held[i], start, num_output)
-                order.scheduled_new_reqs.append(data)
-            told.is_sent, told.must_resend = True, False
-            told.epoch, told.num_blocks, told.num_output = epochs[i], held[i], num_output + samples[i]
-            order.num_scheduled_tokens[request_id] = counts[i]
+                self._tell(order, plan, i, ids[i] in again)
+        self._num_orders += 1
+        self._rows.note(plan, self._num_orders)
         order.total_num_scheduled_tokens = sum(order.num_scheduled_tokens.values())
         order.finished_req_ids, self._finished = self._finished, set()
         order.preempted_req_ids, self._preempted = self._preempted, set()
         self._last = order
         return order
+
+    def _tell(self, order: Any, plan: StepPlan, i: int, is_resumed: bool) -> None:
+        """One part of which the runner has to hear more than that it goes on."""
+        cached, table, row = order.scheduled_cached_reqs, plan.table, int(plan.rows[i])
+        start, num_output = int(plan.num_computed[i]), int(plan.output_position[i])
+        epoch, held = int(table.epoch[row]), int(table.blocks.num_blocks[row])
+        request_id = plan.request_ids[i]
+        told = self.told[request_id]
+        self._rows.update(told, row)
+        if told.is_sent and (is_resumed or not self._agrees(told, epoch, num_output)):
+            self._must_resend(told)
+        if told.is_sent:
+            blocks = None
+            if told.must_resend:
+                blocks = (_blocks(table, row, 0, held),)
+                cached.resumed_req_ids.add(request_id)
+            elif held != told.num_blocks:
+                blocks = (_blocks(table, row, told.num_blocks, held),)
+            self._add_cached(cached, request_id, blocks, start, num_output)
+            if self._kind.is_async and num_output and (told.must_resend or not self._took_part(request_id)):
+                cached.all_token_ids[request_id] = _known(table, row)
+        else:
+            order.scheduled_new_reqs.append(self._new_data(told, table, row, held, start, num_output))
+        told.is_sent, told.must_resend = True, False
+        told.epoch, told.num_blocks, told.num_output = epoch, held, num_output + int(plan.sample[i])
+
+    def _must_have_run(self) -> int | None:
+        """The order that a part must have been in to go on without further words; None for any."""
+        return self._num_orders if self._kind.is_async and not self._kind.is_v2 else None
 
     def distrust(self, plan: StepPlan) -> None:
         """The step failed: nobody knows how much of it the runner took in. What it heard it may hear again."""
@@ -124,6 +187,7 @@ class Translator:
             self._preempted |= self._last.preempted_req_ids
             self._last = None
         new = {request.request_id for request in plan.new_requests}
+        self._rows.forget(plan)
         for request_id in plan.request_ids:
             told = self.told.get(request_id)
             if told is None or not told.is_sent:
@@ -154,6 +218,7 @@ class Translator:
     def _forget(self, request_id: str) -> None:
         told = self.told.pop(request_id, None)
         self.seeded.discard(request_id)
+        self.invalid.discard(request_id)
         if told is not None and told.is_sent:
             self._finished.add(request_id)
 

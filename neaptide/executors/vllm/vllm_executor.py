@@ -122,11 +122,12 @@ class VllmExecutor:
                 f"{plan.shape.num_tokens} tokens in one step; vLLM was started for {self._max_step_tokens}"
             )
         result = StepResult.of(plan)
-        parts = self._parts(plan, result)
-        if not parts:
+        if self.translator.invalid:
+            result.errors |= dict.fromkeys(self.translator.invalid.intersection(plan.request_ids), INVALID_TOKEN)
+        if len(result.errors) == len(plan):
             return VllmHandle(self, plan, result)
         try:
-            order = self.translator.order(plan, parts)
+            order = self.translator.order(plan)
             translated_s = self._clock.now()
             executed = self._workers.execute_model(order, non_block=True)
             placed = self._place_generators(plan)
@@ -163,15 +164,6 @@ class VllmExecutor:
         """Ends the workers; the executor cannot be used after."""
         self.translator.told.clear()
         self._engine.shutdown()
-
-    def _parts(self, plan: StepPlan, result: StepResult) -> list[int]:
-        """Indices of the parts that the runner may hear of."""
-        told = self.translator.told
-        parts = [i for i, request_id in enumerate(plan.request_ids) if not told[request_id].is_invalid]
-        if len(parts) != len(plan):
-            invalid = (request_id for request_id in plan.request_ids if told[request_id].is_invalid)
-            result.errors.update(dict.fromkeys(invalid, INVALID_TOKEN))
-        return parts
 
     def _zero(self, block_ids: list[int]) -> None:
         ids = [block + NULL_BLOCKS for block in block_ids]
