@@ -20,6 +20,8 @@ pytestmark = needs_vllm
 
 FLAGS = ("--executor", "vllm", "--engine-python", str(PYTHON), "--executor-arg", "enforce_eager=true")
 FLAGS += ("--dtype", "float32", "--block-size", "32", "--max-model-len", "512", "--kv-cache-gib", "0.1")
+START_S = 300.0
+"""vLLM takes its time on a busy machine."""
 
 
 def ask(server: RunningServer) -> str:
@@ -29,7 +31,7 @@ def ask(server: RunningServer) -> str:
 
 
 def test_chats_and_batches_are_answered_and_a_killed_engine_is_replaced(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, *FLAGS) as server:
+    with RunningServer(tmp_path, *FLAGS, start_timeout_s=START_S) as server:
         assert ask(server).endswith("55")
         messages = [{"role": "user", "content": "What is 21 + 34?"}]
         line = {"model": "neaptide-tiny", "messages": messages, "temperature": 0}
@@ -53,7 +55,8 @@ def test_chats_and_batches_are_answered_and_a_killed_engine_is_replaced(tmp_path
 @pytest.mark.parametrize("victim", ["engine", "server"])
 def test_workers_die_with_the_engine_and_the_engine_with_the_server(tmp_path: Path, victim: str) -> None:
     ranks = ("--executor-arg", "tensor_parallel_size=2")
-    with RunningServer(tmp_path, *FLAGS, *ranks, env={"VLLM_CPU_OMP_THREADS_BIND": "nobind"}) as server:
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with RunningServer(tmp_path, *FLAGS, *ranks, env=env, start_timeout_s=START_S) as server:
         assert ask(server).endswith("55")
         engine = server.engine
         family = engine.children(recursive=True)
