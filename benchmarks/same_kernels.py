@@ -35,6 +35,7 @@ from benchmarks.live_coserving import (
     OFFLINE_OUT,
     ONLINE_IN,
     ONLINE_OUT,
+    START_TIMEOUT_S,
     TPOT_OVER_ALONE,
     TTFT_OVER_TPOT,
     Plan,
@@ -53,7 +54,6 @@ from neaptide.loadgen.percentiles import percentiles
 
 LOADS = (0.20, 0.10, 0.40)
 ONLINE_PRIORITY, OFFLINE_PRIORITY = 0, 10
-START_S = 300.0
 OURS = "ours over vLLM's workers"
 
 
@@ -83,6 +83,7 @@ class Machine:
     dtype: str
     block_size: int
     kv_gib: float
+    is_eager: bool
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -101,6 +102,7 @@ class Machine:
     @property
     def our_flags(self) -> list[str]:
         flags = ["--executor", "vllm", "--engine-python", str(self.python), "--num-threads", str(self.threads)]
+        flags += ["--executor-arg", "enforce_eager=true"] if self.is_eager else []
         return [*flags, "--block-size", str(self.block_size), "--kv-cache-gib", str(self.kv_gib)]
 
 
@@ -111,12 +113,13 @@ async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) ->
     command = [str(machine.python.parent / "vllm"), "serve", str(model), "--served-model-name", "m"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", machine.dtype, "--max-model-len", "1024"]
     command += ["--block-size", str(machine.block_size), "--kv-cache-memory-bytes", str(int(machine.kv_gib * 2**30))]
+    command += ["--enforce-eager"] if machine.is_eager else []
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
             *command, *rival.flags, stdout=file, stderr=file, env=os.environ | machine.environment
         )
     try:
-        deadline_s = asyncio.get_running_loop().time() + START_S
+        deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             while True:
                 if process.returncode is not None or asyncio.get_running_loop().time() > deadline_s:
@@ -290,13 +293,14 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--kv-gib", type=float, default=4.0)
+    parser.add_argument("--eager", action="store_true", help="neither engine compiles the model")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.repeats, args.loads = (1, LOADS[:1]) if args.quick else (2, LOADS)
     duration_s = args.duration_s or (60.0 if args.quick else 300.0)
     # The first tenth warms up; the end leaves streams their time.
     plan = Plan(duration_s, (0.1 * duration_s, 0.95 * duration_s), model_111m(), args.seed)
-    machine = Machine(args.vllm.absolute(), args.threads, args.dtype, args.block_size, args.kv_gib)
+    machine = Machine(args.vllm.absolute(), args.threads, args.dtype, args.block_size, args.kv_gib, args.eager)
     result = asyncio.run(measure(plan, machine, RIVALS[:2] if args.quick else RIVALS, args))
     for load in result["loads"]:
         print_load(load)
