@@ -88,6 +88,15 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def check_device(wanted: str, found: str) -> None:
+    """
+    Raises:
+        ValueError: vLLM is built for another device than the one that was asked for.
+    """
+    if wanted not in ("auto", found):
+        raise ValueError(f"device = {wanted!r} was asked for, but this build of vLLM computes on {found!r}")
+
+
 def command_line(arguments: Mapping[str, str]) -> list[str]:
     """The arguments as vLLM's own parser reads them."""
     words: list[str] = []

@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from neaptide.engine.config import EngineConfig
 from neaptide.executors.torch.device import cpu_flags
-from neaptide.executors.vllm.arguments import check_arguments, command_line
+from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line
 from neaptide.executors.vllm.worker import ignore_stop_signals
 from neaptide.models.config import UnsupportedModelError
 
@@ -39,6 +39,7 @@ def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
     words = ["--model", config.executor.model_path, *command_line(arguments)]
     wanted = dataclasses.replace(_parsed(words), **_ours(config, max_step_tokens))
     vllm_config = wanted.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    check_device(config.executor.device, str(vllm_config.device_config.device_type))
     _refuse_model(vllm_config)
     engine = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
     try:

@@ -7,7 +7,7 @@ import pytest
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import EngineConfig, ExecutorConfig
 from neaptide.executors.registry import start_executor
-from neaptide.executors.vllm.arguments import check_arguments, command_line, describe
+from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line, describe
 from neaptide.launch.serve import embedded_model_path
 
 
@@ -46,6 +46,13 @@ def test_what_concerns_the_workers_alone_passes() -> None:
         "seed",
     )
     check_arguments(dict.fromkeys(names, "1"))
+
+
+def test_another_device_than_that_of_the_build_is_refused() -> None:
+    check_device("auto", "cpu")
+    check_device("cpu", "cpu")
+    with pytest.raises(ValueError, match=r"^device = 'cuda' was asked for, but this build of vLLM computes on 'cpu'$"):
+        check_device("cuda", "cpu")
 
 
 def test_switches_are_said_as_the_parser_of_vllm_reads_them() -> None:
