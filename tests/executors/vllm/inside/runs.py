@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -20,8 +20,10 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.steps.timer import StepTimer
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
-from neaptide.executors.vllm.vllm_executor import VllmExecutor
 from tests.executors.vllm.inside.families import VOCAB
+
+if TYPE_CHECKING:  # ``conftest`` has something to do before vLLM is imported
+    from neaptide.executors.vllm.vllm_executor import VllmExecutor
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 32, 48, 192
 LIMITS: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "max_num_batched_tokens": 512}
@@ -51,9 +53,9 @@ class Run:
     """An engine; keeps tokens and terminal outputs."""
 
     def __init__(self, executor: Executor, num_blocks: int = NUM_BLOCKS, **scheduler: Any) -> None:
-        assert isinstance(executor, VllmExecutor)
+        told = cast("VllmExecutor", executor).translator.told
         # Engines before it on this executor have gone without a last word.
-        executor.submit(StepPlan.of_parts(0, [], finished_ids=list(executor.translator.told))).wait()
+        executor.submit(StepPlan.of_parts(0, [], finished_ids=list(told))).wait()
         self.device = Narrow(executor, num_blocks)
         values = LIMITS | {"offline_max_kv_ratio": 1.0} | scheduler
         config = EngineConfig(cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=SchedulerConfig(**values))
