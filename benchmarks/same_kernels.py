@@ -54,6 +54,8 @@ from neaptide.loadgen.percentiles import percentiles
 
 LOADS = (0.20, 0.10, 0.40)
 ONLINE_PRIORITY, OFFLINE_PRIORITY = 0, 10
+PATIENCE_S = 120.0
+"""For chats behind a flood: one that has not ended so long after the last arrival has missed its targets."""
 OURS = "ours over vLLM's workers"
 
 
@@ -172,14 +174,16 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
             stop = await scrape(http)
             if offline and all(line.done() for line in flood):
                 raise SystemExit("the offline lines ran out inside the window: the figures would be wrong")
-            await load
-            for line in flood:
-                line.cancel()
-            await asyncio.gather(*flood, return_exceptions=True)
+            await asyncio.wait({load}, timeout=PATIENCE_S)
+            for task in (load, *flood):
+                task.cancel()
+            await asyncio.gather(load, *flood, return_exceptions=True)
+    ended = {record.arrival_s for record in records}
+    records += [Record(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals if at_s not in ended]
     names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
     tokens_per_s = sum(stop.sum(name) - start.sum(name) for name in names) / (end - begin)
     inside = [record for record in records if begin <= record.arrival_s < end]
-    online_per_s = len(inside) * (ONLINE_IN + ONLINE_OUT) / (end - begin)
+    online_per_s = sum(record.error is None for record in inside) * (ONLINE_IN + ONLINE_OUT) / (end - begin)
     window = Window(end - begin, online_per_s, max(tokens_per_s - online_per_s, 0.0), records=inside)
     if not offline:
         window.offline_tokens_per_s = 0.0
