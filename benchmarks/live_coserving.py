@@ -39,6 +39,8 @@ CEILING_LINES = 3000
 LEAST_LINES = 400
 """For runs whose need is known from the ceiling."""
 LAX_S = 3600.0
+START_TIMEOUT_S = 600.0
+"""An executor may compile its model first."""
 EGRESS_MS = 5.0
 PHASES = ("schedule", "prepare", "model", "sample", "commit")
 
@@ -123,7 +125,8 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> W
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as directory:
-        server = ServerProcess([str(plan.model), "--served-model-name", "m", *flags], Path(directory))
+        flags = [str(plan.model), "--served-model-name", "m", *flags]
+        server = ServerProcess(flags, Path(directory), START_TIMEOUT_S)
         limits = httpx.Limits(max_connections=None)
         async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http:
             client = StreamClient(http, "m")
@@ -149,14 +152,15 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> W
     return window
 
 
-async def check(plan: Plan) -> int:
+async def check(plan: Plan, more_flags: Sequence[str] = ()) -> int:
     """Greedy text of the server against the reference; returns how many tokens were compared."""
     prompts = random_prompts(3, ONLINE_IN, vocab_size(plan.model), seed=77)
     reference = Reference(plan.model)
     checked = 0
     with tempfile.TemporaryDirectory() as directory:
         flags = [str(plan.model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024"]
-        async with ServerProcess(flags, Path(directory)) as server:
+        flags += more_flags
+        async with ServerProcess(flags, Path(directory), START_TIMEOUT_S) as server:
             async with httpx.AsyncClient(base_url=server.base_url, timeout=600.0) as http:
                 for prompt in prompts:
                     body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": 16, "temperature": 0}

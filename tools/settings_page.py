@@ -24,7 +24,7 @@ marks.
 """
 TAIL = """
 `max_model_len` may not exceed what the KV cache holds: the server says so at start. Per request, `ttft_slo_ms` and
-`tpot_slo_ms` in the body override the targets. `executor` and `sim_step_ms` are for tests.
+`tpot_slo_ms` in the body override the targets. `sim_step_ms` is for tests.
 """
 
 

@@ -20,6 +20,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     add("--num-threads", type=_num_threads, default=0, metavar="N", help="compute threads on a CPU (0: as the server)")
+    add("--executor", default="torch", metavar="NAME", help="what computes the steps (torch); this interpreter runs it")
+    add("--executor-arg", action="append", default=[], metavar="K=V", help="an argument of the executor")
     add("--out", type=Path, required=True, metavar="FILE", help="the profile; its name is the file's")
     add("--quick", action="store_true", help="20 s instead of 120, and less certain")
     add("--budget-s", type=_budget_s, metavar="S", help="take so many seconds")

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,8 +25,8 @@ from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.device_profile import save_profile
 from neaptide.estimator.subject import Subject
 from neaptide.executors.registry import start_executor
-from neaptide.launch.serve import default_num_threads, embedded_model_path
-from neaptide.models.checkpoint import resolve_model
+from neaptide.launch.serve import LaunchError, default_num_threads, embedded_model_path, executor_arguments
+from neaptide.models.checkpoint import load_model_facts, resolve_model
 from neaptide.server.settings import EMBEDDED_MODEL
 
 LABELS = {"echo_max": "Echo, c as floor", "echo_sum": "Echo, c added", "bros": "BROS", "hygen": "HyGen", OURS: "ours"}
@@ -47,6 +47,10 @@ def calibrate_to_file(args: argparse.Namespace) -> None:
     times = times_path(out)
     check_writable(out)
     check_writable(times)
+    try:
+        arguments = executor_arguments(args.executor_arg)
+    except LaunchError as error:
+        raise ValueError(str(error)) from error
     with progress_bar() as progress:
         task = progress.add_task("loading the model", total=1.0)
         found, subject = calibrate_model(
@@ -55,6 +59,8 @@ def calibrate_to_file(args: argparse.Namespace) -> None:
             device=args.device,
             dtype=args.dtype,
             num_threads=args.num_threads,
+            executor=args.executor,
+            arguments=arguments,
             seed=args.seed,
             progress=lambda share: progress.update(task, completed=share, description="measuring"),
         )
@@ -75,6 +81,8 @@ def calibrate_model(
     device: str = "auto",
     dtype: str = "auto",
     num_threads: int = 0,
+    executor: str = ExecutorConfig().kind,
+    arguments: Mapping[str, str] | None = None,
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[Report, Subject]:
@@ -86,28 +94,35 @@ def calibrate_model(
     # As in the server's engine process; it counts only before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
-    clock, cache = MonotonicClock(), CacheConfig()
-    config = ExecutorConfig(
-        model_path=str(path), device=device, dtype=dtype, num_threads=num_threads or default_num_threads()
+    clock, positions = MonotonicClock(), load_model_facts(path).max_position_embeddings
+    config = EngineConfig(
+        executor=ExecutorConfig(
+            kind=executor,
+            model_path=str(path),
+            device=device,
+            dtype=dtype,
+            num_threads=num_threads or default_num_threads(),
+            arguments=dict(arguments or {}),
+        ),
+        cache=CacheConfig(block_size=0),
+        scheduler=SchedulerConfig(max_model_len=min(SchedulerConfig().max_model_len, positions)),
     )
-    started = start_executor(EngineConfig(executor=config, cache=cache), clock)
-    executor = started.profiled
-    if executor is None:
-        raise ValueError(f"executor = {config.kind!r} has no step times to measure")
+    started = start_executor(config, clock)
+    profiled = started.profiled
+    if profiled is None:
+        raise ValueError(f"executor = {executor!r} has no step times to measure")
     try:
-        executor.touch_blocks(executor.num_blocks)
-        positions = started.model.max_position_embeddings
-        scheduler = SchedulerConfig(max_model_len=min(SchedulerConfig().max_model_len, positions))
-        limits = Limits.of(scheduler, executor.num_blocks * cache.block_size)
-        runner = MicroRunner(executor, clock, cache.block_size)
+        profiled.touch_blocks(profiled.num_blocks)
+        limits = Limits.of(config.scheduler, profiled.num_blocks * started.block_size)
+        runner = MicroRunner(profiled, clock, started.block_size)
         measurements = Calibration(runner, clock, limits, pace, seed, progress).measure()
         if not measurements.samples(held_out=False):
             raise ValueError(
                 f"{pace.budget_s:g} s are too short for a calibration: no step to fit was measured; give it more time"
             )
-        return report(measurements), Subject.of(executor, path.resolve().name, cache.block_size)
+        return report(measurements), Subject.of(profiled, path.resolve().name, started.block_size)
     finally:
-        executor.close()
+        profiled.close()
 
 
 def progress_bar() -> Progress:

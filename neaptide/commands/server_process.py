@@ -29,7 +29,8 @@ class ServerProcess:
     In ``directory`` it has its log, and its data in a directory of their own.
     """
 
-    def __init__(self, flags: Sequence[str], directory: Path) -> None:
+    def __init__(self, flags: Sequence[str], directory: Path, start_timeout_s: float = 120.0) -> None:
+        self._start_timeout_s = start_timeout_s
         self._port = free_port()
         self._flags = [*flags, "--port", str(self._port), "--data-dir", str(directory / "data")]
         self._log_path = directory / "server.log"
@@ -43,7 +44,7 @@ class ServerProcess:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.stop()
 
-    async def start(self, timeout_s: float = 120.0) -> None:
+    async def start(self) -> None:
         """Returns when ``/ready`` answers 200.
 
         Raises:
@@ -54,7 +55,7 @@ class ServerProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "neaptide", "serve", *self._flags, stdout=log, stderr=log, env=os.environ
             )
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        deadline_s = asyncio.get_running_loop().time() + self._start_timeout_s
         async with httpx.AsyncClient(base_url=self.base_url) as http:
             while self._process.returncode is None and asyncio.get_running_loop().time() < deadline_s:
                 with contextlib.suppress(httpx.HTTPError):

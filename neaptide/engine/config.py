@@ -5,7 +5,8 @@ import msgspec
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
-    """Tokens per KV block; also the unit that prefix hashes cover."""
+    """Tokens per KV block; also the unit that prefix hashes cover. 0 leaves it to the executor, which states it when it
+    has started."""
     num_blocks: int | None = None
     """Blocks in the pool; ``None`` derives them from ``kv_cache_bytes``."""
     kv_cache_bytes: int | None = None
@@ -45,6 +46,8 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Compute threads on a CPU; 0 leaves torch's choice."""
     sim_step_s: float = 0.005
     """Step time of the ``sim`` executor."""
+    arguments: dict[str, str] = {}
+    """For executors that take some: name -> value, as the operator wrote them."""
 
 
 class ProfileConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -103,8 +103,9 @@ class EngineCore:
         return self._in_flight.expected_end_s - 2 * max(self._planning_s, default=0.0)
 
     def close(self) -> None:
-        """Ends what watches the engine."""
+        """Ends what watches the engine, and what computes for it."""
         self._observers.close()
+        self._executor.close()
 
     # ---- messages ----
 

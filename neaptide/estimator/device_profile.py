@@ -69,6 +69,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_blocks: int
     """KV blocks that fit."""
     block_size: int = 16
+    build: str = ""
+    """What else step times depend on: version and arguments of the software that computes; empty where it is ours."""
     tensor_parallel: int = 1
     efficiencies: Efficiencies | None = None
     """Only analytic."""

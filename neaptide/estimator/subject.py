@@ -26,6 +26,8 @@ class Subject:
     kv_bytes_per_token: int
     num_blocks: int
     block_size: int
+    build: str = ""
+    """As ``ProfiledExecutor.build``."""
 
     @classmethod
     def of(cls, executor: ProfiledExecutor, model: str, block_size: int, model_fingerprint: str = "") -> "Subject":
@@ -38,6 +40,7 @@ class Subject:
             executor.kv_bytes_per_token,
             executor.num_blocks,
             block_size,
+            executor.build,
         )
 
     def file_name(self, limits: Limits, steps: Sequence[Parts]) -> str:
@@ -54,6 +57,7 @@ class Subject:
             limits.max_seqs,
             limits.max_model_len,
             steps,
+            *([self.build] if self.build else []),
         )
         digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
         return f"{digest[:24]}.json"
@@ -71,6 +75,7 @@ class Subject:
             kv_bytes_per_token=self.kv_bytes_per_token,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
+            build=self.build,
             costs={regime.value: cost for regime, cost in costs.items()},
         )
 
@@ -90,6 +95,7 @@ def check_profile(profile: DeviceProfile, subject: Subject) -> list[str]:
         ("model", profile.model, subject.model),
         ("device", profile.device, subject.device),
         ("dtype", profile.dtype, subject.dtype),
+        ("build", profile.build, subject.build),
     )
     differing = [f"{what} {theirs!r}, here {ours!r}" for what, theirs, ours in pairs if theirs != ours]
     measurement = profile.measurement

@@ -26,6 +26,11 @@ class ProfiledExecutor(Executor, Protocol):
     @property
     def kv_bytes_per_token(self) -> int: ...
 
+    @property
+    def build(self) -> str:
+        """What else its step times depend on: version and arguments of the software; empty where that is ours alone."""
+        ...
+
     def touch_blocks(self, count: int) -> None:
         """Writes to the first ``count`` KV blocks, so that steps over them take the time that they take in use."""
         ...
@@ -49,6 +54,8 @@ class StartedExecutor:
     """Its kind, for example ``cpu``."""
     dtype: str
     model: ModelFacts
+    block_size: int
+    """As configured, or its own choice where that was left to it."""
     capabilities: Capabilities
     profiled: ProfiledExecutor | None
     """The executor, for calibration; None where steps take no time of a real device."""

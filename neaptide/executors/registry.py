@@ -4,29 +4,47 @@ A new executor is one line here and a factory: ``start(config: EngineConfig, clo
 """
 
 import pkgutil
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.executors.contract import StartedExecutor
 
-EXECUTORS: dict[str, str] = {
-    "sim": "neaptide.simulation.served:start",
-    "torch": "neaptide.executors.torch.start:start",
+
+class Kind(NamedTuple):
+    """What has to be known of an executor before it is imported."""
+
+    factory: str
+    """``module:function``."""
+    takes_arguments: bool = False
+    """It has arguments of its own (``ExecutorConfig.arguments``)."""
+    knows_families: bool = False
+    """It tells itself whether it computes a model; the others compute the families of ``neaptide.models`` only."""
+
+
+EXECUTORS: dict[str, Kind] = {
+    "sim": Kind("neaptide.simulation.served:start"),
+    "torch": Kind("neaptide.executors.torch.start:start"),
+    "vllm": Kind("neaptide.executors.vllm.start:start", takes_arguments=True, knows_families=True),
 }
-"""Name -> ``module:function``."""
 
 
 class UnknownExecutorError(ValueError):
-    """There is no executor of that name; the message lists those that there are."""
+    """There is no executor of that name, or none that takes such arguments; the message says what there is."""
 
 
-def check_executor(name: str) -> None:
+def check_executor(name: str, arguments: Mapping[str, str] | None = None) -> Kind:
     """
     Raises:
-        UnknownExecutorError: no such executor.
+        UnknownExecutorError: no such executor, or one that takes no arguments.
     """
     if name not in EXECUTORS:
         raise UnknownExecutorError(f"executor = {name!r} is not supported; there are: {', '.join(sorted(EXECUTORS))}")
+    kind = EXECUTORS[name]
+    if arguments and not kind.takes_arguments:
+        raise UnknownExecutorError(f"executor = {name!r} takes no arguments; {', '.join(arguments)} was given")
+    return kind
 
 
 def start_executor(config: EngineConfig, clock: Clock) -> StartedExecutor:
@@ -36,6 +54,6 @@ def start_executor(config: EngineConfig, clock: Clock) -> StartedExecutor:
         UnknownExecutorError: no such executor.
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be started; the message says why.
     """
-    check_executor(config.executor.kind)
-    started: StartedExecutor = pkgutil.resolve_name(EXECUTORS[config.executor.kind])(config, clock)
+    kind = check_executor(config.executor.kind, config.executor.arguments)
+    started: StartedExecutor = pkgutil.resolve_name(kind.factory)(config, clock)
     return started

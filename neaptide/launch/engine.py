@@ -37,7 +37,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be built; the message says why.
     """
     started = start_executor(config, clock)
-    config = _planned_ahead(config, started)
+    config = _as_started(config, started)
     scheduler = config.scheduler
     executor, model = started.executor, started.model
     if executor.num_blocks * config.cache.block_size < scheduler.max_model_len:
@@ -71,11 +71,16 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     return core, ready
 
 
-def _planned_ahead(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
-    """One step ahead where the device works beside the host: there planning would keep it waiting."""
+def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
+    """With the executor's block size, and one step ahead where its device works beside the host: there planning would
+    keep it waiting."""
     can = started.capabilities
     depth = int(can.placeholders and can.asynchronous)
-    return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, overlap_depth=depth))
+    return msgspec.structs.replace(
+        config,
+        cache=msgspec.structs.replace(config.cache, block_size=started.block_size),
+        scheduler=msgspec.structs.replace(config.scheduler, overlap_depth=depth),
+    )
 
 
 def _cost_model(config: EngineConfig, started: StartedExecutor, clock: Clock) -> tuple[OnlineCostModel, list[Sample]]:

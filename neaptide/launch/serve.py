@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,8 +75,9 @@ def engine_config(
     from neaptide.engine.scheduler.policies import POLICIES
     from neaptide.executors.registry import UnknownExecutorError, check_executor
 
+    arguments = executor_arguments(settings.executor_arg)
     try:
-        check_executor(settings.executor)
+        check_executor(settings.executor, arguments)
     except UnknownExecutorError as error:
         raise LaunchError(str(error)) from error
     if settings.policy not in POLICIES:
@@ -85,7 +86,7 @@ def engine_config(
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
     return EngineConfig(
-        cache=CacheConfig(block_size=settings.block_size, kv_cache_bytes=kv_cache_bytes),
+        cache=CacheConfig(block_size=settings.block_size or 0, kv_cache_bytes=kv_cache_bytes),
         scheduler=SchedulerConfig(
             policy=settings.policy,
             max_num_seqs=settings.max_num_seqs,
@@ -102,6 +103,7 @@ def engine_config(
             dtype=settings.dtype,
             num_threads=settings.num_threads or default_num_threads(),
             sim_step_s=settings.sim_step_ms / 1e3,
+            arguments=arguments,
         ),
         profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
         request_log_path=str(data_dir / REQUEST_LOG),
@@ -112,6 +114,24 @@ def engine_config(
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
+
+
+def executor_arguments(given: Sequence[str]) -> dict[str, str]:
+    """By name, what ``--executor-arg NAME=VALUE`` has said; ``a-b`` is ``a_b``.
+
+    Raises:
+        LaunchError: an argument without a value, or one given twice.
+    """
+    arguments: dict[str, str] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        if not sign or not name:
+            raise LaunchError(f"executor_arg = {text!r} is not of the form NAME=VALUE")
+        if name in arguments:
+            raise LaunchError(f"executor_arg = {text!r}: {name} is given twice")
+        arguments[name] = value
+    return arguments
 
 
 def serve(settings: Settings) -> int:
@@ -134,6 +154,7 @@ def serve(settings: Settings) -> int:
 async def _serve(
     settings: Settings, context: "ServingContext", config: EngineConfig, data_dir: Path, listener: socket.socket
 ) -> int:
+    from neaptide.server.link.interpreter import Interpreter
     from neaptide.server.link.supervisor import EngineStartError, Supervisor
 
     server, service = _http_server(settings, context, data_dir)
@@ -141,7 +162,7 @@ async def _serve(
         await service.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
-    supervisor = Supervisor(context.client, config)
+    supervisor = Supervisor(context.client, config, Interpreter(settings.engine_python))
     Drain(server, context, service, settings.drain_timeout_s).install()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())
@@ -276,17 +297,24 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     """What routes need to know of the model, and the engine's configuration for it."""
     import time
 
-    from neaptide.models.checkpoint import load_model_config, resolve_model
+    from neaptide.executors.registry import EXECUTORS
+    from neaptide.models.checkpoint import load_model_config, load_model_facts, resolve_model
     from neaptide.models.config import ModelFacts, UnsupportedModelError
     from neaptide.server.context import Admission, GenerationDefaults, ServingContext
     from neaptide.server.link.engine_client import EngineClient
     from neaptide.server.link.fingerprint import model_fingerprint
+    from neaptide.server.link.interpreter import Interpreter, InterpreterError
     from neaptide.server.text.tokenizer import Tokenizer
 
     try:
+        Interpreter(settings.engine_python).check()
+    except InterpreterError as error:
+        raise LaunchError(str(error)) from error
+    try:
         is_embedded = settings.model == EMBEDDED_MODEL
         model_path = embedded_model_path() if is_embedded else resolve_model(settings.model)
-        model: ModelFacts = load_model_config(model_path)
+        knows_families = settings.executor in EXECUTORS and EXECUTORS[settings.executor].knows_families
+        model: ModelFacts = load_model_facts(model_path) if knows_families else load_model_config(model_path)
         tokenizer = Tokenizer(model_path)
         defaults = GenerationDefaults.load(model_path)
         fingerprint = model_fingerprint(model_path)
@@ -342,6 +370,12 @@ def engine_main(address: str, config_json: str, parent_pid: int) -> int:
     finally:
         link.close()
 
+
+if __name__ == "__mp_main__":
+    # Of a process that the engine's executor starts: it imports the engine's main module before anything else.
+    from neaptide.engine.process.parent import die_with_parent
+
+    die_with_parent(os.getppid())
 
 if __name__ == "__main__":
     sys.exit(engine_main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

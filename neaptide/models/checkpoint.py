@@ -5,11 +5,13 @@ Everything that cannot be served ends in `UnsupportedModelError` with one line f
 
 from pathlib import Path
 
-from neaptide.models.config import ModelConfig, UnsupportedModelError
-from neaptide.models.fields import RawConfig, read_json, token_ids
+from neaptide.models.config import ModelConfig, ModelFacts, UnsupportedModelError
+from neaptide.models.fields import RawConfig, positive_int, read_json, token_ids
 from neaptide.models.registry import family_of
 
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""What families call the tokens that they can tell apart."""
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -47,11 +49,30 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     """
     raw = read_json(model_dir / "config.json")
     family = family_of(raw.get("architectures"))
-    _refuse_unsupported(raw)
-    generation_path = model_dir / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
-    ends = token_ids(generation.get("eos_token_id")) or token_ids(raw.get("eos_token_id"))
-    return family.parse_config(raw, ends)
+    _refuse_own_code(raw)
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModelError(f"quantization_config ({method}) is not supported: only float weights")
+    return family.parse_config(raw, _end_tokens(model_dir, raw))
+
+
+def load_model_facts(model_dir: Path) -> ModelFacts:
+    """The same for a model that an executor of other families will compute; it tells itself whether it does.
+
+    Raises:
+        UnsupportedModelError: unreadable, code of its own, or no word of its vocabulary or its length.
+    """
+    raw = read_json(model_dir / "config.json")
+    _refuse_own_code(raw)
+    text = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
+    lengths = [positive_int(text, key) for key in _LENGTH_KEYS if text.get(key) is not None]
+    if not lengths:
+        raise UnsupportedModelError(f"config.json has none of {', '.join(_LENGTH_KEYS)}: its context length is unknown")
+    return ModelFacts(
+        vocab_size=positive_int(text, "vocab_size"),
+        max_position_embeddings=min(lengths),
+        eos_token_ids=_end_tokens(model_dir, text),
+    )
 
 
 def find_weight_files(model_dir: Path) -> list[Path]:
@@ -81,12 +102,14 @@ def find_weight_files(model_dir: Path) -> list[Path]:
     raise UnsupportedModelError("no weights: model.safetensors is missing")
 
 
-def _refuse_unsupported(raw: RawConfig) -> None:
-    """What no family takes."""
+def _end_tokens(model_dir: Path, raw: RawConfig) -> tuple[int, ...]:
+    generation_path = model_dir / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.is_file() else {}
+    return token_ids(generation.get("eos_token_id")) or token_ids(raw.get("eos_token_id"))
+
+
+def _refuse_own_code(raw: RawConfig) -> None:
     if raw.get("auto_map"):
         raise UnsupportedModelError(
             "auto_map: models that bring their own code are not supported, it is never executed"
         )
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(f"quantization_config ({method}) is not supported: only float weights")

@@ -143,7 +143,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     max_num_seqs: Annotated[int, Option("Requests that hold KV at once.", "N", low=1)] = 256
     max_num_batched_tokens: Annotated[int, Option("Tokens computed in one step at most.", "TOKENS", low=1)] = 2048
-    block_size: Annotated[int, Option("Tokens per KV block.", "TOKENS", low=1)] = 16
+    block_size: Annotated[
+        int | None, Option("Tokens per KV block; by default 16, or what the executor prefers.", "TOKENS", low=1)
+    ] = None
     kv_cache_gib: Annotated[
         float | None,
         Option(
@@ -229,8 +231,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 4096.0
     executor: Annotated[
         str,
-        Option("What computes steps: torch, or sim: tokens from a hash, for tests of everything around it.", "NAME"),
+        Option(
+            "What computes steps: torch, our own; vllm, vLLM's workers under our scheduler; or sim, tokens from a "
+            "hash, for tests of everything around it.",
+            "NAME",
+            page="vllm",
+        ),
     ] = "torch"
+    executor_arg: Annotated[
+        tuple[str, ...],
+        Option("An argument of the executor, under the executor's name for it.", "K=V", is_repeated=True, page="vllm"),
+    ] = ()
+    engine_python: Annotated[
+        str | None,
+        Option(
+            "Python interpreter of the engine process, for executors whose packages do not go with ours; by default "
+            "the server's own.",
+            "FILE",
+            page="vllm",
+        ),
+    ] = None
     sim_step_ms: Annotated[float, Option("Time of a step of the sim executor.", "MS", low=0)] = 5.0
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from neaptide.executors.contract import Capabilities, StartedExecutor
 from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.models.checkpoint import load_model_config
 
-NUM_BLOCKS = 4096
+NUM_BLOCKS, BLOCK_SIZE = 4096, 16
 """Unless configured."""
 
 
@@ -23,4 +23,5 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     executor = SimExecutor(config.cache.num_blocks or NUM_BLOCKS, step_time, clock, model.vocab_size)
     # As a CPU, for which it stands in tests: one step after the other.
     capabilities = Capabilities(placeholders=True, asynchronous=False)
-    return StartedExecutor(executor, "sim", "none", model, capabilities, profiled=None)
+    block_size = config.cache.block_size or BLOCK_SIZE
+    return StartedExecutor(executor, "sim", "none", model, block_size, capabilities, profiled=None)

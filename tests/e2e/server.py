@@ -27,13 +27,16 @@ class RunningServer:
     In ``directory`` it has its log, and its data in a directory of their own.
     """
 
-    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, *flags: str, env: dict[str, str] | None = None, start_timeout_s: float = 120.0
+    ) -> None:
         self.data_dir = directory / "data"
         self._log_path = directory / "server.log"
         self.port = free_port()
         self._command = [sys.executable, "-m", "neaptide", "serve", *flags]
         self._command += ["--port", str(self.port), "--data-dir", str(self.data_dir)]
         self._env = os.environ | (env or {})
+        self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0)
 
@@ -51,7 +54,11 @@ class RunningServer:
         return self._log_path.read_text()
 
     def __enter__(self) -> "RunningServer":
-        self.start()
+        try:
+            self.start()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(
@@ -74,8 +81,8 @@ class RunningServer:
             )
         self.wait_ready()
 
-    def wait_ready(self, timeout_s: float = 120.0) -> None:
-        self.wait_for(self._is_ready, timeout_s)
+    def wait_ready(self) -> None:
+        self.wait_for(self._is_ready, self._start_timeout_s)
 
     def wait_for(self, condition: Any, timeout_s: float = 60.0) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -45,7 +45,7 @@ def test_policy_that_does_not_exist(failed_start: FailedStart) -> None:
 
 def test_executor_that_does_not_exist(failed_start: FailedStart) -> None:
     line = failed_start("--executor", "best")
-    assert line.endswith("executor = 'best' is not supported; there are: sim, torch")
+    assert line.endswith("executor = 'best' is not supported; there are: sim, torch, vllm")
 
 
 @pytest.mark.parametrize(

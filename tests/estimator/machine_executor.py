@@ -50,6 +50,7 @@ class MachineExecutor(SimExecutor):
     dtype_name = "float32"
     num_threads = 1
     kv_bytes_per_token = 1024
+    build = ""
 
     def __init__(
         self,

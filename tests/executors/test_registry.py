@@ -22,7 +22,7 @@ def config_of(kind: str, model: Path, num_blocks: int | None = None) -> EngineCo
 
 
 def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(UnknownExecutorError, match=r"^executor = 'tpu' is not supported; there are: sim, torch$"):
+    with pytest.raises(UnknownExecutorError, match=r"^executor = 'tpu' is not supported; there are: sim, torch, vllm$"):
         start_executor(config_of("tpu", embedded_model_path()), VirtualClock())
     check_executor("sim")
 

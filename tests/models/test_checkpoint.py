@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 
 from neaptide.models import checkpoint
-from neaptide.models.checkpoint import find_weight_files, load_model_config, resolve_model
+from neaptide.models.checkpoint import find_weight_files, load_model_config, load_model_facts, resolve_model
 from neaptide.models.config import RopeConfig, UnsupportedModelError
 
 BASE: dict[str, Any] = {
@@ -164,3 +164,29 @@ def test_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_module_needs_no_torch() -> None:
     code = f"import sys, {checkpoint.__name__}; sys.exit('torch' in sys.modules or 'huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+FACTS = {"architectures": ["OPTForCausalLM"], "vocab_size": 9, "max_position_embeddings": 20, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (FACTS, (9, 20, (2,))),
+        (FACTS | {"quantization_config": {"quant_method": "fp8"}, "seq_length": 10}, (9, 10, (2,))),
+        ({"text_config": FACTS}, (9, 20, (2,))),
+    ],
+)
+def test_facts_of_a_family_that_is_none_of_ours(raw: dict[str, Any], expected: tuple[Any, ...], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    facts = load_model_facts(tmp_path)
+    assert (facts.vocab_size, facts.max_position_embeddings, facts.eos_token_ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"), [(FACTS | {"auto_map": {"x": "y"}}, "auto_map"), ({"vocab_size": 9}, "context length is unknown")]
+)
+def test_facts_that_are_refused(raw: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UnsupportedModelError, match=words):
+        load_model_facts(tmp_path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.cli import build_parser
-from neaptide.launch.serve import LaunchError, engine_config
+from neaptide.launch.serve import LaunchError, engine_config, executor_arguments
 from neaptide.server.settings import OPTIONS, Settings, SettingsError, default_text, load_settings, type_of
 
 
@@ -117,3 +117,30 @@ def test_lists_are_divided_by_commas_but_keys_are_repeated() -> None:
 def test_an_executor_that_does_not_exist_is_refused_at_launch(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="executor = 'tprch' is not supported"):
         engine_config(Settings(executor="tprch"), tmp_path, "", 512, tmp_path)
+
+
+def test_arguments_of_an_executor_are_taken_apart_by_name() -> None:
+    assert executor_arguments(["tensor-parallel-size=2", "--x=a=b", "y="]) == {
+        "tensor_parallel_size": "2",
+        "x": "a=b",
+        "y": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["fp8"], "not of the form NAME=VALUE"),
+        (["=2"], "not of the form"),
+        (["a-b=1", "a_b=2"], "a_b is given twice"),
+    ],
+)
+def test_arguments_of_an_executor_that_make_no_sense_are_refused(given: list[str], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        executor_arguments(given)
+
+
+def test_an_executor_without_arguments_refuses_them(tmp_path: Path) -> None:
+    settings = Settings(executor="sim", executor_arg=("a=1",))
+    with pytest.raises(LaunchError, match=r"^executor = 'sim' takes no arguments; a was given$"):
+        engine_config(settings, tmp_path, "", 100, tmp_path)

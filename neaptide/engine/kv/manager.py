@@ -181,6 +181,11 @@ class KVCacheManager:
         """No request finds this one's blocks in the prefix index any more; those that hold some keep them."""
         self._pool.unpublish(request.block_ids)
 
+    def without_reader(self, block_ids: Iterable[int]) -> list[int]:
+        """Those of the blocks that no request holds."""
+        ref_counts = self._pool.ref_counts
+        return [block for block in block_ids if not ref_counts[block]]
+
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raises AssertionError if pool, index and the tables of ``requests`` (all that hold blocks) disagree."""
         self._pool.check_integrity((r.request_class, r.block_ids) for r in requests)

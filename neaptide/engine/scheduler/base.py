@@ -61,8 +61,7 @@ class Scheduler(ABC):
         headroom: HeadroomPredictor,
     ) -> None:
         self.config = config
-        self.max_step_tokens = config.max_num_batched_tokens
-        """Tokens computed in one step at most; a policy that cannot cut prompts must allow whole ones."""
+        self.max_step_tokens = type(self).step_tokens(config)
         self.queues = Queues(kv, type(self).online_order, type(self).row_key)
         self.kv = kv
         self.offline_paused = False
@@ -74,8 +73,14 @@ class Scheduler(ABC):
         """By drafts since the last step."""
         self._preempted_ids: list[str] = []
         self._finished_ids: list[str] = []
+        self._zero_blocks: list[int] = []
         self._untold: list[Request] = []
         """Started in a step that was undone: the executor is told of them with the next step that they take part in."""
+
+    @classmethod
+    def step_tokens(cls, config: SchedulerConfig) -> int:
+        """Tokens computed in one step at most; a policy that cannot cut prompts must allow whole ones."""
+        return config.max_num_batched_tokens
 
     @abstractmethod
     def _pack(self, draft: Draft) -> float:
@@ -115,6 +120,10 @@ class Scheduler(ABC):
             self._untold.remove(request)
         if request.known_to_executor or is_untold:
             self._finished_ids.append(request.request_id)
+
+    def zero(self, block_ids: list[int]) -> None:
+        """Free blocks hold what is not to be read, not even behind a mask: the next plan says so."""
+        self._zero_blocks += block_ids
 
     def undo(self, step: Step) -> None:
         """A step that was applied will be planned anew, and the executor told again of what changed with it."""
@@ -247,9 +256,10 @@ class Scheduler(ABC):
             output_position=total - prompt,
             finished_ids=self._finished_ids,
             preempted_ids=self._preempted_ids,
+            zero_blocks=self._zero_blocks,
             predicted_s=seconds,
             margin_s=margin_s,
             budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,
         )
-        self._finished_ids, self._preempted_ids = [], []
+        self._finished_ids, self._preempted_ids, self._zero_blocks = [], [], []
         return plan

@@ -88,10 +88,16 @@ class Committer:
         plan = step.plan
         for index in step.is_current().nonzero()[0].tolist():
             if (error := result.errors.get(plan.request_ids[index])) is not None:
-                request = plan.table.request(int(plan.rows[index]))
-                if error == NUMERICAL_ERROR:
-                    self._kv.distrust(request)
-                self.end(request, FinishReason.ERROR, error)
+                self._fail_part(plan.table.request(int(plan.rows[index])), error)
+
+    def _fail_part(self, request: Request, error: str) -> None:
+        distrusted: list[int] = []
+        if error == NUMERICAL_ERROR:
+            distrusted = request.block_ids
+            self._kv.distrust(request)
+        self.end(request, FinishReason.ERROR, error)
+        # A kernel that masks by multiplying with 0 would hand what is not finite to the next owner.
+        self._scheduler.zero(self._kv.without_reader(distrusted))
 
     def _append(self, rows: IntArray, ends: IntArray, token_ids: IntArray) -> BoolArray:
         """Notes the new token of each row, unless it stops its request; returns which do."""

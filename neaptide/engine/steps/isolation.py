@@ -63,6 +63,9 @@ class IsolatingExecutor:
         self._failed_steps = 0
         return result
 
+    def close(self) -> None:
+        self._executor.close()
+
     def take_apart(self, plan: StepPlan, current: IntArray, error: BaseException | None) -> StepResult:
         """The result of a step that raised ``error``, with an ``INTERNAL_ERROR`` for every request that cannot be
         computed.

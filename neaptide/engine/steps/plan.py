@@ -145,6 +145,9 @@ class StepPlan:
     """Requests that lost their KV since the last plan ..."""
     resumed_ids: list[str] = field(default_factory=list)
     """... and those of this step that had lost it before."""
+    zero_blocks: list[int] = field(default_factory=list)
+    """Blocks that held what is not finite: to be overwritten before the step writes to any. Of a plan that is run in
+    parts, its first submission has done that."""
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0

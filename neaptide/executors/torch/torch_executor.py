@@ -99,6 +99,10 @@ class TorchExecutor:
     def kv_bytes_per_token(self) -> int:
         return self.model_config.kv_bytes_per_token(self.dtype.itemsize)
 
+    @property
+    def build(self) -> str:
+        return ""
+
     def touch_blocks(self, count: int) -> None:
         """Writes zeros to the first ``count`` KV blocks.
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import stat
-import sys
 import tempfile
 from pathlib import Path
 
@@ -29,6 +28,8 @@ from neaptide.engine.messages import (
 from neaptide.engine.process.witness import create_witness, read_witness
 from neaptide.server.link.deaths import Evidence, was_killed_from_outside
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.interpreter import Interpreter
+from neaptide.server.observe.logs import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +114,10 @@ class _Engine:
 class Supervisor:
     """Keeps one engine running behind an ``EngineClient`` from ``start`` to ``stop``."""
 
-    def __init__(self, client: EngineClient, config: EngineConfig) -> None:
+    def __init__(self, client: EngineClient, config: EngineConfig, interpreter: Interpreter | None = None) -> None:
         self._client = client
         self._config = config
+        self._interpreter = interpreter or Interpreter()
         self._context = zmq.asyncio.Context()
         self.directory = Path(tempfile.mkdtemp(prefix="neaptide-"))  # mode 0700
         self._task: asyncio.Task[None] | None = None
@@ -210,7 +212,7 @@ class Supervisor:
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
         witness_fd = create_witness()
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            self._interpreter.executable,
             "-P",  # what lies in the working directory is not ours to import
             "-m",
             "neaptide.launch.serve",
@@ -219,8 +221,7 @@ class Supervisor:
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=[witness_fd],
-            # Compute threads that spin at a barrier take the cores from the API process on a small machine.
-            env={"OMP_WAIT_POLICY": "PASSIVE"} | os.environ,
+            env=self._interpreter.environment(self.directory),
         )
         return _Engine(process, socket, path, witness_fd)
 
@@ -240,7 +241,7 @@ class Supervisor:
         if isinstance(message, EngineReady):
             return message
         if isinstance(message, EngineFatal):
-            raise EngineStartError(message.message)
+            raise EngineStartError(one_line(message.message))
         raise EngineStartError(f"the engine process ended with status {engine.process.returncode} before it was ready")
 
     async def _pump(self, engine: _Engine) -> None:

@@ -19,6 +19,11 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0
 _CONTROLS_IN_TRACEBACK = {code: text for code, text in _CONTROLS.items() if code != ord("\n")}
 
 
+def one_line(text: str) -> str:
+    """``text`` as the one line that an operator is shown, whatever stands in it."""
+    return " ".join(text.split()).translate(_CONTROLS)
+
+
 class JsonFormatter(logging.Formatter):
     """One object a line: time, level, logger and message; a request's record instead of the message."""
 

@@ -30,8 +30,11 @@ class VllmV0Fcfs(OneQueueScheduler):
         self, config: SchedulerConfig, kv: KVCacheManager, cost_model: CostModel, headroom: HeadroomPredictor
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
-        self.max_step_tokens = max(config.max_model_len, config.max_num_batched_tokens)
         self._watermark_blocks = int(WATERMARK * kv.num_blocks)
+
+    @classmethod
+    def step_tokens(cls, config: SchedulerConfig) -> int:
+        return max(config.max_model_len, config.max_num_batched_tokens)
 
     def _pack(self, draft: Draft) -> float:
         self._pack_prefills(draft)

@@ -1,9 +1,7 @@
 """The frame of BROS's batches, shared by ``bros`` and ``round-robin``."""
 
 from neaptide.engine.config import SchedulerConfig
-from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT
-from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
@@ -18,15 +16,9 @@ class WholePromptScheduler(Scheduler):
 
     uses_prefix_cache = False
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        kv: KVCacheManager,
-        cost_model: CostModel,
-        headroom: HeadroomPredictor,
-    ) -> None:
-        super().__init__(config, kv, cost_model, headroom)
-        self.max_step_tokens = max(config.max_num_batched_tokens, config.max_model_len)
+    @classmethod
+    def step_tokens(cls, config: SchedulerConfig) -> int:
+        return max(config.max_num_batched_tokens, config.max_model_len)
 
     def _blocks(self, draft: Draft, request: Request) -> int:
         """Blocks that the request lacks for its next step."""

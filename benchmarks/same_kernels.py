@@ -1,0 +1,315 @@
+"""W5 on the kernels of one vLLM build: vLLM itself, with its own scheduling, and ours over its workers.
+
+Same machine, same model, same threads, same preloaded libraries; only who schedules differs. vLLM runs with
+``--scheduling-policy priority`` (online 0, offline 10) at its default seats and at 16 and 32, and with ``fcfs``; ours
+with ``--executor vllm``. It has no batch files: its offline lines are plain requests, all sent at once.
+
+One pair of targets for all, from the fastest engine's online alone: TPOT 2.4 times the TPOT p50, TTFT 5 times that. The
+rate is ``load`` of our ceiling. Correctness first. Runs take turns: every repeat runs all engines one after the other.
+
+    python -m benchmarks.same_kernels --vllm .vllm/bin/python           # 300 s a run, loads 0.20 0.10 0.40, two repeats
+    python -m benchmarks.same_kernels --vllm .vllm/bin/python --quick   # 60 s, load 0.20, vLLM at default and 16 seats
+
+Prints a table for each load, then one JSON line, in which ``bars`` says how ours stands to online alone and to vLLM.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ctypes.util
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.common import model_111m, print_table, random_prompts, vocab_size
+from benchmarks.live_coserving import (
+    LAX_S,
+    LEAST_LINES,
+    OFFLINE_IN,
+    OFFLINE_OUT,
+    ONLINE_IN,
+    ONLINE_OUT,
+    START_TIMEOUT_S,
+    TPOT_OVER_ALONE,
+    TTFT_OVER_TPOT,
+    Plan,
+    Targets,
+    Window,
+    check,
+    run,
+    scrape,
+    slo_flags,
+    summary,
+)
+from neaptide.commands.server_process import ServerDiedError, free_port
+from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.percentiles import percentiles
+
+LOADS = (0.20, 0.10, 0.40)
+ONLINE_PRIORITY, OFFLINE_PRIORITY = 0, 10
+PATIENCE_S = 120.0
+"""For chats behind a flood: one that has not ended so long after the last arrival has missed its targets."""
+OURS = "ours over vLLM's workers"
+
+
+@dataclass(slots=True, frozen=True)
+class Rival:
+    """vLLM's own server in one configuration."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+PRIORITY = ("--scheduling-policy", "priority")
+RIVALS = (
+    Rival("vllm priority", PRIORITY),
+    Rival("vllm priority, 16 seats", (*PRIORITY, "--max-num-seqs", "16")),
+    Rival("vllm priority, 32 seats", (*PRIORITY, "--max-num-seqs", "32")),
+    Rival("vllm fcfs", ("--scheduling-policy", "fcfs")),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Machine:
+    """What both engines run on and with."""
+
+    python: Path
+    threads: int
+    dtype: str
+    block_size: int
+    kv_gib: float
+    is_eager: bool
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The libraries that vLLM's notes on CPUs name, as far as they are here, and as many threads for both."""
+        found = [self.python.parent.parent / "lib" / "libiomp5.so", ctypes.util.find_library("tcmalloc_minimal")]
+        preloaded = [str(library) for library in found if library is not None and Path(str(library)).name]
+        preloaded = [library for library in preloaded if "/" not in library or Path(library).exists()]
+        return {
+            "LD_PRELOAD": ":".join(preloaded),
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{self.threads - 1}",
+            "OMP_NUM_THREADS": str(self.threads),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    @property
+    def our_flags(self) -> list[str]:
+        flags = ["--executor", "vllm", "--engine-python", str(self.python), "--num-threads", str(self.threads)]
+        flags += ["--executor-arg", "enforce_eager=true"] if self.is_eager else []
+        return [*flags, "--block-size", str(self.block_size), "--kv-cache-gib", str(self.kv_gib)]
+
+
+@contextlib.asynccontextmanager
+async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) -> AsyncIterator[str]:
+    """vLLM's own server on a free loopback port; yields its address."""
+    port = free_port()
+    command = [str(machine.python.parent / "vllm"), "serve", str(model), "--served-model-name", "m"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", machine.dtype, "--max-model-len", "1024"]
+    command += ["--block-size", str(machine.block_size), "--kv-cache-memory-bytes", str(int(machine.kv_gib * 2**30))]
+    command += ["--enforce-eager"] if machine.is_eager else []
+    with log.open("ab") as file:
+        process = await asyncio.create_subprocess_exec(
+            *command, *rival.flags, stdout=file, stderr=file, env=os.environ | machine.environment
+        )
+    try:
+        deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            while True:
+                if process.returncode is not None or asyncio.get_running_loop().time() > deadline_s:
+                    raise ServerDiedError(f"vLLM did not become ready:\n{_end_of(log)}")
+                with contextlib.suppress(httpx.HTTPError):
+                    if (await http.get("/health")).status_code == 200:
+                        break
+                await asyncio.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), 20.0)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool) -> Window:
+    """One server, one run, as ``live_coserving.run`` for ours."""
+    arrivals = poisson_arrivals(plan.rate_rps, plan.duration_s, plan.seed)
+    prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
+    records: list[Record] = []
+    by_priority = "priority" in rival.flags
+    with tempfile.TemporaryDirectory() as directory:
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            vllm_server(machine, plan.model, rival, Path(directory) / "vllm.log") as address,
+            httpx.AsyncClient(base_url=address, timeout=3600.0, limits=limits) as http,
+        ):
+            client = StreamClient(http, "m")
+            online = {"ignore_eos": True} | ({"priority": ONLINE_PRIORITY} if by_priority else {})
+            flood = [asyncio.create_task(line) for line in _lines(http, plan, by_priority)] if offline else []
+            load = asyncio.create_task(
+                open_loop(
+                    arrivals,
+                    lambda i: client.complete(prompts[i], ONLINE_OUT, **online),
+                    lambda i, record: records.append(record),
+                )
+            )
+            begin, end = plan.window_s
+            await asyncio.sleep(begin)
+            start = await scrape(http)
+            await asyncio.sleep(end - begin)
+            stop = await scrape(http)
+            if offline and all(line.done() for line in flood):
+                raise SystemExit("the offline lines ran out inside the window: the figures would be wrong")
+            await asyncio.wait({load}, timeout=PATIENCE_S)
+            for task in (load, *flood):
+                task.cancel()
+            await asyncio.gather(load, *flood, return_exceptions=True)
+    ended = {record.arrival_s for record in records}
+    records += [Record(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals if at_s not in ended]
+    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+    tokens_per_s = sum(stop.sum(name) - start.sum(name) for name in names) / (end - begin)
+    inside = [record for record in records if begin <= record.arrival_s < end]
+    online_per_s = sum(record.error is None for record in inside) * (ONLINE_IN + ONLINE_OUT) / (end - begin)
+    window = Window(end - begin, online_per_s, max(tokens_per_s - online_per_s, 0.0), records=inside)
+    if not offline:
+        window.offline_tokens_per_s = 0.0
+    return window
+
+
+def _lines(http: httpx.AsyncClient, plan: Plan, by_priority: bool) -> list[Any]:
+    """The offline lines, each a request."""
+    body = {"model": "m", "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
+    body |= {"priority": OFFLINE_PRIORITY} if by_priority else {}
+    prompts = random_prompts(plan.offline_lines, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
+    return [http.post("/v1/completions", json=body | {"prompt": prompt}) for prompt in prompts]
+
+
+async def measure_load(
+    plan: Plan, machine: Machine, rivals: Sequence[Rival], load: float, ceiling_per_s: float
+) -> dict[str, Any]:
+    """All engines at one load, one after the other."""
+    needed = 2 * ceiling_per_s * plan.duration_s / (OFFLINE_IN + OFFLINE_OUT)
+    plan = replace(
+        plan,
+        rate_rps=load * ceiling_per_s / (ONLINE_IN + ONLINE_OUT),
+        offline_lines=LEAST_LINES + round(needed),
+    )
+    lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
+    probes = [await run(plan, lax, online=True, offline=False)]
+    probes.append(await run_rival(plan, machine, rivals[0], offline=False))
+    tpot_s = TPOT_OVER_ALONE * min(percentiles(r.tpot_s for r in probe.records).p50 for probe in probes)
+    targets = Targets(TTFT_OVER_TPOT * tpot_s, tpot_s)
+    print(f"load {load}: {plan.rate_rps:.2f} requests/s, TPOT target {1e3 * tpot_s:.0f} ms", flush=True)
+    flags = [*machine.our_flags, "--dtype", machine.dtype, *targets.flags]
+    windows = {
+        "ours, online alone": await run(plan, flags, online=True, offline=False),
+        f"{rivals[0].name}, online alone": probes[1],
+        OURS: await run(plan, flags, online=True, offline=True),
+    }
+    for rival in rivals:
+        windows[rival.name] = await run_rival(plan, machine, rival, offline=True)
+    return {
+        "load": load,
+        "rate_rps": round(plan.rate_rps, 3),
+        "targets_ms": {"ttft": round(1e3 * targets.ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
+        "bars": bars(windows, [rival.name for rival in rivals], targets),
+        "runs": [summary(name, window, targets.ttft_s, targets.tpot_s) for name, window in windows.items()],
+    }
+
+
+def bars(windows: Mapping[str, Window], rivals: Sequence[str], targets: Targets) -> dict[str, Any]:
+    """What must be true, and what is."""
+
+    def met(name: str) -> float:
+        return attainment(windows[name].records, targets.ttft_s, targets.tpot_s)
+
+    def ttft_p99_s(name: str) -> float:
+        return percentiles(r.ttft_s for r in windows[name].records).p99
+
+    def tpot_p50_s(name: str) -> float:
+        return percentiles(r.tpot_s for r in windows[name].records).p50
+
+    ours, alone = windows[OURS], "ours, online alone"
+    as_good = [name for name in rivals if tpot_p50_s(name) <= tpot_p50_s(OURS)]
+    best = max((windows[name].offline_tokens_per_s for name in as_good), default=None)
+    return {
+        "attainment_minus_alone": round(met(OURS) - met(alone), 4),
+        "ttft_p99_vs_alone": round(ttft_p99_s(OURS) / ttft_p99_s(alone), 4),
+        "rivals_with_equal_or_better_tpot_p50": as_good,
+        "offline_vs_best_of_those": None if not best else round(ours.offline_tokens_per_s / best, 4),
+    }
+
+
+async def measure(plan: Plan, machine: Machine, rivals: Sequence[Rival], args: argparse.Namespace) -> dict[str, Any]:
+    os.environ.update(machine.environment)  # of our servers, whose engines inherit it
+    checked = await check(plan, machine.our_flags)
+    print(f"correctness: {checked} tokens agree with transformers", flush=True)
+    lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
+    ceiling = await run(plan, lax, online=False, offline=True)
+    print(f"ceiling: {ceiling.offline_tokens_per_s:.0f} tok/s", flush=True)
+    loads = [
+        await measure_load(replace(plan, seed=plan.seed + repeat), machine, rivals, load, ceiling.offline_tokens_per_s)
+        for repeat in range(args.repeats)
+        for load in args.loads
+    ]
+    return {"checked_tokens": checked, "ceiling": round(ceiling.offline_tokens_per_s, 1), "loads": loads}
+
+
+def print_load(result: dict[str, Any]) -> None:
+    def ms(values: list[float] | None) -> str:
+        return "-" if values is None else f"{values[0]:.0f} / {values[2]:.0f}"
+
+    columns = ["run", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "attainment", "failed", "offline tok/s"]
+    rows = [
+        [
+            r["run"],
+            ms(r["ttft_ms"]),
+            ms(r["tpot_ms"]),
+            "-" if r["attainment"] is None else f"{r['attainment']:.3f}",
+            str(r["online_failed"]),
+            f"{r['offline_tokens_per_s']:.0f}",
+        ]
+        for r in result["runs"]
+    ]
+    print_table(f"same kernels, 111M model, load {result['load']}", columns, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="interpreter with vLLM")
+    parser.add_argument("--quick", action="store_true", help="60 s a run, load 0.20, two rivals, no repeat")
+    parser.add_argument("--duration-s", type=float, help="of a run, in place of 300 or 60")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--block-size", type=int, default=128)
+    parser.add_argument("--kv-gib", type=float, default=4.0)
+    parser.add_argument("--eager", action="store_true", help="neither engine compiles the model")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    args.repeats, args.loads = (1, LOADS[:1]) if args.quick else (2, LOADS)
+    duration_s = args.duration_s or (60.0 if args.quick else 300.0)
+    # The first tenth warms up; the end leaves streams their time.
+    plan = Plan(duration_s, (0.1 * duration_s, 0.95 * duration_s), model_111m(), args.seed)
+    machine = Machine(args.vllm.absolute(), args.threads, args.dtype, args.block_size, args.kv_gib, args.eager)
+    result = asyncio.run(measure(plan, machine, RIVALS[:2] if args.quick else RIVALS, args))
+    for load in result["loads"]:
+        print_load(load)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Arguments for vLLM: what an operator may pass on, and what we say ourselves. No vLLM here.
+
+vLLM's scheduler is never asked, so arguments that speak to it would be silently without effect; others ask for things
+that a plan of ours cannot say (drafts, adapters, stages) or that another setting of the server decides. All of those
+are refused by name.
+"""
+
+import fnmatch
+from collections.abc import Mapping
+
+_SETTINGS = {
+    "model": "MODEL",
+    "served_model_name": "--served-model-name",
+    "dtype": "--dtype",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "block_size": "--block-size",
+    "kv_cache_memory_bytes": "--kv-cache-gib",
+}
+"""Argument -> the setting of ours that decides it."""
+
+_OUR_SCHEDULER = (
+    "scheduling_policy",
+    "scheduler_cls",
+    "async_scheduling",
+    "enable_prefix_caching",
+    "prefix_caching_hash_algo",
+    "prefix_cache_*",
+    "prefix_match_unit",
+    "enable_chunked_prefill",
+    "disable_hybrid_kv_cache_manager",
+    "long_prefill_*",
+    "max_num_scheduled_tokens",
+    "max_num_active_seqs",
+    "max_num_queued_*",
+    "num_gpu_blocks_override",
+    "prefill_schedule_interval",
+    "scheduler_reserve_full_isl",
+    "stream_interval",
+    "watermark",
+)
+_NOT_SERVED = {
+    "adapters (LoRA)": ("enable_lora", "*_lora", "*_loras", "*lora_*"),
+    "drafts": ("speculative_config", "spec_*"),
+    "pipeline and data parallelism": ("pipeline_parallel_size", "data_parallel_*", "nnodes", "node_rank", "master_*"),
+    "context parallelism": ("*context_parallel_size", "dcp_*", "cp_kv_*"),
+    "KV connectors": ("kv_transfer_config", "kv_events_config", "ec_transfer_config", "ec_manager_config"),
+    "models that do not generate text": (
+        "runner",
+        "convert",
+        "pooler_config",
+        "diffusion_config",
+        "enable_prompt_embeds",
+    ),
+    "code that a model brings along": ("trust_remote_code", "code_revision"),
+    "other log-probabilities than the model's own": ("logprobs_mode",),
+    "watermarks": ("watermark_config",),
+    "sleep": ("enable_sleep_mode", "sleep_*"),
+    "another worker": ("worker_cls", "worker_extension_cls", "model_class_overrides"),
+    "a tokenizer: text never enters the engine": ("tokenizer*", "skip_tokenizer_init"),
+    "generation defaults: the server has its own": ("generation_config", "override_generation_config"),
+}
+"""What is not served -> the arguments that ask for it."""
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+def check_arguments(arguments: Mapping[str, str]) -> None:
+    """
+    Raises:
+        ValueError: an argument that contradicts ours; the message names it and says why.
+    """
+    for name in arguments:
+        if (reason := _refusal(name)) is not None:
+            raise ValueError(f"executor_arg {name} is not supported: {reason}")
+
+
+def _refusal(name: str) -> str | None:
+    if name in _SETTINGS:
+        return f"{_SETTINGS[name]} decides that"
+    if _matches(name, _OUR_SCHEDULER):
+        return "vLLM's scheduler is not used, ours decides that"
+    return next((f"no {what}" for what, names in _NOT_SERVED.items() if _matches(name, names)), None)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_device(wanted: str, found: str) -> None:
+    """
+    Raises:
+        ValueError: vLLM is built for another device than the one that was asked for.
+    """
+    if wanted not in ("auto", found):
+        raise ValueError(f"device = {wanted!r} was asked for, but this build of vLLM computes on {found!r}")
+
+
+def command_line(arguments: Mapping[str, str]) -> list[str]:
+    """The arguments as vLLM's own parser reads them."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        switch = _BOOLEANS.get(value.lower())
+        if switch is None:
+            words.append(f"--{flag}={value}")
+        else:
+            words.append(f"--{flag}" if switch else f"--no-{flag}")
+    return words
+
+
+def describe(arguments: Mapping[str, str]) -> str:
+    """The arguments in one order, for the key of a profile."""
+    return " ".join(f"{name}={value}" for name, value in sorted(arguments.items()))

@@ -1,0 +1,72 @@
+"""From what vLLM's model runner answers to the result of a step."""
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from neaptide.engine.messages import TokenLogprobs
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
+from neaptide.engine.steps.plan import StepPlan, StepResult
+from neaptide.executors.vllm.translate import Told
+
+logger = logging.getLogger(__name__)
+
+
+def collect(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult) -> None:
+    """Writes the runner's output into ``result``, whose errors name parts that the runner was not told of.
+
+    Args:
+        told: what is known of the plan's requests; those that have ended since may be missing.
+        output: a ``ModelRunnerOutput``.
+    """
+    places: dict[str, int] = output.req_id_to_index
+    tokens = [sampled[0] if sampled else -1 for sampled in output.sampled_token_ids]
+    ids = plan.request_ids
+    if result.errors:
+        asked = np.array([request_id not in result.errors for request_id in ids], np.bool_)
+        result.token_ids[asked] = [tokens[places[request_id]] for request_id in ids if request_id not in result.errors]
+    else:
+        result.token_ids[:] = [tokens[places[request_id]] for request_id in ids]
+    for i in np.flatnonzero((result.token_ids < 0) & plan.sample).tolist():
+        logger.error("request %s has no token: vLLM's runner did not take it to be at its end", ids[i])
+        result.errors.setdefault(ids[i], INTERNAL_ERROR)
+    if output.num_nans_in_logits:
+        for request_id, count in output.num_nans_in_logits.items():
+            if count:
+                result.errors[request_id] = NUMERICAL_ERROR
+    if output.logprobs is not None:
+        _collect_logprobs(plan, told, output, result)
+    for request_id, scores in output.prompt_logprobs_dict.items():
+        if scores is not None and request_id in told:
+            _collect_prompt_logprobs(told[request_id], scores, result)
+    for request_id in result.errors:
+        result.logprobs.pop(request_id, None)
+        result.prompt_logprobs.pop(request_id, None)
+
+
+def _collect_logprobs(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult) -> None:
+    """Rows are [the token, the most likely ones ...], as wide as the greediest request wants."""
+    all_ids, all_values = output.logprobs.logprob_token_ids, output.logprobs.logprobs
+    for i in np.flatnonzero(plan.sample).tolist():
+        request_id = plan.request_ids[i]
+        known = told.get(request_id)
+        if known is None or request_id in result.errors or (top := known.new.params.logprobs) is None:
+            continue
+        row = output.req_id_to_index[request_id]
+        result.logprobs[request_id] = _record(all_ids[row].tolist(), all_values[row].tolist(), top)
+
+
+def _collect_prompt_logprobs(known: Told, scores: Any, result: StepResult) -> None:
+    """They come whole, with the prompt's last chunk."""
+    request_id, top = known.new.request_id, known.new.params.prompt_logprobs
+    assert top is not None
+    ids, values = scores.logprob_token_ids.tolist(), scores.logprobs.tolist()
+    if np.isnan(values).any():
+        result.errors[request_id] = NUMERICAL_ERROR
+        return
+    result.prompt_logprobs[request_id] = [_record(row, column, top) for row, column in zip(ids, values, strict=True)]
+
+
+def _record(ids: list[int], values: list[float], top: int) -> TokenLogprobs:
+    return TokenLogprobs(ids[0], values[0], ids[1 : top + 1], values[1 : top + 1])

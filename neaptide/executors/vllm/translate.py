@@ -1,0 +1,258 @@
+"""From step plans to what vLLM's model runner is told, and what the runner has been told so far.
+
+The runner keeps tokens and block tables of its requests and hears of changes only. It knows a request by what we last
+said of it: if the row's epoch is another since, or the output is not as long as it thinks, the request is told anew.
+vLLM has two runners, V1 and V2, which differ in how: V1 is told a known request's whole table; V2 forgets the request
+and hears of it as a new one with the tokens that it has.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+from neaptide.engine.arrays import BoolArray, IntArray
+from neaptide.engine.steps.plan import NewRequest, StepPlan
+from neaptide.engine.table import RequestTable
+
+NULL_BLOCKS = 1
+"""vLLM's block 0 holds nothing; ours are those behind it."""
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """A request, and what the runner knows of it."""
+
+    new: NewRequest
+    params: Any
+    """vLLM's sampling parameters."""
+    is_sent: bool = False
+    must_resend: bool = False
+    epoch: int = 0
+    num_blocks: int = 0
+    num_output: int = 0
+    """Tokens of the output that the runner has, the one being sampled included."""
+
+
+@dataclass(slots=True)
+class RunnerKind:
+    """What a translation depends on beside the plan."""
+
+    is_v2: bool
+    is_async: bool
+    """A step may begin before the one before it is done."""
+    vocab_size: int
+
+
+class _Rows:
+    """What the runner was last told of the rows of a table, for all of them at once: most parts of most steps go on
+    without a word. A row's epoch is its own: if it is the same, so is the request."""
+
+    def __init__(self, table: RequestTable) -> None:
+        self.table = table
+        self._epoch: IntArray = np.full(table.num_seats, -1)
+        self._num_blocks: IntArray = np.zeros(table.num_seats, np.int64)
+        self._num_output: IntArray = np.zeros(table.num_seats, np.int64)
+        self._order: IntArray = np.zeros(table.num_seats, np.int64)
+
+    def unchanged(self, plan: StepPlan, order: int | None) -> BoolArray:
+        """[parts] that have the blocks and the tokens that the runner has, and were in this order if one is given."""
+        rows, table = plan.rows, self.table
+        unchanged: BoolArray = (
+            (self._epoch[rows] == table.epoch[rows])
+            & (self._num_output[rows] == plan.output_position)
+            & (self._num_blocks[rows] == table.blocks.num_blocks[rows])
+        )
+        return unchanged if order is None else unchanged & (self._order[rows] == order)
+
+    def note(self, plan: StepPlan, order: int) -> None:
+        """The plan's parts have been told."""
+        rows, table = plan.rows, self.table
+        self._epoch[rows], self._num_blocks[rows] = table.epoch[rows], table.blocks.num_blocks[rows]
+        self._num_output[rows], self._order[rows] = plan.output_position + plan.sample, order
+
+    def update(self, told: Told, row: int) -> None:
+        """Brings a request's own account up to date, if the row is still the request's."""
+        if told.is_sent and self._epoch[row] == told.epoch:
+            told.num_blocks, told.num_output = int(self._num_blocks[row]), int(self._num_output[row])
+
+    def forget(self, plan: StepPlan) -> None:
+        """What was told of the plan's rows is in doubt."""
+        if plan.table is self.table:
+            self._epoch[plan.rows] = -1
+
+
+class Translator:
+    """Keeps account of what the runner knows.
+
+    Args:
+        to_params: vLLM's sampling parameters of a request.
+    """
+
+    def __init__(self, kind: RunnerKind, to_params: Callable[[NewRequest], Any]) -> None:
+        self._kind = kind
+        self._to_params = to_params
+        self.told: dict[str, Told] = {}
+        """Requests that have not ended."""
+        self.seeded: set[str] = set()
+        """Those of them with a seed."""
+        self._finished: set[str] = set()
+        """What the runner has still to hear ..."""
+        self._preempted: set[str] = set()
+        self.invalid: set[str] = set()
+        """Those with a token id outside the vocabulary: the runner never hears of them."""
+        self._rows = _Rows(RequestTable(0, 1, 1))
+        self._num_orders = 0
+        self._last: Any = None
+        """The last order, unless it is in doubt whether the runner has heard it."""
+
+    def heed(self, plan: StepPlan) -> None:
+        """Takes in which requests ended, began and lost their KV."""
+        for request_id in plan.finished_ids:
+            self._forget(request_id)
+        for request_id in plan.preempted_ids:
+            told = self.told.get(request_id)
+            if told is not None and told.is_sent:
+                self._must_resend(told)
+        for new in plan.new_requests:
+            self._forget(new.request_id)  # it may be told again
+            told = self.told[new.request_id] = Told(new, self._to_params(new))
+            if self._has_bad_token(new.prompt_token_ids):
+                self.invalid.add(new.request_id)
+            if told.params.seed is not None:
+                self.seeded.add(new.request_id)
+
+    def order(self, plan: StepPlan) -> Any:
+        """What the runner is told of the plan's parts, the invalid ones left out: a ``SchedulerOutput``."""
+        order = SchedulerOutput.make_empty()
+        cached, ids = order.scheduled_cached_reqs, plan.request_ids
+        order.num_scheduled_tokens = dict(zip(ids, plan.num_tokens.tolist(), strict=True))
+        if plan.table is not self._rows.table:
+            self._rows = _Rows(plan.table)
+        unchanged = self._rows.unchanged(plan, self._must_have_run())
+        if unchanged.any():
+            cached.req_ids = [ids[i] for i in np.flatnonzero(unchanged).tolist()]
+            cached.new_block_ids = [None] * len(cached.req_ids)
+            cached.num_computed_tokens = plan.num_computed[unchanged].tolist()
+            cached.num_output_tokens = plan.output_position[unchanged].tolist()
+        again = set(plan.resumed_ids)
+        for i in np.flatnonzero(~unchanged).tolist():
+            if ids[i] in self.invalid:
+                del order.num_scheduled_tokens[ids[i]]
+            else:
+                self._tell(order, plan, i, ids[i] in again)
+        self._num_orders += 1
+        self._rows.note(plan, self._num_orders)
+        order.total_num_scheduled_tokens = sum(order.num_scheduled_tokens.values())
+        order.finished_req_ids, self._finished = self._finished, set()
+        order.preempted_req_ids, self._preempted = self._preempted, set()
+        self._last = order
+        return order
+
+    def _tell(self, order: Any, plan: StepPlan, i: int, is_resumed: bool) -> None:
+        """One part of which the runner has to hear more than that it goes on."""
+        cached, table, row = order.scheduled_cached_reqs, plan.table, int(plan.rows[i])
+        start, num_output = int(plan.num_computed[i]), int(plan.output_position[i])
+        epoch, held = int(table.epoch[row]), int(table.blocks.num_blocks[row])
+        request_id = plan.request_ids[i]
+        told = self.told[request_id]
+        self._rows.update(told, row)
+        if told.is_sent and (is_resumed or not self._agrees(told, epoch, num_output)):
+            self._must_resend(told)
+        if told.is_sent:
+            blocks = None
+            if told.must_resend:
+                blocks = (_blocks(table, row, 0, held),)
+                cached.resumed_req_ids.add(request_id)
+            elif held != told.num_blocks:
+                blocks = (_blocks(table, row, told.num_blocks, held),)
+            self._add_cached(cached, request_id, blocks, start, num_output)
+            if self._kind.is_async and num_output and (told.must_resend or not self._took_part(request_id)):
+                cached.all_token_ids[request_id] = _known(table, row)
+        else:
+            order.scheduled_new_reqs.append(self._new_data(told, table, row, held, start, num_output))
+        told.is_sent, told.must_resend = True, False
+        told.epoch, told.num_blocks, told.num_output = epoch, held, num_output + int(plan.sample[i])
+
+    def _must_have_run(self) -> int | None:
+        """The order that a part must have been in to go on without further words; None for any."""
+        return self._num_orders if self._kind.is_async and not self._kind.is_v2 else None
+
+    def distrust(self, plan: StepPlan) -> None:
+        """The step failed: nobody knows how much of it the runner took in. What it heard it may hear again."""
+        if self._last is not None:
+            self._finished |= self._last.finished_req_ids
+            self._preempted |= self._last.preempted_req_ids
+            self._last = None
+        new = {request.request_id for request in plan.new_requests}
+        self._rows.forget(plan)
+        for request_id in plan.request_ids:
+            told = self.told.get(request_id)
+            if told is None or not told.is_sent:
+                continue
+            if request_id in new:
+                told.is_sent = False
+                self._finished.add(request_id)
+            else:
+                self._must_resend(told)
+
+    def _took_part(self, request_id: str) -> bool:
+        """In the last step."""
+        return self._last is not None and request_id in self._last.num_scheduled_tokens
+
+    def _agrees(self, told: Told, epoch: int, num_output: int) -> bool:
+        """Whether the runner's tokens and blocks are still those of the row."""
+        # V1 drops what it has too many by itself.
+        is_as_long = num_output == told.num_output or (num_output < told.num_output and not self._kind.is_v2)
+        return not told.must_resend and told.epoch == epoch and is_as_long
+
+    def _must_resend(self, told: Told) -> None:
+        if self._kind.is_v2:
+            told.is_sent = False
+            self._preempted.add(told.new.request_id)
+        else:
+            told.must_resend = True
+
+    def _forget(self, request_id: str) -> None:
+        told = self.told.pop(request_id, None)
+        self.seeded.discard(request_id)
+        self.invalid.discard(request_id)
+        if told is not None and told.is_sent:
+            self._finished.add(request_id)
+
+    def _has_bad_token(self, token_ids: list[int]) -> bool:
+        return not (min(token_ids) >= 0 and max(token_ids) < self._kind.vocab_size)
+
+    def _new_data(self, told: Told, table: RequestTable, row: int, num_blocks: int, start: int, num_output: int) -> Any:
+        data = NewRequestData(
+            req_id=told.new.request_id,
+            prompt_token_ids=told.new.prompt_token_ids,
+            mm_features=[],
+            sampling_params=told.params,
+            pooling_params=None,
+            block_ids=(_blocks(table, row, 0, num_blocks),),
+            num_computed_tokens=start,
+            lora_request=None,
+        )
+        if self._kind.is_v2:
+            data.prefill_token_ids = _known(table, row) if num_output else told.new.prompt_token_ids
+        return data
+
+    @staticmethod
+    def _add_cached(cached: CachedRequestData, request_id: str, blocks: Any, start: int, num_output: int) -> None:
+        cached.req_ids.append(request_id)
+        cached.new_block_ids.append(blocks)
+        cached.num_computed_tokens.append(start)
+        cached.num_output_tokens.append(num_output)
+
+
+def _blocks(table: RequestTable, row: int, start: int, end: int) -> list[int]:
+    blocks: list[int] = (table.blocks.ids[row, start:end] + NULL_BLOCKS).tolist()
+    return blocks
+
+
+def _known(table: RequestTable, row: int) -> list[int]:
+    tokens: list[int] = table.tokens[row, : table.known[row]].tolist()
+    return tokens

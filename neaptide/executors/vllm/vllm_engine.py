@@ -1,0 +1,127 @@
+"""vLLM's own start-up sequence: its configuration, its workers with the model, its KV cache. Of what comes out of it we
+use the workers; its scheduler stands by and is never asked."""
+
+import argparse
+import dataclasses
+from typing import Any, NoReturn
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from neaptide.engine.config import EngineConfig
+from neaptide.executors.torch.device import cpu_flags
+from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line
+from neaptide.executors.vllm.worker import ignore_stop_signals
+from neaptide.models.config import UnsupportedModelError
+
+CPU_KV_BYTES = 1 << 30
+"""Unless configured; on a GPU vLLM takes its share of the memory (``gpu_memory_utilization``)."""
+_NATIVE_BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16"})
+
+
+def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
+    """vLLM's ``EngineCore``, with model and KV cache in its workers.
+
+    Args:
+        max_step_tokens: tokens of one step at most.
+
+    Raises:
+        ValueError: arguments that make no sense, or contradict ours.
+        UnsupportedModelError: a model that a plan of ours cannot drive.
+        Exception: whatever else vLLM raises.
+    """
+    arguments = config.executor.arguments
+    check_arguments(arguments)
+    words = ["--model", config.executor.model_path, *command_line(arguments)]
+    wanted = dataclasses.replace(_parsed(words), **_ours(config, max_step_tokens))
+    vllm_config = wanted.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    check_device(config.executor.device, str(vllm_config.device_config.device_type))
+    _refuse_model(vllm_config)
+    engine = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+    try:
+        _refuse_cache(engine)
+        if vllm_config.parallel_config.world_size > 1:
+            engine.model_executor.collective_rpc(ignore_stop_signals)
+    except BaseException:
+        engine.shutdown()
+        raise
+    return engine
+
+
+class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
+    """vLLM's parser, which would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"executor_arg: {message}")
+
+
+def _parsed(words: list[str]) -> Any:
+    parser = EngineArgs.add_cli_args(_Parser(allow_abbrev=False))
+    try:
+        return EngineArgs.from_cli_args(parser.parse_args(words))
+    except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
+        raise ValueError(f"executor_arg: {error}") from error
+
+
+def _ours(config: EngineConfig, max_step_tokens: int) -> dict[str, Any]:
+    """What the server's settings say."""
+    scheduler, cache = config.scheduler, config.cache
+    return {
+        "dtype": _dtype(config),
+        "skip_tokenizer_init": True,
+        # The runner samples once more than we ask where a prompt alone fills the length.
+        "max_model_len": scheduler.max_model_len + 1,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": max(max_step_tokens, scheduler.max_num_seqs),
+        "block_size": cache.block_size or None,
+        "kv_cache_memory_bytes": cache.kv_cache_bytes or (CPU_KV_BYTES if _on_cpu() else None),
+        # One block more, for vLLM keeps block 0 to itself.
+        "num_gpu_blocks_override": None if cache.num_blocks is None else cache.num_blocks + 1,
+        "enable_chunked_prefill": True,
+        "enable_prefix_caching": False,
+        # Layers with a window keep whole tables, as our block tables are.
+        "disable_hybrid_kv_cache_manager": True,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+
+
+def _dtype(config: EngineConfig) -> str:
+    """``auto`` is the checkpoint's own, or fp32 on a CPU without instructions for bf16, as on our own executor."""
+    if config.executor.dtype == "auto" and _on_cpu() and not cpu_flags() & _NATIVE_BFLOAT16:
+        return "float32"
+    return config.executor.dtype
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _refuse_model(vllm_config: Any) -> None:
+    model = vllm_config.model_config
+    reasons = {
+        "it generates no text": model.runner_type != "generate",
+        "it is multimodal": model.is_multimodal_model,
+        "it has an encoder": model.is_encoder_decoder,
+        "it has layers without attention": model.is_hybrid or model.is_attention_free,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise UnsupportedModelError(f"{model.model}: the vllm executor does not serve this model: {reason}")
+
+
+def _refuse_cache(engine: Any) -> None:
+    groups = engine.scheduler.kv_cache_config.kv_cache_groups
+    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups) or "none"
+        raise UnsupportedModelError(
+            f"{engine.vllm_config.model_config.model}: the vllm executor serves models whose KV cache is one group of "
+            f"full attention, not {kinds}"
+        )

@@ -1,0 +1,207 @@
+"""Runs steps on vLLM's workers."""
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from neaptide.engine.clock import Clock
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.params import INVALID_TOKEN
+from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
+from neaptide.executors.torch.device import device_name
+from neaptide.executors.vllm.arguments import describe
+from neaptide.executors.vllm.collect import collect
+from neaptide.executors.vllm.sampling import draw_seed, is_random, to_vllm
+from neaptide.executors.vllm.translate import NULL_BLOCKS, RunnerKind, Translator
+from neaptide.executors.vllm.worker import place_generators, zero_blocks
+
+logger = logging.getLogger(__name__)
+
+
+class VllmExecutor:
+    """Implements ``ProfiledExecutor``.
+
+    Args:
+        engine: vLLM's ``EngineCore``, started.
+        eos_token_ids: of the model.
+    """
+
+    def __init__(self, engine: Any, config: EngineConfig, clock: Clock, eos_token_ids: tuple[int, ...]) -> None:
+        self._engine = engine
+        self._workers = engine.model_executor
+        self._vllm_config = engine.vllm_config
+        self._arguments = config.executor.arguments
+        self._clock = clock
+        self._eos_token_ids = eos_token_ids
+        self._is_v2 = bool(self._vllm_config.use_v2_model_runner)
+        is_async = bool(self._vllm_config.scheduler_config.async_scheduling)
+        self.is_asynchronous = is_async or not isinstance(self._workers, UniProcExecutor)
+        """Whether ``submit`` returns before the step is done: the workers are processes of their own, or the GPU's."""
+        vocab_size = self._vllm_config.model_config.get_vocab_size()
+        self.translator = Translator(RunnerKind(self._is_v2, is_async, vocab_size), self._to_params)
+        self._max_step_tokens: int = self._vllm_config.scheduler_config.max_num_batched_tokens
+        self._num_vllm_blocks: int = self._vllm_config.cache_config.num_gpu_blocks
+        logger.info(
+            "%s on %s in %s, %d KV blocks of %d tokens",
+            self.build,
+            self.device_name,
+            self.dtype_name,
+            self.num_blocks,
+            self.block_size,
+        )
+
+    # ---- what it is ----
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_vllm_blocks - NULL_BLOCKS
+
+    @property
+    def block_size(self) -> int:
+        size: int = self._vllm_config.cache_config.block_size
+        return size
+
+    @property
+    def device(self) -> str:
+        """Its kind, for example ``cpu``."""
+        return str(self._vllm_config.device_config.device_type)
+
+    @property
+    def device_name(self) -> str:
+        """A product name, and how many of it."""
+        import torch
+
+        count = self._vllm_config.parallel_config.world_size
+        name = device_name(torch.device(self.device))
+        return name if count == 1 else f"{count} x {name}"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self._vllm_config.model_config.dtype).removeprefix("torch.")
+
+    @property
+    def num_threads(self) -> int:
+        """Compute threads; 0 where a GPU computes."""
+        import torch
+
+        return torch.get_num_threads() if self.device == "cpu" else 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of all layers, over all ranks."""
+        cache = self._engine.scheduler.kv_cache_config
+        spec_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors)
+        ranks = self._vllm_config.parallel_config.tensor_parallel_size
+        return int(spec_bytes) * int(ranks) // (int(cache.num_blocks) * self.block_size)
+
+    @property
+    def build(self) -> str:
+        """vLLM's version, its runner, and the operator's arguments."""
+        import vllm
+
+        words = ["vllm", vllm.__version__, "V2" if self._is_v2 else "V1", describe(self._arguments)]
+        return " ".join(word for word in words if word)
+
+    def touch_blocks(self, count: int) -> None:
+        """On a CPU memory that nobody has written to is read faster than real memory."""
+        self._zero(list(range(count)))
+
+    # ---- steps ----
+
+    def submit(self, plan: StepPlan) -> "VllmHandle":
+        """Runs the step on a CPU, starts it on a GPU."""
+        start_s = self._clock.now()
+        self.translator.heed(plan)
+        if plan.zero_blocks:
+            self._zero(plan.zero_blocks)
+        if plan.shape.num_tokens > self._max_step_tokens:  # its buffers hold no more, and nothing there would say so
+            raise ValueError(
+                f"{plan.shape.num_tokens} tokens in one step; vLLM was started for {self._max_step_tokens}"
+            )
+        result = StepResult.of(plan)
+        if self.translator.invalid:
+            result.errors |= dict.fromkeys(self.translator.invalid.intersection(plan.request_ids), INVALID_TOKEN)
+        if len(result.errors) == len(plan):
+            return VllmHandle(self, plan, result)
+        try:
+            order = self.translator.order(plan)
+            translated_s = self._clock.now()
+            executed = self._workers.execute_model(order, non_block=True)
+            placed = self._place_generators(plan)
+            sampled = self._workers.sample_tokens(None, non_block=True)
+        except Exception:
+            self.recover(plan)
+            raise
+        result.prepare_s = translated_s - start_s
+        result.model_s = self._clock.now() - translated_s
+        return VllmHandle(self, plan, result, [executed, *placed, sampled])
+
+    def finish(self, plan: StepPlan, result: StepResult, answers: list[Any]) -> None:
+        """Waits for a step, and collects what came out of it."""
+        start_s = self._clock.now()
+        try:
+            output = [answer.result() for answer in answers][-1]
+        except Exception:
+            with contextlib.suppress(Exception):
+                answers[-1].result()  # it is on its way, too
+            self.recover(plan)
+            raise
+        done_s = self._clock.now()
+        result.model_s += done_s - start_s
+        collect(plan, self.translator.told, output, result)
+        result.sample_s = self._clock.now() - done_s
+
+    def recover(self, plan: StepPlan) -> None:
+        """After a step that raised: the runner is brought to where it takes the next one."""
+        with contextlib.suppress(Exception):
+            self._workers.sample_tokens(None)
+        self.translator.distrust(plan)
+
+    def close(self) -> None:
+        """Ends the workers; the executor cannot be used after."""
+        self.translator.told.clear()
+        self._engine.shutdown()
+
+    def _zero(self, block_ids: list[int]) -> None:
+        ids = [block + NULL_BLOCKS for block in block_ids]
+        self._workers.collective_rpc(zero_blocks, args=(self._num_vllm_blocks, ids))
+
+    def _to_params(self, new: NewRequest) -> Any:
+        params, seed = new.params, None
+        if is_random(params) and (self._is_v2 or params.seed is not None):
+            seed = draw_seed(params.seed if params.seed is not None else new.request_id)
+        return to_vllm(params, self._eos_token_ids, seed)
+
+    def _place_generators(self, plan: StepPlan) -> list[Any]:
+        if self._is_v2:
+            return []  # its draws depend on seed and position as they are
+        translator = self.translator
+        draws: list[tuple[str, int | None]] = []
+        columns = zip(plan.request_ids, plan.sample.tolist(), plan.output_position.tolist(), strict=True)
+        for request_id, samples, position in columns if translator.seeded else ():
+            if request_id in translator.seeded:
+                seed = translator.told[request_id].new.params.seed
+                assert seed is not None
+                draws.append((request_id, draw_seed(seed, position) if samples else None))
+        if not draws:
+            return []
+        return [self._workers.collective_rpc(place_generators, args=(draws,), non_block=True)]
+
+
+class VllmHandle:
+    """A submitted step."""
+
+    def __init__(self, executor: VllmExecutor, plan: StepPlan, result: StepResult, answers: Sequence[Any] = ()) -> None:
+        self._executor = executor
+        self._plan = plan
+        self._result = result
+        self._answers = list(answers)
+
+    def wait(self) -> StepResult:
+        answers, self._answers = self._answers, []
+        if answers:
+            self._executor.finish(self._plan, self._result, answers)
+        return self._result

@@ -1,0 +1,59 @@
+"""What the tests that run in vLLM's interpreter share: one executor, for vLLM keeps one model in a process.
+
+The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_RANKS (1), and VLLM_USE_V2_MODEL_RUNNER=1 with
+TRITON_INTERPRET=1 (both are read on import).
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
+from neaptide.executors.contract import StartedExecutor
+from neaptide.executors.registry import start_executor
+from tests.executors.vllm.inside.families import write_checkpoint
+from tests.executors.vllm.inside.runs import BLOCK_SIZE, LIMITS, NUM_BLOCKS
+
+FAMILY = os.environ.get("NEAPTIDE_TEST_FAMILY", "llama")
+RANKS = int(os.environ.get("NEAPTIDE_TEST_RANKS", "1"))
+
+
+def use_runner_v2() -> None:
+    """On a CPU without a Triton back end: its kernels are interpreted."""
+    from types import SimpleNamespace
+
+    import triton.backends
+
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
+    import vllm.v1.worker.gpu.metrics.logits as metrics  # its kernel alone is none for the interpreter
+
+    metrics.get_num_nans = lambda logits: logits.isnan().sum(-1).int()
+
+
+if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    use_runner_v2()  # before any test imports vLLM
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    directory = tmp_path_factory.mktemp(FAMILY)
+    return directory, write_checkpoint(FAMILY, directory)
+
+
+@pytest.fixture(scope="session")
+def started(checkpoint: tuple[Path, PreTrainedModel]) -> Iterator[StartedExecutor]:
+    arguments = {"enforce_eager": "true"} | ({"tensor_parallel_size": str(RANKS)} if RANKS > 1 else {})
+    config = EngineConfig(
+        cache=CacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+        scheduler=SchedulerConfig(**LIMITS),
+        executor=ExecutorConfig(
+            kind="vllm", model_path=str(checkpoint[0]), dtype="float32", num_threads=1, arguments=arguments
+        ),
+    )
+    started = start_executor(config, MonotonicClock())
+    yield started
+    started.executor.close()

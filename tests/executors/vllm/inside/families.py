@@ -1,0 +1,58 @@
+"""Tiny random checkpoints of four families, with enough spread in their logits to have clear winners."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+VOCAB = 256
+_COMMON: dict[str, Any] = {"vocab_size": VOCAB, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2}
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**_COMMON, **_SHAPE),
+    "qwen3": Qwen3Config(**_COMMON, **_SHAPE),
+    "qwen3-moe": Qwen3MoeConfig(
+        **_COMMON, **_SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True
+    ),
+    "opt": OPTConfig(
+        **_COMMON,
+        hidden_size=64,
+        ffn_dim=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        word_embed_proj_dim=64,
+        init_std=0.25,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    ),
+}
+
+
+def write_checkpoint(family: str, directory: Path) -> PreTrainedModel:
+    """Saves a random model of the family, and returns it (fp32, eval)."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[family]).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory)
+    return model

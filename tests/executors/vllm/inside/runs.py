@@ -1,0 +1,115 @@
+"""Runs requests through an engine on the vllm executor, and compares their text with the reference."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from neaptide.engine.clock import MonotonicClock, VirtualClock
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from neaptide.engine.core import EngineCore
+from neaptide.engine.interfaces import Executor, StepHandle
+from neaptide.engine.kv.headroom import FixedHeadroom
+from neaptide.engine.messages import AddRequest, RequestOutput, TokenLogprobs
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.steps.plan import StepPlan
+from neaptide.engine.steps.timer import StepTimer
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from tests.executors.vllm.inside.families import VOCAB
+
+if TYPE_CHECKING:  # ``conftest`` has something to do before vLLM is imported
+    from neaptide.executors.vllm.vllm_executor import VllmExecutor
+
+BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 32, 48, 192
+LIMITS: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "max_num_batched_tokens": 512}
+NUM_OUTPUT = 12
+GAP = 1e-3
+
+
+class Narrow:
+    """The executor with fewer blocks, so that requests push each other out; ``before`` is called with every plan."""
+
+    def __init__(
+        self, executor: Executor, num_blocks: int, before: Callable[[StepPlan], None] = lambda plan: None
+    ) -> None:
+        self._executor = executor
+        self.num_blocks = num_blocks
+        self.before = before
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        self.before(plan)
+        return self._executor.submit(plan)
+
+    def close(self) -> None:
+        """It is shared, and lives on."""
+
+
+class Run:
+    """An engine; keeps tokens and terminal outputs."""
+
+    def __init__(self, executor: Executor, num_blocks: int = NUM_BLOCKS, **scheduler: Any) -> None:
+        told = cast("VllmExecutor", executor).translator.told
+        # Engines before it on this executor have gone without a last word.
+        executor.submit(StepPlan.of_parts(0, [], finished_ids=list(told))).wait()
+        self.device = Narrow(executor, num_blocks)
+        values = LIMITS | {"offline_max_kv_ratio": 1.0} | scheduler
+        config = EngineConfig(cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=SchedulerConfig(**values))
+        headroom = FixedHeadroom(num_blocks, 0.0)
+        model = ConstantCostModel(1e-6)
+        self.core = EngineCore(config, self.device, model, headroom, MonotonicClock(), frozenset({2}))
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, RequestOutput] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+
+    def add(self, name: str, prompt: Sequence[int], tier: Tier = Tier.DEFAULT, **params: Any) -> None:
+        sampling = SamplingParams(**({"max_tokens": NUM_OUTPUT, "temperature": 0.0, "ignore_eos": True} | params))
+        self.core.handle(AddRequest(name, list(prompt), sampling, tier, 0.0, 1e9, 1e9))
+        self.tokens[name] = []
+
+    def step(self) -> None:
+        for output in self.core.step().outputs:
+            self.tokens[output.request_id] += output.new_token_ids
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
+            self.prompt_logprobs.setdefault(output.request_id, []).extend(output.prompt_logprobs or [])
+            if output.finish_reason is not None:
+                self.ends[output.request_id] = output
+        self.core.check_integrity()
+
+    def preempt(self, victim: Request) -> None:
+        scheduler = self.core.scheduler
+        budget = StepBudget(scheduler.cost_model, scheduler.max_step_tokens)
+        draft = Draft(scheduler.index, 0.0, scheduler.queues, budget)
+        draft.preempt(victim)
+        assert scheduler.apply(draft, StepTimer(VirtualClock())) is None
+
+    def finish(self) -> None:
+        while self.core.has_work:
+            self.step()
+
+
+def prompts(count: int, seed: int, low: int = 5, high: int = 90) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(6, VOCAB) for _ in range(rng.randrange(low, high))] for _ in range(count)]
+
+
+@torch.no_grad()
+def assert_greedy(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int], least: int = 1) -> int:
+    """Equal to ``transformers`` up to the first position where its two best logits are within the gap.
+
+    Returns how many tokens were compared; fewer than ``least`` fail.
+    """
+    assert len(tokens) == NUM_OUTPUT
+    logits = model(torch.tensor([[*prompt, *tokens]])).logits[0]
+    for i, token in enumerate(tokens):
+        best = logits[len(prompt) + i - 1].topk(2)
+        if best.values[0] - best.values[1] < GAP:
+            assert i >= least, "the test's prompt is too close to call from the start"
+            return i
+        assert token == int(best.indices[0]), f"token {i}"
+    return len(tokens)

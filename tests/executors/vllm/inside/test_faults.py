@@ -1,0 +1,184 @@
+"""One request's failure stays its own on vLLM's workers too."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from neaptide.engine.messages import AbortRequest
+from neaptide.engine.params import INTERNAL_ERROR, INVALID_TOKEN, NUMERICAL_ERROR, SamplingParams, Tier
+from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
+from neaptide.executors.contract import StartedExecutor
+from neaptide.executors.vllm.translate import NULL_BLOCKS
+from neaptide.executors.vllm.vllm_executor import VllmExecutor
+from tests.executors.vllm.inside.runs import NUM_OUTPUT, Run, assert_greedy, prompts
+
+Checkpoint = tuple[Path, PreTrainedModel]
+
+
+def vllm(started: StartedExecutor) -> VllmExecutor:
+    assert isinstance(started.executor, VllmExecutor)
+    return started.executor
+
+
+def runner(started: StartedExecutor) -> Any:
+    return vllm(started)._workers.driver_worker.worker.model_runner
+
+
+def known_to_the_runner(started: StartedExecutor) -> set[str]:
+    found = runner(started)
+    return set(found.req_states.req_id_to_index if hasattr(found, "req_states") else found.requests)
+
+
+class Raises:
+    """Lets vLLM's workers raise in a step that a request takes part in."""
+
+    def __init__(self, workers: Any, poisoned: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._is_due = False
+        self.num_raised = 0
+        execute, sample = workers.execute_model, workers.sample_tokens
+
+        def execute_model(order: Any, non_block: bool = False) -> Any:
+            self._is_due = poisoned in order.num_scheduled_tokens
+            self._raise_in("before", where)
+            answer = execute(order, non_block=non_block)
+            self._raise_in("between", where)
+            return answer
+
+        def sample_tokens(grammar: Any, non_block: bool = False) -> Any:
+            answer = sample(grammar, non_block=non_block)
+            self._raise_in("after", where)
+            return answer
+
+        monkeypatch.setattr(workers, "execute_model", execute_model)
+        monkeypatch.setattr(workers, "sample_tokens", sample_tokens)
+
+    def _raise_in(self, here: str, where: str) -> None:
+        if self._is_due and here == where:
+            self._is_due = False
+            self.num_raised += 1
+            raise RuntimeError("poisoned")
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("where", ["before", "between", "after"])
+@pytest.mark.parametrize("joins_at", [0, 4])
+def test_only_the_poisoned_request_fails(
+    checkpoint: Checkpoint,
+    started: StartedExecutor,
+    where: str,
+    depth: int,
+    joins_at: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raises = Raises(vllm(started)._workers, "bad", where, monkeypatch)
+    run = Run(started.executor, overlap_depth=depth)
+    asked = prompts(5, seed=12)
+    for i, prompt in enumerate(asked):
+        run.add(str(i), prompt)
+    for _ in range(joins_at):
+        run.step()
+    run.add("bad", asked[0][::-1])
+    run.finish()
+    assert raises.num_raised >= 2
+    assert run.ends["bad"].error == INTERNAL_ERROR
+    for i, prompt in enumerate(asked):
+        assert run.ends[str(i)].error is None
+        assert_greedy(checkpoint[1], prompt, run.tokens[str(i)])
+
+
+def spoil(started: StartedExecutor, blocks: list[int]) -> None:
+    """Writes NaN where keys and values stand."""
+    num_blocks = vllm(started).num_blocks + NULL_BLOCKS
+    for cache in runner(started).kv_caches:
+        dim = next(d for d, size in enumerate(cache.shape) if size % num_blocks == 0)
+        for block in blocks:
+            cache.narrow(dim, block + NULL_BLOCKS, 1).fill_(torch.nan)
+
+
+def test_non_finite_logits_end_one_request_and_the_next_owner_of_its_blocks_is_well(
+    checkpoint: Checkpoint, started: StartedExecutor
+) -> None:
+    run = Run(started.executor, num_blocks=6)
+    bad, good, later = prompts(3, seed=13, low=60, high=80)
+    run.add("bad", bad)
+    run.add("good", good)
+    run.step()
+    request = run.core.scheduler.queues.find("bad")
+    assert request is not None
+    spoilt = request.block_ids
+    spoil(started, spoilt)
+    run.finish()
+    assert run.ends["bad"].error == NUMERICAL_ERROR
+    assert_greedy(checkpoint[1], good, run.tokens["good"])
+    used: set[int] = set()
+    run.device.before = lambda plan: used.update(_blocks_of(plan))
+    run.add("later", later)
+    run.finish()
+    assert used & set(spoilt)
+    assert_greedy(checkpoint[1], later, run.tokens["later"])
+
+
+def _blocks_of(plan: StepPlan) -> list[int]:
+    return [block for row in plan.rows.tolist() for block in plan.table.blocks.blocks(row)]
+
+
+def test_unknown_token_ids_end_one_request(checkpoint: Checkpoint, started: StartedExecutor) -> None:
+    run = Run(started.executor)
+    (prompt,) = prompts(1, seed=14)
+    run.add("bad", [7, 256])
+    run.add("good", prompt)
+    run.finish()
+    assert run.ends["bad"].error == INVALID_TOKEN
+    assert_greedy(checkpoint[1], prompt, run.tokens["good"])
+
+
+def test_a_step_that_vllm_has_no_room_for_is_refused(started: StartedExecutor) -> None:
+    requests = [NewRequest(f"r{i}", [7] * 180, SamplingParams(max_tokens=1)) for i in range(3)]
+    parts = [ScheduledRequest(f"r{i}", [7] * 180, 0, list(range(6 * i, 6 * i + 6)), True, 0) for i in range(3)]
+    with pytest.raises(ValueError, match="540 tokens in one step; vLLM was started for 512"):
+        started.executor.submit(StepPlan.of_parts(0, parts, requests))
+    started.executor.submit(StepPlan.of_parts(1, [], finished_ids=[f"r{i}" for i in range(3)])).wait()
+
+
+def test_nothing_is_left_of_requests_that_ended(checkpoint: Checkpoint, started: StartedExecutor) -> None:
+    executor = vllm(started)
+    run = Run(executor, num_blocks=16)
+    for i, prompt in enumerate(prompts(60, seed=15)):
+        run.add(f"x{i}", prompt, Tier.FLEX if i % 2 else Tier.DEFAULT, max_tokens=40)
+        run.step()
+        if i >= 3:
+            run.core.handle(AbortRequest([f"x{i - 3}"]))
+    for i in range(60):
+        run.core.handle(AbortRequest([f"x{i}"]))
+    run.add("last", [7, 8, 9], max_tokens=1)
+    run.finish()
+    occupancy = run.core.kv.occupancy()
+    assert occupancy.online + occupancy.offline == 0
+    run = Run(executor)
+    run.add("probe", [7, 8, 9], max_tokens=NUM_OUTPUT)
+    run.step()
+    assert set(executor.translator.told) == known_to_the_runner(started) == {"probe"}
+    run.finish()
+
+
+def submissions(started: StartedExecutor, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    count = 0
+    execute = vllm(started)._workers.execute_model
+
+    def execute_model(order: Any, non_block: bool = False) -> Any:
+        nonlocal count
+        count += 1
+        return execute(order, non_block=non_block)
+
+    monkeypatch.setattr(vllm(started)._workers, "execute_model", execute_model)
+    return lambda: count
+
+
+def test_a_plan_without_parts_costs_no_step(started: StartedExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = submissions(started, monkeypatch)
+    vllm(started).submit(StepPlan.of_parts(0, [], finished_ids=["probe"])).wait()
+    assert count() == 0

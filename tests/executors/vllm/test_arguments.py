@@ -1,0 +1,80 @@
+"""What an operator may pass on to vLLM. No vLLM is needed to say no."""
+
+import sys
+
+import pytest
+
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import EngineConfig, ExecutorConfig
+from neaptide.executors.registry import start_executor
+from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line, describe
+from neaptide.launch.serve import embedded_model_path
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("model", "MODEL decides that"),
+        ("max_num_seqs", "--max-num-seqs decides that"),
+        ("block_size", "--block-size decides that"),
+        ("kv_cache_memory_bytes", "--kv-cache-gib decides that"),
+        ("scheduling_policy", "vLLM's scheduler is not used, ours decides that"),
+        ("async_scheduling", "vLLM's scheduler is not used, ours decides that"),
+        ("enable_prefix_caching", "vLLM's scheduler is not used, ours decides that"),
+        ("long_prefill_token_threshold", "vLLM's scheduler is not used, ours decides that"),
+        ("enable_lora", "no adapters (LoRA)"),
+        ("max_lora_rank", "no adapters (LoRA)"),
+        ("speculative_config", "no drafts"),
+        ("data_parallel_size", "no pipeline and data parallelism"),
+        ("kv_transfer_config", "no KV connectors"),
+        ("trust_remote_code", "no code that a model brings along"),
+    ],
+)
+def test_what_contradicts_us_is_refused_by_name(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match="is not supported") as refused:
+        check_arguments({"quantization": "fp8", name: "1"})
+    assert str(refused.value) == f"executor_arg {name} is not supported: {reason}"
+
+
+def test_what_concerns_the_workers_alone_passes() -> None:
+    names = (
+        "tensor_parallel_size",
+        "quantization",
+        "gpu_memory_utilization",
+        "enforce_eager",
+        "kv_cache_dtype",
+        "seed",
+    )
+    check_arguments(dict.fromkeys(names, "1"))
+
+
+def test_another_device_than_that_of_the_build_is_refused() -> None:
+    check_device("auto", "cpu")
+    check_device("cpu", "cpu")
+    with pytest.raises(ValueError, match=r"^device = 'cuda' was asked for, but this build of vLLM computes on 'cpu'$"):
+        check_device("cuda", "cpu")
+
+
+def test_switches_are_said_as_the_parser_of_vllm_reads_them() -> None:
+    arguments = {"enforce_eager": "true", "enable_expert_parallel": "False", "quantization": "fp8", "x": ""}
+    words = ["--enforce-eager", "--no-enable-expert-parallel", "--quantization=fp8", "--x="]
+    assert command_line(arguments) == words
+
+
+def test_the_key_of_a_profile_does_not_depend_on_the_order() -> None:
+    assert describe({"b": "2", "a": "1"}) == describe({"a": "1", "b": "2"}) == "a=1 b=2"
+
+
+def test_an_interpreter_without_vllm_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(embedded_model_path())))
+    with pytest.raises(ValueError, match=r"needs vLLM, which this interpreter does not have .* engine_python"):
+        start_executor(config, MonotonicClock())
+
+
+def test_arguments_are_refused_before_anything_is_loaded() -> None:
+    executor = ExecutorConfig(
+        kind="vllm", model_path=str(embedded_model_path()), arguments={"scheduling_policy": "priority"}
+    )
+    with pytest.raises(ValueError, match="executor_arg scheduling_policy is not supported"):
+        start_executor(EngineConfig(executor=executor), MonotonicClock())

@@ -1,0 +1,51 @@
+"""The vllm executor, tested in vLLM's own interpreter: one process for each model and runner."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.executors.vllm.interpreter import PYTHON, REPOSITORY, needs_vllm
+
+INSIDE = Path(__file__).parent / "inside"
+
+pytestmark = needs_vllm
+full = pytest.mark.full
+
+
+def run_inside(*tests: str, **environment: str) -> None:
+    command = [str(PYTHON), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-c", str(INSIDE / "pytest.ini")]
+    done = subprocess.run(
+        [*command, *(str(INSIDE / test) for test in tests)],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"} | environment,
+        cwd=INSIDE,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+
+
+def test_llama() -> None:
+    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", "test_same_as_llm.py")
+
+
+@full
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "opt"])
+def test_other_families(family: str) -> None:
+    run_inside("test_greedy.py", "test_same_as_llm.py", NEAPTIDE_TEST_FAMILY=family)
+
+
+@full
+def test_the_second_runner() -> None:
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", **environment)
+
+
+@full
+def test_two_ranks() -> None:
+    environment = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    run_inside("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", **environment)

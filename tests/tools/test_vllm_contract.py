@@ -1,0 +1,38 @@
+"""The comparison of what we rely on in vLLM."""
+
+import json
+from copy import deepcopy
+
+from tools.vllm_contract import CONTRACT, ENGINE_ARGUMENTS, SAMPLING, differences
+
+
+def test_the_same_does_not_differ_and_everything_that_we_rely_on_was_found() -> None:
+    agreed = json.loads(CONTRACT.read_text(encoding="utf-8"))
+    assert differences(agreed, deepcopy(agreed)) == []
+    assert None not in [*agreed["fields"].values(), *agreed["signatures"].values()]
+    assert agreed["sampling"] == SAMPLING
+    assert agreed["engine_arguments"] == ENGINE_ARGUMENTS
+
+
+def test_every_difference_is_a_line() -> None:
+    agreed = {
+        "fields": {"m:A": {"old": True, "free": False}, "m:B": {"x": True}},
+        "signatures": {"m:f": ["self", "order"], "m:g": ["self"]},
+        "sampling": ["seed"],
+        "engine_arguments": ["model"],
+    }
+    found = {
+        "fields": {"m:A": {"free": True, "new": False, "must": True}, "m:B": None},
+        "signatures": {"m:f": ["self", "order", "grammar"], "m:g": ["self"]},
+        "sampling": [],
+        "engine_arguments": ["model"],
+    }
+    assert differences(agreed, found) == [
+        "m:A.old is gone",
+        "m:A.free is required now",
+        "m:A.new is new",
+        "m:A.must is new, and required",
+        "m:B is gone",
+        "m:f(self, order) is (self, order, grammar)",
+        "sampling: seed is gone",
+    ]

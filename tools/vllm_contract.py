@@ -1,0 +1,168 @@
+"""Compares what we rely on in vLLM with what is installed: fields and signatures. Run before a version is allowed.
+
+    .vllm/bin/python tools/vllm_contract.py            # says what differs; exit status 1 if anything does
+    .vllm/bin/python tools/vllm_contract.py --write    # takes what is installed for the contract
+
+The contract lies beside this file, in ``vllm_contract.json``. A field that is new there is no harm in itself, since we
+build on ``make_empty()``; it is shown, for its meaning may concern us. After this script the suite: ``make test-vllm``.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import json
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+CONTRACT = Path(__file__).with_suffix(".json")
+FIELDS = {
+    "vllm.v1.core.sched.output": ("SchedulerOutput", "CachedRequestData", "NewRequestData"),
+    "vllm.v1.outputs": ("ModelRunnerOutput",),
+}
+"""Dataclasses that we fill or read."""
+TUPLES = {"vllm.v1.outputs": ("LogprobsLists", "LogprobsTensors")}
+SIGNATURES = {
+    "vllm.v1.executor": ("Executor.get_class",),
+    "vllm.v1.executor.abstract": (
+        "Executor.collective_rpc",
+        "Executor.execute_model",
+        "Executor.sample_tokens",
+        "Executor.shutdown",
+    ),
+    "vllm.v1.executor.uniproc_executor": ("UniProcExecutor.execute_model", "UniProcExecutor.sample_tokens"),
+    "vllm.v1.executor.multiproc_executor": ("MultiprocExecutor.execute_model", "MultiprocExecutor.sample_tokens"),
+    "vllm.v1.engine.core": ("EngineCore.__init__", "EngineCore.shutdown"),
+    "vllm.engine.arg_utils": (
+        "EngineArgs.add_cli_args",
+        "EngineArgs.from_cli_args",
+        "EngineArgs.create_engine_config",
+    ),
+    "vllm.v1.worker.gpu_model_runner": ("GPUModelRunner.execute_model", "GPUModelRunner.sample_tokens"),
+    "vllm.v1.worker.gpu.model_runner": ("GPUModelRunner.execute_model", "GPUModelRunner.sample_tokens"),
+}
+SAMPLING = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "detokenize",
+    "logprobs",
+    "prompt_logprobs",
+]
+"""Parameters that we pass on."""
+ENGINE_ARGUMENTS = [
+    "model",
+    "dtype",
+    "skip_tokenizer_init",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "disable_hybrid_kv_cache_manager",
+    "generation_config",
+    "disable_log_stats",
+    "use_tqdm_on_load",
+]
+"""Arguments that we set ourselves."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="take what is installed for the contract")
+    args = parser.parse_args()
+    found = installed()
+    if args.write:
+        CONTRACT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        print(f"{CONTRACT.name} is that of vLLM {found['version']} now")
+        return 0
+    agreed: dict[str, Any] = json.loads(CONTRACT.read_text(encoding="utf-8"))
+    differing = list(differences(agreed, found))
+    print(f"vLLM {found['version']} against the contract of {agreed['version']}: {len(differing)} differences")
+    print("\n".join(differing))
+    return int(bool(differing))
+
+
+def installed() -> dict[str, Any]:
+    """What the installed vLLM has of everything that we rely on; None for what is not there."""
+    found: dict[str, Any] = {"version": version("vllm").partition("+")[0], "fields": {}, "signatures": {}}
+    for module, names in FIELDS.items():
+        for name in names:
+            kind = _resolve(module, name)
+            fields = dataclasses.fields(kind) if kind is not None else ()
+            found["fields"][f"{module}:{name}"] = {field.name: _is_required(field) for field in fields} or None
+    for module, names in TUPLES.items():
+        for name in names:
+            kind = _resolve(module, name)
+            found["fields"][f"{module}:{name}"] = None if kind is None else dict.fromkeys(kind._fields, True)
+    for module, names in SIGNATURES.items():
+        for name in names:
+            function = _resolve(module, name)
+            found["signatures"][f"{module}:{name}"] = None if function is None else _parameters(function)
+    sampling = _resolve("vllm", "SamplingParams")
+    found["sampling"] = [name for name in SAMPLING if name in sampling.__struct_fields__]
+    arguments = {field.name for field in dataclasses.fields(_resolve("vllm.engine.arg_utils", "EngineArgs"))}
+    found["engine_arguments"] = [name for name in ENGINE_ARGUMENTS if name in arguments]
+    return found
+
+
+def differences(agreed: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """A line for each."""
+    lines = []
+    for kind in ("fields", "signatures"):
+        for name, before in agreed[kind].items():
+            now = found[kind].get(name)
+            if now is None:
+                lines.append(f"{name} is gone")
+                continue
+            if kind == "signatures":
+                lines += [f"{name}({', '.join(before)}) is ({', '.join(now)})"] if now != before else []
+                continue
+            lines += [f"{name}.{field} is gone" for field in before if field not in now]
+            for field, is_required in now.items():
+                if field not in before:
+                    lines.append(f"{name}.{field} is new" + (", and required" if is_required else ""))
+                elif is_required and not before[field]:
+                    lines.append(f"{name}.{field} is required now")
+    for kind in ("sampling", "engine_arguments"):
+        lines += [f"{kind}: {name} is gone" for name in agreed[kind] if name not in found[kind]]
+    return lines
+
+
+def _resolve(module: str, name: str) -> Any:
+    try:
+        value = import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError):
+        return None
+    return value
+
+
+def _is_required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _parameters(function: Any) -> list[str]:
+    """Names, with ``=`` behind those that need not be given."""
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name + ("" if p.default is inspect.Parameter.empty else "=") for p in parameters]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
