@@ -18,7 +18,7 @@ from neaptide.server.link.engine_client import EngineClient, EngineUnavailableEr
 from neaptide.server.link.interpreter import Interpreter, InterpreterError
 from neaptide.server.link.supervisor import EngineStartError, Supervisor
 from neaptide.server.observe.logs import one_line
-from tests.server.test_supervisor import request
+from tests.server.link.test_supervisor import request
 
 NEEDED = ("msgspec", "numpy", "numpy.libs", "zmq", "pyzmq.libs")
 
