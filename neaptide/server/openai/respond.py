@@ -78,6 +78,13 @@ class ChoiceAssembler:
         return self.finish_reason is not None or self.error is not None
 
     @property
+    def ended_by(self) -> FinishName:
+        """``finish_reason`` of a choice that has ended. Raises RuntimeError for another."""
+        if self.finish_reason is None:
+            raise RuntimeError(f"choice {self.index} has not ended")
+        return self.finish_reason
+
+    @property
     def stop_hit(self) -> bool:
         """A stop string ended this choice: the engine has to be told."""
         return self._scanner.matched is not None
@@ -255,7 +262,6 @@ def build_body(
 
 
 def _chat_choice(prepared: Prepared, choice: ChoiceAssembler) -> ChatChoice:
-    assert choice.finish_reason is not None
     message: AssistantMessage = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.calls:
         message["content"] = choice.text or None
@@ -264,7 +270,7 @@ def _chat_choice(prepared: Prepared, choice: ChoiceAssembler) -> ChatChoice:
         "index": choice.index,
         "message": message,
         "logprobs": shape_chat_logprobs(prepared, choice.tokens),
-        "finish_reason": choice.finish_reason,
+        "finish_reason": choice.ended_by,
         "stop_reason": choice.stop_reason,
     }
     if prepared.return_token_ids:
@@ -273,12 +279,11 @@ def _chat_choice(prepared: Prepared, choice: ChoiceAssembler) -> ChatChoice:
 
 
 def _completion_choice(prepared: Prepared, choice: ChoiceAssembler) -> CompletionChoice:
-    assert choice.finish_reason is not None
     shaped: CompletionChoice = {
         "index": choice.index,
         "text": choice.text,
         "logprobs": shape_completion_logprobs(prepared, choice.tokens),
-        "finish_reason": choice.finish_reason,
+        "finish_reason": choice.ended_by,
         "stop_reason": choice.stop_reason,
     }
     if prepared.return_token_ids:

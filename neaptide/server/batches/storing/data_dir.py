@@ -75,7 +75,7 @@ class DataDir:
                 self._refuse_foreign(create)
             self._refuse_odd_kinds()
             self._lock_fd = _lock(self.path / LOCK_NAME)
-            self._refuse_lost_database()
+            self._refuse_lost_database(is_marked)
             self._take(is_marked)
         except OSError as error:
             self.close()
@@ -142,19 +142,24 @@ class DataDir:
     def _has_database(self) -> bool:
         return os.path.lexists(self.database)
 
-    def _tables(self) -> set[str]:
-        """Of the database, if there is one; looking changes nothing in it."""
+    def _tables(self, is_ours: bool = False) -> set[str]:
+        """Of the database, if there is one; looking changes nothing in it.
+
+        But one of ours in which a write was cut off cannot be read before SQLite has taken that write back.
+        """
         if not self._has_database:
             return set()
         if self.database.is_symlink() or not self.database.is_file():
             raise StoreError(f"the database {self.database} is not a plain file")
         try:
-            uri = f"{self.database.absolute().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(uri, uri=True)) as connection:
-                names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            try:
+                return _tables_of(self.database, "ro")
+            except sqlite3.OperationalError:
+                if not is_ours:
+                    raise
+                return _tables_of(self.database, "rw")
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StoreError(f"the database {self.database} cannot be opened: {error}") from error
-        return {str(name) for (name,) in names}
 
     def _refuse_odd_kinds(self) -> None:
         """Links in our places could lead anywhere, and what we tidy there would not be ours."""
@@ -167,9 +172,9 @@ class DataDir:
             if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
                 raise StoreError(f"{path} must be a plain file")
 
-    def _refuse_lost_database(self) -> None:
+    def _refuse_lost_database(self, is_marked: bool) -> None:
         """Without its database every file would count as unknown."""
-        if self._tables():
+        if self._tables(is_ours=is_marked):
             return
         left = [name for name in (FILES, JOBS) if (self.path / name).is_dir() and os.listdir(self.path / name)]
         wal = self.path / _WAL_NAME
@@ -199,6 +204,12 @@ class DataDir:
         for name in (FILES, JOBS, PROFILES):
             make_private_directory(self.path / name)
         sync_directory(self.path)
+
+
+def _tables_of(database: Path, mode: str) -> set[str]:
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode={mode}", uri=True)) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {str(name) for (name,) in names}
 
 
 def _lock(path: Path) -> int:

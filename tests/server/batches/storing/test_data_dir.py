@@ -4,10 +4,11 @@ import errno
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,28 @@ def test_a_marked_directory_without_anything_in_it_begins_anew(tmp_path: Path) -
     (tmp_path / DATABASE_NAME).unlink()
     open_once(tmp_path)
     assert (tmp_path / DATABASE_NAME).exists()
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_write_that_was_cut_off_is_taken_back_in_a_database_of_ours_only(tmp_path: Path, is_marked: bool) -> None:
+    before, killed = tmp_path / "before", tmp_path / "killed"
+    open_once(before)
+    with closing(sqlite3.connect(before / DATABASE_NAME, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE t (value BLOB)")
+        connection.execute("PRAGMA cache_size = 2")
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO t SELECT randomblob(4096) FROM json_each(json_array(1, 2, 3, 4, 5, 6, 7, 8))")
+        shutil.copytree(before, killed)  # as SIGKILL leaves it: with a journal that must be rolled back
+    assert (killed / f"{DATABASE_NAME}-journal").stat().st_size > 0
+    if is_marked:
+        open_once(killed)
+        with closing(sqlite3.connect(killed / DATABASE_NAME)) as connection:
+            assert connection.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
+    else:
+        (killed / MARK_NAME).unlink()
+        content = snapshot(killed)
+        assert "cannot be opened" in refusal(killed)
+        assert snapshot(killed) == content
 
 
 # ---- what the database does not know ---------------------------------------------------------------------
