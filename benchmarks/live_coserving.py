@@ -24,6 +24,7 @@ import httpx
 
 from benchmarks.common import Reference, model_111m, print_table, random_prompts, vocab_size
 from neaptide.commands.server_process import ServerProcess
+from neaptide.engine.scheduler.slack import IDLE_SHARE
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record, attainment
@@ -204,9 +205,9 @@ class Targets:
 
     @property
     def cap_flags(self) -> list[str]:
-        """Without online work a step may take half of the TTFT target less egress, or all of it (``overlap_depth`` 0):
-        so a target can stand for a cap on steps."""
-        return slo_flags(self.tpot_s + EGRESS_MS / 1e3, self.tpot_s)
+        """Without online work a step may take ``IDLE_SHARE`` of the TTFT target less egress (``overlap_depth`` 0): so a
+        target can stand for a cap on steps."""
+        return slo_flags(self.tpot_s / IDLE_SHARE + EGRESS_MS / 1e3, self.tpot_s)
 
 
 async def measure_load(plan: Plan, load: float, ceiling: Window) -> dict[str, Any]:
