@@ -71,6 +71,12 @@ class Plan:
     rate_rps: float = 0.0
     """Of online requests."""
 
+    def at_load(self, load: float, ceiling_tokens_per_s: float) -> "Plan":
+        """With online requests that make this share of the ceiling, and twice the lines that the whole run could do."""
+        rate_rps = load * ceiling_tokens_per_s / (ONLINE_IN + ONLINE_OUT)
+        needed = 2 * ceiling_tokens_per_s * self.duration_s / (OFFLINE_IN + OFFLINE_OUT)
+        return replace(self, rate_rps=rate_rps, offline_lines=LEAST_LINES + round(needed))
+
 
 async def scrape(http: httpx.AsyncClient) -> Samples:
     return Samples((await http.get("/metrics")).text)
@@ -212,14 +218,11 @@ class Targets:
 
 async def measure_load(plan: Plan, load: float, ceiling: Window) -> dict[str, Any]:
     """All runs at one load."""
-    rate_rps = load * ceiling.offline_tokens_per_s / (ONLINE_IN + ONLINE_OUT)
-    # Twice what the whole run could do.
-    needed = 2 * ceiling.offline_tokens_per_s * plan.duration_s / (OFFLINE_IN + OFFLINE_OUT)
-    plan = replace(plan, rate_rps=rate_rps, offline_lines=LEAST_LINES + round(needed))
+    plan = plan.at_load(load, ceiling.offline_tokens_per_s)
     probe = await run(plan, slo_flags(LAX_S, LAX_S), online=True, offline=False)
     tpot_s = TPOT_OVER_ALONE * percentiles(r.tpot_s for r in probe.records).p50
     targets = Targets(TTFT_OVER_TPOT * tpot_s, tpot_s)
-    print(f"load {load}: {rate_rps:.2f} requests/s, TPOT target {1e3 * tpot_s:.0f} ms", flush=True)
+    print(f"load {load}: {plan.rate_rps:.2f} requests/s, TPOT target {1e3 * tpot_s:.0f} ms", flush=True)
     alone = await run(plan, targets.flags, online=True, offline=False)
     capped = await run(plan, targets.cap_flags, online=False, offline=True)
     both = await run(plan, targets.flags, online=True, offline=True)
@@ -240,7 +243,7 @@ async def measure_load(plan: Plan, load: float, ceiling: Window) -> dict[str, An
     return {
         "load": load,
         "ratios": ratios,
-        "rate_rps": round(rate_rps, 3),
+        "rate_rps": round(plan.rate_rps, 3),
         "targets_ms": {"ttft": round(1e3 * targets.ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
         # Steps stay below the cap by the safety margin: a ceiling measured with shorter steps flatters `share`.
         "capped_step_over_cap": round(capped.mean_step_ms / (1e3 * tpot_s), 3),
@@ -266,23 +269,30 @@ async def measure(plan: Plan, loads: Sequence[float], repeats: int) -> dict[str,
     return {"ratios": ratios, "window_s": list(plan.window_s), "checked_tokens": checked, "loads": results}
 
 
-def print_load(result: dict[str, Any]) -> None:
+def print_runs(title: str, runs: list[dict[str, Any]]) -> None:
+    """What online and offline requests got in each run."""
+
     def ms(values: list[float] | None) -> str:
         return "-" if values is None else f"{values[0]:.0f} / {values[2]:.0f}"
 
-    columns = ["run", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "attainment", "online tok/s", "offline tok/s"]
+    columns = ["run", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "attainment", "failed", "online tok/s", "offline tok/s"]
     rows = [
         [
             r["run"],
             ms(r["ttft_ms"]),
             ms(r["tpot_ms"]),
             "-" if r["attainment"] is None else f"{r['attainment']:.3f}",
+            str(r["online_failed"]),
             f"{r['online_tokens_per_s']:.0f}",
             f"{r['offline_tokens_per_s']:.0f}",
         ]
-        for r in result["runs"]
+        for r in runs
     ]
-    print_table(f"live co-serving, 111M model, load {result['load']}", columns, rows)
+    print_table(title, columns, rows)
+
+
+def print_load(result: dict[str, Any]) -> None:
+    print_runs(f"live co-serving, 111M model, load {result['load']}", result["runs"])
     rows = [
         [
             r["run"],

@@ -27,10 +27,9 @@ from typing import Any
 
 import httpx
 
-from benchmarks.common import model_111m, print_table, random_prompts, vocab_size
+from benchmarks.common import model_111m, random_prompts, vocab_size
 from benchmarks.live_coserving import (
     LAX_S,
-    LEAST_LINES,
     OFFLINE_IN,
     OFFLINE_OUT,
     ONLINE_IN,
@@ -42,6 +41,7 @@ from benchmarks.live_coserving import (
     Targets,
     Window,
     check,
+    print_runs,
     run,
     scrape,
     slo_flags,
@@ -202,12 +202,7 @@ async def measure_load(
     plan: Plan, machine: Machine, rivals: Sequence[Rival], load: float, ceiling_per_s: float
 ) -> dict[str, Any]:
     """All engines at one load, one after the other."""
-    needed = 2 * ceiling_per_s * plan.duration_s / (OFFLINE_IN + OFFLINE_OUT)
-    plan = replace(
-        plan,
-        rate_rps=load * ceiling_per_s / (ONLINE_IN + ONLINE_OUT),
-        offline_lines=LEAST_LINES + round(needed),
-    )
+    plan = plan.at_load(load, ceiling_per_s)
     lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
     probes = [await run(plan, lax, online=True, offline=False)]
     probes.append(await run_rival(plan, machine, rivals[0], offline=False))
@@ -269,25 +264,6 @@ async def measure(plan: Plan, machine: Machine, rivals: Sequence[Rival], args: a
     return {"checked_tokens": checked, "ceiling": round(ceiling.offline_tokens_per_s, 1), "loads": loads}
 
 
-def print_load(result: dict[str, Any]) -> None:
-    def ms(values: list[float] | None) -> str:
-        return "-" if values is None else f"{values[0]:.0f} / {values[2]:.0f}"
-
-    columns = ["run", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "attainment", "failed", "offline tok/s"]
-    rows = [
-        [
-            r["run"],
-            ms(r["ttft_ms"]),
-            ms(r["tpot_ms"]),
-            "-" if r["attainment"] is None else f"{r['attainment']:.3f}",
-            str(r["online_failed"]),
-            f"{r['offline_tokens_per_s']:.0f}",
-        ]
-        for r in result["runs"]
-    ]
-    print_table(f"same kernels, 111M model, load {result['load']}", columns, rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="interpreter with vLLM")
@@ -307,7 +283,7 @@ def main() -> None:
     machine = Machine(args.vllm.absolute(), args.threads, args.dtype, args.block_size, args.kv_gib, args.eager)
     result = asyncio.run(measure(plan, machine, RIVALS[:2] if args.quick else RIVALS, args))
     for load in result["loads"]:
-        print_load(load)
+        print_runs(f"same kernels, 111M model, load {load['load']}", load["runs"])
     print(json.dumps(result))
 
 

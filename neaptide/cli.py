@@ -6,6 +6,7 @@ A subcommand is imported when it is asked for: all of them take a second, which 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from neaptide import __version__
@@ -81,50 +82,23 @@ def _serve(args: argparse.Namespace) -> int:
         return 1
 
 
-def _add_demo_parser(subparsers: Subparsers) -> None:
-    from neaptide.commands import demo
+def _from_commands(name: str, *values: Callable[[], str]) -> Callable[[Subparsers], None]:
+    """``add_parser`` of a module in ``neaptide.commands``, which gets these values as well."""
 
-    demo.add_parser(subparsers)
+    def add_parser(subparsers: Subparsers) -> None:
+        import_module(f"neaptide.commands.{name}").add_parser(subparsers, *(value() for value in values))
 
-
-def _add_batch_parser(subparsers: Subparsers) -> None:
-    from neaptide.commands import batch
-
-    batch.add_parser(subparsers, client_base_url())
-
-
-def _add_data_parser(subparsers: Subparsers) -> None:
-    from neaptide.commands import data
-
-    data.add_parser(subparsers)
-
-
-def _add_calibrate_parser(subparsers: Subparsers) -> None:
-    from neaptide.commands import calibrate
-
-    calibrate.add_parser(subparsers)
-
-
-def _add_experiment_parser(subparsers: Subparsers) -> None:
-    from neaptide.commands import experiment
-
-    experiment.add_parser(subparsers)
-
-
-def _add_simulate_parser(subparsers: Subparsers) -> None:
-    from neaptide.commands import simulate
-
-    simulate.add_parser(subparsers)
+    return add_parser
 
 
 COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "serve": _add_serve_parser,
-    "demo": _add_demo_parser,
-    "batch": _add_batch_parser,
-    "data": _add_data_parser,
-    "calibrate": _add_calibrate_parser,
-    "experiment": _add_experiment_parser,
-    "simulate": _add_simulate_parser,
+    "demo": _from_commands("demo"),
+    "batch": _from_commands("batch", client_base_url),
+    "data": _from_commands("data"),
+    "calibrate": _from_commands("calibrate"),
+    "experiment": _from_commands("experiment"),
+    "simulate": _from_commands("simulate"),
 }
 
 

@@ -31,6 +31,16 @@ class Lacking(NamedTuple):
     """More than one: prompts, and what is computed again."""
 
 
+class ByClass(NamedTuple):
+    """Rows by their requests' class."""
+
+    online: IntArray
+    offline: IntArray
+
+    def of(self, online: bool) -> IntArray:
+        return self.online if online else self.offline
+
+
 class RequestTable:
     """Rows of running requests. A row's numbers mean something while ``live`` is set.
 
@@ -145,9 +155,14 @@ class RequestTable:
             return Lacking(ones, NO_ROWS)
         return Lacking(ones, (lacking > 1).nonzero()[0])
 
-    def of_class(self, rows: IntArray, online: bool) -> IntArray:
-        of_class: IntArray = rows[self.online[rows] == online]
-        return of_class
+    def by_class(self, rows: IntArray) -> ByClass:
+        is_online = self.online[rows]
+        num_online = np.count_nonzero(is_online)
+        if not num_online:
+            return ByClass(NO_ROWS, rows)
+        if num_online == len(rows):
+            return ByClass(rows, NO_ROWS)
+        return ByClass(rows[is_online], rows[~is_online])
 
     def with_output(self, rows: IntArray) -> IntArray:
         return rows[self.total[rows] > self.prompt[rows]]

@@ -11,18 +11,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from neaptide.engine.clock import MonotonicClock, VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from neaptide.engine.core import EngineCore
-from neaptide.engine.kv.headroom import FixedHeadroom
-from neaptide.engine.messages import AddRequest, RequestOutput
+from neaptide.engine.messages import AddRequest
 from neaptide.engine.params import SamplingParams, Tier
-from neaptide.engine.request import Request
-from neaptide.engine.scheduler.budget import StepBudget
-from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.steps.timer import StepTimer
-from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.executors.driver import GAP, VOCAB, make_executor, write_checkpoint
+from tests.executors.engine_run import NUM_OUTPUT, EngineRun
 
 BLOCK_SIZE = 4
 CHECKPOINTS: dict[str, dict[str, Any]] = {
@@ -49,49 +42,28 @@ def checkpoint(
     return directory, write_checkpoint(directory, **CHECKPOINTS[request.param])
 
 
-class Run:
-    """Runs requests through an engine; keeps tokens and terminal outputs."""
+class Run(EngineRun):
+    """On the torch executor."""
 
-    def __init__(self, directory: Path, num_blocks: int = 256, dtype: str = "float32", **scheduler: Any) -> None:
-        clock = MonotonicClock()
+    def __init__(
+        self,
+        directory: Path,
+        num_blocks: int = 256,
+        dtype: str = "float32",
+        may_fail: bool = False,
+        **scheduler: Any,
+    ) -> None:
         executor = make_executor(directory, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
         config = EngineConfig(
             cache=CacheConfig(block_size=BLOCK_SIZE),
             scheduler=SchedulerConfig(max_model_len=128, offline_max_kv_ratio=1.0, **scheduler),
         )
-        headroom = FixedHeadroom(num_blocks, 0.0)
-        self.core = EngineCore(config, executor, ConstantCostModel(1e-6), headroom, clock, frozenset({2}))
-        self.tokens: dict[str, list[int]] = {}
-        self.ends: dict[str, RequestOutput] = {}
-
-    def add(self, name: str, prompt: Sequence[int], tier: Tier = Tier.DEFAULT, **params: Any) -> None:
-        sampling = SamplingParams(**({"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | params))
-        self.core.handle(AddRequest(name, list(prompt), sampling, tier, 0.0, 1e9, 1e9))
-        self.tokens[name] = []
-
-    def step(self) -> None:
-        for output in self.core.step().outputs:
-            assert output.error is None, output.error
-            self.tokens[output.request_id] += output.new_token_ids
-            if output.finish_reason is not None:
-                self.ends[output.request_id] = output
-        self.core.check_integrity()
-
-    def preempt(self, victim: Request) -> None:
-        scheduler = self.core.scheduler
-        budget = StepBudget(scheduler.cost_model, scheduler.max_step_tokens)
-        draft = Draft(scheduler.index, 0.0, scheduler.queues, budget)
-        draft.preempt(victim)
-        assert scheduler.apply(draft, StepTimer(VirtualClock())) is None
-
-    def finish(self) -> None:
-        while self.core.has_work:
-            self.step()
+        super().__init__(config, executor, may_fail)
 
 
 def assert_greedy(model: LlamaForCausalLM, prompt: Sequence[int], tokens: Sequence[int]) -> None:
     """Equal to the reference up to the first position where its two best logits are within the gap."""
-    assert len(tokens) == 12
+    assert len(tokens) == NUM_OUTPUT
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *tokens]])).logits[0]
     for i, token in enumerate(tokens):

@@ -115,12 +115,8 @@ class BlockPool:
                 else:
                     self._cached.add(block)
 
-    def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Offers a full block to the prefix index: computed, or about to be."""
-        self.publish_each([(block_id, block_hash)])
-
-    def publish_each(self, blocks: Iterable[tuple[int, bytes]]) -> None:
-        """``publish`` for blocks and their hashes, in this order."""
+    def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """Offers full blocks, with their hashes, to the prefix index in this order: computed, or about to be."""
         hashes, add = self._hash, self.index.add
         for block, block_hash in blocks:
             if hashes[block] is None and add(block_hash, block):

@@ -146,8 +146,7 @@ class KVDraft:
         if len(request.block_hashes) < num_full:
             extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
         blocks = self.blocks_of(request)
-        for i in range(num_indexed, num_full):
-            self.pool.publish(blocks[i], request.block_hashes[i])
+        self.pool.publish(zip(blocks[num_indexed:num_full], request.block_hashes[num_indexed:num_full], strict=True))
         self._indexed[request] = num_full
 
     def release(self, request: Request) -> None:

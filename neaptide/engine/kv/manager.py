@@ -106,7 +106,7 @@ class KVCacheManager:
         if len(request.block_hashes) < num_full:
             extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
         first, blocks = request.num_indexed_blocks, self.table.blocks.ids[request.seat]
-        self._pool.publish_each(zip(blocks[first:num_full].tolist(), request.block_hashes[first:num_full], strict=True))
+        self._pool.publish(zip(blocks[first:num_full].tolist(), request.block_hashes[first:num_full], strict=True))
         self.table.indexed[request.seat] = num_full
 
     def publish_rows(self, rows: IntArray, num_tokens: IntArray, on_error: Callable[[Request], None]) -> None:
@@ -135,12 +135,12 @@ class KVCacheManager:
                     published.append((block, self._hash_next(request, text)))
                     table.indexed[request.seat] = full
                 else:
-                    self._pool.publish_each(published)  # in the order of the rows
+                    self._pool.publish(published)  # in the order of the rows
                     published.clear()
                     self.publish(request, full * size)
             except Exception:
                 on_error(request)
-        self._pool.publish_each(published)
+        self._pool.publish(published)
 
     def _hash_next(self, request: Request, text: bytes) -> bytes:
         """Appends the hash of the request's next block, whose token ids are ``text``, and returns it."""

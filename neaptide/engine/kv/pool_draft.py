@@ -106,11 +106,12 @@ class BlockPoolDraft:
                 else:
                     self._newly_cached[block] = None
 
-    def publish(self, block: int, block_hash: bytes) -> None:
+    def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """As ``BlockPool.publish``."""
-        if self._hash_of(block) is None and self._find(block_hash) is None:
-            self._hashes[block] = block_hash
-            self._found[block_hash] = block
+        for block, block_hash in blocks:
+            if self._hash_of(block) is None and self._find(block_hash) is None:
+                self._hashes[block] = block_hash
+                self._found[block_hash] = block
 
     def _find(self, block_hash: bytes) -> int | None:
         if block_hash in self._found:
@@ -149,10 +150,9 @@ class BlockPoolDraft:
         while len(blocks) < count:
             block, _ = self._newly_cached.popitem(last=False)
             blocks.append(block)
-        own, found, hash_of = self._hashes, self._found, self._pool.hash_of
         for block in blocks:
-            block_hash = own[block] if block in own else hash_of(block)
+            block_hash = self._hash_of(block)
             assert block_hash is not None
-            found[block_hash] = None
-            own[block] = None
+            self._found[block_hash] = None
+            self._hashes[block] = None
         return blocks

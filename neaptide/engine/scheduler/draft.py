@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.queues import Queues, deadline_order
-from neaptide.engine.table import NO_ROWS
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,16 +91,6 @@ class PreemptionCount:
         self.request_ids += other.request_ids
 
 
-class ByClass(NamedTuple):
-    """Rows of running requests."""
-
-    online: IntArray
-    offline: IntArray
-
-    def of(self, online: bool) -> IntArray:
-        return self.online if online else self.offline
-
-
 class Draft:
     """Which requests take part with how many tokens, which are admitted, which make way: actions in their order.
 
@@ -128,10 +117,10 @@ class Draft:
         self.preempted = PreemptionCount()
         self.has_offline = False
         self.num_parts = 0
-        self._queues = queues
-        lacking = queues.table.lacking()
-        self._decodes, self._prompts = self._by_class(lacking.ones), self._by_class(lacking.more)
+        lacking = self.table.lacking()
+        self._decodes, self._prompts = self.table.by_class(lacking.ones), self.table.by_class(lacking.more)
         self._publishes = publishes_when_planned
+        self._queues = queues
         self._waiting_online = queues.draft_waiting_online()
         self._parts: dict[Request, int] = {}
         self._admitted: dict[Request, None] = {}
@@ -352,14 +341,6 @@ class Draft:
             if not self.takes_part(request) and deadline_order(request) > deadline_order(requester)
         ]
         yield from sorted(later, key=deadline_order, reverse=True)
-
-    def _by_class(self, rows: IntArray) -> "ByClass":
-        if not self._queues.running_online:
-            return ByClass(NO_ROWS, rows)
-        if not self._queues.running_offline or not len(rows):
-            return ByClass(rows, NO_ROWS)
-        is_online = self.table.online[rows]
-        return ByClass(rows[is_online], rows[~is_online])
 
     def _add_rows(self, rows: IntArray, contexts: IntArray, are_full: BoolArray) -> None:
         """``add`` for rows of one class with one token each, on so many computed ones."""

@@ -26,8 +26,7 @@ class OfflineFill:
         prefills = table.requests_of(table.by_last_step(draft.prompt_rows(online=False)))
         count = draft.budget.most_decodes(table.computed[decodes] + 1, limit_s)
         chosen = decodes[: count if count or draft.num_parts else 1]
-        spare_blocks = self._blocks_to_grow(draft) if draft.num_running_offline > 1 else 0
-        draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), spare_blocks)
+        draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), self._blocks_to_grow(draft))
         if count < len(decodes):
             return
         for request in prefills:
@@ -51,23 +50,27 @@ class OfflineFill:
         return 0 if draft.num_parts else least
 
     def _blocks_to_grow(self, draft: Draft) -> int:
-        """Blocks that offline work may still take. What is resident may grow into the headroom: to drop it while
-        blocks are free would only lose its KV, and online work takes them from it when it needs them."""
-        pool = draft.kv.pool
-        return min(pool.num_available, int(self._config.offline_max_kv_ratio * pool.num_blocks) - pool.num_offline)
+        """Blocks that resident requests may still take. They may grow into the headroom: to drop them while blocks are
+        free would only lose their KV, and online work takes them from it when it needs them. A lone one may take all,
+        so that it comes to its end."""
+        if draft.num_running_offline == 1:
+            return draft.kv.available
+        return min(draft.kv.available, self._most_blocks(draft) - draft.kv.pool.num_offline)
 
     def _blocks_to_admit(self, draft: Draft) -> int:
-        """Those of them that may go to new requests: the headroom for online work stays free."""
-        pool = draft.kv.pool
-        outside_headroom = pool.num_blocks - self._headroom.headroom_blocks(draft.now_s)
-        return min(self._blocks_to_grow(draft), outside_headroom - pool.num_offline)
+        """Blocks that may go to new requests: the headroom for online work stays free."""
+        outside_headroom = draft.kv.pool.num_blocks - self._headroom.headroom_blocks(draft.now_s)
+        most = min(outside_headroom, self._most_blocks(draft))
+        return min(draft.kv.available, most - draft.kv.pool.num_offline)
+
+    def _most_blocks(self, draft: Draft) -> int:
+        """Blocks that offline work may hold, as configured."""
+        return int(self._config.offline_max_kv_ratio * draft.kv.pool.num_blocks)
 
     def _find_room(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         """Whether a resident request can grow, younger ones dropped for it; else it sits out."""
         needed = draft.kv.blocks_needed(request, num_tokens)
-        while needed and needed > (
-            draft.kv.available if draft.num_running_offline == 1 else self._blocks_to_grow(draft)
-        ):
+        while needed and needed > self._blocks_to_grow(draft):
             victim = next(draft.offline_victims(), None)
             if victim is None or victim.admission_index <= request.admission_index:
                 return False

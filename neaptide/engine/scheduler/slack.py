@@ -18,8 +18,8 @@ CUSHION_SHARE = 1.0
 """Of its TPOT target, the slack that a stream keeps after every step: one step that overruns, its last one above all,
 must not make it late. It costs every stream one token's time once, not a share of every step."""
 PACE_SHARE = 0.9
-"""Of the TPOT target: online prompts may make a step so long whatever the streams can spare. Streams gain on their
-deadlines then, so that prompts always move, and never all of a sudden at the cost of every stream's pace."""
+"""Of the TPOT target: online prompts may make a step so long whatever the streams can spare, so that they always move.
+Below 1, so that streams still gain on their deadlines."""
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
@@ -116,7 +116,11 @@ class SlackTracker:
 
     def feasible(self, draft: Draft, prompts: Iterable[Request], stretch: float) -> Iterator[bool]:
         """For each prompt, in deadline order, whether its first token can still be in time behind those before it
-        that are."""
+        that are.
+
+        Args:
+            stretch: see ``StepBounds``.
+        """
         ahead_s, start_s = 0.0, draft.now_s + self._config.egress_s
         for request in prompts:
             work_s = ahead_s + self._prefill_s(draft, request) * stretch

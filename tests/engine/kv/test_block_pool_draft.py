@@ -79,12 +79,12 @@ class Player:
                 if len(CHAINS[chain]) - len(blocks) <= pool.num_available:
                     blocks = blocks + pool.allocate(len(CHAINS[chain]) - len(blocks), owner)
                     for block, block_hash in zip(blocks, CHAINS[chain], strict=True):
-                        pool.publish(block, block_hash)
+                        pool.publish([(block, block_hash)])
                 held.append((owner, blocks))
             case Publish(holder, chain) if held:
                 _, blocks = held[holder % len(held)]
                 for block, block_hash in zip(blocks, CHAINS[chain], strict=False):
-                    pool.publish(block, block_hash)
+                    pool.publish([(block, block_hash)])
             case Release(holder) if held:
                 owner, blocks = held.pop(holder % len(held))
                 pool.release(blocks, owner)
@@ -143,7 +143,7 @@ def test_a_draft_evicts_in_the_pools_order_and_then_what_it_released_itself() ->
     pool = BlockPool(3)
     old, held = pool.allocate(1, OFFLINE), pool.allocate(1, OFFLINE)
     for block, block_hash in ((old[0], b"old"), (held[0], b"held")):
-        pool.publish(block, block_hash)
+        pool.publish([(block, block_hash)])
     pool.release(old, OFFLINE)
     draft = BlockPoolDraft(pool)
     draft.release(held, OFFLINE)
@@ -155,7 +155,7 @@ def test_a_draft_evicts_in_the_pools_order_and_then_what_it_released_itself() ->
 def test_a_draft_does_not_evict_what_it_reads_itself() -> None:
     pool = BlockPool(2)
     for block_hash in (b"a", b"z"):
-        pool.publish(pool.allocate(1, OFFLINE)[0], block_hash)
+        pool.publish([(pool.allocate(1, OFFLINE)[0], block_hash)])
     pool.release([0], OFFLINE)
     pool.release([1], OFFLINE)
     draft = BlockPoolDraft(pool)

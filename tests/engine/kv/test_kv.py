@@ -53,7 +53,7 @@ def test_released_chain_is_evicted_tail_first() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3, OFFLINE)
     for block in blocks:
-        pool.publish(block, bytes([block]))
+        pool.publish([(block, bytes([block]))])
     pool.release(blocks, OFFLINE)
     assert pool.num_cached == 3
     assert [pool.allocate(1, OFFLINE)[0] for _ in range(3)] == [2, 1, 0]
@@ -63,7 +63,7 @@ def test_least_recently_released_chain_is_evicted_first() -> None:
     pool = BlockPool(4)
     old, new = pool.allocate(2, OFFLINE), pool.allocate(2, OFFLINE)
     for block in old + new:
-        pool.publish(block, bytes([block]))
+        pool.publish([(block, bytes([block]))])
     pool.release(old, OFFLINE)
     pool.release(new, OFFLINE)
     pool.acquire(old, OFFLINE)
@@ -74,7 +74,7 @@ def test_least_recently_released_chain_is_evicted_first() -> None:
 def test_free_blocks_go_before_cached_ones() -> None:
     pool = BlockPool(3)
     cached = pool.allocate(1, OFFLINE)
-    pool.publish(cached[0], b"h")
+    pool.publish([(cached[0], b"h")])
     pool.release(cached, OFFLINE)
     assert pool.allocate(2, OFFLINE) == [1, 2]
     assert pool.index.get(b"h") == 0
@@ -83,7 +83,7 @@ def test_free_blocks_go_before_cached_ones() -> None:
 def test_evicted_block_leaves_the_index() -> None:
     pool = BlockPool(1)
     block = pool.allocate(1, OFFLINE)
-    pool.publish(block[0], b"h")
+    pool.publish([(block[0], b"h")])
     pool.release(block, OFFLINE)
     pool.allocate(1, ONLINE)
     assert pool.index.get(b"h") is None
@@ -101,8 +101,8 @@ def test_a_block_with_an_online_reader_counts_as_online() -> None:
 def test_second_copy_of_a_prefix_is_not_indexed_and_is_freed_at_release() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(1, ONLINE), pool.allocate(1, ONLINE)
-    pool.publish(first[0], b"h")
-    pool.publish(second[0], b"h")
+    pool.publish([(first[0], b"h")])
+    pool.publish([(second[0], b"h")])
     pool.release(second, ONLINE)
     assert pool.index.get(b"h") == 0
     assert (pool.num_free, pool.num_cached) == (1, 0)
@@ -111,8 +111,8 @@ def test_second_copy_of_a_prefix_is_not_indexed_and_is_freed_at_release() -> Non
 def test_a_block_keeps_the_hash_that_it_was_published_with() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1, ONLINE)
-    pool.publish(block, b"first")
-    pool.publish(block, b"second")
+    pool.publish([(block, b"first")])
+    pool.publish([(block, b"second")])
     assert (pool.hash_of(block), pool.index.get(b"first"), pool.index.get(b"second")) == (b"first", block, None)
 
 

@@ -93,18 +93,13 @@ def test_only_the_poisoned_request_fails(
     check = Poison(poison, after)
     owner, name = HOOKS[hook]
     # Decodes are planned all at once, and one by one only where blocks are short.
-    run = Run(directory, num_blocks=48 if hook == "plan" else 256)
+    run = Run(directory, num_blocks=48 if hook == "plan" else 256, may_fail=True)
     monkeypatch.setattr(owner, name, guarded(getattr(check, hook.partition(" ")[0]), getattr(owner, name)))
     for i, prompt in enumerate(others):
         run.add(f"r{i}", prompt, Tier.DEFAULT if i % 2 else Tier.FLEX)
         if i == 3:
             run.add(POISON, poison, tier)
-    while run.core.has_work:
-        for output in run.core.step().outputs:
-            run.tokens[output.request_id] += output.new_token_ids
-            if output.finish_reason is not None:
-                run.ends[output.request_id] = output
-        run.core.check_integrity()
+    run.finish()
     assert check.times > 0
     assert (run.ends[POISON].finish_reason, run.ends[POISON].error) == (FinishReason.ERROR, INTERNAL_ERROR)
     assert run.core.kv.available == run.core.kv.num_blocks
@@ -122,17 +117,12 @@ def test_readers_of_the_poisoned_requests_blocks_in_one_step_get_their_own_text(
     poison, *others = [prefix + tail[: 1 + i] for i, tail in enumerate(tails)]
     check = Poison(poison, 0)
     owner, name = HOOKS[hook]
-    run = Run(directory, policy="fcfs")
+    run = Run(directory, may_fail=True, policy="fcfs")
     monkeypatch.setattr(owner, name, guarded(getattr(check, hook.partition(" ")[0]), getattr(owner, name)))
     run.add(POISON, poison)
     for i, prompt in enumerate(others):
         run.add(f"r{i}", prompt)
-    while run.core.has_work:
-        for output in run.core.step().outputs:
-            run.tokens[output.request_id] += output.new_token_ids
-            if output.finish_reason is not None:
-                run.ends[output.request_id] = output
-        run.core.check_integrity()
+    run.finish()
     assert run.ends[POISON].error == INTERNAL_ERROR
     for i, prompt in enumerate(others):
         assert run.ends[f"r{i}"].error is None
@@ -142,7 +132,7 @@ def test_readers_of_the_poisoned_requests_blocks_in_one_step_get_their_own_text(
 @pytest.mark.acceptance("A6", "a row of eight with NaN logits")
 def test_blocks_with_nan_are_not_found_by_others(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
     directory, model = checkpoint
-    run = Run(directory, max_num_batched_tokens=16)
+    run = Run(directory, may_fail=True, max_num_batched_tokens=16)
     poison, *others = prompts(8, seed=12, low=40, high=60)
     poison[5] = 0
     run.add(POISON, poison)
@@ -153,12 +143,7 @@ def test_blocks_with_nan_are_not_found_by_others(checkpoint: tuple[Path, LlamaFo
         run.core._executor._executor._runner.model.embedding[0] = float("nan")  # type: ignore[attr-defined]
     for i, prompt in enumerate(others):
         run.add(f"r{i}", prompt)
-    while run.core.has_work:
-        for output in run.core.step().outputs:
-            run.tokens[output.request_id] += output.new_token_ids
-            if output.finish_reason is not None:
-                run.ends[output.request_id] = output
-        run.core.check_integrity()
+    run.finish()
     assert run.ends[POISON].error == NUMERICAL_ERROR
     for i, prompt in enumerate(others):
         assert_greedy(model, prompt, run.tokens[f"r{i}"])

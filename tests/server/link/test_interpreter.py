@@ -1,6 +1,5 @@
 """The engine on another interpreter than the server's."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -14,11 +13,11 @@ import pytest
 
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.launch.serve import embedded_model_path
-from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
+from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.interpreter import Interpreter, InterpreterError
 from neaptide.server.link.supervisor import EngineStartError, Supervisor
 from neaptide.server.observe.logs import one_line
-from tests.server.link.test_supervisor import request
+from tests.server.link.test_supervisor import signal_under_a_stream
 
 NEEDED = ("msgspec", "numpy", "numpy.libs", "zmq", "pyzmq.libs")
 
@@ -56,14 +55,7 @@ async def test_the_engine_runs_on_the_other_interpreter_with_our_package_and_is_
         first = supervisor.engine_pid
         assert first is not None
         assert psutil.Process(first).cmdline()[0] == str(other_python)
-        stream = client.generate(request("a", 500))
-        await anext(stream)
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises(EngineUnavailableError):
-            async for _ in stream:
-                pass
-        await asyncio.wait_for(client.wait_ready(), 30)
-        assert supervisor.engine_pid not in (first, None)
+        assert await signal_under_a_stream(client, supervisor, signal.SIGKILL) == first
     finally:
         await supervisor.stop()
 

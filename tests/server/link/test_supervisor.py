@@ -33,6 +33,21 @@ def request(request_id: str, max_tokens: int) -> AddRequest:
     return AddRequest(request_id, [7, 8, 9], SamplingParams(max_tokens=max_tokens), Tier.DEFAULT, 0.0, 1.0, 1.0)
 
 
+async def signal_under_a_stream(client: EngineClient, supervisor: Supervisor, number: signal.Signals) -> int:
+    """Signals the engine while it streams, and waits for the next one; returns the first one's process id."""
+    first = supervisor.engine_pid
+    assert first is not None
+    stream = client.generate(request("a", 900))
+    await anext(stream)
+    os.kill(first, number)
+    with pytest.raises(EngineUnavailableError):
+        async for _ in stream:
+            pass
+    await asyncio.wait_for(client.wait_ready(), 30)
+    assert supervisor.engine_pid not in (first, None)
+    return first
+
+
 class Deaths:
     """A batch listener that notes what the ends of engines say."""
 
@@ -69,16 +84,7 @@ async def test_killed_engine_ends_its_streams_and_another_takes_over(tmp_path: P
     supervisor = Supervisor(client, config(tmp_path))
     try:
         await supervisor.start()
-        first = supervisor.engine_pid
-        assert first is not None
-        stream = client.generate(request("a", 500))
-        await anext(stream)
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises(EngineUnavailableError):
-            async for _ in stream:
-                pass
-        await asyncio.wait_for(client.wait_ready(), 30)
-        assert supervisor.engine_pid != first
+        first = await signal_under_a_stream(client, supervisor, signal.SIGKILL)
         assert [o async for o in client.generate(request("b", 2))][-1].finish_reason is FinishReason.LENGTH
     finally:
         await supervisor.stop()
@@ -158,16 +164,7 @@ async def test_silent_engine_is_replaced(tmp_path: Path, monkeypatch: pytest.Mon
     supervisor = Supervisor(client, config(tmp_path))
     try:
         await supervisor.start()
-        first = supervisor.engine_pid
-        assert first is not None
-        stream = client.generate(request("a", 900))
-        await anext(stream)
-        os.kill(first, signal.SIGSTOP)
-        with pytest.raises(EngineUnavailableError):
-            async for _ in stream:
-                pass
-        await asyncio.wait_for(client.wait_ready(), 30)
-        assert supervisor.engine_pid != first
+        first = await signal_under_a_stream(client, supervisor, signal.SIGSTOP)
         assert not psutil.pid_exists(first)
         assert deaths.evidence == [Evidence.STRONG]  # killed, but by us, for its silence
         assert len(await _collect(client, request("b", 2))) == 2

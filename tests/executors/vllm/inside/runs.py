@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from neaptide.engine.clock import MonotonicClock, VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import Executor, StepHandle
-from neaptide.engine.kv.headroom import FixedHeadroom
-from neaptide.engine.messages import AddRequest, RequestOutput, TokenLogprobs
-from neaptide.engine.params import SamplingParams, Tier
-from neaptide.engine.request import Request
-from neaptide.engine.scheduler.budget import StepBudget
-from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import StepPlan
-from neaptide.engine.steps.timer import StepTimer
-from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from tests.executors.engine_run import NUM_OUTPUT, EngineRun
 from tests.executors.vllm.inside.families import VOCAB
 
 if TYPE_CHECKING:  # ``conftest`` has something to do before vLLM is imported
@@ -27,7 +18,6 @@ if TYPE_CHECKING:  # ``conftest`` has something to do before vLLM is imported
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 32, 48, 192
 LIMITS: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "max_num_batched_tokens": 512}
-NUM_OUTPUT = 12
 GAP = 1e-3
 
 
@@ -49,8 +39,8 @@ class Narrow:
         """It is shared, and lives on."""
 
 
-class Run:
-    """An engine; keeps tokens and terminal outputs."""
+class Run(EngineRun):
+    """On the vllm executor."""
 
     def __init__(self, executor: Executor, num_blocks: int = NUM_BLOCKS, **scheduler: Any) -> None:
         told = cast("VllmExecutor", executor).translator.told
@@ -59,38 +49,7 @@ class Run:
         self.device = Narrow(executor, num_blocks)
         values = LIMITS | {"offline_max_kv_ratio": 1.0} | scheduler
         config = EngineConfig(cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=SchedulerConfig(**values))
-        headroom = FixedHeadroom(num_blocks, 0.0)
-        model = ConstantCostModel(1e-6)
-        self.core = EngineCore(config, self.device, model, headroom, MonotonicClock(), frozenset({2}))
-        self.tokens: dict[str, list[int]] = {}
-        self.ends: dict[str, RequestOutput] = {}
-        self.logprobs: dict[str, list[TokenLogprobs]] = {}
-        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
-
-    def add(self, name: str, prompt: Sequence[int], tier: Tier = Tier.DEFAULT, **params: Any) -> None:
-        sampling = SamplingParams(**({"max_tokens": NUM_OUTPUT, "temperature": 0.0, "ignore_eos": True} | params))
-        self.core.handle(AddRequest(name, list(prompt), sampling, tier, 0.0, 1e9, 1e9))
-        self.tokens[name] = []
-
-    def step(self) -> None:
-        for output in self.core.step().outputs:
-            self.tokens[output.request_id] += output.new_token_ids
-            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])
-            self.prompt_logprobs.setdefault(output.request_id, []).extend(output.prompt_logprobs or [])
-            if output.finish_reason is not None:
-                self.ends[output.request_id] = output
-        self.core.check_integrity()
-
-    def preempt(self, victim: Request) -> None:
-        scheduler = self.core.scheduler
-        budget = StepBudget(scheduler.cost_model, scheduler.max_step_tokens)
-        draft = Draft(scheduler.index, 0.0, scheduler.queues, budget)
-        draft.preempt(victim)
-        assert scheduler.apply(draft, StepTimer(VirtualClock())) is None
-
-    def finish(self) -> None:
-        while self.core.has_work:
-            self.step()
+        super().__init__(config, self.device, may_fail=True)
 
 
 def prompts(count: int, seed: int, low: int = 5, high: int = 90) -> list[list[int]]:
