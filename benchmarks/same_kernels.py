@@ -90,9 +90,8 @@ class Machine:
     @property
     def environment(self) -> Mapping[str, str]:
         """The libraries that vLLM's notes on CPUs name, as far as they are here, and as many threads for both."""
-        found = [self.python.parent.parent / "lib" / "libiomp5.so", ctypes.util.find_library("tcmalloc_minimal")]
-        preloaded = [str(library) for library in found if library is not None and Path(str(library)).name]
-        preloaded = [library for library in preloaded if "/" not in library or Path(library).exists()]
+        omp, tcmalloc = self.python.parent.parent / "lib" / "libiomp5.so", ctypes.util.find_library("tcmalloc_minimal")
+        preloaded = ([str(omp)] if omp.exists() else []) + ([tcmalloc] if tcmalloc else [])
         return {
             "LD_PRELOAD": ":".join(preloaded),
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{self.threads - 1}",
