@@ -1,6 +1,11 @@
 """What all tests share."""
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is; the limit per test is in pyproject.toml.
+settings.register_profile("neaptide", deadline=None)
+settings.load_profile("neaptide")
 
 pytest_plugins = ["tests.acceptance"]
 

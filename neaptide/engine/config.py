@@ -29,6 +29,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tpot_slo_s: float = 0.1
     offline_max_kv_ratio: float = 0.9
     """Offline requests hold at most this share of the blocks."""
+    share_weights: dict[str, float] = {}
+    """Of the shares that API keys have of the offline work, by the key's name; 1 unless given."""
     egress_s: float = 0.005
     """From a step's commit to the client's socket; deadlines are met this much early."""
     overlap_depth: int = 0

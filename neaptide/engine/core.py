@@ -65,7 +65,7 @@ class EngineCore:
         """Prompt and output tokens of one request at most."""
         table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
         prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
-        self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache)
+        self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse)
         self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
         self._executor = IsolatingExecutor(executor)
         self._cost_model = cost_model
@@ -139,6 +139,7 @@ class EngineCore:
             ttft_slo_s=message.ttft_slo_s,
             tpot_slo_s=message.tpot_slo_s,
             salt=message.salt,
+            share=message.share,
         )
         if (error := self._refusal(request)) is not None:
             self._committer.refuse(request.request_id, error)
@@ -176,7 +177,10 @@ class EngineCore:
     def _cancel_batch(self, batch_id: str) -> None:
         queues = self.scheduler.queues
         running = [r for r in queues.running_offline.values() if is_row_of(r.request_id, batch_id)]
-        for request in running + queues.pool.cancel_batch(batch_id):
+        preempted, wanted = queues.pool.cancel_batch(batch_id)
+        for segment, num_rows in wanted:
+            self.kv.want_no_more((segment,), num_rows)
+        for request in running + preempted:
             self._committer.end(request, FinishReason.ABORT)
         self._observers.cancelled(batch_id)
 

@@ -29,6 +29,8 @@ class AddRequest(_Message):
     tpot_slo_s: float
     salt: bytes = b""
     """First level of every prefix structure: requests share cached prefixes only within one salt."""
+    share: str = ""
+    """Whose share of the offline work a flex request takes; an API key's name."""
 
 
 class AbortRequest(_Message):
@@ -57,6 +59,8 @@ class AddBatch(_Message):
     deadline_s: float
     """``CLOCK_MONOTONIC`` second by which the job should be done."""
     salt: bytes = b""
+    share: str = ""
+    """As in ``AddRequest``."""
 
 
 class CancelBatch(_Message):

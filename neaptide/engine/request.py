@@ -6,6 +6,7 @@ from enum import IntEnum
 import numpy as np
 
 from neaptide.engine.arrays import TokenArray
+from neaptide.engine.kv.segments import Path
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import RequestClass, SamplingParams, Tier, request_class
 from neaptide.engine.table import RequestTable
@@ -48,6 +49,8 @@ class Request:
         "salt",
         "scheduled_s",
         "seat",
+        "segments",
+        "share",
         "status",
         "table",
         "tier",
@@ -68,6 +71,8 @@ class Request:
         salt: bytes = b"",
         report_every_step: bool = True,
         deadline_s: float = math.inf,
+        segments: Path = (),
+        share: str = "",
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -81,6 +86,10 @@ class Request:
         """False: tokens are kept and reported once, with the terminal output."""
         self.deadline_s = deadline_s
         """Of its batch."""
+        self.segments = segments
+        """What it shares with other rows of its job; empty if that is not known."""
+        self.share = share
+        """Whose share of the offline work it takes."""
         self.request_class: RequestClass = request_class(tier)
         self.is_online = self.request_class is RequestClass.ONLINE
         self.is_priority = tier is Tier.PRIORITY

@@ -70,15 +70,17 @@ def engine_config(
     """What the engine process is told. Unset targets take the defaults of the device.
 
     Raises:
-        LaunchError: there is no such policy or executor.
+        LaunchError: there is no such policy or executor, or the keys make no sense.
     """
     from neaptide.engine.scheduler.policies import POLICIES
-    from neaptide.executors.registry import UnknownExecutorError, check_executor
+    from neaptide.executors.registry import check_executor
+    from neaptide.server.edge.auth import KeyRing
 
     arguments = executor_arguments(settings.executor_arg)
     try:
         check_executor(settings.executor, arguments)
-    except UnknownExecutorError as error:
+        share_weights = KeyRing(settings.api_key).share_weights
+    except ValueError as error:
         raise LaunchError(str(error)) from error
     if settings.policy not in POLICIES:
         raise LaunchError(f"policy = {settings.policy!r} is not supported; there are: {', '.join(sorted(POLICIES))}")
@@ -95,6 +97,7 @@ def engine_config(
             ttft_slo_s=settings.ttft_slo_ms / 1e3,
             tpot_slo_s=tpot_slo_ms / 1e3,
             offline_max_kv_ratio=settings.offline_max_kv_ratio,
+            share_weights=share_weights,
         ),
         executor=ExecutorConfig(
             kind=settings.executor,

@@ -109,8 +109,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_key: Annotated[
         tuple[str, ...],
         Option(
-            "Accepted keys, each with its tier and the mark of an operator; by default there is no authentication.",
-            "KEY[:TIER][:admin]",
+            "Accepted keys, each with its tier, the mark of an operator and its weight in the offline work; by default "
+            "there is no authentication.",
+            "KEY[:TIER][:admin][:xN]",
             is_repeated=True,
             page="operations",
         ),

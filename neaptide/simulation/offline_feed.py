@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from neaptide.engine.messages import AddBatch
+from neaptide.engine.offline.prefix_tree import write_prefixes
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
 from neaptide.executors.simulated.trace_executor import PROMPT_VOCABULARY
@@ -121,6 +122,7 @@ class OfflineFeed:
         with TokenFileWriter(stem) as writer:
             for request in requests:
                 writer.append(token_ids(request.segments, PROMPT_VOCABULARY))
+        write_prefixes(stem)
         limits = [self._output_limit(request) for request in requests]
         table = sorted(set(limits))
         index = {limit: k for k, limit in enumerate(table)}

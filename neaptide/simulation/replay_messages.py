@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
+from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile, TokenFileWriter
 from neaptide.engine.params import FinishReason, SamplingParams
 from neaptide.engine.record.block_numbers import Ranges
@@ -36,17 +39,19 @@ class ReplayMessages:
         self._row_ranks = _row_ranks(lines)
         self._row_handles: dict[str, dict[int, int]] = {}
         """By stem of the token file."""
+        self._files = _files(lines)
 
     def message(self, line: Message) -> ToEngine:
         if isinstance(line, AddLine):
             return AddRequest(
                 line.id,
-                self._next_prompt(),
+                self._prompt(self._name_next()),
                 _params(line.max_tokens, line.scores_prompt),
                 line.tier,
                 line.arrival_s,
                 line.ttft_slo_s,
                 line.tpot_slo_s,
+                share=line.share,
             )
         if isinstance(line, BatchLine):
             return self._batch(line)
@@ -61,13 +66,9 @@ class ReplayMessages:
         return self._row_ranks[self._row_handles[tokens.stem][row]]
 
     def _batch(self, line: BatchLine) -> AddBatch:
-        first = self._next_handle
-        prompts = {row: self._next_prompt() for row, *_ in line.rows}
-        stem = str(self._directory / str(len(self._row_handles)))
-        self._row_handles[stem] = {row: first + index for index, row in enumerate(prompts)}
-        with TokenFileWriter(stem) as writer:
-            for row in range(max(prompts, default=-1) + 1):
-                writer.append(prompts.get(row, []))
+        stem = self._file(line)
+        for _ in line.rows:
+            self._name_next()
         scored = set(line.scores_prompt)
         kinds = {(max_tokens, row in scored): 0 for row, _, max_tokens in line.rows}
         for index, kind in enumerate(kinds):
@@ -80,7 +81,23 @@ class ReplayMessages:
             [kinds[max_tokens, row in scored] for row, _, max_tokens in line.rows],
             [],
             line.deadline_s,
+            share=line.share,
         )
+
+    def _file(self, line: BatchLine) -> str:
+        """The stem of the token file, written when the first line names it."""
+        handles = self._files[line.file] if line.file else _handles(line, self._next_handle)
+        name = f"file{line.file}" if line.file else f"line{len(self._row_handles)}"
+        stem = str(self._directory / name)
+        if stem not in self._row_handles:
+            self._row_handles[stem] = handles
+            num_rows = max([len(line.prefixes.get("rows", [])), *(row + 1 for row in handles)])
+            with TokenFileWriter(stem) as writer:
+                for row in range(num_rows):
+                    writer.append(self._prompt(handles[row]) if row in handles else [])
+            if line.prefixes:
+                PrefixTree(**{name: np.array(column, np.int64) for name, column in line.prefixes.items()}).save(stem)
+        return stem
 
     # ---- tokens that stand for the recorded blocks ----
 
@@ -102,11 +119,15 @@ class ReplayMessages:
             answer.tail = list(self._tokens(tail))
         return answers
 
-    def _next_prompt(self) -> list[int]:
-        """The prompt of the request that the log names next; from now on its id means this request."""
-        request, answer = self.requests[self._next_handle], self.answers[self._next_handle]
-        self.handles[request.request_id] = self._next_handle
+    def _name_next(self) -> int:
+        """The handle of the request that the log names next; from now on its id means this request."""
+        handle = self._next_handle
+        self.handles[self.requests[handle].request_id] = handle
         self._next_handle += 1
+        return handle
+
+    def _prompt(self, handle: int) -> list[int]:
+        request, answer = self.requests[handle], self.answers[handle]
         prompt = list(self._tokens(request.blocks))
         return prompt + [answer.token(position) for position in range(len(prompt), request.prompt_tokens)]
 
@@ -136,6 +157,24 @@ def _row_ranks(lines: Sequence[Line]) -> dict[int, int]:
         ranks[handle] = len(ranks)
         handle = behind[handle]
     return ranks
+
+
+def _files(lines: Sequence[Line]) -> dict[int, dict[int, int]]:
+    """By number of a token file: handles by row, whatever line they came with."""
+    files: dict[int, dict[int, int]] = {}
+    handle = 0
+    for line in lines:
+        if isinstance(line, BatchLine):
+            files.setdefault(line.file, {}).update(_handles(line, handle))
+            handle += len(line.rows)
+        elif isinstance(line, AddLine):
+            handle += 1
+    return files
+
+
+def _handles(line: BatchLine, first: int) -> dict[int, int]:
+    """By row, of the rows that the line names."""
+    return {row: first + index for index, (row, *_) in enumerate(line.rows)}
 
 
 def _pairs(blocks: Ranges) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ from neaptide.engine.interfaces import CostModel
 from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddBatch, AddRequest, RequestOutput
 from neaptide.engine.observer import EngineObserver
+from neaptide.engine.offline.prefix_tree import write_prefixes
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.request import Request
@@ -35,6 +36,7 @@ def batch(directory: Path, batch_id: str, prompts: list[list[int]], max_tokens: 
     with TokenFileWriter(stem) as writer:
         for prompt in prompts:
             writer.append(prompt)
+    write_prefixes(stem)
     rows = list(range(len(prompts)))
     return AddBatch(batch_id, stem, rows, [SamplingParams(max_tokens=max_tokens)], [0] * len(rows), [], 1e9)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline
+from neaptide.engine.offline.prefix_tree import write_prefixes
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams, Tier
 from tests.engine.harness import Harness
@@ -88,6 +89,7 @@ class History:
             for row in rows:
                 prompt = self.prompts[f"{job}:{row}"] = self._prompt()
                 writer.append(prompt)
+        write_prefixes(self.directory / job)
         streams = [row for row in rows if rng.random() < 0.3]
         table = [self._params() for _ in range(3)]
         return AddBatch(job, str(self.directory / job), rows, table, [rng.randrange(3) for _ in rows], streams, 1e9)

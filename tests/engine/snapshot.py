@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 
 from neaptide.engine.core import EngineCore
+from neaptide.engine.kv.segments import Segment
+from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
+from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.turns import ByShares
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import (
@@ -32,6 +36,8 @@ def frozen(value: Any) -> Any:
     """Plain values in the place of objects; requests by their ids."""
     if isinstance(value, Request):
         return value.request_id
+    if isinstance(value, Segment):
+        return value.depth_tokens, value.num_wanting, list(value.cached)
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -93,20 +99,31 @@ def queue_state(core: EngineCore) -> Any:
         "online": frozen(queues.running_online),
         "offline": frozen(queues.running_offline),
         "returned": frozen(queues.pool.returned),
-        "flex": frozen(queues.pool.flex),
-        "rows": [
-            (batch_id, [(part.rows.tolist(), part.next_index) for part in parts])
-            for batch_id, parts in queues.pool._jobs.items()
-        ],
+        "lanes": [(name, lane_state(lane)) for name, lane in queues.pool._lanes.items()],
+        "turns": turns_state(queues.pool),
         "pooled": len(queues.pool),
         "seats": [None if request is None else request.request_id for request in queues.table.requests],
     }
 
 
+def turns_state(pool: OfflinePool) -> Any:
+    if not isinstance(pool.turns, ByShares):
+        return None
+    return frozen(pool.turns._of_share), [pool.turns._of_lane[lane] for lane in pool.lanes]
+
+
+def lane_state(lane: Lane) -> Any:
+    if isinstance(lane, JobLane):
+        return [(part.rows.tolist(), part.next_index) for part in lane.deliveries]
+    assert isinstance(lane, FlexLane)
+    return frozen(lane.requests)
+
+
 def all_requests(core: EngineCore) -> list[Request]:
     """But for rows that have never run."""
     queues = core.scheduler.queues
-    return [*queues.running(), *queues.waiting_online, *queues.pool.returned, *queues.pool.flex]
+    flex = [request for lane in queues.pool.lanes if isinstance(lane, FlexLane) for request in lane.requests]
+    return [*queues.running(), *queues.waiting_online, *queues.pool.returned, *flex]
 
 
 def state(core: EngineCore) -> Any:

@@ -135,7 +135,7 @@ def test_a_silence_longer_than_the_window_empties_it(kind: type[WindowForecast])
 
 
 @pytest.mark.parametrize("kind", FORECASTS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.floats(0.0, 40.0), st.integers(0, 100)), min_size=1, max_size=100),
     st.booleans(),

@@ -105,7 +105,7 @@ def test_one_poisoned_request_stays_alone() -> None:
     torch.testing.assert_close(out[clean], expected[clean], atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(1, 9), st.integers(0, 3))
 def test_chunking_does_not_matter(chunks: list[int], block_size: int, seed: int) -> None:
     """A prompt computed chunk by chunk gives what it gives at once."""

@@ -1,7 +1,8 @@
 """Owner of the KV blocks: which are free, which are cached, which are held, and by how many.
 
 free    no request holds it, nothing in it is worth keeping
-cached  no request holds it, its hash is in the prefix index; reused in ``EvictionOrder`` when no block is free
+cached  no request holds it, its hash is in the prefix index; reused in ``EvictionOrder`` when no block is free: by
+        what its segments say of expected reuse, or by age alone
 held    ref count > 0; may be in the index as well
 
 free + cached + held == total, after every call
@@ -9,14 +10,21 @@ free + cached + held == total, after every call
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from neaptide.engine.kv.eviction import EvictionOrder
+from neaptide.engine.kv.eviction import SEEN_ONLINE, UNWANTED, EvictionOrder, wanted_bucket
 from neaptide.engine.kv.prefix_index import PrefixIndex
+from neaptide.engine.kv.segments import Path, Segment
 from neaptide.engine.params import RequestClass
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int) -> None:
+    """
+    Args:
+        by_reuse: cached blocks go by expected reuse; else by age alone.
+    """
+
+    def __init__(self, num_blocks: int, by_reuse: bool = False) -> None:
         self.num_blocks = num_blocks
+        self.by_reuse = by_reuse
         self.index = PrefixIndex()
         self._free = list(range(num_blocks - 1, -1, -1))
         """Stack: low ids first, so that a half-empty pool stays dense in memory."""
@@ -25,6 +33,8 @@ class BlockPool:
         self._online_ref_cnt = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
         self._num_online = 0
+        self._segments: dict[int, tuple[Segment, ...]] = {}
+        """Of blocks that are held or cached: the segments that they are known to belong to, of one job each."""
 
     @property
     def num_free(self) -> int:
@@ -73,6 +83,19 @@ class BlockPool:
         """Cached blocks, first to go first."""
         return iter(self._cached)
 
+    def cached_in(self, bucket: int) -> Iterator[int]:
+        """Those of one bucket of the eviction order, first to go first."""
+        return self._cached.bucket(bucket)
+
+    def bucket_after(self, block: int, owner: RequestClass) -> int:
+        """The bucket that a block goes to when a reader of this class is its last."""
+        if not self.by_reuse:
+            return UNWANTED
+        num_wanting = max([segment.num_wanting for segment in self._segments.get(block, ())], default=0)
+        if num_wanting:
+            return wanted_bucket(num_wanting)
+        return SEEN_ONLINE if owner is RequestClass.ONLINE else UNWANTED
+
     def allocate(self, count: int, owner: RequestClass) -> list[int]:
         """``count`` blocks with ref count 1; evicts cached blocks when free ones run out.
 
@@ -97,7 +120,7 @@ class BlockPool:
         """One more reader for blocks that the index named."""
         for block in block_ids:
             if self._ref_cnt[block] == 0:
-                self._cached.remove(block)
+                self._uncache(block)
             self._add_ref(block, owner)
 
     def release(self, block_ids: Sequence[int], owner: RequestClass) -> None:
@@ -111,9 +134,12 @@ class BlockPool:
                 self._num_online -= online_ref_cnt[block] == 0
             if ref_cnt[block] == 0:
                 if hashes[block] is None:
+                    self._segments.pop(block, None)
                     self._free.append(block)
                 else:
-                    self._cached.add(block)
+                    self._cached.add(block, self.bucket_after(block, owner))
+                    for segment in self._segments.get(block, ()):
+                        segment.cached[block] = None
 
     def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """Offers full blocks, with their hashes, to the prefix index in this order: computed, or about to be."""
@@ -130,8 +156,29 @@ class BlockPool:
                 self.index.remove(block_hash)
                 self._hash[block] = None
                 if block in self._cached:
-                    self._cached.remove(block)
+                    self._uncache(block)
+                    self._segments.pop(block, None)
                     self._free.append(block)
+
+    def mark(self, blocks: Iterable[tuple[int, Segment]]) -> None:
+        """Held blocks belong to these segments; what other jobs still want of them stays noted."""
+        for block, segment in blocks:
+            noted = self._segments.get(block)
+            if noted is None:
+                self._segments[block] = (segment,)
+            elif segment not in noted:
+                self._segments[block] = (segment, *(other for other in noted if other.num_wanting))
+
+    def want_less(self, path: Path, count: int = 1) -> None:
+        """So many requests fewer want these segments: their cached blocks may go earlier."""
+        for segment in path:
+            before, segment.num_wanting = segment.num_wanting, segment.num_wanting - count
+            if before.bit_length() != segment.num_wanting.bit_length():
+                for block in list(segment.cached):
+                    bucket = self.bucket_after(block, RequestClass.OFFLINE)
+                    if bucket != self._cached.bucket_of(block):
+                        self._cached.remove(block)
+                        self._cached.add(block, bucket)
 
     def check_integrity(self, tables: Iterable[tuple[RequestClass, Sequence[int]]]) -> None:
         """Raises AssertionError unless every count can be derived from the block tables of live requests."""
@@ -157,6 +204,17 @@ class BlockPool:
         assert len(hashed) == len(self.index)
         assert all(self.index.get(h) == b for h, b in hashed.items())
         assert cached <= set(hashed.values()), "a cached block is not in the index"
+        self._check_segments(free, cached)
+
+    def _check_segments(self, free: set[int], cached: set[int]) -> None:
+        assert free.isdisjoint(self._segments), "a free block belongs to a segment"
+        for block, segments in self._segments.items():
+            for segment in segments:
+                assert (block in segment.cached) == (block in cached), "a segment does not know what is cached of it"
+        for block in cached if self.by_reuse else ():
+            num_wanting = max([segment.num_wanting for segment in self._segments.get(block, ())], default=0)
+            bucket = self._cached.bucket_of(block)
+            assert bucket == wanted_bucket(num_wanting) if num_wanting else bucket <= SEEN_ONLINE
 
     def _add_ref(self, block: int, owner: RequestClass) -> None:
         self._ref_cnt[block] += 1
@@ -164,10 +222,17 @@ class BlockPool:
             self._num_online += self._online_ref_cnt[block] == 0
             self._online_ref_cnt[block] += 1
 
+    def _uncache(self, block: int) -> None:
+        self._cached.remove(block)
+        for segment in self._segments.get(block, ()):
+            del segment.cached[block]
+
     def _evict(self, count: int) -> list[int]:
         blocks = self._cached.pop(count)
         hashes, remove = self._hash, self.index.remove
         for block in blocks:
+            for segment in self._segments.pop(block, ()):
+                del segment.cached[block]
             block_hash = hashes[block]
             assert block_hash is not None
             remove(block_hash)

@@ -14,6 +14,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.prefix_index import chained_hash, extend_block_hashes
+from neaptide.engine.kv.segments import Path, segments_of_blocks
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable
 
@@ -35,14 +36,21 @@ class KVCacheManager:
     Args:
         num_blocks: blocks of the pool.
         table: rows of the running requests; its block tables are written here only.
+        evicts_by_reuse: cached blocks that requests of a job still want go last; else the oldest go first.
     """
 
-    def __init__(self, num_blocks: int, table: RequestTable, enable_prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        table: RequestTable,
+        enable_prefix_cache: bool = True,
+        evicts_by_reuse: bool = False,
+    ) -> None:
         self.num_blocks = num_blocks
         self.table = table
         self.block_size = table.blocks.block_size
         self.enable_prefix_cache = enable_prefix_cache
-        self._pool = BlockPool(num_blocks)
+        self._pool = BlockPool(num_blocks, evicts_by_reuse)
 
     # ---- asking ----
 
@@ -74,6 +82,7 @@ class KVCacheManager:
         """Gives a request that has just taken its seat its cached prefix."""
         assert not request.num_blocks
         self._pool.acquire(hit.block_ids, request.request_class)
+        self._mark(request, 0, hit.block_ids)
         table, seat = self.table, request.seat
         table.blocks.append(seat, hit.block_ids)
         table.computed[seat] = hit.num_tokens
@@ -105,8 +114,10 @@ class KVCacheManager:
             return
         if len(request.block_hashes) < num_full:
             extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
-        first, blocks = request.num_indexed_blocks, self.table.blocks.ids[request.seat]
-        self._pool.publish(zip(blocks[first:num_full].tolist(), request.block_hashes[first:num_full], strict=True))
+        first = request.num_indexed_blocks
+        blocks = self.table.blocks.ids[request.seat][first:num_full].tolist()
+        self._pool.publish(zip(blocks, request.block_hashes[first:num_full], strict=True))
+        self._mark(request, first, blocks)
         self.table.indexed[request.seat] = num_full
 
     def publish_rows(self, rows: IntArray, num_tokens: IntArray, on_error: Callable[[Request], None]) -> None:
@@ -133,6 +144,7 @@ class KVCacheManager:
                 if full == indexed + 1 == len(request.block_hashes) + 1 and indexed:
                     text = texts[k * num_bytes : (k + 1) * num_bytes]
                     published.append((block, self._hash_next(request, text)))
+                    self._mark(request, indexed, [block])
                     table.indexed[request.seat] = full
                 else:
                     self._pool.publish(published)  # in the order of the rows
@@ -147,6 +159,16 @@ class KVCacheManager:
         block_hash = chained_hash(request.block_hashes[-1], text)
         request.block_hashes.append(block_hash)
         return block_hash
+
+    def want_no_more(self, path: Path, count: int = 1) -> None:
+        """So many requests with these segments in their prompts have ended, or were taken out of the pool."""
+        self._pool.want_less(path, count)
+
+    def _mark(self, request: Request, first: int, blocks: list[int]) -> None:
+        """Blocks of the request, from number ``first`` on, belong to its segments."""
+        if request.segments and self._pool.by_reuse:
+            segments = segments_of_blocks(request.segments, first, blocks, self.block_size)
+            self._pool.mark(zip(blocks, segments, strict=True))
 
     def retract(self, request: Request, num_tokens: int) -> list[int]:
         """Undoes ``publish`` beyond the first ``num_tokens`` tokens; returns the blocks, which no longer are found.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.kv.eviction import NUM_BUCKETS
 from neaptide.engine.params import RequestClass
 
 
@@ -22,8 +23,11 @@ class BlockPoolDraft:
         self._freed: list[int] = []
         """... and blocks that are free now and were not, the next to be taken last."""
         self._no_longer_cached: set[int] = set()
-        self._newly_cached: OrderedDict[int, None] = OrderedDict()
-        self._oldest: Iterator[int] | None = None
+        self._newly_cached: dict[int, OrderedDict[int, None]] = {}
+        """By bucket of the eviction order."""
+        self._num_newly_cached = 0
+        self._oldest: dict[int, Iterator[int]] = {}
+        """By bucket: the pool's cached blocks that are left, first to go first."""
         self._refs: dict[int, int] = {}
         self._online_refs: dict[int, int] = {}
         self._hashes: dict[int, bytes | None] = {}
@@ -34,7 +38,7 @@ class BlockPoolDraft:
     @property
     def num_available(self) -> int:
         num_free = self._pool.num_free - self._num_taken + len(self._freed)
-        return num_free + self._pool.num_cached - len(self._no_longer_cached) + len(self._newly_cached)
+        return num_free + self._pool.num_cached - len(self._no_longer_cached) + self._num_newly_cached
 
     @property
     def num_blocks(self) -> int:
@@ -104,7 +108,9 @@ class BlockPoolDraft:
                 if self._hash_of(block) is None:
                     self._freed.append(block)
                 else:
-                    self._newly_cached[block] = None
+                    bucket = self._pool.bucket_after(block, owner)
+                    self._newly_cached.setdefault(bucket, OrderedDict())[block] = None
+                    self._num_newly_cached += 1
 
     def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """As ``BlockPool.publish``."""
@@ -136,23 +142,36 @@ class BlockPoolDraft:
         return blocks
 
     def _uncache(self, block: int) -> None:
-        if block in self._newly_cached:
-            del self._newly_cached[block]
-        else:
-            self._no_longer_cached.add(block)
+        for blocks in self._newly_cached.values():
+            if block in blocks:
+                del blocks[block]
+                self._num_newly_cached -= 1
+                return
+        self._no_longer_cached.add(block)
 
     def _evict(self, count: int) -> list[int]:
-        if self._oldest is None:
-            gone = self._no_longer_cached
-            self._oldest = (block for block in self._pool.eviction_order() if block not in gone)
-        blocks = list(islice(self._oldest, count))
-        self._no_longer_cached.update(blocks)
-        while len(blocks) < count:
-            block, _ = self._newly_cached.popitem(last=False)
-            blocks.append(block)
+        blocks: list[int] = []
+        for bucket in range(NUM_BUCKETS):
+            blocks += self._evict_of(bucket, count - len(blocks))
+            if len(blocks) == count:
+                break
         for block in blocks:
             block_hash = self._hash_of(block)
             assert block_hash is not None
             self._found[block_hash] = None
             self._hashes[block] = None
         return blocks
+
+    def _evict_of(self, bucket: int, count: int) -> list[int]:
+        """So many blocks of a bucket, if it has them; newly cached ones last."""
+        if bucket not in self._oldest:
+            gone = self._no_longer_cached
+            self._oldest[bucket] = (block for block in self._pool.cached_in(bucket) if block not in gone)
+        blocks = list(islice(self._oldest[bucket], count))
+        self._no_longer_cached.update(blocks)
+        newly_cached = self._newly_cached.get(bucket, OrderedDict())
+        newest = list(islice(newly_cached, count - len(blocks)))
+        for block in newest:
+            del newly_cached[block]
+        self._num_newly_cached -= len(newest)
+        return blocks + newest

@@ -1,94 +1,52 @@
 """Offline work that holds no KV yet: rows of batch jobs, flex requests, and preempted requests.
 
-Prompts of batch rows stay in the job's token file until a row is admitted; a job of 50,000 rows costs a few
-integers per row here.
+Prompts of batch rows stay in the job's token file until a row is looked at; a job of 50,000 rows costs a few integers
+per row here.
 """
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from neaptide.engine.kv.segments import Segment
 from neaptide.engine.messages import AddBatch
+from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
+from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.token_file import TokenFile
-from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.offline.turns import ByDeadline, Turns
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
 
-RowKey = Callable[[TokenFile, int], Any]
-"""A sortable key of one row of a job: the rows of a job are handed out in its order."""
 
-
-@dataclass(slots=True, eq=False)
-class _Delivery:
-    """What one message brought of a batch."""
-
-    batch_id: str
-    tokens: TokenFile
-    rows: npt.NDArray[np.int64]
-    """Rows to run, in the order in which they are handed out."""
-    params_index: npt.NDArray[np.int64]
-    params_table: list[SamplingParams]
-    stream_rows: frozenset[int]
-    arrival_s: float
-    deadline_s: float
-    salt: bytes
-    next_index: int = 0
-    """Into ``rows``: what lies before has been handed out."""
-    made: dict[int, Request] = field(default_factory=dict)
-    """Requests of rows that were looked at and not handed out, by index."""
-
-    @property
-    def num_left(self) -> int:
-        return len(self.rows) - self.next_index
-
-    def key(self, row_key: RowKey, index: int) -> Any:
-        return row_key(self.tokens, int(self.rows[index]))
-
-    def make(self, index: int) -> Request:
-        row, params = int(self.rows[index]), self.params_table[self.params_index[index]]
-        request = self.made[index] = Request(
-            request_id=str(RowId(self.batch_id, row)),
-            prompt_token_ids=self.tokens.prompt(row),
-            params=params,
-            tier=Tier.BATCH,
-            arrival_s=self.arrival_s,
-            salt=self.salt,
-            report_every_step=row in self.stream_rows,
-            deadline_s=self.deadline_s,
-        )
-        return request
-
-    def drop(self, index: int) -> None:
-        """Forgets a row that is left."""
-        self.rows, self.params_index = np.delete(self.rows, index), np.delete(self.params_index, index)
-        self.made = {i - (i > index): request for i, request in self.made.items() if i != index}
-
-
-@dataclass(slots=True)
 class OfflinePool:
-    """Preempted requests first (their work is half done), then flex (a caller waits), then jobs by deadline.
+    """Preempted requests first (their work is half done), then the lanes by turns.
 
-    Rows of a job come in file order, or in the order of ``row_key``, whatever messages they came with. Looking
-    changes nothing: a row that is looked at is made into a request, which is kept until it is handed out.
+    Looking changes nothing: a row that is looked at is made into a request, which is kept until it is handed out.
+
+    Args:
+        row_key: order of a job's rows; None is file order, or that of the prefix tree.
+        by_prefix: rows of a job that share a prefix follow one another.
+        turns: of the lanes. Where shares have none, all flex requests stand in one lane.
     """
 
-    row_key: RowKey | None = None
-    _returned: deque[Request] = field(default_factory=deque)
-    _flex: deque[Request] = field(default_factory=deque)
-    _jobs: dict[str, list[_Delivery]] = field(default_factory=dict)
-    """Deliveries with rows left, by batch, in order of arrival."""
-    _num_rows: int = 0
-    """Rows left in all deliveries."""
-    _first_looked_at: list[Request] = field(default_factory=list)
+    def __init__(
+        self,
+        row_key: RowKey | None = None,
+        by_prefix: bool = False,
+        turns: Turns | None = None,
+    ) -> None:
+        self.row_key = row_key
+        self._by_prefix = by_prefix
+        self._has_shares = turns is not None
+        self.turns: Turns = turns or ByDeadline()
+        self._returned: deque[Request] = deque()
+        self._lanes: dict[str, Lane] = {}
+        """With requests: of a batch by its id, of flex requests by a name that is no id."""
+        self._first_looked_at: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._returned) + len(self._flex) + self._num_rows
+        return len(self._returned) + sum(map(len, self._lanes.values()))
 
     def draft(self) -> "PoolDraft":
         """The pool as it is now, to plan against."""
@@ -105,25 +63,37 @@ class OfflinePool:
         return self._returned
 
     @property
-    def flex(self) -> Sequence[Request]:
-        return self._flex
+    def lanes(self) -> Sequence[Lane]:
+        return list(self._lanes.values())
 
-    def rows(self) -> Iterator[Request]:
-        """The rows left, in order; each is made into a request when the iterator comes to it."""
-        for delivery, index in self._row_places():
-            request = delivery.made.get(index)
+    def in_turn(self) -> Iterator[Request]:
+        """What stands in the lanes, in order; a row is made into a request when the iterator comes to it."""
+        turns = self.turns.copy()
+        waiting = {lane: lane.waiting(self._first_looked_at) for lane in self._lanes.values()}
+        while waiting:
+            lane = min(waiting, key=turns.key)
+            request = next(waiting[lane], None)
             if request is None:
-                request = delivery.make(index)
-                self._first_looked_at.append(request)
-            yield request
+                del waiting[lane]
+            else:
+                yield request
+                turns.charge(lane, request.num_prompt_tokens)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._returned
-        yield from self._flex
-        yield from self.rows()
+        yield from self.in_turn()
+
+    # ---- taking in ----
 
     def add_flex(self, request: Request) -> None:
-        self._flex.append(request)
+        share = request.share if self._has_shares else ""
+        name = f"flex:{share}"
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = FlexLane(share)
+            self._join(name, lane)
+        assert isinstance(lane, FlexLane)
+        lane.requests.append(request)
 
     def give_back(self, request: Request) -> None:
         """A preempted request waits at the front."""
@@ -133,7 +103,8 @@ class OfflinePool:
         """Takes in a job, or more rows of one; returns those that can never run: empty, or longer than
         ``max_num_tokens``.
 
-        Rows of a batch that is here already stand behind its others; they may be in another token file.
+        Rows of a batch that is here already stand behind its others, or among those of the same token file if they go
+        by prefix; they may be in another token file.
 
         Raises OSError or ValueError if the token file is missing or torn or has no such row.
         """
@@ -149,35 +120,32 @@ class OfflinePool:
         fits = (num_prompt_tokens > 0) & (num_prompt_tokens <= max_num_tokens - max_tokens[params_index])
         refused: list[int] = rows[~fits].tolist()
         rows, params_index = rows[fits], params_index[fits]
+        if not len(rows):
+            return refused
         if self.row_key is not None:
             keys = [self.row_key(tokens, row) for row in rows.tolist()]
             order = sorted(range(len(keys)), key=keys.__getitem__)
             rows, params_index = rows[order], params_index[order]
-        delivery = _Delivery(
-            message.batch_id,
-            tokens,
-            rows,
-            params_index,
-            message.params_table,
-            frozenset(message.stream_rows),
-            now_s,
-            message.deadline_s,
-            message.salt,
-        )
-        if delivery.num_left:
-            self._jobs.setdefault(message.batch_id, []).append(delivery)
-            self._num_rows += delivery.num_left
-        # A batch whose last lines come late must not stand behind all that came meanwhile.
-        self._jobs = dict(sorted(self._jobs.items(), key=lambda job: job[1][0].deadline_s))
+        lane = self._lanes.get(message.batch_id)
+        if lane is None:
+            lane = JobLane(message.share if self._has_shares else "", message.deadline_s, self.row_key)
+            self._join(message.batch_id, lane)
+        assert isinstance(lane, JobLane)
+        if self._by_prefix and (known := lane.of_file(message)) is not None:
+            known.extend(message, rows, params_index)
+        else:
+            kind = PrefixDelivery if self._by_prefix else Delivery
+            lane.add(kind(message, tokens, rows, params_index, now_s))
         return refused
+
+    # ---- handing out ----
 
     def pop(self) -> Request:
         """Takes the first request."""
         if self._returned:
             return self._returned.popleft()
-        if self._flex:
-            return self._flex.popleft()
-        return self._pop_row()
+        name = min(self._lanes, key=lambda name: self.turns.key(self._lanes[name]))
+        return self._handed_out(name, self._lanes[name].pop())
 
     def draw(self, count: int) -> None:
         """Puts the first requests among the preempted ones, in their order."""
@@ -185,73 +153,66 @@ class OfflinePool:
             self.give_back(request)
 
     def take(self, request: Request) -> None:
-        """Takes a request that is being admitted: the first one, or any that was preempted."""
-        taken = self.pop() if next(iter(self), None) is request else self.remove(request.request_id)
+        """Takes a request that is being admitted, wherever it stands."""
+        taken = self._remove(request.request_id)
         assert taken is request, f"{request.request_id} does not wait in the pool"
 
     def remove(self, request_id: str) -> Request | None:
         """Takes one waiting flex or preempted request out, or a batch row that has been looked at, wherever it
         stands."""
-        for queue in (self._returned, self._flex):
-            for request in queue:
-                if request.request_id == request_id:
-                    queue.remove(request)
-                    return request
-        for deliveries in self._jobs.values():
-            for delivery in deliveries:
-                for index, request in delivery.made.items():
-                    if request.request_id == request_id:
-                        delivery.drop(index)
-                        self._row_gone(delivery)
-                        return request
-        return None
+        return self._remove(request_id)
 
-    def cancel_batch(self, batch_id: str) -> list[Request]:
-        """Drops the job's rows; returns those of them that had started and were preempted."""
+    def cancel_batch(self, batch_id: str) -> tuple[list[Request], list[tuple[Segment, int]]]:
+        """Drops the job's rows. Returns those of them that had started and were preempted, and the segments that the
+        others wanted, with their number."""
         preempted = [r for r in self._returned if is_row_of(r.request_id, batch_id)]
         for request in preempted:
             self._returned.remove(request)
-        deliveries = self._jobs.pop(batch_id, [])
-        self._num_rows -= sum(delivery.num_left for delivery in deliveries)
-        return preempted
+        lane = self._lanes.get(batch_id)
+        if not isinstance(lane, JobLane):
+            return preempted, []
+        self._leave(batch_id)
+        return preempted, lane.wanted_by_rows_left()
 
-    def _pop_row(self) -> Request:
-        delivery, index = next(self._row_places())
-        assert index == delivery.next_index
-        request = delivery.made.pop(index, None)
-        if request is None:
-            request = delivery.make(index)
-            del delivery.made[index]
-        delivery.next_index += 1
-        self._row_gone(delivery)
+    def ended(self, request: Request) -> None:
+        """A request that was handed out has ended: what it has put out counts for its share."""
+        row_id = RowId.parse(request.request_id)
+        lane = None if row_id is None else self._lanes.get(row_id.batch_id)
+        self.turns.served(request.share, lane, request.num_output_tokens)
+
+    def check_integrity(self, running: Iterable[Request]) -> None:
+        """Raises AssertionError unless every segment is wanted by as many as wait and run."""
+        wanted: Counter[Segment] = Counter()
+        for lane in self._lanes.values():
+            wanted.update(dict(lane.wanted_by_rows_left()) if isinstance(lane, JobLane) else {})
+            assert len(lane), "an empty lane has a turn"
+        for request in (*running, *self._returned):
+            wanted.update(request.segments)
+        assert all(segment.num_wanting == count for segment, count in wanted.items())
+
+    def _remove(self, request_id: str) -> Request | None:
+        for request in self._returned:
+            if request.request_id == request_id:
+                self._returned.remove(request)
+                return request
+        for name, lane in self._lanes.items():
+            if (found := lane.remove(request_id)) is not None:
+                return self._handed_out(name, found)
+        return None
+
+    def _handed_out(self, name: str, request: Request) -> Request:
+        lane = self._lanes[name]
+        self.turns.charge(lane, request.num_prompt_tokens)
+        if not len(lane):
+            self._leave(name)
         return request
 
-    def _row_gone(self, delivery: _Delivery) -> None:
-        self._num_rows -= 1
-        if not delivery.num_left:
-            deliveries = self._jobs[delivery.batch_id]
-            deliveries.remove(delivery)
-            if not deliveries:
-                del self._jobs[delivery.batch_id]
+    def _join(self, name: str, lane: Lane) -> None:
+        self.turns.join(lane, self._lanes.values())
+        self._lanes[name] = lane
 
-    def _row_places(self) -> Iterator[tuple[_Delivery, int]]:
-        """Delivery and index of every row left, in order."""
-        for deliveries in self._jobs.values():
-            if self.row_key is None or len(deliveries) == 1:
-                for delivery in deliveries:
-                    yield from ((delivery, index) for index in range(delivery.next_index, len(delivery.rows)))
-            else:
-                yield from _merged(deliveries, self.row_key)
-
-
-def _merged(deliveries: Sequence[_Delivery], row_key: RowKey) -> Iterator[tuple[_Delivery, int]]:
-    """Rows of deliveries that are each in order, by key; at equal key the earlier delivery's first."""
-
-    def keyed(rank: int, delivery: _Delivery) -> Iterator[tuple[Any, int, int]]:
-        return ((delivery.key(row_key, index), rank, index) for index in range(delivery.next_index, len(delivery.rows)))
-
-    for _, rank, index in heapq.merge(*(keyed(rank, delivery) for rank, delivery in enumerate(deliveries))):
-        yield deliveries[rank], index
+    def _leave(self, name: str) -> None:
+        self.turns.leave(self._lanes.pop(name))
 
 
 class PoolDraft:
@@ -261,10 +222,11 @@ class PoolDraft:
         self._pool = pool
         self._returned: deque[Request] | None = None
         """Set when it differs from the pool's."""
-        self._others = chain(pool.flex, pool.rows())
+        self._others = pool.in_turn()
         self._head: Request | None = None
         """The next of the others, if it was looked at."""
         self._num_others_taken = 0
+        self._num_returned_passed = 0
 
     def __len__(self) -> int:
         pool = self._pool
@@ -274,8 +236,8 @@ class PoolDraft:
     def peek(self) -> Request | None:
         """The request that should be admitted next."""
         returned = self._pool.returned if self._returned is None else self._returned
-        if returned:
-            return returned[0]
+        if self._num_returned_passed < len(returned):
+            return returned[self._num_returned_passed]
         if self._head is None:
             self._head = next(self._others, None)
         return self._head
@@ -288,16 +250,26 @@ class PoolDraft:
             self._head = None
             self._num_others_taken += 1
         else:
-            self._own_returned().popleft()
+            del self._own_returned()[self._num_returned_passed]
         return request
 
+    def pass_by(self) -> None:
+        """Leaves what ``peek`` shows where it is, and goes on behind it."""
+        if self.peek() is self._head:
+            self._head = None
+        else:
+            self._num_returned_passed += 1
+
     def give_back(self, request: Request) -> None:
-        """A preempted request waits at the front."""
+        """A preempted request waits at the front; there it is not for this step if that has passed others by."""
         self._own_returned().appendleft(request)
+        self._num_returned_passed += self._num_returned_passed > 0
 
     def take_returned(self, request: Request) -> None:
         """Takes a preempted request out, wherever it stands."""
-        self._own_returned().remove(request)
+        returned = self._own_returned()
+        self._num_returned_passed -= returned.index(request) < self._num_returned_passed
+        returned.remove(request)
 
     def _own_returned(self) -> deque[Request]:
         if self._returned is None:

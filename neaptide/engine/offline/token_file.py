@@ -90,6 +90,11 @@ class TokenFile:
         """Orders prompts as their token ids do (none is negative); comparing is one memcmp."""
         return self._tokens[self._offsets[row] : self._offsets[row + 1]].astype(">u4").tobytes()
 
+    def units(self, rows: npt.NDArray[np.int64], start: int, num_tokens: int) -> npt.NDArray[np.int32]:
+        """[rows, num_tokens] tokens from ``start`` on, of prompts that reach so far."""
+        units: npt.NDArray[np.int32] = self._tokens[self._offsets[rows][:, None] + np.arange(start, start + num_tokens)]
+        return units
+
     def content(self, row: int) -> bytes:
         """A prompt as it stands in the file."""
         return self._tokens[self._offsets[row] : self._offsets[row + 1]].tobytes()

@@ -53,6 +53,7 @@ class AddLine(_Line, tag="add"):
     """The prompt's full blocks: equal numbers are equal text behind equal text."""
     scores_prompt: bool = False
     """It takes no prefix hit, because its prompt's log-probabilities are wanted."""
+    share: str = ""
 
 
 class BatchLine(_Line, tag="batch"):
@@ -70,6 +71,12 @@ class BatchLine(_Line, tag="batch"):
     behind: list[int] = []
     """... and if rows of the batch came before: for each in this order, the handle of the one that it stands behind; -1
     for none."""
+    share: str = ""
+    file: int = 0
+    """Under a policy that goes by shared prefixes: a number of the token file; rows of one file are in one order ..."""
+    prefixes: dict[str, list[int]] = {}
+    """... that of its ``PrefixTree``, whose arrays these are; left out if no rows share a prefix, or if an earlier
+    line has them."""
 
 
 class RowLine(_Line, tag="row"):

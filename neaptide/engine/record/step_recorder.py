@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import IO, Any, Concatenate, ParamSpec
 
 import msgspec
@@ -12,6 +13,7 @@ from neaptide.engine.config import EngineConfig
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
 from neaptide.engine.observer import EngineObserver
+from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason
 from neaptide.engine.record.block_numbers import BlockNumbers, Ranges
@@ -62,6 +64,14 @@ def _harmless(record: Recording[P]) -> Recording[P]:
     return guarded
 
 
+@dataclass(slots=True)
+class _Files:
+    """Token files of a batch, by their paths, and its rows without an end."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    num_open_rows: int = 0
+
+
 class StepRecorder(EngineObserver):
     """Writes the step log of one engine. No method raises: a disk that refuses, or a bug here, ends the log only.
 
@@ -91,21 +101,25 @@ class StepRecorder(EngineObserver):
         """... and of those that ended before: the plan of a step in flight may, and its result."""
         self._idle: tuple[float, int] | None = None
         """If the last line is an idle one: its time, and how many had been preempted since the last step."""
-        row_key = POLICIES[config.scheduler.policy].row_key
+        policy = POLICIES[config.scheduler.policy]
         self._overlaps = config.scheduler.overlap_depth > 0
         self._planning_s = 0.0
         """When the last planning began."""
         self._num_in_flight = 0
         self._next_plan_s: list[float] = []
         """Times of a plan that was made while a step was in flight; as in ``StepLine.next``."""
-        self._orders = None if row_key is None else RowOrders(row_key)
+        self._orders = None if policy.row_key is None else RowOrders(policy.row_key)
+        self._follows_prefixes = policy.follows_prefixes
+        self._files: dict[str, _Files] = {}
+        """By batch with rows without an end."""
+        self._num_files = 0
         prefix_cache = config.cache.enable_prefix_cache
         self._header(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
 
     @property
     def num_open(self) -> int:
-        """Requests, rows and orders of which something is kept."""
-        return len(self._live) + sum(map(len, self._rows.values())) + len(self._orders or ())
+        """Requests, rows, and orders and files of batches, of which something is kept."""
+        return len(self._live) + sum(map(len, self._rows.values())) + len(self._orders or ()) + len(self._files)
 
     @_harmless
     def warmed_up(self, shape: BatchShape, seconds: float) -> None:
@@ -151,6 +165,7 @@ class StepRecorder(EngineObserver):
     def cancelled(self, batch_id: str) -> None:
         """The rows of a cancelled batch that have ended are known; the others are forgotten."""
         self._rows.pop(batch_id, None)
+        self._files.pop(batch_id, None)
         if self._orders is not None:
             self._orders.forget(batch_id)
         for request_id in [key for key in self._live if is_row_of(key, batch_id)]:
@@ -248,7 +263,7 @@ class StepRecorder(EngineObserver):
         """Nothing more is recorded."""
         logger.error("the step log cannot be written: %s", error, exc_info=not isinstance(error, OSError))
         self.failed = True
-        self._numbers, self._rows, self._live, self._orders = BlockNumbers(), {}, {}, None
+        self._numbers, self._rows, self._live, self._orders, self._files = BlockNumbers(), {}, {}, None, {}
 
     @_harmless
     def _header(self, line: HeaderLine) -> None:
@@ -270,6 +285,7 @@ class StepRecorder(EngineObserver):
                 len(message.prompt_token_ids),
                 self._numbers.of(hashes),
                 message.params.prompt_logprobs is not None,
+                message.share,
             )
         )
 
@@ -288,10 +304,24 @@ class StepRecorder(EngineObserver):
         line = BatchLine(message.batch_id, now_s, message.deadline_s, list(zip(rows, lengths, limits, strict=True)))
         line.scores_prompt = [row for row, own in zip(rows, params, strict=True) if own.prompt_logprobs is not None]
         first = self._next_handles(len(rows))
+        line.share = message.share
+        if self._follows_prefixes:
+            self._name_file(line, message.path, len(tokens))
         if self._orders is not None:
             line.order, line.behind = self._orders.add(message.batch_id, tokens, rows, first)
         self._rows.setdefault(message.batch_id, {}).update(zip(rows, range(first, first + len(rows)), strict=True))
         self._write(line)
+
+    def _name_file(self, line: BatchLine, path: str, num_rows: int) -> None:
+        files = self._files.setdefault(line.id, _Files())
+        files.num_open_rows += len(line.rows)
+        if path not in files.numbers:
+            self._num_files += 1
+            files.numbers[path] = self._num_files
+            tree = PrefixTree.load(path, num_rows)
+            if len(tree.parent):
+                line.prefixes = {name: column.tolist() for name, column in tree.arrays.items()}
+        line.file = files.numbers[path]
 
     def _next_handles(self, count: int) -> int:
         """The first of ``count`` new ones."""
@@ -307,8 +337,14 @@ class StepRecorder(EngineObserver):
         return handle
 
     def _row_ended(self, request_id: str) -> None:
-        if self._orders is not None and (row_id := RowId.parse(request_id)) is not None:
+        if (row_id := RowId.parse(request_id)) is None:
+            return
+        if self._orders is not None:
             self._orders.row_ended(row_id.batch_id)
+        if (files := self._files.get(row_id.batch_id)) is not None:
+            files.num_open_rows -= 1
+            if not files.num_open_rows:
+                del self._files[row_id.batch_id]
 
     def _is_named(self, request_id: str) -> bool:
         return request_id in self._live or request_id in self._ended_ids

@@ -10,7 +10,9 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.offline.pool import RowKey
+from neaptide.engine.offline.delivery import RowKey
+from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.turns import ByShares
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import (
@@ -47,11 +49,19 @@ class Scheduler(ABC):
     online_order: ClassVar[OnlineOrder] = staticmethod(deadline_order)
     """Order of the waiting online requests."""
     row_key: ClassVar[RowKey | None] = None
-    """Order of a job's rows in the offline pool; None is file order."""
+    """Order of a job's rows in the offline pool; None is file order, or that of its prefix tree."""
+    follows_prefixes: ClassVar[bool] = False
+    """Whether rows of a job that share a prefix follow one another."""
+    has_shares: ClassVar[bool] = False
+    """Whether shares take turns in the offline pool; else flex requests come first, then jobs by deadline."""
     uses_prefix_cache: ClassVar[bool] = True
+    evicts_by_reuse: ClassVar[bool] = False
+    """Whether cached blocks that a job's rows still want stay longest; else the oldest go first."""
     publishes_when_planned: ClassVar[bool] = False
     """Whether requests that are planned for later in a step find the blocks that earlier ones will fill in it; else
     they find what the steps before have computed."""
+    publishes_decodes_when_planned: ClassVar[bool] = False
+    """Whether that goes for the blocks that decodes fill as well."""
 
     def __init__(
         self,
@@ -62,7 +72,9 @@ class Scheduler(ABC):
     ) -> None:
         self.config = config
         self.max_step_tokens = type(self).step_tokens(config)
-        self.queues = Queues(kv, type(self).online_order, type(self).row_key)
+        turns = ByShares(config.share_weights) if type(self).has_shares else None
+        pool = OfflinePool(type(self).row_key, type(self).follows_prefixes, turns)
+        self.queues = Queues(kv, pool, type(self).online_order)
         self.kv = kv
         self.offline_paused = False
         self.cost_model = cost_model
@@ -114,6 +126,9 @@ class Scheduler(ABC):
 
     def forget(self, request: Request) -> None:
         """A request ended: the executor hears of it with the next plan."""
+        self.kv.want_no_more(request.segments)
+        if not request.is_online:
+            self.queues.pool.ended(request)
         self.queues.finish(request)
         is_untold = request in self._untold
         if is_untold:
@@ -148,6 +163,8 @@ class Scheduler(ABC):
         """A step is to be planned."""
         self.index += 1
         self.observe_held(now_s)
+        pool = self.queues.pool
+        pool.turns.begin_step(now_s, pool.lanes)
 
     def draft(self, now_s: float) -> Draft:
         """What the policy would do now. Changes nothing.
@@ -156,7 +173,15 @@ class Scheduler(ABC):
             PlanningError: a request could not be planned for.
         """
         budget = StepBudget(self.cost_model, self.max_step_tokens)
-        draft = Draft(self.index, now_s, self.queues, budget, type(self).publishes_when_planned)
+        policy = type(self)
+        draft = Draft(
+            self.index,
+            now_s,
+            self.queues,
+            budget,
+            policy.publishes_when_planned,
+            policy.publishes_decodes_when_planned,
+        )
         try:
             draft.limit_s = self._pack(draft)
         except Exception as error:
@@ -210,6 +235,7 @@ class Scheduler(ABC):
     def _act(self, draft: Draft, admissions: list[tuple[Request, int]]) -> tuple[IntArray, IntArray]:
         """Does the draft's actions and notes the admissions; returns rows and numbers of tokens of its parts."""
         queues, kv, publishes = self.queues, self.kv, type(self).publishes_when_planned
+        publishes_decodes = type(self).publishes_decodes_when_planned
         rows, num_tokens, count = np.empty(draft.num_parts, np.int64), np.ones(draft.num_parts, np.int64), 0
         for action in draft.actions:
             match action:
@@ -221,7 +247,7 @@ class Scheduler(ABC):
                     count += 1
                 case TakePartRows(taking_part, full):
                     kv.grow_rows(full)
-                    if publishes:
+                    if publishes_decodes:
                         for request in queues.table.requests_of(taking_part):
                             kv.publish(request, request.num_computed_tokens + 1)
                     rows[count : count + len(taking_part)] = taking_part

@@ -99,7 +99,13 @@ class Draft:
     """
 
     def __init__(
-        self, index: int, now_s: float, queues: Queues, budget: StepBudget, publishes_when_planned: bool = False
+        self,
+        index: int,
+        now_s: float,
+        queues: Queues,
+        budget: StepBudget,
+        publishes_when_planned: bool = False,
+        publishes_decodes_when_planned: bool = False,
     ) -> None:
         self.index = index
         self.now_s = now_s
@@ -120,6 +126,7 @@ class Draft:
         lacking = self.table.lacking()
         self._decodes, self._prompts = self.table.by_class(lacking.ones), self.table.by_class(lacking.more)
         self._publishes = publishes_when_planned
+        self._publishes_decodes = publishes_decodes_when_planned
         self._queues = queues
         self._waiting_online = queues.draft_waiting_online()
         self._parts: dict[Request, int] = {}
@@ -360,7 +367,7 @@ class Draft:
         self.actions.append(TakePartRows(rows, full))
         self.num_parts += len(rows)
         self.has_offline |= request_class is RequestClass.OFFLINE
-        if self._publishes:
+        if self._publishes_decodes:
             for request, end in zip(table.requests_of(rows), (contexts + 1).tolist(), strict=True):
                 self.kv.publish(request, end)
 

@@ -1,12 +1,22 @@
 """Filling what online work leaves of a step with offline work."""
 
+from collections.abc import Sequence
+
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import HeadroomPredictor
-from neaptide.engine.request import Request
+from neaptide.engine.kv.draft import NO_HIT
+from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.draft import Draft
 
 MIN_CHUNK_TOKENS = 16
 """A smaller chunk of a longer prompt costs more in fixed overhead than it brings."""
+GIANT_SHARE = 0.125
+"""Of the blocks that offline work may hold. A request that needs more and finds no room is passed by: others run
+meanwhile ..."""
+MAX_PASSED = 8
+"""... but no more than so many are passed by in one step ..."""
+PATIENCE_S = 30.0
+"""... and the first of them has blocks reserved for it: a share that grows to all that it needs in this time."""
 
 
 class OfflineFill:
@@ -19,6 +29,14 @@ class OfflineFill:
     def __init__(self, config: SchedulerConfig, headroom: HeadroomPredictor) -> None:
         self._config = config
         self._headroom = headroom
+        self._giant: tuple[Request, float] | None = None
+        """The first request that was passed by and still waits, and since when."""
+
+    def remember(self, passed: Sequence[Request], now_s: float) -> None:
+        """A draft was applied that passed these requests by."""
+        if self._giant is not None and self._giant[0].status is RequestStatus.WAITING:
+            return
+        self._giant = (passed[0], now_s) if passed else None
 
     def fill(self, draft: Draft, limit_s: float) -> None:
         table = draft.table
@@ -37,7 +55,8 @@ class OfflineFill:
             if draft.is_running(request) and self._find_room(draft, request, chunk):
                 draft.add(request, chunk)
         draft.at = None
-        while self._admit_next(draft, limit_s):
+        draft.notes = passed = list[Request]()
+        while len(passed) < MAX_PASSED and self._admit_next(draft, limit_s, passed):
             pass
 
     def _chunk(self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float) -> int:
@@ -77,7 +96,8 @@ class OfflineFill:
             draft.preempt(victim)
         return True
 
-    def _admit_next(self, draft: Draft, limit_s: float) -> bool:
+    def _admit_next(self, draft: Draft, limit_s: float, passed: list[Request]) -> bool:
+        """Admits the next request, or passes a giant by; False if none may follow."""
         request = draft.at = draft.pool.peek()
         if request is None or draft.num_running >= self._config.max_num_seqs:
             return False
@@ -89,7 +109,20 @@ class OfflineFill:
         # The whole prompt is reserved for, not only this chunk: half a prompt is of no use.
         cost = draft.kv.admission_cost(hit, left)
         is_alone = not draft.num_running_offline and not draft.waiting_online
-        if cost > (draft.kv.available if is_alone else self._blocks_to_admit(draft)):
+        room = draft.kv.available if is_alone else self._blocks_to_admit(draft)
+        if cost <= room - self._reserved_blocks(draft, request, passed):
+            draft.admit(request, hit, chunk)
+            return True
+        if cost < GIANT_SHARE * self._most_blocks(draft):
             return False
-        draft.admit(request, hit, chunk)
+        passed.append(request)
+        draft.pool.pass_by()
         return True
+
+    def _reserved_blocks(self, draft: Draft, request: Request, passed: list[Request]) -> int:
+        """Blocks that others than the giant leave for it."""
+        if self._giant is None or request is self._giant[0] or self._giant[0] not in passed:
+            return 0
+        giant, since_s = self._giant
+        needed = draft.kv.admission_cost(NO_HIT, giant.num_known_tokens)
+        return int(needed * min(1.0, (draft.now_s - since_s) / PATIENCE_S))

@@ -5,6 +5,7 @@ Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import ClassVar
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
@@ -27,6 +28,11 @@ LOOK_AHEAD = 64
 class NeaptideScheduler(Scheduler):
     """Our policy."""
 
+    publishes_when_planned: ClassVar[bool] = True
+    follows_prefixes: ClassVar[bool] = True
+    has_shares: ClassVar[bool] = True
+    evicts_by_reuse: ClassVar[bool] = True
+
     def __init__(
         self,
         config: SchedulerConfig,
@@ -46,6 +52,10 @@ class NeaptideScheduler(Scheduler):
     def observe_step(self, step: Step, seconds: float) -> None:
         if step.plan.budget_s and step.draft.has_offline:
             self.controller.observe(seconds, step.plan.budget_s)
+
+    def _remember(self, draft: Draft) -> None:
+        if draft.notes is not None:
+            self._fill.remember(draft.notes, draft.now_s)
 
     def _pack(self, draft: Draft) -> float:
         bounds = self.slack.bounds(draft)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from neaptide.engine.kv.manager import KVCacheManager
-from neaptide.engine.offline.pool import OfflinePool, RowKey
+from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request, RequestStatus
 
@@ -26,13 +26,13 @@ class Queues:
     """
 
     def __init__(
-        self, kv: KVCacheManager, online_order: OnlineOrder = deadline_order, row_key: RowKey | None = None
+        self, kv: KVCacheManager, pool: OfflinePool | None = None, online_order: OnlineOrder = deadline_order
     ) -> None:
         self.kv = kv
         self.table = kv.table
         self._online_order = online_order
         self.waiting_online: list[Request] = []
-        self.pool = OfflinePool(row_key)
+        self.pool = OfflinePool() if pool is None else pool
         self.running_online: dict[str, Request] = {}
         self.running_offline: dict[str, Request] = {}
         """In order of admission."""
@@ -101,6 +101,7 @@ class Queues:
         """Raises AssertionError if queues, seats, block tables and the cache do not agree."""
         self.table.check_integrity()
         self.kv.check_integrity(self.running())
+        self.pool.check_integrity(self.running_offline.values())
         assert all(r.status is RequestStatus.RUNNING and r.table is self.table for r in self.running())
         assert all(r.status is RequestStatus.WAITING and r.table is None for r in self.waiting_online)
         assert all(r.is_online for r in self.running_online.values())

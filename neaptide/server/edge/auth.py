@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -21,6 +22,7 @@ KEY_ID_CHARS = 8
 """Enough to tell an operator's keys apart, and no more of a key than that."""
 _FROM_LOWEST = (Tier.BATCH, Tier.FLEX, Tier.DEFAULT, Tier.PRIORITY)
 _ADMIN = "admin"
+_WEIGHT = re.compile(r"x(\d{1,4}(?:\.\d{1,3})?)")
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,12 +39,19 @@ class Principal:
     """The highest tier that it may ask for."""
     is_admin: bool = False
     """Whether it may use the operator's routes."""
+    weight: float = 1.0
+    """Of its share of the offline work, beside the shares of other keys."""
 
     def require(self, tier: Tier) -> None:
         """Raises PermissionDeniedError for a tier above the ceiling."""
         if _FROM_LOWEST.index(tier) > _FROM_LOWEST.index(self.ceiling):
             text = f"This API key may not ask for service above its own tier, {self.ceiling.value}."
             raise PermissionDeniedError(text, param="service_tier", code="tier_not_allowed")
+
+    @property
+    def share(self) -> str:
+        """Whose share of the offline work its requests take."""
+        return share_of(self.tenant)
 
     @property
     def key_id(self) -> str | None:
@@ -56,15 +65,21 @@ class Principal:
         return hashlib.sha256(b"neaptide/caller-salt\0" + self.salt + b"\0" + cache_salt.encode()).digest()[:16]
 
 
+def share_of(tenant: str) -> str:
+    """The name of a tenant's share, which says no more of it than logs do."""
+    return tenant[:KEY_ID_CHARS]
+
+
 ANONYMOUS = Principal()
 
 
 class KeyRing:
-    """The keys that an operator accepts, each ``KEY``, with ``:TIER`` or ``:admin`` or both behind it; without any key
-    every request is let in.
+    """The keys that an operator accepts, each ``KEY``, with ``:TIER``, ``:admin`` and ``:xWEIGHT`` behind it, any of
+    them; without any key every request is let in.
 
     The tier is what ``auto`` means and the highest that the key may ask for; without one it is ``default``. A key of
-    tier ``batch`` may use files and batches only.
+    tier ``batch`` may use files and batches only. A key of weight 2 has twice the share of the offline work of one
+    without.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -72,13 +87,26 @@ class KeyRing:
         self._entries: list[tuple[bytes, Principal]] = []
         for entry in keys:
             key, marks = split_marks(entry)
-            tiers = [Tier(mark) for mark in marks if mark != _ADMIN]
+            tiers = [Tier(mark) for mark in marks if mark in tuple(_FROM_LOWEST)]
+            weights = [float(found[1]) for mark in marks if (found := _WEIGHT.fullmatch(mark))]
             if not key:
                 raise ValueError("an API key is empty")
-            if len(set(marks)) < len(marks) or len(tiers) > 1:
-                raise ValueError("an API key has two tiers, or one mark twice")
-            tier = tiers[0] if tiers else Tier.DEFAULT
-            self._entries.append((_digest(b"key", key), _principal(key, tier, is_admin=_ADMIN in marks)))
+            if len(set(marks)) < len(marks) or len(tiers) > 1 or len(weights) > 1:
+                raise ValueError("an API key has two tiers or weights, or one mark twice")
+            if 0.0 in weights:
+                raise ValueError("the weight of an API key is 0")
+            principal = _principal(
+                key,
+                tiers[0] if tiers else Tier.DEFAULT,
+                is_admin=_ADMIN in marks,
+                weight=weights[0] if weights else 1.0,
+            )
+            self._entries.append((_digest(b"key", key), principal))
+
+    @property
+    def share_weights(self) -> dict[str, float]:
+        """By share, of those whose weight is not 1."""
+        return {one.share: one.weight for one in self.principals if one.weight != 1.0}
 
     @property
     def required(self) -> bool:
@@ -149,7 +177,7 @@ def split_marks(entry: str) -> tuple[str, list[str]]:
     """
     marks: list[str] = []
     key, separator, word = entry.rpartition(":")
-    while separator and word in (_ADMIN, *_FROM_LOWEST):
+    while separator and (word in (_ADMIN, *_FROM_LOWEST) or _WEIGHT.fullmatch(word)):
         marks.append(word)
         entry = key
         key, separator, word = entry.rpartition(":")
@@ -160,11 +188,12 @@ def _digest(purpose: bytes, key: str) -> bytes:
     return hashlib.sha256(b"neaptide/" + purpose + b"\0" + key.encode()).digest()
 
 
-def _principal(key: str, tier: Tier, *, is_admin: bool) -> Principal:
+def _principal(key: str, tier: Tier, *, is_admin: bool, weight: float) -> Principal:
     return Principal(
         tenant=_digest(b"tenant", key).hex()[:32],
         salt=_digest(b"cache-salt", key)[:16],
         tier=tier,
         ceiling=tier,
         is_admin=is_admin,
+        weight=weight,
     )

@@ -243,6 +243,7 @@ class Generation:
             ttft_slo_s=prepared.ttft_slo_s,
             tpot_slo_s=prepared.tpot_slo_s,
             salt=self._principal.salt_for(prepared.cache_salt),
+            share=self._principal.share,
         )
         # It is an async generator; its declared type says only that it can be iterated.
         return self._context.client.generate(request)

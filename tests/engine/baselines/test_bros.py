@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.engine.config import CacheConfig, SchedulerConfig
@@ -218,7 +218,6 @@ def rt_requests(draw: st.DrawFn) -> list[tuple[float, float, float, bool, float 
     )
 
 
-@settings(deadline=None)
 @given(rt_requests(), st.sampled_from([0.0, 0.3, 0.9]))
 def test_pulling_gives_the_order_of_a_full_sort(
     states: list[tuple[float, float, float, bool, float | None]], now_s: float

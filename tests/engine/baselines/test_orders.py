@@ -70,7 +70,7 @@ def test_dfs_walks_the_prefix_tree_in_the_order_of_the_tokens(tmp_path: Path) ->
     assert [next(iter(step)) for step in harness.run()] == ["job:2", "job:4", "job:1", "job:3", "job:0"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=6), min_size=1, max_size=12))
 def test_prompts_sort_by_their_keys_as_by_their_tokens(
     tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]

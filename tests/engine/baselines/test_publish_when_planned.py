@@ -106,8 +106,8 @@ def assert_text(harness: Harness, request_id: str, prompt: list[int], max_tokens
     assert harness.tokens[request_id] == [simulated_token(crc, i, 1000, 6) for i in range(max_tokens)]
 
 
-def test_the_policies_of_vllm_v1_share_inside_a_step() -> None:
-    assert SHARING == ["balance", "bs+e", "dfs", "fcfs", "priority"]
+def test_the_policies_of_vllm_v1_and_ours_share_inside_a_step() -> None:
+    assert SHARING == ["balance", "bs+e", "dfs", "fcfs", "neaptide", "priority"]
 
 
 CHAIN = {"a": [7] * 8, "b": [7] * 8 + [9] * 4, "c": [7] * 8 + [9] * 4 + [5]}
@@ -127,7 +127,7 @@ def test_later_requests_of_a_step_read_what_earlier_ones_compute(policy: str) ->
     assert executor.num_wrong == 0
 
 
-@pytest.mark.parametrize("policy", ["neaptide", "fcfs-v0"])
+@pytest.mark.parametrize("policy", ["lpm", "fcfs-v0"])
 def test_other_policies_share_what_earlier_steps_computed(policy: str) -> None:
     harness, _ = witnessed(policy)
     for index, (name, prompt) in enumerate(CHAIN.items()):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
+from neaptide.engine.kv.segments import Segment
 from neaptide.engine.params import RequestClass
 
 ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
@@ -106,18 +107,23 @@ class Player:
         )
 
 
-def played(before: list[Operation]) -> tuple[BlockPool, Player]:
-    pool = BlockPool(NUM_BLOCKS)
+def played(before: list[Operation], by_reuse: bool = False) -> tuple[BlockPool, Player]:
+    pool = BlockPool(NUM_BLOCKS, by_reuse)
     player = Player(pool)
+    segments = [Segment(16, num_wanting) for num_wanting in (1, 3, 9)]
     for operation in before:
-        player.play(operation)
+        blocks = player.play(operation)
+        if isinstance(operation, Compute):
+            pool.mark((block, segments[operation.chain]) for block in blocks)
     return pool, player
 
 
-@settings(deadline=None, max_examples=300)
-@given(operations, operations)
-def test_the_pool_does_afterwards_what_the_draft_did(before: list[Operation], then: list[Operation]) -> None:
-    pool, player = played(before)
+@settings(max_examples=300)
+@given(operations, operations, st.booleans())
+def test_the_pool_does_afterwards_what_the_draft_did(
+    before: list[Operation], then: list[Operation], by_reuse: bool
+) -> None:
+    pool, player = played(before, by_reuse)
     drafted = Player(BlockPoolDraft(pool), list(player.held))
     foreseen = [(drafted.state(), drafted.play(operation), drafted.state()) for operation in then]
     assert [(player.state(), player.play(operation), player.state()) for operation in then] == foreseen
@@ -125,7 +131,6 @@ def test_the_pool_does_afterwards_what_the_draft_did(before: list[Operation], th
     pool.check_integrity(player.held)
 
 
-@settings(deadline=None)
 @given(operations, operations)
 def test_a_draft_changes_nothing_so_that_another_gives_the_same(before: list[Operation], then: list[Operation]) -> None:
     pool, player = played(before)

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.pool import OfflinePool, PoolDraft, RowKey
+from neaptide.engine.offline.delivery import RowKey
+from neaptide.engine.offline.pool import OfflinePool, PoolDraft
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from tests.engine.harness import batch
@@ -109,7 +110,6 @@ def message(tmp_path_factory: pytest.TempPathFactory) -> AddBatch:
     return batch(tmp_path_factory.mktemp("rows"), "job", PROMPTS)
 
 
-@settings(deadline=None)
 @given(content=contents, then=operations)
 def test_the_pool_does_afterwards_what_the_draft_did(
     message: AddBatch, content: Content, then: list[Operation]
@@ -123,7 +123,6 @@ def test_the_pool_does_afterwards_what_the_draft_did(
     assert [pool.pop() for _ in range(len(pool))] == left
 
 
-@settings(deadline=None)
 @given(content=contents, then=operations)
 def test_a_draft_changes_nothing_so_that_another_gives_the_same(
     message: AddBatch, content: Content, then: list[Operation]
@@ -158,5 +157,6 @@ def test_a_row_is_announced_once_however_many_drafts_look_at_it(message: AddBatc
 
 def test_only_a_preempted_request_is_taken_from_the_middle(message: AddBatch) -> None:
     pool = Content(None, [], num_flex=2, num_preempted=0).pool(message)
+    _, second, *_ = pool.in_turn()
     with pytest.raises(ValueError, match="not in deque"):
-        pool.draft().take_returned(pool.flex[1])
+        pool.draft().take_returned(second)

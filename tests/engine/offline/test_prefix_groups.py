@@ -122,13 +122,12 @@ def brute_force(root: PrefixNode) -> int:
 
 
 @given(TREES.filter(lambda tree: len(list(inner_nodes(tree))) <= 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_exact_choice_is_the_best_of_all_choices(tree: PrefixNode) -> None:
     assert best_single_level_saving(tree) == brute_force(tree)
 
 
 @given(TREES)
-@settings(deadline=None)
 def test_greedy_is_at_most_exact_is_at_most_multi_level(tree: PrefixNode) -> None:
     first, greedy, exact, multi = (
         saving(tree) for saving in (first_level_saving, greedy_saving, best_single_level_saving, multi_level_saving)
@@ -137,7 +136,6 @@ def test_greedy_is_at_most_exact_is_at_most_multi_level(tree: PrefixNode) -> Non
 
 
 @given(TREES)
-@settings(deadline=None)
 def test_enlarging_keeps_every_prompt(tree: PrefixNode) -> None:
     def prompts(node: PrefixNode, before: int = 0) -> list[int]:
         tokens = before + node.tokens

@@ -93,7 +93,9 @@ def test_only_the_poisoned_request_fails(
     check = Poison(poison, after)
     owner, name = HOOKS[hook]
     # Decodes are planned all at once, and one by one only where blocks are short.
-    run = Run(directory, num_blocks=48 if hook == "plan" else 256, may_fail=True)
+    # Where blocks of prompts are published when they are planned, commit has only those of decodes.
+    policy = "lpm" if hook == "commit" else "neaptide"
+    run = Run(directory, num_blocks=48 if hook == "plan" else 256, may_fail=True, policy=policy)
     monkeypatch.setattr(owner, name, guarded(getattr(check, hook.partition(" ")[0]), getattr(owner, name)))
     for i, prompt in enumerate(others):
         run.add(f"r{i}", prompt, Tier.DEFAULT if i % 2 else Tier.FLEX)
@@ -108,16 +110,17 @@ def test_only_the_poisoned_request_fails(
         assert_greedy(model, prompt, run.tokens[f"r{i}"])
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "neaptide"])
 @pytest.mark.parametrize("hook", ["prepare", "model", "sampler"])
 def test_readers_of_the_poisoned_requests_blocks_in_one_step_get_their_own_text(
-    checkpoint: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch, hook: str
+    checkpoint: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch, hook: str, policy: str
 ) -> None:
     directory, model = checkpoint
     prefix, *tails = prompts(7, seed=13, low=17, high=18)
     poison, *others = [prefix + tail[: 1 + i] for i, tail in enumerate(tails)]
     check = Poison(poison, 0)
     owner, name = HOOKS[hook]
-    run = Run(directory, may_fail=True, policy="fcfs")
+    run = Run(directory, may_fail=True, policy=policy)
     monkeypatch.setattr(owner, name, guarded(getattr(check, hook.partition(" ")[0]), getattr(owner, name)))
     run.add(POISON, poison)
     for i, prompt in enumerate(others):

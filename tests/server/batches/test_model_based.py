@@ -197,7 +197,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 @pytest.mark.acceptance("A21", "random histories of creates, cancels, clocks, restarts and crashes", count=6)
 def test_random_histories() -> None:
     run_state_machine_as_test(
-        History, settings=settings(max_examples=6, stateful_step_count=14, deadline=None, suppress_health_check=CHECKS)
+        History, settings=settings(max_examples=6, stateful_step_count=14, suppress_health_check=CHECKS)
     )
 
 
@@ -207,5 +207,5 @@ def test_random_histories() -> None:
 def test_many_random_histories() -> None:
     run_state_machine_as_test(
         History,
-        settings=settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=CHECKS),
+        settings=settings(max_examples=60, stateful_step_count=30, suppress_health_check=CHECKS),
     )

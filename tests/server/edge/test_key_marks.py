@@ -41,7 +41,20 @@ def test_known_words_at_the_end_of_a_key_are_its_marks(entry: str, key: str, tie
     assert (principal.tier, principal.ceiling, principal.is_admin) == (tier, tier, is_admin)
 
 
-@pytest.mark.parametrize("entry", ["", ":flex", ":admin", "k:flex:priority", "k:flex:flex", "k:admin:admin"])
+@pytest.mark.parametrize(
+    ("entry", "key", "weight"),
+    [("k", "k", 1.0), ("k:x3", "k", 3.0), ("k:batch:x0.5:admin", "k", 0.5), ("k:x", "k:x", 1.0), ("k:3", "k:3", 1.0)],
+)
+def test_a_keys_weight_is_its_part_of_the_offline_work(entry: str, key: str, weight: float) -> None:
+    keys = KeyRing((entry,))
+    principal = keys.identify(f"Bearer {key}")
+    assert principal.weight == weight
+    assert keys.share_weights == ({} if weight == 1.0 else {principal.share: weight})
+
+
+@pytest.mark.parametrize(
+    "entry", ["", ":flex", ":admin", "k:flex:priority", "k:flex:flex", "k:admin:admin", "k:x1:x2", "k:x0"]
+)
 def test_keys_that_are_empty_or_marked_twice_are_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="an API key"):
         KeyRing((entry,))

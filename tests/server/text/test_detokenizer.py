@@ -58,7 +58,7 @@ def test_stop_strings_do_not_depend_on_the_split(text: str, stops: list[str], si
 
 
 @given(TOKENS, st.lists(st.integers(1, 7), max_size=40), st.booleans(), st.sampled_from([(), ("a",), ("é€", "b ")]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_deltas_add_up_to_the_body(ids: list[int], sizes: list[int], echo: bool, stop: tuple[str, ...]) -> None:
     body = {"prompt": "say", "max_tokens": 100, "stop": list(stop), "echo": echo, "logprobs": None}
     prepared = prepare(COMPLETIONS, body, make_context(TOKENIZER))

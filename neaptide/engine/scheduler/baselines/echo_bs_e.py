@@ -30,6 +30,7 @@ class EchoBaseWithEstimator(OneQueueScheduler):
 
     online_order: ClassVar[OnlineOrder] = staticmethod(priority_order)
     publishes_when_planned: ClassVar[bool] = True
+    publishes_decodes_when_planned: ClassVar[bool] = True
     """As in the vLLM v1 steps that are its frame."""
 
     def _pack(self, draft: Draft) -> float:

@@ -7,7 +7,7 @@ shares the same text.
 
 from typing import ClassVar
 
-from neaptide.engine.offline.pool import RowKey
+from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs
 

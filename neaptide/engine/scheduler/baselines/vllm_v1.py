@@ -22,6 +22,7 @@ class VllmV1Fcfs(OneQueueScheduler):
     """
 
     publishes_when_planned: ClassVar[bool] = True
+    publishes_decodes_when_planned: ClassVar[bool] = True
     """Theirs caches full blocks as it allocates them: the next waiting request of the same step finds them."""
 
     def _pack(self, draft: Draft) -> float:

@@ -1,4 +1,4 @@
-"""The files of one job: its prompts (``engine.offline.token_file``) and the sampling of every row.
+"""The files of one job: its prompts (``engine.offline.token_file``), their prefix tree and the sampling of every row.
 
 Written once at validation, durable before the job starts, mapped or read again after every restart, removed
 when the batch has ended.
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from neaptide.engine.offline.prefix_tree import write_prefixes
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.private_files import private_opener
@@ -62,6 +63,7 @@ class PlanWriter:
         """Makes everything durable."""
         self._closed = True
         self._tokens.close()
+        write_prefixes(self._stem)
         with open(_plan_path(self._stem), "wb", opener=private_opener) as f:
             f.write(msgspec.msgpack.encode(self._plan))
             f.flush()
@@ -86,6 +88,8 @@ def read_plan(stem: Path) -> JobPlan:
 
 
 _SUFFIXES = (".tokens", ".offsets", ".plan")
+_PREFIXES = ".prefixes"
+"""Only an order: a job of an earlier version has none, and one that is damaged is not used."""
 
 
 def _digest(stem: Path) -> str:
@@ -116,5 +120,5 @@ def _seal_path(stem: Path) -> Path:
 
 
 def remove_plan(stem: Path) -> None:
-    for suffix in (*_SUFFIXES, ".sha256"):
+    for suffix in (*_SUFFIXES, _PREFIXES, ".sha256"):
         stem.with_name(f"{stem.name}{suffix}").unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from neaptide.server.batches.checking.validate import dump_json, new_request_id,
 from neaptide.server.batches.lines import Assembler, LineCompiler
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing.models import BatchRecord, LineResult, LineState, PendingLine, Usage
+from neaptide.server.edge.auth import share_of
 from neaptide.server.edge.errors import ApiError, EngineFailedError
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Job:
         self.batch_id = record.id
         self.endpoint = record.endpoint
         self.salt = bytes.fromhex(record.salt)
+        self.share = share_of(record.owner)
         self.expires_at = record.expires_at
         self.num_undurable = len(lines)
         """Lines whose result has not been committed."""
@@ -83,6 +85,7 @@ class Job:
             stream_rows=[row for row in rows if row in self._stream_rows],
             deadline_s=deadline_s,
             salt=self.salt,
+            share=self.share,
         )
 
     def _take_lines(self, suspects: Suspects) -> list[int]:

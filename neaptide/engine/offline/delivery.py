@@ -1,0 +1,150 @@
+"""What the engine was told of one batch: rows that wait, in the order in which they are handed out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from neaptide.engine.arrays import IntArray
+from neaptide.engine.kv.segments import Path, Segment, own_segment
+from neaptide.engine.messages import AddBatch
+from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.engine.params import Tier
+from neaptide.engine.request import Request
+from neaptide.engine.row_id import RowId
+
+RowKey = Callable[[TokenFile, int], Any]
+"""A sortable key of one row of a job: the rows of a job are handed out in its order."""
+
+
+class Delivery:
+    """Rows of one token file. Prompts stay in the file until a row is looked at.
+
+    Args:
+        rows: those that wait, in their order.
+        params_index: [rows] into the message's table.
+    """
+
+    def __init__(
+        self, message: AddBatch, tokens: TokenFile, rows: IntArray, params_index: IntArray, now_s: float
+    ) -> None:
+        self.batch_id = message.batch_id
+        self.deadline_s = message.deadline_s
+        self.tokens = tokens
+        self.rows = rows
+        self.next_index = 0
+        """Into ``rows``: what lies before has been handed out."""
+        self.made: dict[int, Request] = {}
+        """Requests of rows that were looked at and not handed out, by row."""
+        self._params_index = params_index
+        self._params_table = list(message.params_table)
+        self._stream_rows = frozenset(message.stream_rows)
+        self._arrival_s = now_s
+        self._salt = message.salt
+        self._share = message.share
+        self._num_tokens_left = int(tokens.lengths(rows).sum())
+
+    @property
+    def num_left(self) -> int:
+        return len(self.rows) - self.next_index
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Of the prompts of the rows left."""
+        return self._num_tokens_left
+
+    def key(self, row_key: RowKey, index: int) -> Any:
+        return row_key(self.tokens, int(self.rows[index]))
+
+    def make(self, index: int) -> Request:
+        row, params = int(self.rows[index]), self._params_table[self._params_index[index]]
+        request = self.made[row] = Request(
+            request_id=str(RowId(self.batch_id, row)),
+            prompt_token_ids=self.tokens.prompt(row),
+            params=params,
+            tier=Tier.BATCH,
+            arrival_s=self._arrival_s,
+            salt=self._salt,
+            report_every_step=row in self._stream_rows,
+            deadline_s=self.deadline_s,
+            segments=self._path(row),
+            share=self._share,
+        )
+        return request
+
+    def take(self, index: int) -> Request:
+        """Hands the row out."""
+        request = self.made.pop(int(self.rows[index]), None)
+        if request is None:
+            request = self.make(index)
+            del self.made[int(self.rows[index])]
+        self._leave(index)
+        return request
+
+    def drop(self, row: int) -> None:
+        """Forgets a row that is left; nearly always it is the first."""
+        del self.made[row]
+        index = self.next_index
+        if self.rows[index] != row:
+            index += int(np.flatnonzero(self.rows[index:] == row)[0])
+        self._leave(index)
+
+    def _leave(self, index: int) -> None:
+        self._num_tokens_left -= self.tokens.num_tokens(int(self.rows[index]))
+        if index == self.next_index:
+            self.next_index += 1
+        else:
+            self.rows, self._params_index = np.delete(self.rows, index), np.delete(self._params_index, index)
+
+    def _path(self, row: int) -> Path:
+        return ()
+
+
+class PrefixDelivery(Delivery):
+    """Rows of one token file that are handed out along its prefix tree, and what they want of each prefix."""
+
+    def __init__(
+        self, message: AddBatch, tokens: TokenFile, rows: IntArray, params_index: IntArray, now_s: float
+    ) -> None:
+        self._tree = tree = PrefixTree.load(tokens.stem, len(tokens))
+        self._place = np.empty(len(tokens), np.int64)
+        """Of each row in the tree's order."""
+        self._place[tree.rows] = np.arange(len(tokens))
+        self._num_wanting = np.zeros(len(tree.parent), np.int64)
+        """[nodes] of those without a segment."""
+        self._segments: dict[int, Segment] = {}
+        """By node, of the nodes of rows that were looked at."""
+        super().__init__(message, tokens, rows[:0], params_index[:0], now_s)
+        self._params_table = []
+        self.extend(message, rows, params_index)
+
+    def extend(self, message: AddBatch, rows: IntArray, params_index: IntArray) -> None:
+        """Takes in more rows of the file."""
+        rows = np.concatenate((self.rows[self.next_index :], rows))
+        params_index = np.concatenate((self._params_index[self.next_index :], params_index + len(self._params_table)))
+        self._num_tokens_left += int(self.tokens.lengths(rows[self.num_left :]).sum())
+        added = self._tree.restricted(rows[self.num_left :]).num_wanted
+        order = np.argsort(self._place[rows], kind="stable")
+        self.rows, self._params_index, self.next_index = rows[order], params_index[order], 0
+        self._params_table += message.params_table
+        self._stream_rows |= frozenset(message.stream_rows)
+        self._num_wanting += added
+        for node, segment in self._segments.items():
+            segment.num_wanting += int(added[node])
+
+    def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
+        """For every segment, how many of the rows that are left want it."""
+        left = self._tree.restricted(self.rows[self.next_index :]).num_wanted
+        return [(segment, int(left[node])) for node, segment in self._segments.items()]
+
+    def _path(self, row: int) -> Path:
+        node, path = int(self._tree.node[self._place[row]]), [own_segment()]
+        while node != NO_NODE:
+            segment = self._segments.get(node)
+            if segment is None:
+                segment = Segment(int(self._tree.depth_tokens[node]), int(self._num_wanting[node]))
+                self._segments[node] = segment
+            path.append(segment)
+            node = int(self._tree.parent[node])
+        return tuple(reversed(path))

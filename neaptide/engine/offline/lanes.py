@@ -1,0 +1,155 @@
+"""Lanes of the offline pool: the flex requests of one share, or the rows of one batch."""
+
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from neaptide.engine.kv.segments import Segment
+from neaptide.engine.messages import AddBatch
+from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
+from neaptide.engine.request import Request
+from neaptide.engine.row_id import RowId
+
+
+class Lane(ABC):
+    """Requests that are handed out one after another.
+
+    Args:
+        share: whose share of the offline work they take.
+    """
+
+    is_job = False
+
+    def __init__(self, share: str) -> None:
+        self.share = share
+        self.deadline_s = math.inf
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_tokens_left(self) -> int:
+        """Of the prompts of what waits, and of the answers that may come."""
+
+    @abstractmethod
+    def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
+        """What waits, in order. Requests that are made for it are appended to ``looked_at``."""
+
+    @abstractmethod
+    def pop(self) -> Request:
+        """Takes the first."""
+
+    @abstractmethod
+    def remove(self, request_id: str) -> Request | None:
+        """Takes a request that was looked at, wherever it stands; None if there is none of the name."""
+
+
+class FlexLane(Lane):
+    def __init__(self, share: str) -> None:
+        super().__init__(share)
+        self.requests: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def num_tokens_left(self) -> int:
+        return sum(request.num_prompt_tokens for request in self.requests)
+
+    def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
+        return iter(self.requests)
+
+    def pop(self) -> Request:
+        return self.requests.popleft()
+
+    def remove(self, request_id: str) -> Request | None:
+        for request in self.requests:
+            if request.request_id == request_id:
+                self.requests.remove(request)
+                return request
+        return None
+
+
+class JobLane(Lane):
+    """The rows of a batch: of each token file in its order, or all of them in the order of ``row_key``."""
+
+    is_job = True
+
+    def __init__(self, share: str, deadline_s: float, row_key: RowKey | None) -> None:
+        super().__init__(share)
+        self.deadline_s = deadline_s
+        self.deliveries: list[Delivery] = []
+        """With rows left, in order of arrival."""
+        self._row_key = row_key
+
+    def __len__(self) -> int:
+        return sum(delivery.num_left for delivery in self.deliveries)
+
+    @property
+    def num_tokens_left(self) -> int:
+        return sum(delivery.num_tokens_left for delivery in self.deliveries)
+
+    def add(self, delivery: Delivery) -> None:
+        self.deliveries.append(delivery)
+
+    def of_file(self, message: AddBatch) -> PrefixDelivery | None:
+        """What an earlier message brought of the same file, where that is in one order with this one."""
+        same = (one for one in self.deliveries if one.tokens.stem == message.path)
+        found = next(same, None)
+        return found if isinstance(found, PrefixDelivery) else None
+
+    def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
+        for delivery, index in self._places():
+            request = delivery.made.get(int(delivery.rows[index]))
+            if request is None:
+                request = delivery.make(index)
+                looked_at.append(request)
+            yield request
+
+    def pop(self) -> Request:
+        delivery, index = next(self._places())
+        request = delivery.take(index)
+        self._drop_empty()
+        return request
+
+    def remove(self, request_id: str) -> Request | None:
+        row_id = RowId.parse(request_id)
+        if row_id is None:
+            return None
+        for delivery in self.deliveries:
+            request = delivery.made.get(row_id.row)
+            if request is not None and request.request_id == request_id:
+                delivery.drop(row_id.row)
+                self._drop_empty()
+                return request
+        return None
+
+    def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
+        """Segments, and how many of the rows left want each."""
+        prefixed = (one for one in self.deliveries if isinstance(one, PrefixDelivery))
+        return [wanted for one in prefixed for wanted in one.wanted_by_rows_left()]
+
+    def _drop_empty(self) -> None:
+        self.deliveries = [delivery for delivery in self.deliveries if delivery.num_left]
+
+    def _places(self) -> Iterator[tuple[Delivery, int]]:
+        """Delivery and index of every row left, in order."""
+        if self._row_key is None or len(self.deliveries) == 1:
+            for delivery in self.deliveries:
+                yield from ((delivery, index) for index in range(delivery.next_index, len(delivery.rows)))
+        else:
+            yield from _merged(self.deliveries, self._row_key)
+
+
+def _merged(deliveries: Sequence[Delivery], row_key: RowKey) -> Iterator[tuple[Delivery, int]]:
+    """Rows of deliveries that are each in order, by key; at equal key the earlier delivery's first."""
+
+    def keyed(rank: int, delivery: Delivery) -> Iterator[tuple[Any, int, int]]:
+        return ((delivery.key(row_key, index), rank, index) for index in range(delivery.next_index, len(delivery.rows)))
+
+    for _, rank, index in heapq.merge(*(keyed(rank, delivery) for rank, delivery in enumerate(deliveries))):
+        yield deliveries[rank], index

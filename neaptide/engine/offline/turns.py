@@ -1,0 +1,148 @@
+"""Whose turn it is in the offline pool: which lane the next request comes from."""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol, Self
+
+from neaptide.engine.offline.lanes import Lane
+
+QUANTUM_TOKENS = 8192
+"""A lane keeps its turn for so long: requests of a job that share a prefix run one after another."""
+RATE_WINDOW_S = 60.0
+"""Of the rate at which offline work gets done."""
+LAX_FACTOR = 1.25
+"""A job is urgent when what is left of it, at its own share, would take this much of the time until its deadline."""
+
+
+class Turns(Protocol):
+    """An order of lanes that depends on what was taken from each."""
+
+    def copy(self) -> Self:
+        """To look ahead with."""
+        ...
+
+    def key(self, lane: Lane) -> Any:
+        """The lane with the smallest comes next."""
+        ...
+
+    def charge(self, lane: Lane, num_tokens: int) -> None:
+        """So much work was taken from the lane."""
+        ...
+
+    def served(self, share: str, lane: Lane | None, num_tokens: int) -> None:
+        """So many tokens were put out for a share's request; its lane may have run empty."""
+        ...
+
+    def join(self, lane: Lane, others: Collection[Lane]) -> None:
+        """The lane has got requests."""
+        ...
+
+    def leave(self, lane: Lane) -> None:
+        """The lane has none left."""
+        ...
+
+    def begin_step(self, now_s: float, lanes: Collection[Lane]) -> None: ...
+
+
+class ByDeadline:
+    """Flex requests first, for a caller waits, then jobs by deadline."""
+
+    def copy(self) -> Self:
+        return self
+
+    def key(self, lane: Lane) -> float:
+        return lane.deadline_s if lane.is_job else -math.inf
+
+    def charge(self, lane: Lane, num_tokens: int) -> None:
+        pass
+
+    def served(self, share: str, lane: Lane | None, num_tokens: int) -> None:
+        pass
+
+    def join(self, lane: Lane, others: Collection[Lane]) -> None:
+        pass
+
+    def leave(self, lane: Lane) -> None:
+        pass
+
+    def begin_step(self, now_s: float, lanes: Collection[Lane]) -> None:
+        pass
+
+
+class ByShares:
+    """Jobs that would be late first; else shares take turns by their weights, and in a share its jobs.
+
+    A share is what an API key may have of the offline work. Flex requests of a share count as one of its jobs. Turns
+    are deficit round robin in its stateless form: the lane goes next that has had the fewest whole quanta.
+
+    Args:
+        weights: of shares; 1 unless given.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._of_share: dict[str, float] = {}
+        """Tokens that every share has had, by its weight."""
+        self._of_lane: dict[Lane, float] = {}
+        self._laxity_s: dict[Lane, float] = {}
+        """Of the jobs that are urgent: time that could be lost until they are late whatever is done."""
+        self._rate: float | None = None
+        """Tokens per second, all offline work."""
+        self._served_tokens = 0
+        """Since the last step began, which was ..."""
+        self._began_s: float | None = None
+
+    def copy(self) -> Self:
+        other = type(self)(self._weights)
+        other._of_share, other._of_lane = dict(self._of_share), dict(self._of_lane)
+        other._laxity_s = self._laxity_s
+        return other
+
+    def key(self, lane: Lane) -> tuple[float, float, float, bool]:
+        laxity_s = self._laxity_s.get(lane, math.inf)
+        share_quanta, quanta = self._of_share[lane.share] // QUANTUM_TOKENS, self._of_lane[lane] // QUANTUM_TOKENS
+        return laxity_s, share_quanta, quanta, lane.is_job
+
+    def charge(self, lane: Lane, num_tokens: int) -> None:
+        self.served(lane.share, lane, num_tokens)
+
+    def served(self, share: str, lane: Lane | None, num_tokens: int) -> None:
+        self._served_tokens += num_tokens
+        self._of_share[share] = self._of_share.get(share, 0.0) + num_tokens / self._weights.get(share, 1.0)
+        if lane in self._of_lane:
+            self._of_lane[lane] += num_tokens
+
+    def join(self, lane: Lane, others: Collection[Lane]) -> None:
+        """What a share or a job did not use while it had nothing to do, it does not get later."""
+        waiting = [self._of_share[other.share] for other in others]
+        here = self._of_share.get(lane.share, 0.0)
+        if not any(other.share == lane.share for other in others):
+            here = max(here, min(waiting, default=0.0))
+        self._of_share[lane.share] = here
+        siblings = [self._of_lane[other] for other in others if other.share == lane.share]
+        self._of_lane[lane] = min(siblings, default=0.0)
+
+    def leave(self, lane: Lane) -> None:
+        del self._of_lane[lane]
+        self._laxity_s.pop(lane, None)
+        if len(self._of_share) > 2 * len(self._of_lane) + 100:  # shares that have not been here for long
+            present = {other.share for other in self._of_lane}
+            self._of_share = {share: had for share, had in self._of_share.items() if share in present}
+
+    def begin_step(self, now_s: float, lanes: Collection[Lane]) -> None:
+        """Measures the rate, and finds the jobs that would be late if they only had their shares."""
+        if self._began_s is not None and now_s > self._began_s:
+            passed_s = now_s - self._began_s
+            rate, weight = self._served_tokens / passed_s, -math.expm1(-passed_s / RATE_WINDOW_S)
+            self._rate = rate if self._rate is None else self._rate + weight * (rate - self._rate)
+        if self._began_s is None or now_s > self._began_s:
+            self._began_s, self._served_tokens = now_s, 0
+        self._laxity_s = {}
+        if self._rate:
+            weights = {lane.share: self._weights.get(lane.share, 1.0) for lane in lanes}
+            jobs = {share: sum(lane.share == share for lane in lanes) for share in weights}
+            for lane in lanes:
+                own = weights[lane.share] / sum(weights.values()) / jobs[lane.share]
+                left_s, alone_s = lane.deadline_s - now_s, lane.num_tokens_left / self._rate
+                if alone_s <= left_s < LAX_FACTOR * alone_s / own:
+                    self._laxity_s[lane] = left_s - alone_s

@@ -1,0 +1,88 @@
+"""Prefix segments: what their blocks are worth, and when."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, UNWANTED, WANTED, wanted_bucket
+from neaptide.engine.kv.segments import Segment, own_segment, segments_of_blocks
+from neaptide.engine.params import RequestClass
+
+ONLINE, OFFLINE = RequestClass.ONLINE, RequestClass.OFFLINE
+
+
+def cached(pool: BlockPool, name: bytes, *segments: Segment, owner: RequestClass = OFFLINE) -> int:
+    (block,) = pool.allocate(1, owner)
+    pool.publish([(block, name)])
+    for segment in segments:
+        pool.mark([(block, segment)])
+    pool.release([block], owner)
+    return block
+
+
+def test_buckets_double() -> None:
+    assert [wanted_bucket(n) for n in (1, 2, 3, 4, 7, 8)] == [WANTED, 3, 3, 4, 4, 5]
+    assert wanted_bucket(1 << 40) == NUM_BUCKETS - 1
+    assert UNWANTED < SEEN_ONLINE < WANTED
+
+
+def test_what_is_wanted_most_goes_last() -> None:
+    pool = BlockPool(5, by_reuse=True)
+    often = cached(pool, b"often", Segment(16, 9))
+    once = cached(pool, b"once", Segment(16, 1))
+    chat = cached(pool, b"chat", owner=ONLINE)
+    nobody = cached(pool, b"nobody")
+    assert list(pool.eviction_order()) == [nobody, chat, once, often]
+    assert pool.allocate(3, OFFLINE) == [4, nobody, chat]
+
+
+def test_by_age_alone_nothing_of_that_counts() -> None:
+    pool = BlockPool(3)
+    order = [cached(pool, b"often", Segment(16, 9)), cached(pool, b"chat", owner=ONLINE), cached(pool, b"nobody")]
+    assert list(pool.eviction_order()) == order
+
+
+def test_blocks_go_earlier_as_fewer_want_them() -> None:
+    pool, shared = BlockPool(2, by_reuse=True), Segment(16, 4)
+    first, other = cached(pool, b"a", shared), cached(pool, b"b", Segment(16, 2))
+    assert list(pool.eviction_order()) == [other, first]
+    for _ in range(3):
+        pool.want_less((shared,))
+    assert list(pool.eviction_order()) == [first, other]
+    pool.check_integrity([])
+
+
+def test_a_block_that_two_jobs_share_stays_for_the_other_one() -> None:
+    pool, mine, theirs = BlockPool(1, by_reuse=True), Segment(16, 1), Segment(16, 5)
+    block = cached(pool, b"a", mine, theirs)
+    pool.want_less((theirs,), 5)
+    assert pool.bucket_after(block, OFFLINE) == WANTED
+    pool.want_less((mine,))
+    assert pool.bucket_after(block, OFFLINE) == UNWANTED
+
+
+def test_a_prefix_ends_in_the_first_segment_that_reaches_so_far() -> None:
+    document, chapter, own = Segment(32, 9), Segment(48, 3), own_segment()
+    path = (document, chapter, own)
+    assert segments_of_blocks(path, 0, [0, 1, 2, 3, 4], 16) == [document, document, chapter, own, own]
+    assert segments_of_blocks(path, 2, [7, 8], 16) == [chapter, own]
+    assert segments_of_blocks(path, 0, [0, 1], 32) == [
+        document,
+        own,
+    ]  # a block that reaches into the next is the next's
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ONLINE, OFFLINE])), min_size=1, max_size=12), st.data())
+def test_no_block_that_is_wanted_goes_while_one_is_left_that_is_wanted_less(
+    made: list[tuple[int, RequestClass]], data: st.DataObject
+) -> None:
+    pool = BlockPool(len(made), by_reuse=True)
+    segments = [Segment(16, count) for count in (1, 4, 20)]
+    belongs = {cached(pool, bytes([k]), segments[s], owner=owner): segments[s] for k, (s, owner) in enumerate(made)}
+    for _ in range(data.draw(st.integers(0, 20))):
+        segment = data.draw(st.sampled_from([s for s in segments if s.num_wanting] or [None]))
+        if segment is not None:
+            pool.want_less((segment,))
+    pool.check_integrity([])
+    wanted = [belongs[block].num_wanting.bit_length() for block in pool.eviction_order()]
+    assert wanted == sorted(wanted)

@@ -1,0 +1,119 @@
+"""Shares of the offline work: which lane the next request comes from."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from neaptide.engine.messages import AddBatch, AddRequest
+from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.turns import QUANTUM_TOKENS, ByShares
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.engine.request import Request
+from tests.engine.harness import batch
+
+MAX_NUM_TOKENS = 4 * QUANTUM_TOKENS
+ROW_TOKENS = QUANTUM_TOKENS // 2
+"""Two rows are a turn."""
+
+
+def job(directory: Path, name: str, rows: int, share: str = "", deadline_s: float = 1e9) -> AddBatch:
+    message = batch(directory, name, [[9] * ROW_TOKENS] * rows)
+    return msgspec.structs.replace(message, share=share, deadline_s=deadline_s)
+
+
+def flex(name: str, share: str = "") -> Request:
+    return Request(name, [9] * ROW_TOKENS, SamplingParams(), Tier.FLEX, 0.0, share=share)
+
+
+def pool_of(*messages: AddBatch, weights: dict[str, float] | None = None) -> OfflinePool:
+    pool = OfflinePool(turns=ByShares(weights or {}))
+    for message in messages:
+        pool.add_batch(message, 0.0, MAX_NUM_TOKENS)
+    return pool
+
+
+def drawn(pool: OfflinePool, count: int) -> list[str]:
+    return [pool.pop().request_id.split(":")[0] for _ in range(count)]
+
+
+def test_jobs_of_one_share_take_turns(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "huge", 20), job(tmp_path, "small", 3))
+    assert drawn(pool, 8) == ["huge", "huge", "small", "small", "huge", "huge", "small", "huge"]
+
+
+def test_shares_take_turns_however_many_jobs_they_have(tmp_path: Path) -> None:
+    greedy = [job(tmp_path, f"greedy{k}", 9, "greedy") for k in range(3)]
+    pool = pool_of(*greedy, job(tmp_path, "modest", 9, "modest"))
+    names = drawn(pool, 16)
+    assert names.count("modest") == 8
+    assert [names.count(f"greedy{k}") for k in range(3)] == [4, 2, 2]
+
+
+def test_a_share_has_as_many_turns_as_its_weight_says(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, name, 40, name) for name in ("one", "three")]
+    names = drawn(pool_of(*jobs, weights={"three": 3.0}), 32)
+    assert (names.count("one"), names.count("three")) == (8, 24)
+
+
+def test_what_was_put_out_counts_as_well(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "talkative", 20, "a"), job(tmp_path, "terse", 20, "b"))
+    (first,) = [pool.pop()]
+    answered = Request(first.request_id, [9], SamplingParams(), Tier.BATCH, 0.0, share="a")
+    answered._output_token_ids = [7] * (3 * QUANTUM_TOKENS)
+    pool.ended(answered)
+    assert drawn(pool, 6) == ["terse"] * 6
+
+
+def test_a_share_that_comes_later_gets_no_arrears(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "early", 40, "early"))
+    drawn(pool, 20)
+    pool.add_batch(job(tmp_path, "late", 40, "late"), 0.0, MAX_NUM_TOKENS)
+    names = drawn(pool, 8)
+    assert (names.count("early"), names.count("late")) == (4, 4)
+
+
+def test_flex_requests_count_as_a_job_and_go_first_at_equal_turns(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "rows", 9))
+    for k in range(4):
+        pool.add_flex(flex(f"flex{k}"))
+    assert drawn(pool, 8) == ["flex0", "flex1", "rows", "rows", "flex2", "flex3", "rows", "rows"]
+
+
+def test_looking_ahead_charges_nobody(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "a", 9), job(tmp_path, "b", 9))
+    foreseen = [request.request_id.split(":")[0] for request in pool.in_turn()]
+    assert foreseen == drawn(pool, 18)
+
+
+def begin_steps(pool: OfflinePool, count: int, draws: int = 1) -> None:
+    """A row a second, so that the rate is known."""
+    for second in range(count):
+        pool.turns.begin_step(float(second), pool.lanes)
+        drawn(pool, draws)
+    pool.turns.begin_step(float(count), pool.lanes)
+
+
+def test_a_job_that_would_be_late_with_its_share_goes_before_the_others(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "lax", 60), job(tmp_path, "urgent", 14, deadline_s=24.0))
+    begin_steps(pool, 8)
+    assert set(drawn(pool, 6)) == {"urgent"}
+
+
+def test_a_job_that_is_late_whatever_is_done_takes_turns_like_the_others(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "lax", 60), job(tmp_path, "lost", 30, deadline_s=12.0))
+    begin_steps(pool, 8)
+    names = drawn(pool, 8)
+    assert (names.count("lax"), names.count("lost")) == (4, 4)
+
+
+def test_of_two_urgent_jobs_the_one_with_less_time_to_lose_goes_first(tmp_path: Path) -> None:
+    early, late = job(tmp_path, "early", 10, deadline_s=24.0), job(tmp_path, "late", 10, deadline_s=30.0)
+    pool = pool_of(late, early, job(tmp_path, "lax", 60))
+    begin_steps(pool, 6)
+    assert drawn(pool, 2) == ["early", "early"]
+
+
+@pytest.mark.parametrize("message", [AddRequest, AddBatch])
+def test_messages_name_no_share_unless_told(message: type) -> None:
+    assert message.__struct_defaults__[-1] == ""

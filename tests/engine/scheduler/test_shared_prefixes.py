@@ -1,0 +1,53 @@
+"""Rows that share a prefix: it is computed once, and kept as long as a row wants it."""
+
+from pathlib import Path
+
+import pytest
+
+from neaptide.engine.messages import CancelBatch
+from tests.engine.harness import Harness, batch, online
+
+A, B = [1] * 32, [2] * 32
+"""Documents of two units, eight blocks each."""
+
+
+def cached_tokens(harness: Harness) -> dict[str, int]:
+    return {request_id: output.num_cached_tokens for request_id, (output,) in harness.ends.items()}
+
+
+def test_rows_of_a_prefix_follow_one_another_and_read_it_in_the_step_that_computes_it(tmp_path: Path) -> None:
+    harness = Harness(max_num_batched_tokens=40)
+    harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*B, 9], [*A, 8], [*B, 8]], max_tokens=1))
+    assert harness.run() == [{"job:2": 33, "job:0": 1}, {"job:3": 33, "job:1": 1}]
+    assert cached_tokens(harness) == {"job:0": 32, "job:1": 32, "job:2": 0, "job:3": 0}
+
+
+def test_a_prefix_that_rows_want_outlives_what_no_row_wants(tmp_path: Path) -> None:
+    harness = Harness(num_blocks=20, max_num_batched_tokens=33, max_num_seqs=1)
+    harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*A, 8], [*A, 7]], max_tokens=1))
+    harness.step()
+    for k in range(3):  # chats that need most of the cache between the rows
+        harness.core.handle(online(f"chat{k}", [20 + k] * 33, max_tokens=1))
+        harness.step()
+    harness.run()
+    cached = cached_tokens(harness)
+    assert [cached[f"job:{row}"] for row in (2, 1, 0)] == [0, 32, 32]
+
+
+def test_what_a_cancelled_job_wanted_is_wanted_no_more(tmp_path: Path) -> None:
+    harness = Harness(num_blocks=20, max_num_batched_tokens=33, max_num_seqs=1)
+    harness.core.handle(batch(tmp_path, "gone", [[*A, 9], [*A, 8], [*A, 7]], max_tokens=1))
+    harness.step()
+    harness.core.handle(batch(tmp_path, "stays", [[*B, 9], [*B, 8]], max_tokens=1))
+    harness.core.handle(CancelBatch("gone"))
+    harness.step()
+    harness.core.handle(online("chat", [20] * 17, max_tokens=1))
+    harness.run()
+    assert cached_tokens(harness)["stays:0"] == 32
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "bs+e"])
+def test_baselines_keep_file_order(policy: str, tmp_path: Path) -> None:
+    harness = Harness(policy=policy, max_num_batched_tokens=33)
+    harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*B, 9], [*A, 8]], max_tokens=1))
+    assert [request_id for step in harness.run() for request_id in step] == ["job:0", "job:1", "job:2"]

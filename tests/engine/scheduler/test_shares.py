@@ -1,0 +1,65 @@
+"""Shares of the offline work, by what keys get of it while they have some."""
+
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from neaptide.engine.config import CacheConfig
+from neaptide.engine.offline import turns
+from tests.engine.harness import Harness, batch
+
+ROW_TOKENS = 64
+"""Also the length of a turn, so that a short run has many."""
+WEIGHTS = {"key8": 2.0, "key9": 3.0}
+
+
+def harness_for(**scheduler: object) -> Harness:
+    return Harness(
+        num_blocks=64,
+        cache=CacheConfig(block_size=64),
+        max_num_batched_tokens=8 * ROW_TOKENS,
+        ttft_slo_s=100.0,
+        **scheduler,
+    )
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "QUANTUM_TOKENS", ROW_TOKENS)
+
+
+def submit(harness: Harness, directory: Path, name: str, rows: int, share: str) -> None:
+    first = zlib.crc32(name.encode()) % 1_000_000
+    prompts = [[first + row] * ROW_TOKENS for row in range(rows)]
+    harness.core.handle(msgspec.structs.replace(batch(directory, name, prompts, max_tokens=1), share=share))
+
+
+@pytest.mark.parametrize("weights", [{}, WEIGHTS])
+def test_each_of_ten_keys_has_its_share_though_one_is_greedy(weights: dict[str, float], tmp_path: Path) -> None:
+    harness = harness_for(share_weights=weights)
+    for k in range(10):
+        for job in range(4 if k == 0 else 1):
+            submit(harness, tmp_path, f"key{k}job{job}", 200, f"key{k}")
+    for _ in range(100):
+        harness.step()
+    served = Counter(request_id.partition("job")[0] for event, request_id in harness.log if event == "end")
+    total_weight = sum(weights.get(f"key{k}", 1.0) for k in range(10))
+    for k in range(10):
+        share = weights.get(f"key{k}", 1.0) / total_weight
+        assert served[f"key{k}"] / served.total() == pytest.approx(share, rel=0.1)
+
+
+def test_a_small_job_beside_a_huge_one_ends_within_twice_its_shares_time(tmp_path: Path) -> None:
+    harness = harness_for()
+    submit(harness, tmp_path, "huge", 400, "")
+    harness.step()
+    submit(harness, tmp_path, "small", 10, "")
+    begun_s, steps = harness.clock.now(), 0
+    while sum(request_id.startswith("small") for event, request_id in harness.log if event == "end") < 10:
+        harness.step()
+        steps += 1
+    rows_a_second = 8 / 0.01
+    assert harness.clock.now() - begun_s <= 2 * 10 / (rows_a_second / 2) + 0.02
