@@ -48,11 +48,28 @@ class PreemptionResult(msgspec.Struct, kw_only=True):
     checkpointed_slots: int
 
 
+class Settings(msgspec.Struct, kw_only=True):
+    """What the numbers depend on beside policy, load and device."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_tokens: int | None
+    ttft_slo_s: float
+    tpot_slo_s: float
+    step_noise: float
+    headroom: str
+    block_size: int
+    overlap_kappa: float
+    overlap_depth: int
+
+
 class SimResult(msgspec.Struct, kw_only=True):
     valid: bool
     policy: str
     profile: str
     seed: int
+    settings: Settings
     steps: int
     online: OnlineResult
     offline: OfflineResult

@@ -10,6 +10,7 @@ from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
+from neaptide.simulation.result import Settings
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -80,3 +81,19 @@ class Scenario:
         """For the header of the step log."""
         cost_model = self.cost_model or roofline_recipe(self.profile, self.overlap_kappa)
         return {"cost_model": cost_model, "headroom": self.headroom, "profile": self.profile.name, "seed": self.seed}
+
+    def settings(self) -> Settings:
+        """For the result."""
+        return Settings(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_tokens,
+            max_tokens=self.max_output_tokens,
+            ttft_slo_s=self.ttft_slo_s,
+            tpot_slo_s=self.tpot_slo_s,
+            step_noise=self.step_noise,
+            headroom=self.headroom,
+            block_size=self.block_size,
+            overlap_kappa=self.overlap_kappa,
+            overlap_depth=self.overlap_depth,
+        )

@@ -342,6 +342,7 @@ class _Simulation:
             policy=scenario.policy,
             profile=scenario.profile.name,
             seed=scenario.seed,
+            settings=scenario.settings(),
             steps=measures.num_steps,
             online=sim_result.online_result(measures, window_s, end_s, (scenario.ttft_slo_s, scenario.tpot_slo_s)),
             offline=sim_result.offline_result(
