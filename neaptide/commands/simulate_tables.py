@@ -9,6 +9,7 @@ from rich.table import Table
 from neaptide.simulation.result import Percentiles, SimResult
 from neaptide.simulation.simulator import Run
 
+CLASSES = ("online", "offline")
 WIDTH = 100
 NEVER_CUT = 1000
 """Wider than any table: a terminal that is narrower wraps lines, and no number is lost."""
@@ -56,13 +57,14 @@ def _columns(result: SimResult) -> Iterator[tuple[str, str]]:
     yield "tokens x seats", f"{settings.max_num_batched_tokens}x{settings.max_num_seqs}"
     yield "offline tok/s", _rate(offline.tokens_per_s)
     yield "computed tok/s", _rate(offline.computed_tokens_per_s)
-    yield "attained % TTFT/TPOT/both", "/".join(_bare(online.attainment[name]) for name in ("ttft", "tpot", "both"))
+    yield "attained% TTFT/TPOT/both", "/".join(_bare(online.attainment[name]) for name in ("ttft", "tpot", "both"))
+    yield "from arrival%", _bare(online.attainment["both_from_arrival"])
     yield "TTFT ms p50/p99", _pair(online.ttft_s)
     yield "TPOT ms p50/p99", _pair(online.tpot_s)
     yield "gap ms p99", _ms(online.itl_s["p99"])
     yield "goodput req/s", "-" if online.goodput_rps is None else f"{online.goodput_rps:.2f}"
-    yield "hits %", _bare(kv.hit_ratio)
-    yield "preempted", str(sum(result.preemptions.count_by_kind.values()))
+    yield "hits% on/off", f"{_bare(kv.online_hit_ratio)}/{_bare(kv.hit_ratio)}"
+    yield "preempted on/off", "/".join(str(result.preemptions.count_by_class[name]) for name in CLASSES)
     yield "tokens dropped", str(result.preemptions.recomputed_tokens)
     yield "computed again", str(result.wasted_tokens)
     yield "longest wait s", "-" if offline.longest_wait_s is None else f"{offline.longest_wait_s:.0f}"
@@ -77,6 +79,8 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "gap p50 / p90 / p99", _three_ms(online.itl_s)
         shares = " / ".join(_percent(online.attainment[name]) for name in ("ttft", "tpot", "both"))
         yield "attained TTFT / TPOT / both", shares
+        yield "all tokens in time from arrival", _percent(online.attainment["both_from_arrival"])
+        yield "online prefix hits", _percent(kv.online_hit_ratio)
         if online.goodput_rps is not None:
             yield "goodput", f"{online.goodput_rps:.2f} requests/s"
     if kv.saving_ratio_bound is not None:
@@ -90,7 +94,7 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "prefix hits / saving / its bound", shares
     occupancy = kv.occupancy_by_class
     yield "KV online / offline / cached", " / ".join(_percent(occupancy[k]) for k in ("online", "offline", "cached"))
-    yield "preemptions", str(sum(result.preemptions.count_by_kind.values()))
+    yield "preemptions, online / offline", " / ".join(str(result.preemptions.count_by_class[k]) for k in CLASSES)
     yield "tokens computed again", str(result.wasted_tokens)
     prediction = result.prediction
     yield "step prediction: error / covered", f"{_percent(prediction['mape'])} / {_percent(prediction['coverage'])}"

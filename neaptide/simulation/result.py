@@ -36,6 +36,7 @@ class OfflineResult(msgspec.Struct, kw_only=True):
 
 class KvResult(msgspec.Struct, kw_only=True):
     hit_ratio: float | None
+    online_hit_ratio: float | None
     saving_ratio: float | None
     saving_ratio_bound: float | None
     occupancy_by_class: dict[str, float]
@@ -43,6 +44,7 @@ class KvResult(msgspec.Struct, kw_only=True):
 
 class PreemptionResult(msgspec.Struct, kw_only=True):
     count_by_kind: dict[str, int]
+    count_by_class: dict[str, int]
     recomputed_tokens: int
     swapped_blocks: int
     checkpointed_slots: int
@@ -92,6 +94,8 @@ def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tu
     met_ttft = [r.is_done and r.first_s - r.arrival_s <= ttft_slo_s + CLOCK_ERROR_S for r in records]
     met_tpot = [r.is_done and (r.tpot_s is None or r.tpot_s <= tpot_slo_s + CLOCK_ERROR_S) for r in records]
     met_both = [a and b for a, b in zip(met_ttft, met_tpot, strict=True)]
+    on_deadline = [r.is_done and r.lag_s <= ttft_slo_s + CLOCK_ERROR_S for r in records]
+    attained = {"ttft": met_ttft, "tpot": met_tpot, "both": met_both, "both_from_arrival": on_deadline}
     latencies_s = [(r.last_s - r.arrival_s) / r.tokens for r in records if r.is_done]
     return OnlineResult(
         requests=len(records),
@@ -99,7 +103,7 @@ def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tu
         tpot_s=_percentiles([r.tpot_s for r in records if r.is_done and r.tpot_s is not None]),
         itl_s=_percentiles(measures.itl_s),
         normalized_latency_s=sum(latencies_s) / len(latencies_s) if latencies_s else None,
-        attainment={"ttft": _share(met_ttft), "tpot": _share(met_tpot), "both": _share(met_both)},
+        attainment={name: _share(met) for name, met in attained.items()},
         goodput_rps=_rate(sum(met_both), window_s),
     )
 
@@ -132,6 +136,7 @@ def kv_result(measures: Measures, window_s: Window, bound: float | None) -> KvRe
     prompt_tokens = float(steps["prompt_tokens"].sum())
     return KvResult(
         hit_ratio=_ratio(steps["cached_tokens"], float(steps["admitted_tokens"].sum())),
+        online_hit_ratio=_ratio(steps["online_cached_tokens"], float(steps["online_admitted_tokens"].sum())),
         saving_ratio=1.0 - float(steps["prefill_tokens"].sum()) / prompt_tokens if prompt_tokens else None,
         saving_ratio_bound=bound,
         occupancy_by_class={
@@ -143,8 +148,10 @@ def kv_result(measures: Measures, window_s: Window, bound: float | None) -> KvRe
 def preemption_result(measures: Measures) -> PreemptionResult:
     """Over the whole run. The engine knows one way to undo a preemption so far: computing again."""
     steps = measures.steps((-math.inf, math.inf))
+    by_class = {name: int(steps[f"preempted_{name}"].sum()) for name in ("online", "offline")}
     return PreemptionResult(
-        count_by_kind={"recompute": int(steps["preemptions"].sum())},
+        count_by_kind={"recompute": sum(by_class.values())},
+        count_by_class=by_class,
         recomputed_tokens=int(steps["recomputed_tokens"].sum()),
         swapped_blocks=int(steps["swapped_blocks"].sum()),
         checkpointed_slots=0,

@@ -132,7 +132,7 @@ class _Simulation:
         self._started_s = time.perf_counter()
         self._scenario = scenario
         self._clock = VirtualClock()
-        self._measures = Measures()
+        self._measures = Measures(scenario.tpot_slo_s)
         self._on_progress = on_progress
         self.plan_s = array("d")
         self._online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
