@@ -29,6 +29,7 @@ OF_ONE_RUN = ("step_log", "chrome_trace", "explain")
 """Flags that look into a single run."""
 MAX_NOISE = 1.0
 """Steps that take e times as long as others, as a rule, are no machine's."""
+MAX_PLANNING_SCALE = 1000.0
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -64,6 +65,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, metavar="N", help="what clients ask for at most (the rest of the context)")
     add("--max-model-len", type=int, default=131_072, metavar="N", help="context: prompt and output (131072)")
     add("--noise", type=float, default=0.0, metavar="X", help="deviation of the logarithm of step times (0)")
+    planning_help = "planning takes so many times what the profile says; 0: no time (1)"
+    add("--planning-scale", type=float, default=1.0, metavar="X", help=planning_help)
     headroom_help = f"forecast of online memory demand: {', '.join(HEADROOM_KINDS)} ({DEFAULT_HEADROOM})"
     add("--headroom", default=DEFAULT_HEADROOM, choices=HEADROOM_KINDS, metavar="NAME", help=headroom_help)
 
@@ -129,6 +132,8 @@ def _scenario(args: argparse.Namespace) -> Scenario:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
     if not 0.0 <= args.noise < MAX_NOISE:
         raise ValueError(f"--noise must be at least 0 and below {MAX_NOISE:g}")
+    if not 0.0 <= args.planning_scale < MAX_PLANNING_SCALE:
+        raise ValueError(f"--planning-scale must be at least 0 and below {MAX_PLANNING_SCALE:g}")
     if "none" in args.offline and len(args.offline) > 1:
         raise ValueError("--offline none stands alone")
     online = []
@@ -148,6 +153,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         tpot_slo_s=args.tpot_slo_s,
         overlap_kappa=args.overlap_kappa,
         overlap_depth=args.overlap_depth,
+        planning_scale=args.planning_scale,
         block_size=args.block_size,
         seed=args.seed,
         keep_order=args.keep_order,

@@ -64,6 +64,7 @@ class Settings(msgspec.Struct, kw_only=True):
     block_size: int
     overlap_kappa: float
     overlap_depth: int
+    planning_scale: float
 
 
 class SimResult(msgspec.Struct, kw_only=True):

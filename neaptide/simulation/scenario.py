@@ -38,6 +38,8 @@ class Scenario:
     """Standard deviation of the logarithm of a step's time."""
     headroom: str = DEFAULT_HEADROOM
     """See ``neaptide.estimator.recipes``."""
+    planning_scale: float = 1.0
+    """How many times the profile's planning time is charged; 0 plans in no time."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned, 0 or 1."""
     max_num_seqs: int = 256
@@ -64,6 +66,9 @@ class Scenario:
         """Its ``max_tokens``; not positive if the prompt leaves no room."""
         room = self.max_tokens - request.input_tokens
         return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
+
+    def planning_s(self, num_running: int) -> float:
+        return self.planning_scale * self.profile.planning.seconds(num_running)
 
     def engine_config(self) -> EngineConfig:
         scheduler = SchedulerConfig(
@@ -95,5 +100,6 @@ class Scenario:
             headroom=self.headroom,
             block_size=self.block_size,
             overlap_kappa=self.overlap_kappa,
+            planning_scale=self.planning_scale,
             overlap_depth=self.overlap_depth,
         )

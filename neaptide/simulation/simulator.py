@@ -96,14 +96,15 @@ def simulate(
 
 
 class _Watch(EngineObserver):
-    """Notes what every plan starts and leaves, and measures the wall time of planning, which takes no time on the
-    virtual clock and enters no decision."""
+    """Notes what every plan starts and leaves, and measures the wall time of planning, which enters no decision: on the
+    virtual clock planning takes what the profile says, for the same run must come out everywhere."""
 
     def __init__(self, simulation: "_Simulation") -> None:
         self._simulation = simulation
         self._began_s = 0.0
 
     def planning(self, now_s: float) -> None:
+        self._simulation.charge_planning()
         self._began_s = time.perf_counter()
 
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
@@ -314,6 +315,11 @@ class _Simulation:
             return self._feed.output_tokens(request_id)
         request = self._online[int(request_id[len(ONLINE_PREFIX) :])]
         return min(request.output_tokens, self._scenario.output_limit(request))
+
+    def charge_planning(self) -> None:
+        """The step's times begin before this and go on behind it, as on a clock that runs by itself."""
+        num_running = self._core.scheduler.queues.num_running
+        self._clock.sleep_until(self._clock.now() + self._scenario.planning_s(num_running))
 
     def step_done(self, step: Step, result: StepResult) -> None:
         self._tally = self._executor.tallies.pop(step.plan.step)

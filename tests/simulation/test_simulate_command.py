@@ -200,6 +200,7 @@ def test_noise_and_headroom_reach_the_run(
         (["--policy", "fcfs,lpm", "--explain", "0"], "name one policy"),
         (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
         (["--noise", "-0.1"], "--noise must be at least 0"),
+        (["--planning-scale", "-1"], "--planning-scale must be at least 0"),
         (["--online", "nowhere"], "no trace 'nowhere'"),
         (["--offline", "nothing"], "no offline set 'nothing'"),
         (["--offline", "none", "mmlu"], "stands alone"),

@@ -88,7 +88,7 @@ def test_unfinished_requests_are_missed_and_their_wait_is_counted() -> None:
     assert waiting.result.online.ttft_s["p99"] == pytest.approx(0.1 + 0.99 * (1.0 - 0.05 - 0.1), abs=0.02)
 
 
-def test_scheduling_takes_no_virtual_time_but_is_measured() -> None:
+def test_the_wall_time_of_planning_is_measured_and_enters_no_virtual_time() -> None:
     result = simulate(constant(online((0.0, 8, 20)))).result
     assert result.scheduler_ms["mean"] is not None
     assert result.scheduler_ms["mean"] > 0
