@@ -13,7 +13,15 @@ from typing import Protocol
 
 from neaptide.experiments.result import ExperimentResult
 
-EXPERIMENT_NAMES = ("golden", "cost-model-error", "forecast-coverage", "sim-fidelity", "baseline-sanity", "overload")
+EXPERIMENT_NAMES = (
+    "golden",
+    "cost-model-error",
+    "forecast-coverage",
+    "sim-fidelity",
+    "baseline-sanity",
+    "overload",
+    "tuned-rivals",
+)
 """As on the command line; ``sim-fidelity`` is the module ``sim_fidelity``."""
 
 LOGGER = logging.getLogger("neaptide.experiments")
