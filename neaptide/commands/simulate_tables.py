@@ -56,6 +56,7 @@ def _columns(result: SimResult) -> Iterator[tuple[str, str]]:
     online, offline, kv, settings = result.online, result.offline, result.kv, result.settings
     yield "tokens x seats", f"{settings.max_num_batched_tokens}x{settings.max_num_seqs}"
     yield "offline tok/s", _rate(offline.tokens_per_s)
+    yield "of bound%", _bare(offline.share_of_bound)
     yield "computed tok/s", _rate(offline.computed_tokens_per_s)
     yield "attained% TTFT/TPOT/both", "/".join(_bare(online.attainment[name]) for name in ("ttft", "tpot", "both"))
     yield "from arrival%", _bare(online.attainment["both_from_arrival"])
@@ -87,6 +88,7 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "offline requests completed", str(offline.requests_completed)
         yield "offline tokens/s, logical", _rate(offline.tokens_per_s)
         yield "of these output", _rate(offline.output_tokens_per_s)
+        yield "bound on them, all known", _rate(offline.bound_tokens_per_s)
         yield "offline tokens/s, computed", _rate(offline.computed_tokens_per_s)
         if offline.makespan_s is not None:
             yield "makespan", f"{offline.makespan_s:.1f} s"

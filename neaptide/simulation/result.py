@@ -32,6 +32,11 @@ class OfflineResult(msgspec.Struct, kw_only=True):
     makespan_s: float | None
     longest_wait_s: float | None
     deadline_misses: int
+    bound_tokens_per_s: float | None
+
+    @property
+    def share_of_bound(self) -> float | None:
+        return (self.tokens_per_s or 0.0) / self.bound_tokens_per_s if self.bound_tokens_per_s else None
 
 
 class KvResult(msgspec.Struct, kw_only=True):
@@ -115,6 +120,7 @@ def offline_result(
     makespan_s: float | None,
     longest_wait_s: float | None,
     deadline_misses: int,
+    bound_tokens_per_s: float | None = None,
 ) -> OfflineResult:
     steps = measures.steps(window_s)
     output_tokens = float(steps["output_tokens"].sum())
@@ -126,6 +132,7 @@ def offline_result(
         makespan_s=makespan_s,
         longest_wait_s=longest_wait_s,
         deadline_misses=deadline_misses,
+        bound_tokens_per_s=bound_tokens_per_s,
     )
 
 

@@ -30,6 +30,7 @@ from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, PROMPT_VOC
 from neaptide.loadgen.workloads.offline_sets import prefix_sharing
 from neaptide.loadgen.workloads.traces import token_ids
 from neaptide.simulation import result as sim_result
+from neaptide.simulation.bound import bound_tokens_per_s
 from neaptide.simulation.measures import Measures, Window
 from neaptide.simulation.offline_feed import OFFLINE_PREFIX, OfflineFeed
 from neaptide.simulation.result import SimResult
@@ -352,7 +353,12 @@ class _Simulation:
             steps=measures.num_steps,
             online=sim_result.online_result(measures, window_s, end_s, (scenario.ttft_slo_s, scenario.tpot_slo_s)),
             offline=sim_result.offline_result(
-                measures, window_s, self._makespan_s, self._longest_wait_s(end_s), self._misses(end_s)
+                measures,
+                window_s,
+                self._makespan_s,
+                self._longest_wait_s(end_s),
+                self._misses(end_s),
+                bound_tokens_per_s(scenario, window_s),
             ),
             kv=sim_result.kv_result(measures, window_s, self._bound()),
             preemptions=sim_result.preemption_result(measures),

@@ -64,7 +64,7 @@ def test_fewer_step_tokens_than_seats_are_left_out() -> None:
 def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = (
         Load("azure_conv_2023", (600.0, 601.0), 1.2, "batchllm-2000-200-s4", warm_up_s=1.0),
-        Load("azure_code_2023", (1133.0, 1134.0), 1.1, "batchllm-2000-200-s4", warm_up_s=1.0),
+        Load("azure_code_2023", (1133.0, 1136.0), 1.1, "batchllm-2000-200-s4", warm_up_s=1.0),
     )
     monkeypatch.setattr(tuned_rivals, "QUICK", Size(loads, (2048,), (64,)))
     monkeypatch.setattr(tuned_rivals, "CLIENT_LIMIT_TOKENS", 32)
@@ -76,4 +76,7 @@ def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyP
         cases = [row.case for row in result.rows if rival in row.case]
         assert sum("best point" in case for case in cases) == 2
         assert any(case == f"all traces, geometric mean: {rival}@2048x64" for case in cases)
+    shares = [row.ours for row in result.rows if row.case.endswith("of the bound")]
+    assert len(shares) == 2
+    assert min(shares) > 0
     assert not result.failed

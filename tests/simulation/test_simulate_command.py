@@ -36,6 +36,7 @@ KEYS = {
         "makespan_s": None,
         "longest_wait_s": None,
         "deadline_misses": None,
+        "bound_tokens_per_s": None,
     },
     "kv": {
         "hit_ratio": None,
