@@ -185,7 +185,8 @@ def _policy_rows(runs: dict[str, PolicyRuns], bros: Outcome) -> list[Row]:
 def _setting_notes(size: Size) -> list[str]:
     notes = [
         f"Policies: {TRACE} beside {OFFLINE} that never runs dry and has run for {WARM_UP_S:.0f} s when the window "
-        f"opens; profile {PROFILE}, context {CONTEXT_TOKENS}, TTFT {TTFT_SLO_S:g} s, TPOT {1e3 * TPOT_SLO_S:g} ms.",
+        f"opens; profile {PROFILE}, context {CONTEXT_TOKENS}, TTFT {TTFT_SLO_S:g} s, TPOT {1e3 * TPOT_SLO_S:g} ms, "
+        "256 seats, 2,048 tokens a step, no noise, planning time charged.",
         f"All requests come with max_tokens {CLIENT_LIMIT_TOKENS}, all that a policy knows of lengths; lpm reserves by "
         "it. Longer answers end there.",
         "Alone is the same policy with an empty pool. Policies that serve by arrival hardly do online work inside the "
@@ -222,12 +223,13 @@ def _policy_notes(runs: dict[str, PolicyRuns], bros: Outcome) -> list[str]:
 
 
 def _line(policy: str, one: PolicyRuns) -> str:
-    """Latencies in ms."""
+    """Latencies in ms; attainment by deadlines from arrival."""
     flood, alone = one.flood.result.online, one.alone.result.online
     ceiling = f" of {_rate(one.ceiling)}" if one.ceiling is not None else ""
     return (
         f"{policy}: TTFT p99 {_ms(flood.ttft_s, 'p99')} ms (alone {_ms(alone.ttft_s, 'p99')}), "
         f"TPOT p99 {_ms(flood.tpot_s, 'p99')} ms ({_ms(alone.tpot_s, 'p99')}), "
+        f"from arrival {_percent(_on_deadline(one.flood)):.1f}%, "
         f"offline {_rate(one.flood)}{ceiling} tokens/s, {_num_preemptions(one.flood)} preemptions"
     )
 

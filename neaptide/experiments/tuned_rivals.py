@@ -240,17 +240,43 @@ def _notes(runs: Runs) -> list[str]:
         f"alone) at {one.ours.tokens_per_s:,.0f} offline tok/s; {_kept(one)}."
         for trace, one in runs.items()
     ]
+    trades = [f"{trace}, {name}: {_trade(point.result)}." for trace, one in runs.items() for name, point in _shown(one)]
     return [
         *lines,
+        *trades,
         f"{PROFILE}, steps with {STEP_NOISE:.0%} noise, planning time charged, TTFT {TTFT_SLO_S:g} s, TPOT "
         f"{1e3 * TPOT_SLO_S:g} ms, max_tokens {CLIENT_LIMIT_TOKENS:,}; context by trace (data.settings). neaptide has "
         f"2,048 tokens and 256 seats everywhere; percentages are attainment of both targets.",
         f"A rival's point counts if it attains at most {100 * CONCEDED:g} point less than ours. Fewer step tokens than "
         "seats are left out: vLLM refuses them.",
         "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown.",
-        "What tokens/s were bought with, latencies, preemptions, recomputed and wasted tokens, the longest wait, is in "
-        "data.runs for every point.",
+        "What tokens/s were bought with is in data.runs for every other point.",
     ]
+
+
+def _shown(one: TraceRuns) -> list[tuple[str, Point]]:
+    best = [(str(point.point), point) for rival in RIVALS if (point := one.best(rival)) is not None]
+    return [("online alone", one.alone), (str(one.ours.point), one.ours), *best]
+
+
+def _trade(result: SimResult) -> str:
+    """What the tokens/s were bought with."""
+    online, preemptions = result.online, result.preemptions
+    latencies = [
+        f"{name} {' / '.join(_ms(values[q]) for q in ('p50', 'p99'))} ms"
+        for name, values in (("TTFT", online.ttft_s), ("TPOT", online.tpot_s), ("gaps", online.itl_s))
+    ]
+    by_class = preemptions.count_by_class
+    return (
+        f"{', '.join(latencies)} (p50 / p99), {100 * (online.attainment['both_from_arrival'] or 0.0):.1f}% "
+        f"from arrival, {by_class['online']} online and {by_class['offline']} offline preemptions, "
+        f"{preemptions.recomputed_tokens:,} tokens dropped and {result.wasted_tokens:,} computed again, longest wait "
+        f"{result.offline.longest_wait_s or 0.0:.0f} s"
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:,.0f}"
 
 
 def _kept(one: TraceRuns) -> str:

@@ -63,11 +63,12 @@ def test_fewer_step_tokens_than_seats_are_left_out() -> None:
 
 def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = (
-        Load("azure_conv_2023", (600.0, 601.0), 1.2, "batchllm-2000-200-s4", warm_up_s=1.0),
-        Load("azure_code_2023", (1133.0, 1136.0), 1.1, "batchllm-2000-200-s4", warm_up_s=1.0),
+        Load("azure_conv_2023", (600.0, 600.7), 1.2, "batchllm-2000-200-s4", warm_up_s=0.2),
+        Load("azure_code_2023", (1134.9, 1135.4), 1.1, "batchllm-2000-200-s4", warm_up_s=0.2),
     )
     monkeypatch.setattr(tuned_rivals, "QUICK", Size(loads, (2048,), (64,)))
-    monkeypatch.setattr(tuned_rivals, "CLIENT_LIMIT_TOKENS", 32)
+    monkeypatch.setattr(tuned_rivals, "CLIENT_LIMIT_TOKENS", 8)
+    monkeypatch.setattr(tuned_rivals, "OFFLINE_REQUESTS", 100)
     result = tuned_rivals.run(quick=True)
     assert set(result.data["runs"]) == {load.trace for load in loads}
     names = {"neaptide", "priority@2048x64", "fcfs@2048x64", "online alone"}

@@ -141,8 +141,8 @@ def test_the_bound_of_a_scene() -> None:
         tpot_slo_s=1.0,
     )
     per_set_s = (60 + 20 + 2 * 4) * 1e-3
-    # The cache of 256 tokens holds the prompts of a set, 80 tokens, 3.2 times: those are there when the window opens, and
-    # as many wait at its end for outputs of 8 ms a set.
+    # The cache of 256 tokens holds the prompts of a set, 80 tokens, 3.2 times: those are there when the window opens,
+    # and as many wait at its end for outputs of 8 ms a set.
     left_over = 3.2 * (8e-3 * 130 / per_set_s - 10)
     tokens = (10 - 0.103 + 3.2 * 0.08) / per_set_s * 130 + left_over
     assert bound_tokens_per_s(scene, (0.0, 10.0)) == pytest.approx(tokens / 10)
@@ -155,7 +155,7 @@ def test_without_offline_work_or_time_there_is_no_bound() -> None:
 
 @pytest.mark.parametrize("policy", ["neaptide", "fcfs"])
 def test_no_run_passes_it(policy: str) -> None:
-    requests = online(*((0.2 * k, 40, 10) for k in range(100)))
+    requests = online(*((0.2 * k, 40, 10) for k in range(30)))
     scene = constant(
         requests,
         [offline(*((24, 9 + k % 7, 3 + k % 5) for k in range(200)))],
