@@ -88,7 +88,8 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "offline requests completed", str(offline.requests_completed)
         yield "offline tokens/s, logical", _rate(offline.tokens_per_s)
         yield "of these output", _rate(offline.output_tokens_per_s)
-        yield "bound on them, all known", _rate(offline.bound_tokens_per_s)
+        bounds = " / ".join(_rate(offline.bound_tokens_per_s[name]) for name in ("long_run", "window"))
+        yield "bound: long run / window", bounds
         yield "offline tokens/s, computed", _rate(offline.computed_tokens_per_s)
         if offline.makespan_s is not None:
             yield "makespan", f"{offline.makespan_s:.1f} s"

@@ -127,7 +127,12 @@ def run(quick: bool) -> ExperimentResult:
     runs = {load.trace: _trace_runs(load, size) for load in size.loads}
     rows = [row for rival in RIVALS for row in _rows(rival, runs, judged=not quick)]
     rows += [
-        Row(f"{trace}: of the bound", 100 * (one.ours.result.offline.share_of_bound or 0.0), unit="%", digits=1)
+        Row(
+            f"{trace}: of the bound in the long run",
+            100 * (one.ours.result.offline.share_of_bound or 0.0),
+            unit="%",
+            digits=1,
+        )
         for trace, one in runs.items()
     ]
     data = {
@@ -189,24 +194,24 @@ def _point(load: Load, point: PolicyPoint, scenario: Scenario) -> Point:
 # ---- what it says -------------------------------------------------------------------------------------------
 
 
-def one_setting(rival: str, runs: Runs) -> PolicyPoint:
-    """The setting that keeps up with ours on the most traces, of these the one with the most tokens/s in the mean."""
+def one_setting(rival: str, runs: Runs) -> PolicyPoint | None:
+    """The setting that keeps up with ours on the most traces, and is the fastest there; None if all miss everywhere."""
 
     def worth(point: PolicyPoint) -> tuple[int, float]:
-        found = [(one, _at(one.rivals[rival], point)) for one in runs.values()]
-        kept = sum(each in one.keeping_up(rival) for one, each in found)
-        return kept, geometric_mean([each.tokens_per_s for _, each in found])
+        kept = list(_kept_by(rival, point, runs).values())
+        return len(kept), geometric_mean([each.tokens_per_s for each in kept])
 
-    points = [each.point for each in next(iter(runs.values())).rivals[rival]]
-    return max(points, key=worth)
+    points = {each.point for one in runs.values() for each in one.keeping_up(rival)}
+    return max(sorted(points, key=str), key=worth, default=None)
+
+
+def _kept_by(rival: str, point: PolicyPoint, runs: Runs) -> dict[str, Point]:
+    """The traces on which it keeps up with ours."""
+    return {trace: each for trace, one in runs.items() for each in one.keeping_up(rival) if each.point == point}
 
 
 def geometric_mean(values: Sequence[float]) -> float:
     return math.prod(values) ** (1.0 / len(values))
-
-
-def _at(points: Sequence[Point], point: PolicyPoint) -> Point:
-    return next(each for each in points if each.point == point)
 
 
 def _rows(rival: str, runs: Runs, *, judged: bool) -> list[Row]:
@@ -219,14 +224,23 @@ def _rows(rival: str, runs: Runs, *, judged: bool) -> list[Row]:
         else:
             rows.append(_row(f"{name} ({best})", one.ours, best, "best point" if judged else None))
     setting = one_setting(rival, runs)
-    others = {trace: _at(one.rivals[rival], setting) for trace, one in runs.items()}
-    if len(runs) > 1:
-        rows += [_row(f"{trace}: {other}", runs[trace].ours, other, None) for trace, other in others.items()]
-        ours = geometric_mean([one.ours.tokens_per_s for one in runs.values()])
-        theirs = geometric_mean([other.tokens_per_s for other in others.values()])
-        holds = ours >= LEAST_RATIO["one setting"] * theirs if judged else None
-        rows.append(Row(f"all traces, geometric mean: {setting}", ours, theirs, "tok/s", digits=0, holds=holds))
-    return rows
+    return [*rows, *rows_of_one_setting(rival, setting, runs, judged=judged)] if setting and len(runs) > 1 else rows
+
+
+def rows_of_one_setting(rival: str, setting: PolicyPoint, runs: Runs, *, judged: bool) -> list[Row]:
+    """Where it misses the targets there is nothing to compare."""
+    kept = _kept_by(rival, setting, runs)
+    rows = [
+        _row(f"{trace}: {kept[trace]}", one.ours, kept[trace], None)
+        if trace in kept
+        else Row(f"{trace}: {setting} (does not keep up)", one.ours.tokens_per_s, unit="tok/s", digits=0)
+        for trace, one in runs.items()
+    ]
+    ours = geometric_mean([runs[trace].ours.tokens_per_s for trace in kept])
+    theirs = geometric_mean([other.tokens_per_s for other in kept.values()])
+    holds = ours >= LEAST_RATIO["one setting"] * theirs if judged else None
+    case = f"{setting} on {len(kept)} of {len(runs)} traces, geometric mean"
+    return [*rows, Row(case, ours, theirs, "tok/s", digits=0, holds=holds)]
 
 
 def _row(case: str, ours: Point, other: Point, bar: str | None) -> Row:
@@ -249,7 +263,8 @@ def _notes(runs: Runs) -> list[str]:
         f"2,048 tokens and 256 seats everywhere; percentages are attainment of both targets.",
         f"A rival's point counts if it attains at most {100 * CONCEDED:g} point less than ours. Fewer step tokens than "
         "seats are left out: vLLM refuses them.",
-        "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown.",
+        "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown. A "
+        "policy that misses targets, as fcfs does, or fills its cache in the window may pass it.",
         "What tokens/s were bought with is in data.runs for every other point.",
     ]
 
@@ -296,7 +311,9 @@ def _plot(figure: Any, runs: Runs) -> None:
             attained = [100 * point.attained for point in points]
             axes.plot(attained, [point.tokens_per_s for point in points], marker, label=rival)
         axes.plot([100 * one.ours.attained], [one.ours.tokens_per_s], "*", markersize=14, label="neaptide")
-        axes.axhline(one.ours.result.offline.bound_tokens_per_s, linestyle="--", color="grey", label="bound")
+        axes.axhline(
+            one.ours.result.offline.bound_tokens_per_s["long_run"], linestyle="--", color="grey", label="bound"
+        )
         axes.axvline(100 * (one.ours.attained - CONCEDED), linestyle=":", color="grey")
         axes.set(title=trace, xlabel="attained TTFT and TPOT, %", ylabel="offline tokens/s")
         axes.set_ylim(bottom=0)

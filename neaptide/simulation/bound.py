@@ -1,15 +1,18 @@
-"""A bound that no policy passes: offline tokens/s if every length and arrival were known.
+"""Bounds on offline tokens/s that no policy passes, were every length and arrival known.
 
 The fluid limit of the roofline. A step has no fixed cost, reads the weights for nothing and holds any number of
 requests. What is left is work that has to be done: matrix products and attention of every token that no cache can have,
 one read of what is cached for every token decoded behind it, and what is charged for a request. Online work is done as
 late as its deadlines from arrival allow, so only what is due inside the window is taken from it; the rest of the window
-goes to the offline sets in their own mix. A cache full of prefixes was computed before the window, and a cache full of
-prompts is left to be decoded behind it: that matters where a window is short against an answer.
+goes to the offline sets in their own mix.
+
+That is the bound in the long run. In one window a policy may pass it at the expense of what lies outside: a cache full
+of prefixes may have been computed before, and a cache full of prompts may be left to be decoded later. The bound of the
+window allows for both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import read_kv_tokens
@@ -18,6 +21,9 @@ from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.loadgen.workloads.traces import Segments, TraceRequest
 from neaptide.simulation.measures import Window
 from neaptide.simulation.scenario import Scenario
+
+Bounds = dict[str, float | None]
+"""``long_run`` and ``window``."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +50,8 @@ class OfflineMix:
     prompt_tokens: int
     output_tokens: int
     caches: float
-    """How many times the KV cache holds the sets' prompts, what they share counted once."""
+    """How many times the KV cache holds the sets' prompts, what they share counted once; 0 where the edges of the
+    window do not matter."""
     shares: bool
     """Whether any prompt has text of another."""
 
@@ -152,12 +159,12 @@ def total_shape(requests: Sequence[TraceRequest], outputs: Iterable[int], block_
     return shape
 
 
-def bound_tokens_per_s(scenario: Scenario, window_s: Window) -> float | None:
-    """Logical offline tokens per second of the window; None without offline work, or in a window without length."""
+def bound_tokens_per_s(scenario: Scenario, window_s: Window) -> Bounds:
+    """Logical offline tokens per second; None without offline work, or in a window without length."""
     length_s = window_s[1] - window_s[0]
     rows = [r for one in scenario.offline for r in one.requests if r.segments and scenario.output_limit(r) > 0]
     if not rows or length_s <= 0:
-        return None
+        return {"long_run": None, "window": None}
     online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
     due = [
         num_due(window_s[1] - r.arrival_s - scenario.ttft_slo_s, scenario.tpot_slo_s, _outputs(scenario, r))
@@ -165,7 +172,12 @@ def bound_tokens_per_s(scenario: Scenario, window_s: Window) -> float | None:
     ]
     costs = UnitCosts.of(scenario.profile)
     online_work = costs.work(total_shape(online, due, scenario.block_size))
-    return most_tokens(length_s, online_work, _mix(scenario, rows, costs), scenario.overlap_kappa) / length_s
+    mix = _mix(scenario, rows, costs)
+    mixes = {"long_run": replace(mix, caches=0.0), "window": mix}
+    return {
+        name: most_tokens(length_s, online_work, each, scenario.overlap_kappa) / length_s
+        for name, each in mixes.items()
+    }
 
 
 def _mix(scenario: Scenario, rows: Sequence[TraceRequest], costs: UnitCosts) -> OfflineMix:

@@ -32,11 +32,13 @@ class OfflineResult(msgspec.Struct, kw_only=True):
     makespan_s: float | None
     longest_wait_s: float | None
     deadline_misses: int
-    bound_tokens_per_s: float | None
+    bound_tokens_per_s: dict[str, float | None]
 
     @property
     def share_of_bound(self) -> float | None:
-        return (self.tokens_per_s or 0.0) / self.bound_tokens_per_s if self.bound_tokens_per_s else None
+        """Of the one in the long run."""
+        bound = self.bound_tokens_per_s["long_run"]
+        return (self.tokens_per_s or 0.0) / bound if bound else None
 
 
 class KvResult(msgspec.Struct, kw_only=True):
@@ -120,7 +122,7 @@ def offline_result(
     makespan_s: float | None,
     longest_wait_s: float | None,
     deadline_misses: int,
-    bound_tokens_per_s: float | None = None,
+    bound_tokens_per_s: dict[str, float | None],
 ) -> OfflineResult:
     steps = measures.steps(window_s)
     output_tokens = float(steps["output_tokens"].sum())

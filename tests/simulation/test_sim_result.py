@@ -60,7 +60,7 @@ def test_offline_tokens_are_prompt_tokens_cached_or_computed_and_outputs() -> No
     tally = StepTally(offline_prompt_tokens=100, offline_output_tokens=20, offline_prefill_tokens=40)
     add_step(measures, tally, now_s=5.0, duration_s=1.0, offline_prefill_tokens=40, offline_decode_tokens=19)
     add_step(measures, tally, now_s=11.0, duration_s=1.0, offline_prefill_tokens=40)
-    result = offline_result(measures, WINDOW_S, None, None, 0)
+    result = offline_result(measures, WINDOW_S, None, None, 0, {})
     assert result.tokens_per_s == 12.0
     assert result.output_tokens_per_s == 2.0
     assert result.computed_tokens_per_s == 5.9
@@ -70,7 +70,7 @@ def test_offline_requests_count_where_they_end() -> None:
     measures = Measures()
     for end_s in (0.0, 0.1, 10.0, 10.1):
         measures.offline_ended(end_s)
-    assert offline_result(measures, WINDOW_S, None, None, 0).requests_completed == 2
+    assert offline_result(measures, WINDOW_S, None, None, 0, {}).requests_completed == 2
 
 
 def test_coverage_is_of_prediction_plus_margin() -> None:

@@ -36,7 +36,7 @@ KEYS = {
         "makespan_s": None,
         "longest_wait_s": None,
         "deadline_misses": None,
-        "bound_tokens_per_s": None,
+        "bound_tokens_per_s": {"long_run", "window"},
     },
     "kv": {
         "hit_ratio": None,
