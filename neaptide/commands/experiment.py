@@ -21,8 +21,8 @@ NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'neaptide[plots]'"
 TABLE_WIDTH = 118
 DURATIONS = (
     "Roughly, on two CPU cores: golden takes a second; forecast-coverage half a minute; sim-fidelity four minutes; "
-    "cost-model-error two, and five more where the 111M model is; baseline-sanity up to ten. With --quick none of them "
-    "takes more than four."
+    "cost-model-error two, and five more where the 111M model is; baseline-sanity up to ten; tuned-rivals an hour. "
+    "With --quick none of them takes more than four."
 )
 
 

@@ -1,33 +1,42 @@
 """``neaptide simulate``: a policy on a device profile under recorded or generated load, on a virtual clock."""
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.commands.simulate_tables import show_comparison, show_run
 from neaptide.estimator.device_profile import load_profile
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.simulation.chrome_trace import write_chrome_trace
 from neaptide.simulation.explain import Explainer
-from neaptide.simulation.result import Percentiles, SimResult
+from neaptide.simulation.points import parse_points
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress, Run, SimulationError, simulate
 
-TABLE_WIDTH = 100
+OF_ONE_RUN = ("step_log", "chrome_trace", "explain")
+"""Flags that look into a single run."""
+MAX_NOISE = 1.0
+"""Steps that take e times as long as others, as a rule, are no machine's."""
+MAX_PLANNING_SCALE = 1000.0
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("simulate", help="run a policy on a virtual clock and a device profile")
+    parser = subparsers.add_parser("simulate", help="run policies on a virtual clock and a device profile")
     add = parser.add_argument
-    add("--policy", default="neaptide", metavar="P", help="scheduling policy (neaptide)")
+    policy_help = "scheduling policy; several: a,b@1536,c@2048x512, with step tokens and seats of their own (neaptide)"
+    add("--policy", default="neaptide", metavar="P", help=policy_help)
     add("--online", default="none", metavar="TRACE", help="a trace or synthetic online set, a trace file, or none")
     add("--online-window", metavar="A:B", help="seconds of the trace, before --speed (all)")
     add("--speed", type=float, default=1.0, metavar="X", help="arrival times are divided by it (1)")
@@ -36,11 +45,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
     add("--ttft-slo-s", type=float, default=1.0, metavar="X", help="target of the first token (1)")
     add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="target of further tokens (0.05)")
-    add("--overlap-kappa", type=float, default=1.0, metavar="K", help="1: compute and memory do not overlap (1)")
-    add("--overlap-depth", type=int, default=0, choices=(0, 1), help="steps in flight while the next is planned (0)")
-    add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
-    add("--max-tokens", type=int, metavar="N", help="what clients ask for at most (the rest of the context)")
-    add("--max-model-len", type=int, default=131_072, metavar="N", help="context: prompt and output (131072)")
+    _add_limits(parser)
     add("--seed", type=int, default=0, metavar="N")
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
     add("--step-log", type=Path, metavar="OUT", help="write every decision, for replay; .gz compresses")
@@ -49,38 +54,86 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(func=run_command)
 
 
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Of the device and the engine."""
+    add = parser.add_argument
+    add("--overlap-kappa", type=float, default=1.0, metavar="K", help="1: compute and memory do not overlap (1)")
+    add("--overlap-depth", type=int, default=0, choices=(0, 1), help="steps in flight while the next is planned (0)")
+    add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
+    add("--max-num-seqs", type=int, default=256, metavar="N", help="requests that hold KV at once, at most (256)")
+    add("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens of a step at most (2048)")
+    add("--max-tokens", type=int, metavar="N", help="what clients ask for at most (the rest of the context)")
+    add("--max-model-len", type=int, default=131_072, metavar="N", help="context: prompt and output (131072)")
+    add("--noise", type=float, default=0.0, metavar="X", help="deviation of the logarithm of step times (0)")
+    planning_help = "planning takes so many times what the profile says; 0: no time (1)"
+    add("--planning-scale", type=float, default=1.0, metavar="X", help=planning_help)
+    headroom_help = f"forecast of online memory demand: {', '.join(HEADROOM_KINDS)} ({DEFAULT_HEADROOM})"
+    add("--headroom", default=DEFAULT_HEADROOM, choices=HEADROOM_KINDS, metavar="NAME", help=headroom_help)
+
+
 def run_command(args: argparse.Namespace) -> int:
     """Returns 0, or 2 if the command cannot be carried out."""
     try:
         for path in (args.json, args.chrome_trace):
             if path is not None:
                 path.touch()  # what cannot be written is told before the run, not after it
+        points = parse_points(args.policy)
         scenario = _scenario(args)
-        explainer = Explainer(args.explain) if args.explain is not None else None
-        run = _simulate(scenario, args, explainer)
-        if args.json is not None:
-            args.json.write_bytes(run.result.to_json() + b"\n")
+        if len(points) == 1:
+            return _run_one(points[0].of(scenario), args)
+        if any(getattr(args, name) is not None for name in OF_ONE_RUN):
+            raise ValueError("--step-log, --chrome-trace and --explain look into one run: name one policy")
+        scenarios = {str(point): point.of(scenario) for point in points}
+        if scenario.online and scenario.offline:
+            scenarios |= {f"{points[0]}, online alone": replace(points[0].of(scenario), offline=())}
+        return _run_several(scenarios, args)
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (ValueError, SimulationError) as error:
         return _refuse(str(error))
+
+
+def _run_one(scenario: Scenario, args: argparse.Namespace) -> int:
+    explainer = Explainer(args.explain) if args.explain is not None else None
+    run = _simulate(scenario, args, explainer)
+    line = run.result.to_json()
+    if args.json is not None:
+        args.json.write_bytes(line + b"\n")
     _warn(run, scenario)
     if explainer is not None:
         print(explainer.text or f"there is no step {args.explain}: the run had {run.result.steps}")
-    _show(run)
-    print(run.result.to_json().decode())
+    show_run(run)
+    print(line.decode())
+    return 0
+
+
+def _run_several(scenarios: dict[str, Scenario], args: argparse.Namespace) -> int:
+    """One after another, by the names that they have in the table."""
+    runs: list[tuple[str, Run]] = []
+    for number, (name, scenario) in enumerate(scenarios.items(), 1):
+        with _progress(f"{name} ({number} of {len(scenarios)})", says_so=True) as on_progress:
+            runs.append((name, simulate(scenario, on_progress=on_progress)))
+        _warn(runs[-1][1], scenario, name)
+    found: list[dict[str, Any]] = [{"name": name} | msgspec.to_builtins(run.result) for name, run in runs]
+    line = json.dumps(found, allow_nan=False)
+    if args.json is not None:
+        args.json.write_text(line + "\n", encoding="utf-8")
+    show_comparison(runs)
+    print(line)
     return 0
 
 
 def _scenario(args: argparse.Namespace) -> Scenario:
-    if args.policy not in POLICIES:
-        raise ValueError(f"there is no policy {args.policy!r}; there are: {', '.join(sorted(POLICIES))}")
     for name in ("speed", "ttft_slo_s", "tpot_slo_s", "block_size"):
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive")
-    for name in ("max_tokens", "max_model_len"):
+    for name in ("max_tokens", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if not 0.0 <= args.noise < MAX_NOISE:
+        raise ValueError(f"--noise must be at least 0 and below {MAX_NOISE:g}")
+    if not 0.0 <= args.planning_scale < MAX_PLANNING_SCALE:
+        raise ValueError(f"--planning-scale must be at least 0 and below {MAX_PLANNING_SCALE:g}")
     if "none" in args.offline and len(args.offline) > 1:
         raise ValueError("--offline none stands alone")
     online = []
@@ -96,14 +149,18 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         profile=load_profile(args.profile),
         online=online,
         offline=offline,
-        policy=args.policy,
         ttft_slo_s=args.ttft_slo_s,
         tpot_slo_s=args.tpot_slo_s,
         overlap_kappa=args.overlap_kappa,
         overlap_depth=args.overlap_depth,
+        planning_scale=args.planning_scale,
         block_size=args.block_size,
         seed=args.seed,
         keep_order=args.keep_order,
+        step_noise=args.noise,
+        headroom=args.headroom,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=args.max_model_len,
         max_output_tokens=args.max_tokens,
     )
@@ -122,7 +179,7 @@ def _window(text: str | None) -> tuple[float, float] | None:
 
 
 def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer | None) -> Run:
-    with TemporaryDirectory(prefix="neaptide-steps-") as directory, _progress() as on_progress:
+    with TemporaryDirectory(prefix="neaptide-steps-") as directory, _progress("simulating") as on_progress:
         log: Path | None = args.step_log
         if args.chrome_trace is not None and log is None:
             log = Path(directory, "steps.jsonl")
@@ -133,15 +190,17 @@ def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer
 
 
 @contextmanager
-def _progress() -> Iterator[OnProgress | None]:
-    """A bar on stderr, if that is a terminal."""
+def _progress(name: str, *, says_so: bool = False) -> Iterator[OnProgress | None]:
+    """A bar on stderr, if that is a terminal; elsewhere a line if it ``says_so``."""
     console = Console(stderr=True)
     if not console.is_terminal:
+        if says_so:
+            print(name, file=sys.stderr, flush=True)
         yield None
         return
-    columns = (TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("simulating")
+        task = progress.add_task(name)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
@@ -150,7 +209,8 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _warn(run: Run, scenario: Scenario) -> None:
+def _warn(run: Run, scenario: Scenario, name: str | None = None) -> None:
+    """``name`` tells several runs apart."""
     notes = []
     if run.dry_s is not None:
         notes.append(f"the offline pool ran dry at {run.dry_s:.1f} s, inside the window: the result is not valid")
@@ -163,62 +223,4 @@ def _warn(run: Run, scenario: Scenario) -> None:
     if run.num_failed:
         notes.append(f"{run.num_failed} offline requests failed in the engine")
     for note in notes:
-        print(f"neaptide simulate: {note}", file=sys.stderr)
-
-
-def _show(run: Run) -> None:
-    result = run.result
-    start_s, end_s = run.window_s
-    console = Console(width=TABLE_WIDTH)
-    window = f"window {start_s:.1f} to {end_s:.1f} s"
-    console.print(f"{result.policy} on {result.profile}, {window}, {result.steps} steps", highlight=False)
-    table = Table(show_header=False)
-    for name, value in _rows(result):
-        table.add_row(name, value)
-    console.print(table)
-
-
-def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
-    online, offline, kv = result.online, result.offline, result.kv
-    if online.requests:
-        yield "online requests", str(online.requests)
-        yield "TTFT p50 / p90 / p99", _milliseconds(online.ttft_s)
-        yield "TPOT p50 / p90 / p99", _milliseconds(online.tpot_s)
-        yield "gap p50 / p90 / p99", _milliseconds(online.itl_s)
-        shares = " / ".join(_percent(online.attainment[name]) for name in ("ttft", "tpot", "both"))
-        yield "attained TTFT / TPOT / both", shares
-        if online.goodput_rps is not None:
-            yield "goodput", f"{online.goodput_rps:.2f} requests/s"
-    if kv.saving_ratio_bound is not None:
-        yield "offline requests completed", str(offline.requests_completed)
-        yield "offline tokens/s, logical", _rate(offline.tokens_per_s)
-        yield "of these output", _rate(offline.output_tokens_per_s)
-        yield "offline tokens/s, computed", _rate(offline.computed_tokens_per_s)
-        if offline.makespan_s is not None:
-            yield "makespan", f"{offline.makespan_s:.1f} s"
-        shares = " / ".join(_percent(x) for x in (kv.hit_ratio, kv.saving_ratio, kv.saving_ratio_bound))
-        yield "prefix hits / saving / its bound", shares
-    occupancy = kv.occupancy_by_class
-    yield "KV online / offline / cached", " / ".join(_percent(occupancy[k]) for k in ("online", "offline", "cached"))
-    yield "preemptions", str(sum(result.preemptions.count_by_kind.values()))
-    yield "tokens computed again", str(result.wasted_tokens)
-    prediction = result.prediction
-    yield "step prediction: error / covered", f"{_percent(prediction['mape'])} / {_percent(prediction['coverage'])}"
-    mean_ms, p99_ms = result.scheduler_ms["mean"], result.scheduler_ms["p99"]
-    if mean_ms is not None and p99_ms is not None:
-        yield "planning, mean / p99", f"{mean_ms:.2f} / {p99_ms:.2f} ms"
-    yield "simulated in", f"{result.wall_s:.1f} s, {result.peak_memory_bytes / 2**20:.0f} MiB"
-    if not result.valid:
-        yield "NOT VALID", "the offline pool ran dry inside the window"
-
-
-def _milliseconds(values: Percentiles) -> str:
-    return " / ".join("-" if value is None else f"{1e3 * value:.0f}" for value in values.values()) + " ms"
-
-
-def _rate(tokens_per_s: float | None) -> str:
-    return "-" if tokens_per_s is None else f"{tokens_per_s:.0f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+        print(f"neaptide simulate: {name}: {note}" if name else f"neaptide simulate: {note}", file=sys.stderr)

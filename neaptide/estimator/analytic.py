@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from neaptide.estimator.cost.step_cost import StepCost
-from neaptide.estimator.device_profile import DeviceProfile, Efficiencies
+from neaptide.estimator.device_profile import SLOW_CORE, DeviceProfile, Efficiencies, PlanningCost
 
 GIB = 1 << 30
 BYTES_PER_VALUE = 2
@@ -15,6 +15,8 @@ ACTIVATION_BYTES = 2 * GIB
 """... and of that, on each device, what activations and workspaces take."""
 HOST_S = 7e-4
 """Per step: launches and what preparation is not hidden."""
+PLANNING = PlanningCost(SLOW_CORE.fixed_s / 2, SLOW_CORE.running_request_s / 2)
+"""An assumption: a core of a GPU host is twice as fast as the one that was measured, and has nothing else to do."""
 ALL_REDUCE_LATENCY_S = 1e-5
 EFFICIENCIES = Efficiencies(gemm=0.85, attention=0.55, bandwidth=0.88, link=0.75)
 """The first three chosen with ``HOST_S`` so that Llama-3.1-8B on an H100 takes 6.4 / 9.6 / 19.4 ms at batch 1 / 64 /
@@ -150,6 +152,7 @@ def analytic_profile(name: str, efficiencies: Efficiencies = EFFICIENCIES, host_
         num_blocks=int(free_bytes // (BLOCK_SIZE * model.kv_bytes_per_token)),
         block_size=BLOCK_SIZE,
         tensor_parallel=tensor_parallel,
+        planning=PLANNING,
         efficiencies=efficiencies,
         costs={"prefill": cost, "decode": cost, "mixed": cost},
     )

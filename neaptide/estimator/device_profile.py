@@ -23,6 +23,22 @@ class Efficiencies(msgspec.Struct, frozen=True):
     """Between devices."""
 
 
+class PlanningCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the host takes to plan a step and to take in its results, in seconds; the same under every policy."""
+
+    fixed_s: float = 0.0
+    running_request_s: float = 0.0
+    """For each request that holds KV."""
+
+    def seconds(self, num_running: int) -> float:
+        return self.fixed_s + self.running_request_s * num_running
+
+
+SLOW_CORE = PlanningCost(7.5e-4, 5.5e-7)
+"""``benchmarks.scheduling`` on one shared 2.5 GHz core: 0.8 ms at 125 running requests, 1.3 at 1,000, however many rows
+wait (docs/log.md). A calibration does not measure it: every measured profile has these figures."""
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """How a measured profile came about, beside its errors."""
 
@@ -72,6 +88,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     build: str = ""
     """What else step times depend on: version and arguments of the software that computes; empty where it is ours."""
     tensor_parallel: int = 1
+    planning: PlanningCost = PlanningCost()
     efficiencies: Efficiencies | None = None
     """Only analytic."""
     costs: dict[str, StepCost]
@@ -131,6 +148,8 @@ def _decode(data: bytes, name: str) -> DeviceProfile:
             if regime.value not in profile.costs:
                 raise ValueError(f"it has no costs of {regime} steps")
             _check_cost(profile.costs[regime.value], regime)
+        if not all(0.0 <= seconds < MAX_COST_S for seconds in msgspec.structs.astuple(profile.planning)):
+            raise ValueError(f"planning takes {profile.planning}")
     except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"{name} is not a device profile: {error}") from error
     return profile

@@ -9,7 +9,7 @@ from neaptide.estimator.calibration.micro_runs import Parts
 from neaptide.estimator.calibration.steps import Limits
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.step_cost import StepCost
-from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.device_profile import SLOW_CORE, DeviceProfile
 from neaptide.executors.contract import ProfiledExecutor
 
 
@@ -76,6 +76,7 @@ class Subject:
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             build=self.build,
+            planning=SLOW_CORE,
             costs={regime.value: cost for regime, cost in costs.items()},
         )
 

@@ -86,7 +86,8 @@ def run(quick: bool) -> ExperimentResult:
         "The capacity counts no fixed cost of a step and no queue: goodput stays below it.",
         "A window that is short against an answer flatters: its last answers end behind it.",
         f"{PROFILE}, steps with {STEP_NOISE:.0%} noise, Poisson arrivals of {size.window_s:.0f} s, TTFT {TTFT_SLO_S:g} "
-        f"s, TPOT {1e3 * TPOT_SLO_S:.0f} ms, 256 seats, 2,048 tokens a step.",
+        f"s, TPOT {1e3 * TPOT_SLO_S:.0f} ms, 256 seats, 2,048 tokens a step, context {CONTEXT_TOKENS:,}, max_tokens "
+        f"{CLIENT_LIMIT_TOKENS:,}.",
     ]
     rows = [row for name, curve in curves.items() for row in _rows(name, curve, size, capacities_rps)]
     return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(figure, curves, size), against="capacity")

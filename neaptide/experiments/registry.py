@@ -21,6 +21,7 @@ EXPERIMENT_NAMES = (
     "baseline-sanity",
     "overload",
     "echo-throughput",
+    "tuned-rivals",
 )
 """As on the command line; ``sim-fidelity`` is the module ``sim_fidelity``."""
 

@@ -25,6 +25,9 @@ class OnlineRecord:
     last_s: float = math.inf
     tokens: int = 0
     is_done: bool = False
+    lag_s: float = -math.inf
+    """From arrival: ``t_k - a - (k - 1) * TPOT`` of the token k that is furthest behind. At most TTFT if every token
+    was in by Echo's deadlines."""
 
     def ttft_s(self, end_s: float) -> float:
         """Of a request without a first token at the end of the run: how long it has waited until then."""
@@ -52,17 +55,26 @@ STEP_COLUMNS = (
     "cached_blocks",
     "online_blocks",
     "offline_blocks",
-    "preemptions",
+    "online_cached_tokens",
+    "online_admitted_tokens",
+    "preempted_online",
+    "preempted_offline",
     "recomputed_tokens",
     "swapped_blocks",
 )
-"""One row per step; tokens are those of offline requests, but ``again_tokens`` and ``recomputed_tokens``."""
+"""One row per step; tokens are those of offline requests unless the name says online, but ``again_tokens`` and
+``recomputed_tokens``."""
 
 
 class Measures:
-    """Collects; ``neaptide.simulation.result`` reduces it to numbers."""
+    """Collects; ``neaptide.simulation.result`` reduces it to numbers.
 
-    def __init__(self) -> None:
+    Args:
+        tpot_slo_s: the pace that deadlines from arrival go by.
+    """
+
+    def __init__(self, tpot_slo_s: float = 0.0) -> None:
+        self._tpot_slo_s = tpot_slo_s
         self.online: dict[str, OnlineRecord] = {}
         self.itl_s = array("d")
         """Gaps between the tokens of all online requests."""
@@ -92,6 +104,7 @@ class Measures:
                 else:
                     record.first_s = now_s
                 record.last_s = now_s
+                record.lag_s = max(record.lag_s, now_s - record.arrival_s - record.tokens * self._tpot_slo_s)
                 record.tokens += 1
             record.is_done = output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         return ended
@@ -127,7 +140,10 @@ class Measures:
                 stats.blocks_cached,
                 stats.blocks_online,
                 stats.blocks_offline,
-                stats.preempted_online + stats.preempted_offline,
+                stats.online_cached_tokens,
+                stats.online_admitted_prompt_tokens,
+                stats.preempted_online,
+                stats.preempted_offline,
                 stats.recomputed_tokens,
                 swapped_blocks,
             )

@@ -32,10 +32,18 @@ class OfflineResult(msgspec.Struct, kw_only=True):
     makespan_s: float | None
     longest_wait_s: float | None
     deadline_misses: int
+    bound_tokens_per_s: dict[str, float | None]
+
+    @property
+    def share_of_bound(self) -> float | None:
+        """Of the one in the long run."""
+        bound = self.bound_tokens_per_s["long_run"]
+        return (self.tokens_per_s or 0.0) / bound if bound else None
 
 
 class KvResult(msgspec.Struct, kw_only=True):
     hit_ratio: float | None
+    online_hit_ratio: float | None
     saving_ratio: float | None
     saving_ratio_bound: float | None
     occupancy_by_class: dict[str, float]
@@ -43,9 +51,27 @@ class KvResult(msgspec.Struct, kw_only=True):
 
 class PreemptionResult(msgspec.Struct, kw_only=True):
     count_by_kind: dict[str, int]
+    count_by_class: dict[str, int]
     recomputed_tokens: int
     swapped_blocks: int
     checkpointed_slots: int
+
+
+class Settings(msgspec.Struct, kw_only=True):
+    """What the numbers depend on beside policy, load and device."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_tokens: int | None
+    ttft_slo_s: float
+    tpot_slo_s: float
+    step_noise: float
+    headroom: str
+    block_size: int
+    overlap_kappa: float
+    overlap_depth: int
+    planning_scale: float
 
 
 class SimResult(msgspec.Struct, kw_only=True):
@@ -53,6 +79,7 @@ class SimResult(msgspec.Struct, kw_only=True):
     policy: str
     profile: str
     seed: int
+    settings: Settings
     steps: int
     online: OnlineResult
     offline: OfflineResult
@@ -75,6 +102,8 @@ def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tu
     met_ttft = [r.is_done and r.first_s - r.arrival_s <= ttft_slo_s + CLOCK_ERROR_S for r in records]
     met_tpot = [r.is_done and (r.tpot_s is None or r.tpot_s <= tpot_slo_s + CLOCK_ERROR_S) for r in records]
     met_both = [a and b for a, b in zip(met_ttft, met_tpot, strict=True)]
+    on_deadline = [r.is_done and r.lag_s <= ttft_slo_s + CLOCK_ERROR_S for r in records]
+    attained = {"ttft": met_ttft, "tpot": met_tpot, "both": met_both, "both_from_arrival": on_deadline}
     latencies_s = [(r.last_s - r.arrival_s) / r.tokens for r in records if r.is_done]
     return OnlineResult(
         requests=len(records),
@@ -82,7 +111,7 @@ def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tu
         tpot_s=_percentiles([r.tpot_s for r in records if r.is_done and r.tpot_s is not None]),
         itl_s=_percentiles(measures.itl_s),
         normalized_latency_s=sum(latencies_s) / len(latencies_s) if latencies_s else None,
-        attainment={"ttft": _share(met_ttft), "tpot": _share(met_tpot), "both": _share(met_both)},
+        attainment={name: _share(met) for name, met in attained.items()},
         goodput_rps=_rate(sum(met_both), window_s),
     )
 
@@ -93,6 +122,7 @@ def offline_result(
     makespan_s: float | None,
     longest_wait_s: float | None,
     deadline_misses: int,
+    bound_tokens_per_s: dict[str, float | None],
 ) -> OfflineResult:
     steps = measures.steps(window_s)
     output_tokens = float(steps["output_tokens"].sum())
@@ -104,6 +134,7 @@ def offline_result(
         makespan_s=makespan_s,
         longest_wait_s=longest_wait_s,
         deadline_misses=deadline_misses,
+        bound_tokens_per_s=bound_tokens_per_s,
     )
 
 
@@ -115,6 +146,7 @@ def kv_result(measures: Measures, window_s: Window, bound: float | None) -> KvRe
     prompt_tokens = float(steps["prompt_tokens"].sum())
     return KvResult(
         hit_ratio=_ratio(steps["cached_tokens"], float(steps["admitted_tokens"].sum())),
+        online_hit_ratio=_ratio(steps["online_cached_tokens"], float(steps["online_admitted_tokens"].sum())),
         saving_ratio=1.0 - float(steps["prefill_tokens"].sum()) / prompt_tokens if prompt_tokens else None,
         saving_ratio_bound=bound,
         occupancy_by_class={
@@ -126,8 +158,10 @@ def kv_result(measures: Measures, window_s: Window, bound: float | None) -> KvRe
 def preemption_result(measures: Measures) -> PreemptionResult:
     """Over the whole run. The engine knows one way to undo a preemption so far: computing again."""
     steps = measures.steps((-math.inf, math.inf))
+    by_class = {name: int(steps[f"preempted_{name}"].sum()) for name in ("online", "offline")}
     return PreemptionResult(
-        count_by_kind={"recompute": int(steps["preemptions"].sum())},
+        count_by_kind={"recompute": sum(by_class.values())},
+        count_by_class=by_class,
         recomputed_tokens=int(steps["recomputed_tokens"].sum()),
         swapped_blocks=int(steps["swapped_blocks"].sum()),
         checkpointed_slots=0,

@@ -10,6 +10,7 @@ from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
+from neaptide.simulation.result import Settings
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class Scenario:
     """Standard deviation of the logarithm of a step's time."""
     headroom: str = DEFAULT_HEADROOM
     """See ``neaptide.estimator.recipes``."""
+    planning_scale: float = 1.0
+    """How many times the profile's planning time is charged; 0 plans in no time."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned, 0 or 1."""
     max_num_seqs: int = 256
@@ -64,6 +67,9 @@ class Scenario:
         room = self.max_tokens - request.input_tokens
         return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
 
+    def planning_s(self, num_running: int) -> float:
+        return self.planning_scale * self.profile.planning.seconds(num_running)
+
     def engine_config(self) -> EngineConfig:
         scheduler = SchedulerConfig(
             policy=self.policy,
@@ -80,3 +86,20 @@ class Scenario:
         """For the header of the step log."""
         cost_model = self.cost_model or roofline_recipe(self.profile, self.overlap_kappa)
         return {"cost_model": cost_model, "headroom": self.headroom, "profile": self.profile.name, "seed": self.seed}
+
+    def settings(self) -> Settings:
+        """For the result."""
+        return Settings(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_tokens,
+            max_tokens=self.max_output_tokens,
+            ttft_slo_s=self.ttft_slo_s,
+            tpot_slo_s=self.tpot_slo_s,
+            step_noise=self.step_noise,
+            headroom=self.headroom,
+            block_size=self.block_size,
+            overlap_kappa=self.overlap_kappa,
+            planning_scale=self.planning_scale,
+            overlap_depth=self.overlap_depth,
+        )

@@ -30,6 +30,7 @@ from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, PROMPT_VOC
 from neaptide.loadgen.workloads.offline_sets import prefix_sharing
 from neaptide.loadgen.workloads.traces import token_ids
 from neaptide.simulation import result as sim_result
+from neaptide.simulation.bound import bound_tokens_per_s
 from neaptide.simulation.measures import Measures, Window
 from neaptide.simulation.offline_feed import OFFLINE_PREFIX, OfflineFeed
 from neaptide.simulation.result import SimResult
@@ -96,14 +97,15 @@ def simulate(
 
 
 class _Watch(EngineObserver):
-    """Notes what every plan starts and leaves, and measures the wall time of planning, which takes no time on the
-    virtual clock and enters no decision."""
+    """Notes what every plan starts and leaves, and measures the wall time of planning, which enters no decision: on the
+    virtual clock planning takes what the profile says, for the same run must come out everywhere."""
 
     def __init__(self, simulation: "_Simulation") -> None:
         self._simulation = simulation
         self._began_s = 0.0
 
     def planning(self, now_s: float) -> None:
+        self._simulation.charge_planning()
         self._began_s = time.perf_counter()
 
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
@@ -132,7 +134,7 @@ class _Simulation:
         self._started_s = time.perf_counter()
         self._scenario = scenario
         self._clock = VirtualClock()
-        self._measures = Measures()
+        self._measures = Measures(scenario.tpot_slo_s)
         self._on_progress = on_progress
         self.plan_s = array("d")
         self._online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
@@ -315,6 +317,11 @@ class _Simulation:
         request = self._online[int(request_id[len(ONLINE_PREFIX) :])]
         return min(request.output_tokens, self._scenario.output_limit(request))
 
+    def charge_planning(self) -> None:
+        """The step's times begin before this and go on behind it, as on a clock that runs by itself."""
+        num_running = self._core.scheduler.queues.num_running
+        self._clock.sleep_until(self._clock.now() + self._scenario.planning_s(num_running))
+
     def step_done(self, step: Step, result: StepResult) -> None:
         self._tally = self._executor.tallies.pop(step.plan.step)
         self._swapped_blocks = step.plan.shape.swapped_blocks
@@ -342,10 +349,16 @@ class _Simulation:
             policy=scenario.policy,
             profile=scenario.profile.name,
             seed=scenario.seed,
+            settings=scenario.settings(),
             steps=measures.num_steps,
             online=sim_result.online_result(measures, window_s, end_s, (scenario.ttft_slo_s, scenario.tpot_slo_s)),
             offline=sim_result.offline_result(
-                measures, window_s, self._makespan_s, self._longest_wait_s(end_s), self._misses(end_s)
+                measures,
+                window_s,
+                self._makespan_s,
+                self._longest_wait_s(end_s),
+                self._misses(end_s),
+                bound_tokens_per_s(scenario, window_s),
             ),
             kv=sim_result.kv_result(measures, window_s, self._bound()),
             preemptions=sim_result.preemption_result(measures),

@@ -6,7 +6,7 @@ from random import Random
 
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.cost.step_cost import StepCost
-from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.device_profile import DeviceProfile, PlanningCost
 from neaptide.estimator.recipes import constant_recipe, roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
@@ -18,9 +18,10 @@ BASE = content_base("scene#0")
 COST = StepCost(
     fixed_s=4e-3, gemm_curve_s=(1e-4, 2e-4), pair_s=1e-7, kv_token_s=1e-6, decode_request_s=1e-4, prefill_request_s=2e-4
 )
+PLANS_AT_ONCE = PlanningCost()
 
 
-def profile(num_blocks: int = 64, block_size: int = 4) -> DeviceProfile:
+def profile(num_blocks: int = 64, block_size: int = 4, planning: PlanningCost = PLANS_AT_ONCE) -> DeviceProfile:
     return DeviceProfile(
         name="scene",
         source="analytic",
@@ -32,6 +33,7 @@ def profile(num_blocks: int = 64, block_size: int = 4) -> DeviceProfile:
         kv_bytes_per_token=1,
         num_blocks=num_blocks,
         block_size=block_size,
+        planning=planning,
         costs=dict.fromkeys(("prefill", "decode", "mixed"), COST),
     )
 

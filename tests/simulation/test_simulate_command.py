@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.cli import main
-from neaptide.engine.record.step_log import AddLine, read_log
+from neaptide.engine.record.step_log import AddLine, HeaderLine, read_log
 from neaptide.estimator.device_profile import save_profile
 from neaptide.simulation.replay import replay
 from tests.simulation.scenes import profile
@@ -17,6 +17,7 @@ KEYS = {
     "policy": None,
     "profile": None,
     "seed": None,
+    "settings": None,
     "steps": None,
     "online": {
         "requests": None,
@@ -24,7 +25,7 @@ KEYS = {
         "tpot_s": {"p50", "p90", "p99"},
         "itl_s": {"p50", "p90", "p99"},
         "normalized_latency_s": None,
-        "attainment": {"ttft", "tpot", "both"},
+        "attainment": {"ttft", "tpot", "both", "both_from_arrival"},
         "goodput_rps": None,
     },
     "offline": {
@@ -35,9 +36,16 @@ KEYS = {
         "makespan_s": None,
         "longest_wait_s": None,
         "deadline_misses": None,
+        "bound_tokens_per_s": {"long_run", "window"},
     },
-    "kv": {"hit_ratio": None, "saving_ratio": None, "saving_ratio_bound": None, "occupancy_by_class": None},
-    "preemptions": {"count_by_kind", "recomputed_tokens", "swapped_blocks", "checkpointed_slots"},
+    "kv": {
+        "hit_ratio": None,
+        "online_hit_ratio": None,
+        "saving_ratio": None,
+        "saving_ratio_bound": None,
+        "occupancy_by_class": None,
+    },
+    "preemptions": {"count_by_kind", "count_by_class", "recomputed_tokens", "swapped_blocks", "checkpointed_slots"},
     "wasted_tokens": None,
     "scheduler_ms": {"mean", "p99"},
     "prediction": {"mape", "coverage"},
@@ -136,10 +144,64 @@ def test_online_alone_and_offline_alone(arguments: list[str], capsys: pytest.Cap
     assert ceiling["offline"]["tokens_per_s"] > 0
 
 
+def test_several_policies_make_a_row_each_and_one_of_online_alone(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--policy", "fcfs@64,priority@128x2,lpm", "--max-num-batched-tokens", "256", "--max-num-seqs", "8"]
+    assert main([*arguments, *flags, "--json", str(tmp_path / "out.json")]) == 0
+    *table, last = capsys.readouterr().out.strip().splitlines()
+    results = json.loads(last)
+    assert results == json.loads((tmp_path / "out.json").read_text())
+    limits = [(r["name"], r["settings"]["max_num_batched_tokens"], r["settings"]["max_num_seqs"]) for r in results]
+    assert limits == [
+        ("fcfs@64", 64, 8),
+        ("priority@128x2", 128, 2),
+        ("lpm", 256, 8),
+        ("fcfs@64, online alone", 64, 8),
+    ]
+    assert [r["offline"]["tokens_per_s"] > 0 for r in results] == [True, True, True, False]
+    shown = [line.strip() for line in table]
+    assert all(any(line.startswith(name) for line in shown) for name, *_ in limits)
+
+
+def test_the_row_of_online_alone_needs_both_kinds_of_work(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--policy", "fcfs,priority", "--online", "none"]) == 0
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [result["name"] for result in results] == ["fcfs", "priority"]
+
+
+def test_a_policy_alone_may_have_limits_of_its_own(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--policy", "fcfs@64x3"]) == 0
+    settings = json.loads(capsys.readouterr().out.splitlines()[-1])["settings"]
+    assert (settings["max_num_batched_tokens"], settings["max_num_seqs"]) == (64, 3)
+
+
+def test_noise_and_headroom_reach_the_run(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    assert main([*arguments, "--noise", "0.1", "--headroom", "fixed", "--step-log", str(log)]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["prediction"]["mape"] > 0.01
+    header = next(iter(read_log(log)))
+    assert isinstance(header, HeaderLine)
+    assert header.recipe["headroom"] == "fixed"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--policy", "best"], "there is no policy 'best'"),
+        (["--policy", "fcfs,best@64"], "there is no policy 'best'"),
+        (["--policy", "fcfs,"], "NAME@STEP_TOKENSxSEATS, not ''"),
+        (["--policy", "fcfs@x8"], "not 'fcfs@x8'"),
+        (["--policy", "fcfs@64x0"], "limits of 'fcfs@64x0' must be at least 1"),
+        (["--policy", "fcfs,lpm", "--explain", "0"], "name one policy"),
+        (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
+        (["--noise", "-0.1"], "--noise must be at least 0"),
+        (["--planning-scale", "-1"], "--planning-scale must be at least 0"),
         (["--online", "nowhere"], "no trace 'nowhere'"),
         (["--offline", "nothing"], "no offline set 'nothing'"),
         (["--offline", "none", "mmlu"], "stands alone"),

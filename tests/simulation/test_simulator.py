@@ -50,27 +50,45 @@ def test_a_request_of_n_tokens_runs_n_sampling_steps() -> None:
 def test_one_output_token_has_met_its_pace_and_has_none() -> None:
     result = simulate(constant(online((0.0, 8, 1)), tpot_slo_s=1e-6)).result.online
     assert result.tpot_s == {"p50": None, "p90": None, "p99": None}
-    assert result.attainment == {"ttft": 1.0, "tpot": 1.0, "both": 1.0}
+    assert result.attainment == {"ttft": 1.0, "tpot": 1.0, "both": 1.0, "both_from_arrival": 1.0}
 
 
 def test_attainment_counts_each_target_and_both() -> None:
     """TTFT 0.1, 0.1 and 0.15; the last one's gaps are met, all targets stand between 0.1 and 0.15."""
     requests = online((0.0, 8, 1), (1.0, 8, 4), (1.05, 8, 3))
     result = simulate(constant(requests, ttft_slo_s=0.12, tpot_slo_s=0.12)).result.online
-    assert result.attainment == {"ttft": pytest.approx(2 / 3), "tpot": 1.0, "both": pytest.approx(2 / 3)}
+    shares = {"ttft": 2 / 3, "tpot": 1.0, "both": 2 / 3, "both_from_arrival": 2 / 3}
+    assert result.attainment == pytest.approx(shares)
     assert result.goodput_rps == pytest.approx(2 / 1.05)
+
+
+@pytest.mark.parametrize(
+    ("ttft_slo_s", "tpot_slo_s", "tpot", "from_arrival"),
+    [
+        (0.3, 0.08, 0.0, 1.0),  # 20 ms late at every gap; 200 ms of the first token's time are left
+        (0.27, 0.08, 0.0, 0.0),  # the eleventh token is 0.1 + 10 x 0.02 s behind
+        (0.09, 0.2, 1.0, 0.0),  # the first token is late, though the others catch up
+    ],
+)
+def test_deadlines_from_arrival_let_an_early_first_token_pay_for_slow_gaps(
+    ttft_slo_s: float, tpot_slo_s: float, tpot: float, from_arrival: float
+) -> None:
+    """Eleven tokens at 0.1, 0.2, ... 1.1 s."""
+    scene = constant(online((0.0, 8, 11)), ttft_slo_s=ttft_slo_s, tpot_slo_s=tpot_slo_s, policy="fcfs")
+    attainment = simulate(scene).result.online.attainment
+    assert (attainment["tpot"], attainment["both_from_arrival"]) == (tpot, from_arrival)
 
 
 def test_unfinished_requests_are_missed_and_their_wait_is_counted() -> None:
     run = simulate(constant(online((0.0, 8, 1), (0.5, 8, 100)), drain_s=1.0))
     assert run.num_unfinished == 1
-    assert run.result.online.attainment == {"ttft": 0.5, "tpot": 0.5, "both": 0.5}
+    assert run.result.online.attainment == {"ttft": 0.5, "tpot": 0.5, "both": 0.5, "both_from_arrival": 0.5}
     waiting = simulate(constant(online((0.0, 8, 50), (0.05, 8, 1)), drain_s=0.9, max_num_seqs=1))
     assert waiting.num_unfinished == 2
     assert waiting.result.online.ttft_s["p99"] == pytest.approx(0.1 + 0.99 * (1.0 - 0.05 - 0.1), abs=0.02)
 
 
-def test_scheduling_takes_no_virtual_time_but_is_measured() -> None:
+def test_the_wall_time_of_planning_is_measured_and_enters_no_virtual_time() -> None:
     result = simulate(constant(online((0.0, 8, 20)))).result
     assert result.scheduler_ms["mean"] is not None
     assert result.scheduler_ms["mean"] > 0

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from neaptide.engine.messages import SetOffline
+from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs
 from tests.engine.harness import Harness, batch, flex, online
 
 
@@ -55,14 +58,29 @@ def test_older_request_that_finds_no_block_preempts_the_last_one() -> None:
     assert harness.ends["b"][0].num_preemptions == 1
 
 
-def test_prompt_starts_if_only_its_first_chunk_finds_blocks() -> None:
-    harness = Harness(num_blocks=4, policy="fcfs", max_num_batched_tokens=12)
-    harness.core.handle(online("a", [7] * 8, max_tokens=4))
-    harness.core.handle(online("b", [8] * 12, max_tokens=4, arrival_s=0.001))
-    assert harness.run(max_steps=20)[:3] == [
-        {"a": 8, "b": 4},  # b will need three blocks and gets the one that its chunk needs
-        {"a": 1},  # a takes the last block; b finds none for its next 8 tokens and preempts itself
-        {"a": 1},  # b would start again with 8 tokens beyond its cached 4: three blocks
+def test_prompt_starts_only_if_blocks_for_all_of_it_are_free() -> None:
+    harness = Harness(num_blocks=5, policy="fcfs", max_num_batched_tokens=12)
+    harness.core.handle(online("a", [7] * 8, max_tokens=2))
+    harness.core.handle(online("b", [8] * 16, max_tokens=1, arrival_s=0.001))
+    harness.core.handle(online("c", [9] * 2, max_tokens=1, arrival_s=0.002))
+    assert harness.run() == [
+        {"a": 8},  # its chunk of 4 tokens would fit, but b needs four blocks and three are free; c stands behind it
+        {"a": 1},
+        {"b": 12},  # the blocks are taken chunk by chunk
+        {"b": 4, "c": 2},
+    ]
+
+
+def test_watermark_is_left_free_beside_running_requests_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VllmV1Fcfs, "watermark", 0.25)
+    harness = Harness(num_blocks=8, policy="fcfs")
+    harness.core.handle(online("a", [7] * 28, max_tokens=1))
+    harness.core.handle(online("b", [8] * 4, max_tokens=2, arrival_s=0.001))
+    harness.core.handle(online("c", [9] * 20, max_tokens=1, arrival_s=0.002))
+    assert harness.run() == [
+        {"a": 28},  # seven of eight blocks: nothing runs yet. b would leave none
+        {"b": 4, "c": 20},  # one and five: two are left
+        {"b": 1},
     ]
 
 

@@ -1,7 +1,6 @@
 """``fcfs`` and ``priority``: the scheduler of vLLM v1.
 
-Semantics of ``vllm/v1/core/sched/scheduler.py`` as of early 2026, before admission began to ask whether a whole
-prompt fits.
+Semantics of ``vllm/v1/core/sched/scheduler.py`` and ``kv_cache_manager.py`` as of vLLM 0.32, with its defaults.
 """
 
 import math
@@ -15,7 +14,8 @@ from neaptide.engine.scheduler.queues import OnlineOrder
 
 class VllmV1Fcfs(OneQueueScheduler):
     """Running requests in order of admission, each with as many tokens as it needs and the budget allows; then waiting
-    ones by arrival, unless a request was preempted in this step. Blocks are taken chunk by chunk.
+    ones by arrival, unless a request was preempted in this step. A waiting request starts if blocks for all its known
+    tokens are free at that moment (``scheduler_reserve_full_isl``, their default); they are taken chunk by chunk.
 
     When blocks run out, the last running request goes back to the front of the queue, even if it is the one that
     asked.
@@ -24,6 +24,8 @@ class VllmV1Fcfs(OneQueueScheduler):
     publishes_when_planned: ClassVar[bool] = True
     publishes_decodes_when_planned: ClassVar[bool] = True
     """Theirs caches full blocks as it allocates them: the next waiting request of the same step finds them."""
+    watermark: ClassVar[float] = 0.0
+    """Share of the blocks that an admission beside running requests leaves free; 0 is their default."""
 
     def _pack(self, draft: Draft) -> float:
         # A step in which each request that was looked at got preempted is empty; the engine would plan again at once.
@@ -73,10 +75,11 @@ class VllmV1Fcfs(OneQueueScheduler):
             if not self._find_seat(draft):
                 break
             hit = draft.kv.match_prefix(request)
-            num_tokens = min(request.num_known_tokens - hit.num_tokens, draft.budget.tokens_left)
-            if not self._find_room_to_admit(draft, hit, num_tokens):
+            num_tokens = request.num_known_tokens - hit.num_tokens
+            spare_blocks = int(self.watermark * draft.kv.pool.num_blocks) if draft.num_running else 0
+            if not self._find_room_to_admit(draft, hit, num_tokens, spare_blocks):
                 break
-            draft.admit(request, hit, num_tokens)
+            draft.admit(request, hit, min(num_tokens, draft.budget.tokens_left))
         draft.at = None
 
 

@@ -1,0 +1,202 @@
+"""Bounds on offline tokens/s that no policy passes, were every length and arrival known.
+
+The fluid limit of the roofline. A step has no fixed cost, reads the weights for nothing and holds any number of
+requests. What is left is work that has to be done: matrix products and attention of every token that no cache can have,
+one read of what is cached for every token decoded behind it, and what is charged for a request. Online work is done as
+late as its deadlines from arrival allow, so only what is due inside the window is taken from it; the rest of the window
+goes to the offline sets in their own mix.
+
+That is the bound in the long run. In one window a policy may pass it at the expense of what lies outside: a cache full
+of prefixes may have been computed before, and a cache full of prompts may be left to be decoded later. The bound of the
+window allows for both.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.cost.iteration_time import read_kv_tokens
+from neaptide.estimator.cost.step_cost import StepCost, gemm_knot
+from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.loadgen.workloads.traces import Segments, TraceRequest
+from neaptide.simulation.measures import Window
+from neaptide.simulation.scenario import Scenario
+
+Bounds = dict[str, float | None]
+"""``long_run`` and ``window``."""
+
+
+@dataclass(slots=True, frozen=True)
+class Work:
+    """Seconds of the device: compute and memory may overlap, the rest does not."""
+
+    compute_s: float
+    memory_s: float
+    rest_s: float = 0.0
+
+    def lines_s(self, overlap_kappa: float) -> tuple[float, float]:
+        """The time that it takes is the larger one: max + kappa min, for a kappa of at most 1."""
+        compute_first_s = self.compute_s + overlap_kappa * self.memory_s
+        memory_first_s = self.memory_s + overlap_kappa * self.compute_s
+        return self.rest_s + compute_first_s, self.rest_s + memory_first_s
+
+
+@dataclass(slots=True, frozen=True)
+class OfflineMix:
+    """All that is to be done once for the offline sets."""
+
+    prefill: Work
+    decode: Work
+    prompt_tokens: int
+    output_tokens: int
+    caches: float
+    """How many times the KV cache holds the sets' prompts, what they share counted once; 0 where the edges of the
+    window do not matter."""
+    shares: bool
+    """Whether any prompt has text of another."""
+
+
+def most_tokens(window_s: float, online: Work, offline: OfflineMix, overlap_kappa: float) -> float:
+    """Offline tokens that fit beside ``online`` into the window."""
+    lines = (work.lines_s(overlap_kappa) for work in (online, offline.prefill, offline.decode))
+    return max(min(_on_line(window_s, offline, *line) for line in zip(*lines, strict=True)), 0.0)
+
+
+def _on_line(window_s: float, offline: OfflineMix, online_s: float, prefill_s: float, decode_s: float) -> float:
+    """If time were this sum. What is left for later is all or nothing, whichever gives more."""
+    found_s = offline.caches * prefill_s if offline.shares else 0.0
+    tokens_per_s = (offline.prompt_tokens + offline.output_tokens) / (prefill_s + decode_s)
+    at_once = (window_s - online_s + found_s) * tokens_per_s
+    left_s, left_tokens = offline.caches * decode_s, offline.caches * offline.output_tokens
+    return max(at_once, at_once + left_s * tokens_per_s - left_tokens)
+
+
+@dataclass(slots=True, frozen=True)
+class UnitCosts:
+    """The least that a unit of work costs in steps of any regime and size, in seconds."""
+
+    token_s: float
+    row_s: float
+    pair_s: float
+    kv_token_s: float
+    link_token_s: float
+    decode_request_s: float
+    prefill_request_s: float
+
+    @classmethod
+    def of(cls, profile: DeviceProfile) -> "UnitCosts":
+        costs = list(profile.costs.values())
+        return cls(
+            token_s=min(map(_least_gemm_token_s, costs)),
+            row_s=min(cost.row_s for cost in costs),
+            pair_s=min(cost.pair_s for cost in costs),
+            kv_token_s=min(cost.kv_token_s for cost in costs),
+            link_token_s=min(cost.token_s for cost in costs),
+            decode_request_s=min(cost.decode_request_s for cost in costs),
+            prefill_request_s=min(cost.prefill_request_s for cost in costs),
+        )
+
+    def work(self, shape: BatchShape) -> Work:
+        """Of all that was added to the shape, whatever the steps that it comes in."""
+        rows = shape.prefill_requests + shape.decode_requests
+        compute_s = self.token_s * shape.num_tokens + self.row_s * rows + self.pair_s * shape.prefill_attention_pairs
+        requests_s = self.decode_request_s * shape.decode_requests + self.prefill_request_s * shape.prefill_requests
+        return Work(
+            compute_s, self.kv_token_s * read_kv_tokens(shape), self.link_token_s * shape.num_tokens + requests_s
+        )
+
+
+def _least_gemm_token_s(cost: StepCost) -> float:
+    """Per token of a step; beyond its last knot the curve goes on with its last slope."""
+    curve = cost.gemm_curve_s
+    last = len(curve) - 1
+    slope_s = (curve[last] - curve[last - 1]) / (gemm_knot(last) - gemm_knot(last - 1))
+    return min(slope_s, *(seconds / gemm_knot(k) for k, seconds in enumerate(curve)))
+
+
+def num_due(left_s: float, tpot_slo_s: float, output_tokens: int) -> int:
+    """Output tokens of a request whose deadlines from arrival pass within ``left_s`` of the first one's."""
+    return min(output_tokens, 1 + int(left_s / tpot_slo_s)) if left_s >= 0 else 0
+
+
+def add_request(shape: BatchShape, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+    """A prompt in one piece, and a decode for every output token but the first."""
+    shape.add(prompt_tokens - cached_tokens, cached_tokens)
+    add_decodes(shape, prompt_tokens, output_tokens)
+
+
+def add_decodes(shape: BatchShape, prompt_tokens: int, output_tokens: int) -> None:
+    if decodes := output_tokens - 1:
+        read_tokens = decodes * prompt_tokens + decodes * (decodes + 1) // 2
+        shape.add_decodes(decodes, read_tokens, prompt_tokens + decodes)
+
+
+def cached_prefixes(prompts: Iterable[Segments], block_size: int) -> Iterator[int]:
+    """What a cache without limit has of each prompt, in whole blocks; at least a token of it is computed."""
+    nodes: dict[tuple[int, int, int], int] = {}  # (parent, content, tokens) -> node
+    reach: dict[tuple[int, int], int] = {}  # (parent, content) -> tokens of the longest
+    for segments in prompts:
+        parent = length = found = 0
+        is_known = True
+        for content, tokens in segments:
+            longest = reach.get((parent, content), 0)
+            if is_known:
+                found += min(longest, tokens)
+                is_known = (parent, content, tokens) in nodes
+            reach[parent, content] = max(longest, tokens)
+            parent = nodes.setdefault((parent, content, tokens), len(nodes) + 1)
+            length += tokens
+        yield min(found, length - 1) // block_size * block_size
+
+
+def total_shape(requests: Sequence[TraceRequest], outputs: Iterable[int], block_size: int) -> BatchShape:
+    """Of the requests with so many output tokens each; those without one are put off, and cached all the same."""
+    shape = BatchShape()
+    cached = cached_prefixes((request.segments for request in requests), block_size)
+    for request, cached_tokens, output_tokens in zip(requests, cached, outputs, strict=True):
+        if output_tokens:
+            add_request(shape, request.input_tokens, cached_tokens, output_tokens)
+    return shape
+
+
+def bound_tokens_per_s(scenario: Scenario, window_s: Window) -> Bounds:
+    """Logical offline tokens per second; None without offline work, or in a window without length."""
+    length_s = window_s[1] - window_s[0]
+    rows = [r for one in scenario.offline for r in one.requests if r.segments and scenario.output_limit(r) > 0]
+    if not rows or length_s <= 0:
+        return {"long_run": None, "window": None}
+    online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
+    due = [
+        num_due(window_s[1] - r.arrival_s - scenario.ttft_slo_s, scenario.tpot_slo_s, _outputs(scenario, r))
+        for r in online
+    ]
+    costs = UnitCosts.of(scenario.profile)
+    online_work = costs.work(total_shape(online, due, scenario.block_size))
+    mix = _mix(scenario, rows, costs)
+    mixes = {"long_run": replace(mix, caches=0.0), "window": mix}
+    return {
+        name: most_tokens(length_s, online_work, each, scenario.overlap_kappa) / length_s
+        for name, each in mixes.items()
+    }
+
+
+def _mix(scenario: Scenario, rows: Sequence[TraceRequest], costs: UnitCosts) -> OfflineMix:
+    outputs = [_outputs(scenario, row) for row in rows]
+    prompt_tokens = sum(row.input_tokens for row in rows)
+    prefill = total_shape(rows, [1] * len(rows), scenario.block_size)
+    decode = BatchShape()
+    for row, output_tokens in zip(rows, outputs, strict=True):
+        add_decodes(decode, row.input_tokens, output_tokens)
+    computed_tokens = prefill.num_tokens
+    return OfflineMix(
+        costs.work(prefill),
+        costs.work(decode),
+        prompt_tokens,
+        sum(outputs),
+        scenario.num_blocks * scenario.block_size / computed_tokens,
+        computed_tokens < prompt_tokens,
+    )
+
+
+def _outputs(scenario: Scenario, request: TraceRequest) -> int:
+    return min(request.output_tokens, scenario.output_limit(request))

@@ -1,0 +1,106 @@
+"""What counts as a rival's best point, and as its one best setting, on results made by hand; one small real sweep."""
+
+import pytest
+from msgspec.structs import replace
+
+from neaptide.experiments import tuned_rivals
+from neaptide.experiments.tuned_rivals import (
+    OURS,
+    Load,
+    Point,
+    Runs,
+    Size,
+    TraceRuns,
+    one_setting,
+    rows_of_one_setting,
+    settings,
+)
+from neaptide.simulation.points import PolicyPoint
+from neaptide.simulation.result import SimResult
+from neaptide.simulation.simulator import simulate
+from tests.simulation.scenes import constant, offline, online
+
+SMALL, LARGE = PolicyPoint("priority", 512, 128), PolicyPoint("priority", 2048, 128)
+
+
+@pytest.fixture(scope="module")
+def template() -> SimResult:
+    return simulate(constant(online((0.0, 8, 1), (1.0, 8, 1)), [offline((0, 4, 1))])).result
+
+
+def point(template: SimResult, policy: PolicyPoint, attained: float, tokens_per_s: float) -> Point:
+    attainment = template.online.attainment | {"both": attained}
+    online_part = replace(template.online, attainment=attainment)
+    return Point(
+        policy, replace(template, online=online_part, offline=replace(template.offline, tokens_per_s=tokens_per_s))
+    )
+
+
+def trace(template: SimResult, *rivals: tuple[PolicyPoint, float, float]) -> TraceRuns:
+    """Ours attains 99% at 1,000 tokens/s."""
+    ours = point(template, OURS, 0.99, 1000.0)
+    return TraceRuns(ours, ours, {"priority": [point(template, *rival) for rival in rivals], "fcfs": []})
+
+
+def test_the_best_point_is_the_fastest_that_attains_as_much_less_one_point(template: SimResult) -> None:
+    one = trace(template, (SMALL, 0.98, 900.0), (LARGE, 0.979, 2000.0))
+    best = one.best("priority")
+    assert best is not None
+    assert best.point == SMALL
+
+
+def test_there_may_be_none(template: SimResult) -> None:
+    assert trace(template, (SMALL, 0.5, 900.0)).best("priority") is None
+
+
+def test_the_one_setting_keeps_up_on_most_traces_and_is_then_the_fastest_there(template: SimResult) -> None:
+    runs: Runs = {
+        "calm": trace(template, (SMALL, 1.0, 500.0), (LARGE, 1.0, 900.0)),
+        "busy": trace(template, (SMALL, 1.0, 500.0), (LARGE, 0.2, 900.0)),
+    }
+    assert one_setting("priority", runs) == SMALL
+    runs["busy"] = trace(template, (SMALL, 0.2, 5000.0), (LARGE, 0.2, 10.0))
+    assert one_setting("priority", runs) == LARGE
+
+
+def test_there_is_no_one_setting_if_all_miss_the_targets_everywhere(template: SimResult) -> None:
+    assert one_setting("priority", {"busy": trace(template, (SMALL, 0.2, 500.0))}) is None
+
+
+def test_one_setting_is_compared_where_it_keeps_up(template: SimResult) -> None:
+    """Ours does 1,000 tokens/s on each trace; 1.15 times 800 is less, 1.15 times 900 is not."""
+    runs: Runs = {"calm": trace(template, (SMALL, 1.0, 800.0)), "busy": trace(template, (SMALL, 0.2, 9000.0))}
+    calm, busy, mean = rows_of_one_setting("priority", SMALL, runs, judged=True)
+    assert (calm.paper, busy.paper) == (800.0, None)
+    assert mean.ratio == pytest.approx(1000 / 800)
+    assert mean.holds
+    runs["calm"] = trace(template, (SMALL, 1.0, 900.0))
+    assert rows_of_one_setting("priority", SMALL, runs, judged=True)[-1].holds is False
+
+
+def test_fewer_step_tokens_than_seats_are_left_out() -> None:
+    assert settings("fcfs", (512, 1024), (256, 1024)) == [
+        PolicyPoint("fcfs", 512, 256),
+        PolicyPoint("fcfs", 1024, 256),
+        PolicyPoint("fcfs", 1024, 1024),
+    ]
+
+
+def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = (
+        Load("azure_conv_2023", (600.0, 600.7), 1.2, "batchllm-2000-200-s4", warm_up_s=0.2),
+        Load("azure_code_2023", (1134.9, 1135.4), 1.1, "batchllm-2000-200-s4", warm_up_s=0.2),
+    )
+    monkeypatch.setattr(tuned_rivals, "QUICK", Size(loads, (2048,), (64,)))
+    monkeypatch.setattr(tuned_rivals, "CLIENT_LIMIT_TOKENS", 8)
+    monkeypatch.setattr(tuned_rivals, "OFFLINE_REQUESTS", 100)
+    result = tuned_rivals.run(quick=True)
+    assert set(result.data["runs"]) == {load.trace for load in loads}
+    names = {"neaptide", "priority@2048x64", "fcfs@2048x64", "online alone"}
+    assert all(set(points) == names for points in result.data["runs"].values())
+    for rival in ("priority", "fcfs"):
+        assert sum(f"best point of {rival}" in row.case for row in result.rows) == 2
+    shares = [row.ours for row in result.rows if "of the bound" in row.case]
+    assert len(shares) == 2
+    assert min(shares) > 0
+    assert not result.failed
