@@ -31,6 +31,7 @@ class Told:
     """vLLM's sampling parameters."""
     is_sent: bool = False
     must_resend: bool = False
+    row: int = 0
     epoch: int = 0
     num_blocks: int = 0
     num_output: int = 0
@@ -83,15 +84,22 @@ class _Rows:
         self._epoch[rows], self._num_blocks[rows] = table.epoch[rows], table.blocks.num_blocks[rows]
         self._num_output[rows], self._order[rows] = plan.output_position + plan.sample, order
 
-    def update(self, told: Told, row: int) -> None:
-        """Brings a request's own account up to date, if the row is still the request's."""
-        if told.is_sent and self._epoch[row] == told.epoch:
-            told.num_blocks, told.num_output = int(self._num_blocks[row]), int(self._num_output[row])
+    def update(self, told: Told) -> None:
+        """Brings a request's own account up to date."""
+        if self._is_of(told):
+            told.num_blocks, told.num_output = int(self._num_blocks[told.row]), int(self._num_output[told.row])
 
-    def forget(self, plan: StepPlan) -> None:
-        """What was told of the plan's rows is in doubt."""
-        if plan.table is self.table:
-            self._epoch[plan.rows] = -1
+    def drop(self, told: Told) -> None:
+        """The runner is to forget the request."""
+        if self._is_of(told):
+            self._epoch[told.row] = -1
+
+    def _is_of(self, told: Told) -> bool:
+        return told.is_sent and told.row < len(self._epoch) and bool(self._epoch[told.row] == told.epoch)
+
+    def forget(self, rows: IntArray) -> None:
+        """What was told of them is in doubt, or they have not been told."""
+        self._epoch[rows] = -1
 
 
 class Translator:
@@ -143,6 +151,8 @@ class Translator:
         order.num_scheduled_tokens = self._counted(plan)
         order.total_num_scheduled_tokens = plan.shape.num_tokens
         if plan.table is not self._rows.table:
+            for told in self.told.values():
+                self._rows.update(told)
             self._rows = _Rows(plan.table)
         unchanged, grown = self._rows.compare(plan, self._must_have_run())
         if unchanged.any():
@@ -151,14 +161,17 @@ class Translator:
         if grown.any():
             self._go_on(cached, plan, grown)
             cached.new_block_ids += [(blocks,) for blocks in self._rows.new_blocks(plan.rows[grown])]
-        again = set(plan.resumed_ids)
+        again, refused = set(plan.resumed_ids), []
         for i in np.flatnonzero(~(unchanged | grown)).tolist():
             if ids[i] in self.invalid:
                 order.total_num_scheduled_tokens -= order.num_scheduled_tokens.pop(ids[i])
+                refused.append(i)
             else:
                 self._tell(order, plan, i, ids[i] in again)
         self._num_orders += 1
         self._rows.note(plan, self._num_orders)
+        if refused:  # with a step in flight, their next parts are planned before their error is known
+            self._rows.forget(plan.rows[refused])
         order.finished_req_ids, self._finished = self._finished, set()
         order.preempted_req_ids, self._preempted = self._preempted, set()
         self._last = order
@@ -169,7 +182,7 @@ class Translator:
         ids, num_tokens, counts = self._counts
         if plan.request_ids != ids or not np.array_equal(plan.num_tokens, num_tokens):
             counts = dict(zip(plan.request_ids, plan.num_tokens.tolist(), strict=True))
-            self._counts = plan.request_ids, plan.num_tokens, counts
+            self._counts = plan.request_ids, plan.num_tokens.copy(), counts
         return counts.copy()
 
     @staticmethod
@@ -189,7 +202,7 @@ class Translator:
         epoch, held = int(table.epoch[row]), int(table.blocks.num_blocks[row])
         request_id = plan.request_ids[i]
         told = self.told[request_id]
-        self._rows.update(told, row)
+        self._rows.update(told)
         if told.is_sent and (is_resumed or not self._agrees(told, epoch, num_output)):
             self._must_resend(told)
         if told.is_sent:
@@ -205,7 +218,7 @@ class Translator:
         else:
             order.scheduled_new_reqs.append(self._new_data(told, table, row, held, start, num_output))
         told.is_sent, told.must_resend = True, False
-        told.epoch, told.num_blocks, told.num_output = epoch, held, num_output + int(plan.sample[i])
+        told.row, told.epoch, told.num_blocks, told.num_output = row, epoch, held, num_output + int(plan.sample[i])
 
     def _must_have_run(self) -> int | None:
         """The order that a part must have been in to go on without further words; None for any."""
@@ -218,7 +231,8 @@ class Translator:
             self._preempted |= self._last.preempted_req_ids
             self._last = None
         new = {request.request_id for request in plan.new_requests}
-        self._rows.forget(plan)
+        if plan.table is self._rows.table:
+            self._rows.forget(plan.rows)
         for request_id in plan.request_ids:
             told = self.told.get(request_id)
             if told is None or not told.is_sent:
@@ -240,6 +254,7 @@ class Translator:
         return not told.must_resend and told.epoch == epoch and is_as_long
 
     def _must_resend(self, told: Told) -> None:
+        self._rows.drop(told)
         if self._kind.is_v2:
             told.is_sent = False
             self._preempted.add(told.new.request_id)
@@ -251,6 +266,7 @@ class Translator:
         self.seeded.discard(request_id)
         self.invalid.discard(request_id)
         if told is not None and told.is_sent:
+            self._rows.drop(told)
             self._finished.add(request_id)
 
     def _has_bad_token(self, token_ids: list[int]) -> bool:
