@@ -1,8 +1,8 @@
 """What the vllm executor costs beside vLLM's runner: translation of plans and collection of answers, per decode step.
 
 The whole engine over vLLM's workers, on a small random Llama; times are those that the executor measures itself:
-``prepare_s`` (from plan to ``SchedulerOutput``) and ``sample_s`` (from ``ModelRunnerOutput`` to result). Prompts differ in
-length, so that in every step some requests get another block. To be run by vLLM's interpreter:
+``prepare_s`` (from plan to ``SchedulerOutput``) and ``sample_s`` (from ``ModelRunnerOutput`` to result). Prompts differ
+in length, so that in every step some requests get another block. To be run by vLLM's interpreter:
 
     PYTHONPATH=. .vllm/bin/python -m benchmarks.vllm_overhead [--requests 64 1024] [--steps N] [--profile]
 
@@ -96,11 +96,10 @@ def main() -> None:
         engine = start(Path(directory), max(args.requests), PROMPT_TOKENS[1] + 2 * steps)
         runs = [(profiled if args.profile else measure)(engine, requests, steps) for requests in args.requests]
         engine.close()
-    rows = [
-        [run["requests"], *(f"{run[f'{name}_ms'][0]:.3f} / {run[f'{name}_ms'][1]:.3f}" for name in COLUMNS)]
-        + [run.get("goal_ms", "-")]
-        for run in runs
-    ]
+    rows = []
+    for run in runs:
+        times = ("{:.3f} / {:.3f}".format(*run[f"{name}_ms"]) for name in COLUMNS)
+        rows.append([run["requests"], *times, run.get("goal_ms", "-")])
     print_table("ms of a decode step, median / p90", ["requests", *COLUMNS, "goal of both"], rows)
     print(json.dumps({"runs": runs}))
 
