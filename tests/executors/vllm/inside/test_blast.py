@@ -25,7 +25,7 @@ from tests.executors.vllm.inside.runs import GAP, Run, prompts
 Checkpoint = tuple[Path, PreTrainedModel]
 NUM_STEPS = int(os.environ.get("NEAPTIDE_TEST_BLAST_STEPS", "300"))
 NUM_DISCONNECTS = int(os.environ.get("NEAPTIDE_TEST_DISCONNECTS", "300"))
-MOST_WAITING = 40
+MOST_HELD = 40
 FEW_BLOCKS = 12
 PROMPT_SCALE = 4
 """For blocks of 32 tokens: prompts of up to half of those few blocks."""
@@ -59,6 +59,12 @@ class BlastRun(Run):
 
     def _note(self, plan: StepPlan) -> None:
         self.asked |= {new.request_id: new.params for new in plan.new_requests}
+
+    @property
+    def num_held(self) -> int:
+        """Requests and rows that have not ended."""
+        queues = self.core.scheduler.queues
+        return sum(map(len, (queues.waiting_online, queues.running_online, queues.running_offline, queues.pool)))
 
     def step(self) -> None:
         ended = dict(self.ends)
@@ -118,8 +124,10 @@ def test_random_histories(
     run, history = BlastRun(started, depth), GreedyHistory(depth, tmp_path, scale=PROMPT_SCALE)
     raises = Raises(vllm(started)._workers, sometimes(depth), monkeypatch)
     for _ in range(NUM_STEPS):
-        if len(history.prompts) - len(run.ends) < MOST_WAITING:
+        if run.num_held < MOST_HELD:
             history.turn(run)
+        else:
+            run.core.handle(SetOffline(False))
         run.step()
     run.core.handle(SetOffline(False))
     run.finish()
