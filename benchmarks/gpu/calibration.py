@@ -6,20 +6,15 @@ a module, this is the command alone: the whole command line would want packages 
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.random_llama import LLAMA_8B, TINY, LlamaShape, write_model_dir
-
-BYTES_PER_PARAMETER = 2
-SPARE_DISK = 1.1
+from benchmarks.gpu.weights import random_model
 
 
 def calibrate(
@@ -31,15 +26,7 @@ def calibrate(
         RuntimeError: too little disk for the weights, or the command failed.
         subprocess.TimeoutExpired: it was not done after ``timeout_s``.
     """
-    name, shape = ("llama-tiny", TINY) if dry else ("llama-3.1-8b", LLAMA_8B)
-    with tempfile.TemporaryDirectory() as directory:
-        _check_disk(Path(directory), shape)
-        model = Path(directory, name)  # the profile takes the model's name from it
-        model.mkdir()
-        write_model_dir(model, shape, torch.bfloat16, device)
-        progress("random weights are written")
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    with random_model(device, dry=dry, progress=progress) as model:
         command = [sys.executable, "-m", "benchmarks.gpu.calibration", "calibrate", "--model", str(model)]
         command += ["--device", device.type, "--out", str(profile), *(["--quick"] if dry else [])]
         status = subprocess.run(command, timeout=timeout_s, check=False).returncode
@@ -47,16 +34,6 @@ def calibrate(
         raise RuntimeError(f"neaptide calibrate ended with status {status}")
     found: dict[str, Any] = json.loads(profile.read_text(encoding="utf-8"))
     return found
-
-
-def _check_disk(directory: Path, shape: LlamaShape) -> None:
-    parameters = sum(torch.Size(size).numel() for _, size in shape.tensors())
-    needed, free = SPARE_DISK * BYTES_PER_PARAMETER * parameters, shutil.disk_usage(directory).free
-    if free < needed:
-        raise RuntimeError(
-            f"the weights need {needed / 1e9:.0f} GB in {tempfile.gettempdir()}, {free / 1e9:.0f} are free; "
-            "TMPDIR names another folder"
-        )
 
 
 def main() -> int:

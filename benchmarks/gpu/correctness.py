@@ -150,17 +150,12 @@ def compare(weights: dict[str, Tensor], shape: LlamaShape, tracks: list[Track], 
         ours = torch.full_like(expected, float("nan"))
         for position, record in enumerate(track.logprobs):
             ours[position, record.top_ids] = torch.tensor(record.top_logprobs, device=expected.device)
-        difference = float((ours - expected).abs().max())
-        worst = max(worst, float("inf") if math.isnan(difference) else difference)
+        off_by = float((ours - expected).abs().max())
+        worst = max(worst, float("inf") if math.isnan(off_by) else off_by)
         total += len(track.output)
-        for position, token in enumerate(track.output):
-            values, ids = (part.tolist() for part in logits[position].topk(2))
-            if values[0] - values[1] < GAP[dtype]:
-                break
-            if token != ids[0]:
-                wrong.append({"prompt_tokens": len(track.prompt), "position": position, "ours": token, "want": ids[0]})
-                break
-            compared += 1
+        agreeing, difference = compare_tokens(logits, track.output, GAP[dtype])
+        compared += agreeing
+        wrong += [] if difference is None else [{"prompt_tokens": len(track.prompt)} | difference]
     return {
         "ok": not wrong and worst <= LOGPROB_TOLERANCE[dtype] and compared > 0,
         "tokens": total,
@@ -170,3 +165,14 @@ def compare(weights: dict[str, Tensor], shape: LlamaShape, tracks: list[Track], 
         "max_logprob_difference": worst,
         "logprob_tolerance": LOGPROB_TOLERANCE[dtype],
     }
+
+
+def compare_tokens(logits: Tensor, tokens: list[int], gap: float) -> tuple[int, dict[str, int] | None]:
+    """How many greedy tokens are those of the logits [tokens, vocab], up to the first close call; and what is wrong."""
+    for position, token in enumerate(tokens):
+        values, ids = (part.tolist() for part in logits[position].topk(2))
+        if values[0] - values[1] < gap:
+            return position, None
+        if token != ids[0]:
+            return position, {"position": position, "ours": token, "want": ids[0]}
+    return len(tokens), None

@@ -1,4 +1,5 @@
-"""The stages of ``benchmarks/gpu/run.sh``: correctness first, then the device's ceilings, then calibration.
+"""The stages of ``benchmarks/gpu/run.sh``: correctness first, then the device's ceilings, then calibration; at last the
+vllm executor, which depends on none of those.
 
 Every stage writes its JSON as it ends, so that a run that is cut off leaves what it had.
 """
@@ -19,13 +20,16 @@ from typing import Any
 import torch
 
 from benchmarks.common import REPOSITORY
-from benchmarks.gpu import ceilings
+from benchmarks.gpu import ceilings, vllm
 from benchmarks.gpu.calibration import calibrate
 from benchmarks.gpu.correctness import check_correctness
 
-STAGES = ("correctness", "ceilings", "calibration")
+OWN_STAGES = ("correctness", "ceilings", "calibration")
+VLLM_STAGES = ("vllm", "vllm_w5")
+"""Unless asked for by name, left out where there is no vLLM."""
+STAGES = OWN_STAGES + VLLM_STAGES
 LIMIT_S = 570.0
-"""Calibration is ended in time for the whole run to stay under this."""
+"""Calibration is ended in time for the run up to there to stay under this."""
 OUTPUT_TOKENS, DRY_OUTPUT_TOKENS = 32, 4
 
 
@@ -96,6 +100,22 @@ class Run:
         self._write(path.name, profile)
         return {"profile": profile}
 
+    def vllm(self) -> dict[str, Any]:
+        return vllm.measure_steps(self._vllm_python(), self.device, dry=self.dry, progress=self.say)
+
+    def vllm_w5(self) -> dict[str, Any]:
+        if missing := vllm.missing_packages():
+            raise Skipped(f"this interpreter has no {', '.join(missing)}, which the server needs")
+        if self.results["stages"].get("vllm", {}).get("status") == "failed":
+            raise Skipped("what the executor does beside its rivals means nothing while it fails by itself")
+        return vllm.measure_w5(self._vllm_python(), self.device, dry=self.dry, progress=self.say)
+
+    @staticmethod
+    def _vllm_python() -> Path:
+        if (python := vllm.find_python()) is None:
+            raise Skipped("no interpreter has vLLM: PYTHON_VLLM names one")
+        return python
+
     def finish(self) -> int:
         """Writes everything into one file; 1 if a stage failed or was skipped."""
         self.results["seconds"] = time.monotonic() - self.start_s
@@ -126,9 +146,10 @@ def _commit() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.sh", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="the same path on the CPU at tiny sizes")
-    parser.add_argument("--stages", default=",".join(STAGES), metavar="NAME,...", help=f"of {', '.join(STAGES)}")
+    parser.add_argument("--stages", metavar="NAME,...", help=f"of {', '.join(STAGES)}")
     args = parser.parse_args(argv)
-    stages = args.stages.split(",")
+    has_vllm = vllm.find_python() is not None
+    stages = args.stages.split(",") if args.stages else STAGES if has_vllm else OWN_STAGES
     if unknown := set(stages) - set(STAGES):
         parser.error(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
     if not args.dry and not torch.cuda.is_available():
@@ -136,6 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     out = os.environ.get("OUT")
     run = Run(dry=args.dry, out=Path(out) if out else None)
+    if not args.stages and not has_vllm:
+        run.say(f"no interpreter has vLLM (PYTHON_VLLM names one): without {', '.join(VLLM_STAGES)}")
     for name in STAGES:
         if name in stages:
             run.stage(name, getattr(run, name))

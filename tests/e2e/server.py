@@ -4,9 +4,11 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -114,6 +116,32 @@ class RunningServer:
     def request_log(self) -> list[dict[str, Any]]:
         """What the engine executed: its own witness."""
         return [json.loads(line) for line in (self.data_dir / "engine-requests.jsonl").read_text().splitlines()]
+
+
+def stream_events(server: RunningServer, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
+    """Events of a streamed chat as they come."""
+    request = body | {"stream": True}
+    with httpx.stream("POST", f"{server.base_url}/chat/completions", json=request, timeout=60.0) as reply:
+        assert reply.status_code == 200
+        for line in reply.iter_lines():
+            if line.startswith("data: "):
+                yield line[6:] if line == "data: [DONE]" else json.loads(line[6:])
+
+
+def durable_lines(data_dir: Path) -> set[str]:
+    """Ids of the lines whose result is committed, read behind the server's back."""
+    (database,) = data_dir.glob("*.db")
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        rows = connection.execute("select custom_id from batch_lines where state in ('completed', 'failed')")
+        found = {row[0] for row in rows}
+    connection.close()
+    return found
+
+
+def lines_run_again(server: RunningServer, batch_id: str, executed_before: int) -> set[str]:
+    """Ids of the lines that an engine has started since its log had so many entries."""
+    again = {event["id"] for event in server.request_log()[executed_before:] if event["event"] == "start"}
+    return {f"c{request_id.partition(':')[2]}" for request_id in again if request_id.startswith(batch_id)}
 
 
 def submit_batch(server: RunningServer, bodies: list[dict[str, Any]], endpoint: str = "/v1/chat/completions") -> str:

@@ -1,13 +1,20 @@
 """Processes that are killed, and what is left of the work."""
 
-import sqlite3
 import threading
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batch, wait_terminal
+from tests.e2e.server import (
+    RunningServer,
+    durable_lines,
+    get_batch,
+    lines_run_again,
+    result_lines,
+    submit_batch,
+    wait_terminal,
+)
 
 SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "4"}
 
@@ -15,16 +22,6 @@ SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "4"}
 def body(index: int, max_tokens: int) -> dict[str, object]:
     messages = [{"role": "user", "content": f"What is {index % 900} + {index % 7}?"}]
     return {"model": "neaptide-tiny", "messages": messages, "temperature": 0, "max_completion_tokens": max_tokens}
-
-
-def durable_lines(data_dir: Path) -> set[str]:
-    """Ids of the lines whose result is committed, read behind the server's back."""
-    (database,) = data_dir.glob("*.db")
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-        rows = connection.execute("select custom_id from batch_lines where state in ('completed', 'failed')")
-        found = {row[0] for row in rows}
-    connection.close()
-    return found
 
 
 def kill_midway_and_check(server: RunningServer, lines: int, max_tokens: int) -> None:
@@ -56,8 +53,7 @@ def kill_midway_and_check(server: RunningServer, lines: int, max_tokens: int) ->
     assert batch["request_counts"] == {"total": lines, "completed": lines, "failed": 0}
     results = [line["custom_id"] for line in result_lines(server, batch)]
     assert results == [f"c{i}" for i in range(lines)]
-    again = {e["id"] for e in server.request_log()[executed_before:] if e["event"] == "start"}
-    rows_again = {f"c{request_id.partition(':')[2]}" for request_id in again if request_id.startswith(batch_id)}
+    rows_again = lines_run_again(server, batch_id, executed_before)
     assert not rows_again & finished
     assert rows_again | finished == set(results)
 

@@ -1,6 +1,5 @@
 """Processes that die, hang or are told to end, seen from outside."""
 
-import json
 import os
 import signal
 import threading
@@ -17,7 +16,7 @@ import pytest
 from neaptide.launch.serve import embedded_model_path
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.e2e.conftest import SIM
-from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batch, wait_terminal
+from tests.e2e.server import RunningServer, get_batch, result_lines, stream_events, submit_batch, wait_terminal
 
 MODEL = "neaptide-tiny"
 POISON = "\N{SNOWMAN}"
@@ -29,12 +28,7 @@ def body(text: str, max_tokens: int) -> dict[str, Any]:
 
 def events(server: RunningServer, max_tokens: int) -> Iterator[dict[str, Any] | str]:
     """Events of a streamed chat as they come."""
-    request = body("hello", max_tokens) | {"stream": True}
-    with httpx.stream("POST", f"{server.base_url}/chat/completions", json=request, timeout=60.0) as reply:
-        assert reply.status_code == 200
-        for line in reply.iter_lines():
-            if line.startswith("data: "):
-                yield line[6:] if line == "data: [DONE]" else json.loads(line[6:])
+    return stream_events(server, body("hello", max_tokens))
 
 
 @pytest.fixture

@@ -3,7 +3,10 @@
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+from neaptide.engine.clock import Clock
+from neaptide.engine.core import EngineCore
 from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline
 from neaptide.engine.offline.prefix_tree import write_prefixes
 from neaptide.engine.offline.token_file import TokenFileWriter
@@ -23,6 +26,16 @@ SMALL_POOL: dict[str, object] = {
 TIERS = (Tier.PRIORITY, Tier.DEFAULT, Tier.FLEX)
 
 
+class Played(Protocol):
+    """An engine that histories are played on."""
+
+    @property
+    def core(self) -> EngineCore: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+
 @dataclass
 class History:
     """Hands in requests, batches and the rest, a few with every turn."""
@@ -31,6 +44,8 @@ class History:
     directory: Path
     interrupts: bool = True
     """Aborts, cancels and pauses as well."""
+    scale: int = 1
+    """Of the prompts' lengths: 1 suits blocks of four tokens."""
     prompts: dict[str, list[int]] = field(default_factory=dict)
     """Of every request and row."""
     cut_short: set[str] = field(default_factory=set)
@@ -40,7 +55,7 @@ class History:
         self._random = random.Random(self.seed)
         self._num_requests = self._num_jobs = 0
 
-    def turn(self, harness: Harness) -> None:
+    def turn(self, harness: Played) -> None:
         """What comes between two steps."""
         rng = self._random
         for _ in range(rng.choice([0, 0, 0, 1, 1, 2])):
@@ -97,8 +112,8 @@ class History:
     def _prompt(self) -> list[int]:
         """Few distinct prefixes, so that blocks are shared; up to half of the small pool."""
         rng = self._random
-        prefix = [rng.randrange(3)] * rng.choice([0, 4, 9, 16])
-        return prefix + [rng.randrange(6, 50) for _ in range(rng.randrange(1, 24))]
+        prefix = [rng.randrange(3)] * (self.scale * rng.choice([0, 4, 9, 16]))
+        return prefix + [rng.randrange(6, 50) for _ in range(rng.randrange(1, 24 * self.scale))]
 
     def _params(self) -> SamplingParams:
         rng = self._random

@@ -31,7 +31,8 @@ class EngineRun:
     def __init__(self, config: EngineConfig, executor: Executor, may_fail: bool = False) -> None:
         headroom = FixedHeadroom(executor.num_blocks, 0.0)
         model = ConstantCostModel(1e-6)
-        self.core = EngineCore(config, executor, model, headroom, MonotonicClock(), frozenset({EOS_TOKEN_ID}))
+        self.clock = MonotonicClock()
+        self.core = EngineCore(config, executor, model, headroom, self.clock, frozenset({EOS_TOKEN_ID}))
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}

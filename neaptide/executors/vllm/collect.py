@@ -1,10 +1,12 @@
 """From what vLLM's model runner answers to the result of a step."""
 
 import logging
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepPlan, StepResult
@@ -20,18 +22,16 @@ def collect(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResu
         told: what is known of the plan's requests; those that have ended since may be missing.
         output: a ``ModelRunnerOutput``.
     """
-    places: dict[str, int] = output.req_id_to_index
-    tokens = [sampled[0] if sampled else -1 for sampled in output.sampled_token_ids]
     ids = plan.request_ids
     if result.errors:
         asked = np.array([request_id not in result.errors for request_id in ids], np.bool_)
-        result.token_ids[asked] = [tokens[places[request_id]] for request_id in ids if request_id not in result.errors]
+        result.token_ids[asked] = _tokens(list(compress(ids, asked.tolist())), output)
     else:
-        result.token_ids[:] = [tokens[places[request_id]] for request_id in ids]
+        result.token_ids[:] = _tokens(ids, output)
     for i in np.flatnonzero((result.token_ids < 0) & plan.sample).tolist():
         logger.error("request %s has no token: vLLM's runner did not take it to be at its end", ids[i])
         result.errors.setdefault(ids[i], INTERNAL_ERROR)
-    if output.num_nans_in_logits:
+    if output.num_nans_in_logits and any(output.num_nans_in_logits.values()):
         for request_id, count in output.num_nans_in_logits.items():
             if count:
                 result.errors[request_id] = NUMERICAL_ERROR
@@ -43,6 +43,19 @@ def collect(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResu
     for request_id in result.errors:
         result.logprobs.pop(request_id, None)
         result.prompt_logprobs.pop(request_id, None)
+
+
+def _tokens(ids: list[str], output: Any) -> IntArray:
+    """[ids] -1 where the runner has sampled none."""
+    sampled: list[list[int]] = output.sampled_token_ids
+    try:
+        tokens: IntArray = np.fromiter(chain.from_iterable(sampled), np.int64, len(sampled))
+    except ValueError:  # too few
+        tokens = np.array([tokens[0] if tokens else -1 for tokens in sampled], np.int64)
+    if ids == output.req_ids:
+        return tokens
+    places = output.req_id_to_index
+    return tokens[np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))]
 
 
 def _collect_logprobs(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult) -> None:

@@ -8,6 +8,7 @@ and hears of it as a new one with the tokens that it has.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class Told:
     """vLLM's sampling parameters."""
     is_sent: bool = False
     must_resend: bool = False
+    row: int = 0
     epoch: int = 0
     num_blocks: int = 0
     num_output: int = 0
@@ -57,15 +59,24 @@ class _Rows:
         self._num_output: IntArray = np.zeros(table.num_seats, np.int64)
         self._order: IntArray = np.zeros(table.num_seats, np.int64)
 
-    def unchanged(self, plan: StepPlan, order: int | None) -> BoolArray:
-        """[parts] that have the blocks and the tokens that the runner has, and were in this order if one is given."""
+    def compare(self, plan: StepPlan, order: int | None) -> tuple[BoolArray, BoolArray]:
+        """[parts] that are as the runner was told, and that are so but for new blocks; only those that were in this
+        order, if one is given."""
         rows, table = plan.rows, self.table
-        unchanged: BoolArray = (
-            (self._epoch[rows] == table.epoch[rows])
-            & (self._num_output[rows] == plan.output_position)
-            & (self._num_blocks[rows] == table.blocks.num_blocks[rows])
-        )
-        return unchanged if order is None else unchanged & (self._order[rows] == order)
+        as_told: BoolArray = (self._epoch[rows] == table.epoch[rows]) & (self._num_output[rows] == plan.output_position)
+        if order is not None:
+            as_told &= self._order[rows] == order
+        new_blocks = table.blocks.num_blocks[rows] - self._num_blocks[rows]
+        return as_told & (new_blocks == 0), as_told & (new_blocks > 0)
+
+    def new_blocks(self, rows: IntArray) -> list[list[int]]:
+        """As the runner counts them, of rows that have grown."""
+        first, table = self._num_blocks[rows], self.table.blocks
+        num_blocks = table.num_blocks[rows]
+        if (num_blocks == first + 1).all():
+            return [[block] for block in (table.ids[rows, first] + NULL_BLOCKS).tolist()]
+        spans = zip(rows.tolist(), first.tolist(), num_blocks.tolist(), strict=True)
+        return [_blocks(self.table, row, start, end) for row, start, end in spans]
 
     def note(self, plan: StepPlan, order: int) -> None:
         """The plan's parts have been told."""
@@ -73,15 +84,22 @@ class _Rows:
         self._epoch[rows], self._num_blocks[rows] = table.epoch[rows], table.blocks.num_blocks[rows]
         self._num_output[rows], self._order[rows] = plan.output_position + plan.sample, order
 
-    def update(self, told: Told, row: int) -> None:
-        """Brings a request's own account up to date, if the row is still the request's."""
-        if told.is_sent and self._epoch[row] == told.epoch:
-            told.num_blocks, told.num_output = int(self._num_blocks[row]), int(self._num_output[row])
+    def update(self, told: Told) -> None:
+        """Brings a request's own account up to date."""
+        if self._is_of(told):
+            told.num_blocks, told.num_output = int(self._num_blocks[told.row]), int(self._num_output[told.row])
 
-    def forget(self, plan: StepPlan) -> None:
-        """What was told of the plan's rows is in doubt."""
-        if plan.table is self.table:
-            self._epoch[plan.rows] = -1
+    def drop(self, told: Told) -> None:
+        """The runner is to forget the request."""
+        if self._is_of(told):
+            self._epoch[told.row] = -1
+
+    def _is_of(self, told: Told) -> bool:
+        return told.is_sent and told.row < len(self._epoch) and bool(self._epoch[told.row] == told.epoch)
+
+    def forget(self, rows: IntArray) -> None:
+        """What was told of them is in doubt, or they have not been told."""
+        self._epoch[rows] = -1
 
 
 class Translator:
@@ -105,6 +123,8 @@ class Translator:
         """Those with a token id outside the vocabulary: the runner never hears of them."""
         self._rows = _Rows(RequestTable(0, 1, 1))
         self._num_orders = 0
+        self._counts: tuple[list[str], IntArray, dict[str, int]] = [], np.zeros(0, np.int64), {}
+        """Of the last order: its parts, their tokens, and both together."""
         self._last: Any = None
         """The last order, unless it is in doubt whether the runner has heard it."""
 
@@ -128,28 +148,52 @@ class Translator:
         """What the runner is told of the plan's parts, the invalid ones left out: a ``SchedulerOutput``."""
         order = SchedulerOutput.make_empty()
         cached, ids = order.scheduled_cached_reqs, plan.request_ids
-        order.num_scheduled_tokens = dict(zip(ids, plan.num_tokens.tolist(), strict=True))
+        order.num_scheduled_tokens = self._counted(plan)
+        order.total_num_scheduled_tokens = plan.shape.num_tokens
         if plan.table is not self._rows.table:
+            for told in self.told.values():
+                self._rows.update(told)
             self._rows = _Rows(plan.table)
-        unchanged = self._rows.unchanged(plan, self._must_have_run())
+        unchanged, grown = self._rows.compare(plan, self._must_have_run())
         if unchanged.any():
-            cached.req_ids = [ids[i] for i in np.flatnonzero(unchanged).tolist()]
-            cached.new_block_ids = [None] * len(cached.req_ids)
-            cached.num_computed_tokens = plan.num_computed[unchanged].tolist()
-            cached.num_output_tokens = plan.output_position[unchanged].tolist()
-        again = set(plan.resumed_ids)
-        for i in np.flatnonzero(~unchanged).tolist():
+            count = self._go_on(cached, plan, unchanged)
+            cached.new_block_ids += [None] * count
+        if grown.any():
+            self._go_on(cached, plan, grown)
+            cached.new_block_ids += [(blocks,) for blocks in self._rows.new_blocks(plan.rows[grown])]
+        again, refused = set(plan.resumed_ids), []
+        for i in np.flatnonzero(~(unchanged | grown)).tolist():
             if ids[i] in self.invalid:
-                del order.num_scheduled_tokens[ids[i]]
+                order.total_num_scheduled_tokens -= order.num_scheduled_tokens.pop(ids[i])
+                refused.append(i)
             else:
                 self._tell(order, plan, i, ids[i] in again)
         self._num_orders += 1
         self._rows.note(plan, self._num_orders)
-        order.total_num_scheduled_tokens = sum(order.num_scheduled_tokens.values())
+        if refused:  # with a step in flight, their next parts are planned before their error is known
+            self._rows.forget(plan.rows[refused])
         order.finished_req_ids, self._finished = self._finished, set()
         order.preempted_req_ids, self._preempted = self._preempted, set()
         self._last = order
         return order
+
+    def _counted(self, plan: StepPlan) -> dict[str, int]:
+        """Tokens of each part: most often those of the step before, for most steps only decode."""
+        ids, num_tokens, counts = self._counts
+        if plan.request_ids != ids or not np.array_equal(plan.num_tokens, num_tokens):
+            counts = dict(zip(plan.request_ids, plan.num_tokens.tolist(), strict=True))
+            self._counts = plan.request_ids, plan.num_tokens.copy(), counts
+        return counts.copy()
+
+    @staticmethod
+    def _go_on(cached: CachedRequestData, plan: StepPlan, which: BoolArray) -> int:
+        """Parts that go on where they were; returns how many."""
+        is_all = which.all()
+        ids = plan.request_ids if is_all else list(compress(plan.request_ids, which.tolist()))
+        cached.req_ids += ids
+        cached.num_computed_tokens += (plan.num_computed if is_all else plan.num_computed[which]).tolist()
+        cached.num_output_tokens += (plan.output_position if is_all else plan.output_position[which]).tolist()
+        return len(ids)
 
     def _tell(self, order: Any, plan: StepPlan, i: int, is_resumed: bool) -> None:
         """One part of which the runner has to hear more than that it goes on."""
@@ -158,7 +202,7 @@ class Translator:
         epoch, held = int(table.epoch[row]), int(table.blocks.num_blocks[row])
         request_id = plan.request_ids[i]
         told = self.told[request_id]
-        self._rows.update(told, row)
+        self._rows.update(told)
         if told.is_sent and (is_resumed or not self._agrees(told, epoch, num_output)):
             self._must_resend(told)
         if told.is_sent:
@@ -174,7 +218,7 @@ class Translator:
         else:
             order.scheduled_new_reqs.append(self._new_data(told, table, row, held, start, num_output))
         told.is_sent, told.must_resend = True, False
-        told.epoch, told.num_blocks, told.num_output = epoch, held, num_output + int(plan.sample[i])
+        told.row, told.epoch, told.num_blocks, told.num_output = row, epoch, held, num_output + int(plan.sample[i])
 
     def _must_have_run(self) -> int | None:
         """The order that a part must have been in to go on without further words; None for any."""
@@ -187,7 +231,8 @@ class Translator:
             self._preempted |= self._last.preempted_req_ids
             self._last = None
         new = {request.request_id for request in plan.new_requests}
-        self._rows.forget(plan)
+        if plan.table is self._rows.table:
+            self._rows.forget(plan.rows)
         for request_id in plan.request_ids:
             told = self.told.get(request_id)
             if told is None or not told.is_sent:
@@ -209,6 +254,7 @@ class Translator:
         return not told.must_resend and told.epoch == epoch and is_as_long
 
     def _must_resend(self, told: Told) -> None:
+        self._rows.drop(told)
         if self._kind.is_v2:
             told.is_sent = False
             self._preempted.add(told.new.request_id)
@@ -220,6 +266,7 @@ class Translator:
         self.seeded.discard(request_id)
         self.invalid.discard(request_id)
         if told is not None and told.is_sent:
+            self._rows.drop(told)
             self._finished.add(request_id)
 
     def _has_bad_token(self, token_ids: list[int]) -> bool:

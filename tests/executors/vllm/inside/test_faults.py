@@ -1,6 +1,6 @@
 """One request's failure stays its own on vLLM's workers too."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,58 +13,14 @@ from neaptide.engine.params import INTERNAL_ERROR, INVALID_TOKEN, NUMERICAL_ERRO
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.vllm.translate import NULL_BLOCKS
-from neaptide.executors.vllm.vllm_executor import VllmExecutor
+from tests.executors.vllm.inside.faults import PLACES, Raises, known_to_the_runner, num_failed_steps, runner, vllm
 from tests.executors.vllm.inside.runs import NUM_OUTPUT, Run, assert_greedy, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
 
 
-def vllm(started: StartedExecutor) -> VllmExecutor:
-    assert isinstance(started.executor, VllmExecutor)
-    return started.executor
-
-
-def runner(started: StartedExecutor) -> Any:
-    return vllm(started)._workers.driver_worker.worker.model_runner
-
-
-def known_to_the_runner(started: StartedExecutor) -> set[str]:
-    found = runner(started)
-    return set(found.req_states.req_id_to_index if hasattr(found, "req_states") else found.requests)
-
-
-class Raises:
-    """Lets vLLM's workers raise in a step that a request takes part in."""
-
-    def __init__(self, workers: Any, poisoned: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._is_due = False
-        self.num_raised = 0
-        execute, sample = workers.execute_model, workers.sample_tokens
-
-        def execute_model(order: Any, non_block: bool = False) -> Any:
-            self._is_due = poisoned in order.num_scheduled_tokens
-            self._raise_in("before", where)
-            answer = execute(order, non_block=non_block)
-            self._raise_in("between", where)
-            return answer
-
-        def sample_tokens(grammar: Any, non_block: bool = False) -> Any:
-            answer = sample(grammar, non_block=non_block)
-            self._raise_in("after", where)
-            return answer
-
-        monkeypatch.setattr(workers, "execute_model", execute_model)
-        monkeypatch.setattr(workers, "sample_tokens", sample_tokens)
-
-    def _raise_in(self, here: str, where: str) -> None:
-        if self._is_due and here == where:
-            self._is_due = False
-            self.num_raised += 1
-            raise RuntimeError("poisoned")
-
-
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("where", ["before", "between", "after"])
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("joins_at", [0, 4])
 def test_only_the_poisoned_request_fails(
     checkpoint: Checkpoint,
@@ -74,7 +30,7 @@ def test_only_the_poisoned_request_fails(
     joins_at: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    raises = Raises(vllm(started)._workers, "bad", where, monkeypatch)
+    raises = Raises(vllm(started)._workers, lambda ids: where if "bad" in ids else None, monkeypatch)
     run = Run(started.executor, overlap_depth=depth)
     asked = prompts(5, seed=12)
     for i, prompt in enumerate(asked):
@@ -134,6 +90,47 @@ def test_unknown_token_ids_end_one_request(checkpoint: Checkpoint, started: Star
     run.finish()
     assert run.ends["bad"].error == INVALID_TOKEN
     assert_greedy(checkpoint[1], prompt, run.tokens["good"])
+
+
+def test_the_runner_never_hears_of_a_bad_prompt_that_comes_in_chunks(
+    checkpoint: Checkpoint, started: StartedExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(started.executor, overlap_depth=1, max_num_batched_tokens=16)
+    (prompt,) = prompts(1, seed=14)
+    run.add("good", prompt)
+    while not run.tokens["good"]:
+        run.step()
+    run.add("bad", [7] * 60 + [256])
+    run.finish()
+    assert run.ends["bad"].error == INVALID_TOKEN
+    assert num_failed_steps(caplog) == 0
+    assert_greedy(checkpoint[1], prompt, run.tokens["good"])
+
+
+def test_a_prompt_whose_first_chunk_is_run_again_behind_its_second(
+    checkpoint: Checkpoint,
+    started: StartedExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With a step in flight when the first raises, the runner has heard the second chunk."""
+    steps_of_new: list[Collection[str]] = []
+
+    def where(ids: Collection[str]) -> str | None:
+        steps_of_new.extend([ids] if "new" in ids else [])
+        return "before" if len(steps_of_new) == 1 and steps_of_new[0] is ids else None
+
+    raises = Raises(vllm(started)._workers, where, monkeypatch)
+    run = Run(started.executor, overlap_depth=1, max_num_batched_tokens=16)
+    running, new = prompts(2, seed=16, low=60, high=61)
+    run.add("running", running)
+    while not run.tokens["running"]:
+        run.step()
+    run.add("new", new)
+    run.finish()
+    assert raises.num_raised == num_failed_steps(caplog) == 1
+    assert_greedy(checkpoint[1], running, run.tokens["running"])
+    assert_greedy(checkpoint[1], new, run.tokens["new"])
 
 
 def test_a_step_that_vllm_has_no_room_for_is_refused(started: StartedExecutor) -> None:

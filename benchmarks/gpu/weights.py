@@ -1,0 +1,44 @@
+"""Model directories with random weights, for as long as they are needed."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.random_llama import LLAMA_8B, TINY, LlamaShape, write_model_dir, write_tokenizer
+
+BYTES_PER_PARAMETER = 2
+SPARE_DISK = 1.1
+
+
+@contextlib.contextmanager
+def random_model(device: torch.device, *, dry: bool, progress: Callable[[str], None]) -> Iterator[Path]:
+    """Llama-3.1-8B's shape in bf16, or a tiny one; the weights are drawn on ``device``, which is free again then.
+
+    Raises:
+        RuntimeError: too little disk.
+    """
+    name, shape = ("llama-tiny", TINY) if dry else ("llama-3.1-8b", LLAMA_8B)
+    with tempfile.TemporaryDirectory() as directory:
+        _check_disk(Path(directory), shape)
+        model = Path(directory, name)  # a profile takes the model's name from it
+        model.mkdir()
+        write_model_dir(model, shape, torch.bfloat16, device)
+        write_tokenizer(model, shape.vocab)
+        progress("random weights are written")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        yield model
+
+
+def _check_disk(directory: Path, shape: LlamaShape) -> None:
+    parameters = sum(torch.Size(size).numel() for _, size in shape.tensors())
+    needed, free = SPARE_DISK * BYTES_PER_PARAMETER * parameters, shutil.disk_usage(directory).free
+    if free < needed:
+        raise RuntimeError(
+            f"the weights need {needed / 1e9:.0f} GB in {tempfile.gettempdir()}, {free / 1e9:.0f} are free; "
+            "TMPDIR names another folder"
+        )

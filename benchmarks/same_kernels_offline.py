@@ -1,0 +1,136 @@
+"""W1 and W2 over HTTP, for ``benchmarks.same_kernels --workload``: offline work alone, on the kernels of one build.
+
+W1: 64 requests of 256 tokens in / 64 out. W2: 64 requests in 4 groups, 1,024 shared tokens and 64 own in / 32 out,
+shuffled. All are sent at once, greedy, to vLLM's own server and to ours, to ours also as flex. Both servers are up all
+the time and take turns, in another order each time; every turn has other prompts, so that no cache helps the next.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.common import print_table, random_prompts, vocab_size
+from benchmarks.live_coserving import LAX_S, START_TIMEOUT_S
+from benchmarks.vllm_server import Machine, Rival, vllm_server
+from neaptide.commands.server_process import ServerProcess
+
+MAX_MODEL_LEN = 2048
+LEAST_RATIO = 0.97
+"""Of vLLM's own tokens per second: what ours must reach."""
+GROUPS = 4
+VLLM, OURS, FLEX = "vllm", "ours", "ours, flex"
+BODIES: Mapping[str, Mapping[str, Any]] = {VLLM: {}, OURS: {}, FLEX: {"service_tier": "flex"}}
+"""Contender -> what its requests say beyond the others'."""
+
+
+@dataclass(slots=True, frozen=True)
+class Workload:
+    tokens_out: int
+    prompts: Callable[[int, int, int], list[list[int]]]
+    """Of count, vocabulary and seed."""
+
+
+def _equal(count: int, vocab: int, seed: int) -> list[list[int]]:
+    return random_prompts(count, 256, vocab, seed)
+
+
+def _grouped(count: int, vocab: int, seed: int) -> list[list[int]]:
+    shared = random_prompts(GROUPS, 1024, vocab, seed)
+    own = random_prompts(count, 64, vocab, seed + 500_000)
+    prompts = [shared[i % GROUPS] + tail for i, tail in enumerate(own)]
+    random.Random(seed).shuffle(prompts)
+    return prompts
+
+
+WORKLOADS = {"W1": Workload(64, _equal), "W2": Workload(32, _grouped)}
+
+
+async def measure(
+    name: str, model: Path, machine: Machine, rival: Rival, *, count: int, repeats: int, seed: int
+) -> dict[str, Any]:
+    """Total tokens/s of every contender in every turn, and what ours are to vLLM's."""
+    workload, vocab = WORKLOADS[name], vocab_size(model)
+    machine = replace(machine, max_model_len=MAX_MODEL_LEN)
+    rates: dict[str, list[float]] = {contender: [] for contender in BODIES}
+    async with AsyncExitStack() as stack:
+        ours, theirs = await _start(stack, model, machine, rival)
+        servers = {VLLM: theirs, OURS: ours, FLEX: ours}
+        seeds = itertools.count(1000 * seed)
+        for turn in range(-1, repeats):  # the first warms up
+            order = list(BODIES) if turn % 2 else list(BODIES)[::-1]
+            for contender in order:
+                prompts = workload.prompts(count, vocab, next(seeds))
+                rate = await _tokens_per_s(servers[contender], prompts, workload.tokens_out, BODIES[contender])
+                if turn >= 0:
+                    rates[contender].append(rate)
+    ratios = {
+        contender: statistics.median(us / them for us, them in zip(rates[contender], rates[VLLM], strict=True))
+        for contender in (OURS, FLEX)
+    }
+    return {
+        "workload": name,
+        "requests": count,
+        "total_tokens_per_s": {contender: [round(rate, 1) for rate in found] for contender, found in rates.items()},
+        "bars": {
+            contender: {"of_vllm": round(ratio, 4), "is_met": ratio >= LEAST_RATIO}
+            for contender, ratio in ratios.items()
+        },
+    }
+
+
+async def _start(
+    stack: AsyncExitStack, model: Path, machine: Machine, rival: Rival
+) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
+    """Clients of our server and of vLLM's."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    lax = ["--ttft-slo-ms", str(1e3 * LAX_S), "--tpot-slo-ms", str(1e3 * LAX_S)]
+    flags = [str(model), "--served-model-name", "m", "--dtype", machine.dtype, *machine.our_flags, *lax]
+    ours = ServerProcess([*flags, "--max-model-len", str(MAX_MODEL_LEN)], directory, START_TIMEOUT_S)
+    await stack.enter_async_context(ours)
+    theirs = await stack.enter_async_context(vllm_server(machine, model, rival, directory / "vllm.log"))
+    limits = httpx.Limits(max_connections=None)
+    clients = [httpx.AsyncClient(base_url=url, timeout=3600.0, limits=limits) for url in (ours.base_url, theirs)]
+    for client in clients:
+        await stack.enter_async_context(client)
+    return clients[0], clients[1]
+
+
+async def _tokens_per_s(
+    http: httpx.AsyncClient, prompts: Sequence[list[int]], tokens_out: int, fields: Mapping[str, Any]
+) -> float:
+    """All prompts at once."""
+    body = {"model": "m", "max_tokens": tokens_out, "temperature": 0, "ignore_eos": True, **fields}
+    now = asyncio.get_running_loop().time
+    start_s = now()
+    replies = await asyncio.gather(
+        *(http.post("/v1/completions", json=body | {"prompt": prompt}) for prompt in prompts)
+    )
+    seconds = now() - start_s
+    total = 0
+    for prompt, reply in zip(prompts, replies, strict=True):
+        usage = reply.raise_for_status().json()["usage"]
+        if (usage["prompt_tokens"], usage["completion_tokens"]) != (len(prompt), tokens_out):
+            raise SystemExit(f"asked for {len(prompt)} tokens in and {tokens_out} out, the reply says {usage}")
+        total += len(prompt) + tokens_out
+    return total / seconds
+
+
+def print_result(result: dict[str, Any]) -> None:
+    rows = []
+    for contender, rates in result["total_tokens_per_s"].items():
+        bar = result["bars"].get(contender)
+        ratio = "-" if bar is None else f"{bar['of_vllm']:.3f}"
+        rows.append([contender, f"{statistics.median(rates):.0f}", f"{min(rates):.0f} - {max(rates):.0f}", ratio])
+    columns = ["server", "total tok/s, median", "least - most", "of vLLM's, median of turns"]
+    print_table(f"{result['workload']}: {result['requests']} requests, same kernels", columns, rows)
+    print(json.dumps(result))

@@ -1,0 +1,68 @@
+"""vLLM's workers and its runner from within: to let them raise, and to see what they keep."""
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from neaptide.executors.contract import StartedExecutor
+
+if TYPE_CHECKING:  # ``conftest`` has something to do before vLLM is imported
+    from neaptide.executors.vllm.vllm_executor import VllmExecutor
+
+PLACES = ("before", "between", "after")
+"""The forward pass, it and sampling, both."""
+
+
+def vllm(started: StartedExecutor) -> "VllmExecutor":
+    return cast("VllmExecutor", started.executor)
+
+
+def runner(started: StartedExecutor) -> Any:
+    return vllm(started)._workers.driver_worker.worker.model_runner
+
+
+def known_to_the_runner(started: StartedExecutor) -> set[str]:
+    found = runner(started)
+    return set(found.req_states.req_id_to_index if hasattr(found, "req_states") else found.requests)
+
+
+def num_failed_steps(caplog: pytest.LogCaptureFixture) -> int:
+    """How many were taken apart or undone, whatever made them fail."""
+    return sum("failed with" in record.message for record in caplog.records)
+
+
+class Raises:
+    """Lets vLLM's workers raise.
+
+    Args:
+        where: is asked in every step, with the ids of its requests; None lets it pass.
+    """
+
+    def __init__(
+        self, workers: Any, where: Callable[[Collection[str]], str | None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self._due: str | None = None
+        self.num_raised = 0
+        execute, sample = workers.execute_model, workers.sample_tokens
+
+        def execute_model(order: Any, non_block: bool = False) -> Any:
+            self._due = where(order.num_scheduled_tokens)
+            self._raise_if_due("before")
+            answer = execute(order, non_block=non_block)
+            self._raise_if_due("between")
+            return answer
+
+        def sample_tokens(grammar: Any, non_block: bool = False) -> Any:
+            answer = sample(grammar, non_block=non_block)
+            self._raise_if_due("after")
+            return answer
+
+        monkeypatch.setattr(workers, "execute_model", execute_model)
+        monkeypatch.setattr(workers, "sample_tokens", sample_tokens)
+
+    def _raise_if_due(self, here: str) -> None:
+        if self._due == here:
+            self._due = None
+            self.num_raised += 1
+            raise RuntimeError("poisoned")
