@@ -77,7 +77,7 @@ class OfflinePool:
                 del waiting[lane]
             else:
                 yield request
-                turns.charge(lane, request.num_prompt_tokens)
+                turns.charge(lane.share, lane, request.num_prompt_tokens)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._returned
@@ -154,13 +154,20 @@ class OfflinePool:
 
     def take(self, request: Request) -> None:
         """Takes a request that is being admitted, wherever it stands."""
-        taken = self._remove(request.request_id)
+        taken = self.remove(request.request_id)
         assert taken is request, f"{request.request_id} does not wait in the pool"
 
     def remove(self, request_id: str) -> Request | None:
         """Takes one waiting flex or preempted request out, or a batch row that has been looked at, wherever it
         stands."""
-        return self._remove(request_id)
+        for request in self._returned:
+            if request.request_id == request_id:
+                self._returned.remove(request)
+                return request
+        for name, lane in self._lanes.items():
+            if (found := lane.remove(request_id)) is not None:
+                return self._handed_out(name, found)
+        return None
 
     def cancel_batch(self, batch_id: str) -> tuple[list[Request], list[tuple[Segment, int]]]:
         """Drops the job's rows. Returns those of them that had started and were preempted, and the segments that the
@@ -178,7 +185,7 @@ class OfflinePool:
         """A request that was handed out has ended: what it has put out counts for its share."""
         row_id = RowId.parse(request.request_id)
         lane = None if row_id is None else self._lanes.get(row_id.batch_id)
-        self.turns.served(request.share, lane, request.num_output_tokens)
+        self.turns.charge(request.share, lane, request.num_output_tokens)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
         """Raises AssertionError unless every segment is wanted by as many as wait and run."""
@@ -190,19 +197,9 @@ class OfflinePool:
             wanted.update(request.segments)
         assert all(segment.num_wanting == count for segment, count in wanted.items())
 
-    def _remove(self, request_id: str) -> Request | None:
-        for request in self._returned:
-            if request.request_id == request_id:
-                self._returned.remove(request)
-                return request
-        for name, lane in self._lanes.items():
-            if (found := lane.remove(request_id)) is not None:
-                return self._handed_out(name, found)
-        return None
-
     def _handed_out(self, name: str, request: Request) -> Request:
         lane = self._lanes[name]
-        self.turns.charge(lane, request.num_prompt_tokens)
+        self.turns.charge(lane.share, lane, request.num_prompt_tokens)
         if not len(lane):
             self._leave(name)
         return request

@@ -1,8 +1,10 @@
 """Whose turn it is in the offline pool: which lane the next request comes from."""
 
 import math
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol, Self
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Self
 
 from neaptide.engine.offline.lanes import Lane
 
@@ -10,66 +12,44 @@ QUANTUM_TOKENS = 8192
 """A lane keeps its turn for so long: requests of a job that share a prefix run one after another."""
 RATE_WINDOW_S = 60.0
 """Of the rate at which offline work gets done."""
+PERIOD_S = 1.0
+"""Between two measurements of the rate; then it is settled anew which jobs are urgent."""
 LAX_FACTOR = 1.25
 """A job is urgent when what is left of it, at its own share, would take this much of the time until its deadline."""
 
 
-class Turns(Protocol):
-    """An order of lanes that depends on what was taken from each."""
+class Turns(ABC):
+    """An order of lanes, which may depend on what was taken from each."""
+
+    @abstractmethod
+    def key(self, lane: Lane) -> Any:
+        """The lane with the smallest comes next."""
 
     def copy(self) -> Self:
         """To look ahead with."""
-        ...
-
-    def key(self, lane: Lane) -> Any:
-        """The lane with the smallest comes next."""
-        ...
-
-    def charge(self, lane: Lane, num_tokens: int) -> None:
-        """So much work was taken from the lane."""
-        ...
-
-    def served(self, share: str, lane: Lane | None, num_tokens: int) -> None:
-        """So many tokens were put out for a share's request; its lane may have run empty."""
-        ...
-
-    def join(self, lane: Lane, others: Collection[Lane]) -> None:
-        """The lane has got requests."""
-        ...
-
-    def leave(self, lane: Lane) -> None:
-        """The lane has none left."""
-        ...
-
-    def begin_step(self, now_s: float, lanes: Collection[Lane]) -> None: ...
-
-
-class ByDeadline:
-    """Flex requests first, for a caller waits, then jobs by deadline."""
-
-    def copy(self) -> Self:
         return self
+
+    def charge(self, share: str, lane: Lane | None, num_tokens: int) -> None:  # noqa: B027 (an order may not care)
+        """So many tokens of prompts or answers were done for a share; the lane that they were of may be gone."""
+
+    def join(self, lane: Lane, others: Collection[Lane]) -> None:  # noqa: B027
+        """The lane has got requests."""
+
+    def leave(self, lane: Lane) -> None:  # noqa: B027
+        """The lane has none left."""
+
+    def begin_step(self, now_s: float, lanes: Collection[Lane]) -> None:  # noqa: B027
+        """A step is to be planned; these lanes have requests."""
+
+
+class ByDeadline(Turns):
+    """Flex requests first, for a caller waits, then jobs by deadline."""
 
     def key(self, lane: Lane) -> float:
         return lane.deadline_s if lane.is_job else -math.inf
 
-    def charge(self, lane: Lane, num_tokens: int) -> None:
-        pass
 
-    def served(self, share: str, lane: Lane | None, num_tokens: int) -> None:
-        pass
-
-    def join(self, lane: Lane, others: Collection[Lane]) -> None:
-        pass
-
-    def leave(self, lane: Lane) -> None:
-        pass
-
-    def begin_step(self, now_s: float, lanes: Collection[Lane]) -> None:
-        pass
-
-
-class ByShares:
+class ByShares(Turns):
     """Jobs that would be late first; else shares take turns by their weights, and in a share its jobs.
 
     A share is what an API key may have of the offline work. Flex requests of a share count as one of its jobs. Turns
@@ -89,8 +69,9 @@ class ByShares:
         self._rate: float | None = None
         """Tokens per second, all offline work."""
         self._served_tokens = 0
-        """Since the last step began, which was ..."""
-        self._began_s: float | None = None
+        """Since it was measured last."""
+        self._measured_at_s: float | None = None
+        """None while no lane has requests."""
 
     def copy(self) -> Self:
         other = type(self)(self._weights)
@@ -103,10 +84,7 @@ class ByShares:
         share_quanta, quanta = self._of_share[lane.share] // QUANTUM_TOKENS, self._of_lane[lane] // QUANTUM_TOKENS
         return laxity_s, share_quanta, quanta, lane.is_job
 
-    def charge(self, lane: Lane, num_tokens: int) -> None:
-        self.served(lane.share, lane, num_tokens)
-
-    def served(self, share: str, lane: Lane | None, num_tokens: int) -> None:
+    def charge(self, share: str, lane: Lane | None, num_tokens: int) -> None:
         self._served_tokens += num_tokens
         self._of_share[share] = self._of_share.get(share, 0.0) + num_tokens / self._weights.get(share, 1.0)
         if lane in self._of_lane:
@@ -130,19 +108,27 @@ class ByShares:
             self._of_share = {share: had for share, had in self._of_share.items() if share in present}
 
     def begin_step(self, now_s: float, lanes: Collection[Lane]) -> None:
-        """Measures the rate, and finds the jobs that would be late if they only had their shares."""
-        if self._began_s is not None and now_s > self._began_s:
-            passed_s = now_s - self._began_s
-            rate, weight = self._served_tokens / passed_s, -math.expm1(-passed_s / RATE_WINDOW_S)
-            self._rate = rate if self._rate is None else self._rate + weight * (rate - self._rate)
-        if self._began_s is None or now_s > self._began_s:
-            self._began_s, self._served_tokens = now_s, 0
-        self._laxity_s = {}
-        if self._rate:
-            weights = {lane.share: self._weights.get(lane.share, 1.0) for lane in lanes}
-            jobs = {share: sum(lane.share == share for lane in lanes) for share in weights}
-            for lane in lanes:
-                own = weights[lane.share] / sum(weights.values()) / jobs[lane.share]
-                left_s, alone_s = lane.deadline_s - now_s, lane.num_tokens_left / self._rate
-                if alone_s <= left_s < LAX_FACTOR * alone_s / own:
-                    self._laxity_s[lane] = left_s - alone_s
+        if not lanes:  # what is done says nothing of what could be
+            self._measured_at_s, self._served_tokens, self._laxity_s = None, 0, {}
+        elif self._measured_at_s is None:
+            self._measured_at_s, self._served_tokens = now_s, 0
+        elif now_s >= self._measured_at_s + PERIOD_S:
+            self._measure(now_s - self._measured_at_s)
+            self._measured_at_s, self._served_tokens = now_s, 0
+            self._laxity_s = dict(self._urgent(now_s, lanes))
+
+    def _measure(self, passed_s: float) -> None:
+        rate, weight = self._served_tokens / passed_s, -math.expm1(-passed_s / RATE_WINDOW_S)
+        self._rate = rate if self._rate is None else self._rate + weight * (rate - self._rate)
+
+    def _urgent(self, now_s: float, lanes: Collection[Lane]) -> Iterator[tuple[Lane, float]]:
+        """Jobs that would be late if they only had their shares and can be in time, each with its laxity."""
+        if not self._rate:
+            return
+        num_lanes = Counter(lane.share for lane in lanes)
+        total_weight = sum(self._weights.get(share, 1.0) for share in num_lanes)
+        for lane in lanes:
+            own = self._weights.get(lane.share, 1.0) / total_weight / num_lanes[lane.share]
+            left_s, alone_s = lane.deadline_s - now_s, lane.num_tokens_left / self._rate
+            if alone_s <= left_s < LAX_FACTOR * alone_s / own:
+                yield lane, left_s - alone_s

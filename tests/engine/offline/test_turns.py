@@ -107,6 +107,18 @@ def test_a_job_that_is_late_whatever_is_done_takes_turns_like_the_others(tmp_pat
     assert (names.count("lax"), names.count("lost")) == (4, 4)
 
 
+def test_time_without_offline_work_does_not_count_as_slow_work(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "first", 8))
+    begin_steps(pool, 8)
+    for second in range(9, 900):
+        pool.turns.begin_step(float(second), pool.lanes)
+    for message in (job(tmp_path, "lax", 60), job(tmp_path, "urgent", 14, deadline_s=924.0)):
+        pool.add_batch(message, 900.0, MAX_NUM_TOKENS)
+    pool.turns.begin_step(900.0, pool.lanes)
+    pool.turns.begin_step(901.0, pool.lanes)
+    assert set(drawn(pool, 6)) == {"urgent"}
+
+
 def test_of_two_urgent_jobs_the_one_with_less_time_to_lose_goes_first(tmp_path: Path) -> None:
     early, late = job(tmp_path, "early", 10, deadline_s=24.0), job(tmp_path, "late", 10, deadline_s=30.0)
     pool = pool_of(late, early, job(tmp_path, "lax", 60))
