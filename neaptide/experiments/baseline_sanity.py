@@ -1,7 +1,7 @@
 """Every scheduling policy on one trace beside an offline flood, and the known failure of ``priority``.
 
 The first part runs all policies on the same online trace and the same pool, ``bros`` also at its paper's targets and
-on its paper's load. The second replays a live measurement of vLLM on a CPU (``vllm_cpu_case``).
+on its paper's load. The second replays a live measurement of vLLM on a CPU (``cases.vllm_cpu``).
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.device_profile import load_profile
-from neaptide.experiments import bros_case
+from neaptide.experiments.cases import bros as bros_case
+from neaptide.experiments.cases.vllm_cpu import CPU_CASES, MANY_FOLD, cpu_notes, cpu_rows, milliseconds, run_case
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.experiments.vllm_cpu_case import CPU_CASES, MANY_FOLD, cpu_notes, cpu_rows, milliseconds, run_case
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.simulation.result import Percentiles, SimResult

@@ -3,9 +3,9 @@
 import pytest
 
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.experiments import bros_case
 from neaptide.experiments.baseline_sanity import run
-from neaptide.experiments.vllm_cpu_case import ALONE, CPU_CASES, FLOODED, CpuRuns, cpu_rows, run_case
+from neaptide.experiments.cases import bros as bros_case
+from neaptide.experiments.cases.vllm_cpu import ALONE, CPU_CASES, FLOODED, CpuRuns, cpu_rows, run_case
 
 SEEDS = range(1)
 
