@@ -178,7 +178,7 @@ class Server:
         return await self.service.get_batch(batch_id, owner)
 
     async def until(self, batch_id: str, wanted: Callable[[BatchRecord], bool]) -> BatchRecord:
-        for _ in range(1_000):
+        for _ in range(10_000):
             record = await self.get(batch_id)
             if wanted(record):
                 return record
@@ -190,7 +190,7 @@ class Server:
 
     async def until_given(self, batch_id: str, messages: int = 1) -> None:
         """The engine has had so many messages of the batch."""
-        for _ in range(1_000):
+        for _ in range(10_000):
             if len(self.engine.added(batch_id)) >= messages:
                 return
             await asyncio.sleep(0.005)
@@ -201,7 +201,7 @@ class Server:
 
     async def until_gone(self, file_id: str) -> None:
         """The bytes of a file have left the disk."""
-        for _ in range(1_000):
+        for _ in range(10_000):
             if not self.service.files.path(file_id).exists():
                 return
             await asyncio.sleep(0.005)
