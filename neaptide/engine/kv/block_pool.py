@@ -87,11 +87,16 @@ class BlockPool:
         """Those of one bucket of the eviction order, first to go first."""
         return self._cached.bucket(bucket)
 
-    def bucket_after(self, block: int, owner: RequestClass) -> int:
-        """The bucket that a block goes to when a reader of this class is its last."""
+    def bucket_after(self, block: int, owner: RequestClass, has_changed: bool = False) -> int:
+        """The bucket that a block goes to when a reader of this class is its last.
+
+        Args:
+            has_changed: it holds something else since its segments were noted.
+        """
         if not self.by_reuse:
             return UNWANTED
-        num_wanting = max([segment.num_wanting for segment in self._segments.get(block, ())], default=0)
+        segments = () if has_changed else self._segments.get(block, ())
+        num_wanting = max([segment.num_wanting for segment in segments], default=0)
         if num_wanting:
             return wanted_bucket(num_wanting)
         return SEEN_ONLINE if owner is RequestClass.ONLINE else UNWANTED

@@ -26,6 +26,8 @@ class BlockPoolDraft:
         self._newly_cached: dict[int, OrderedDict[int, None]] = {}
         """By bucket of the eviction order."""
         self._num_newly_cached = 0
+        self._emptied: set[int] = set()
+        """Blocks that were evicted or freed: what is in them now belongs to other segments."""
         self._oldest: dict[int, Iterator[int]] = {}
         """By bucket: the pool's cached blocks that are left, first to go first."""
         self._refs: dict[int, int] = {}
@@ -106,9 +108,10 @@ class BlockPoolDraft:
                 self.num_online -= self._online_refs[block] == 0
             if self._refs[block] == 0:
                 if self._hash_of(block) is None:
+                    self._emptied.add(block)
                     self._freed.append(block)
                 else:
-                    bucket = self._pool.bucket_after(block, owner)
+                    bucket = self._pool.bucket_after(block, owner, block in self._emptied)
                     self._newly_cached.setdefault(bucket, OrderedDict())[block] = None
                     self._num_newly_cached += 1
 
@@ -160,6 +163,7 @@ class BlockPoolDraft:
             assert block_hash is not None
             self._found[block_hash] = None
             self._hashes[block] = None
+        self._emptied.update(blocks)
         return blocks
 
     def _evict_of(self, bucket: int, count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.kv.block_pool import BlockPool
@@ -120,6 +120,9 @@ def played(before: list[Operation], by_reuse: bool = False) -> tuple[BlockPool, 
 
 @settings(max_examples=300)
 @given(operations, operations, st.booleans())
+@example(  # what was evicted and filled again belongs to other segments
+    [Compute(0, ONLINE)], [Release(0), Compute(2, ONLINE), Release(0), Allocate(1, ONLINE)], by_reuse=True
+)
 def test_the_pool_does_afterwards_what_the_draft_did(
     before: list[Operation], then: list[Operation], by_reuse: bool
 ) -> None:
