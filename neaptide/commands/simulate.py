@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
+from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.chrome_trace import write_chrome_trace
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.points import parse_points
@@ -40,6 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--online", default="none", metavar="TRACE", help="a trace or synthetic online set, a trace file, or none")
     add("--online-window", metavar="A:B", help="seconds of the trace, before --speed (all)")
     add("--speed", type=float, default=1.0, metavar="X", help="arrival times are divided by it (1)")
+    add("--warm-up-s", type=float, default=0.0, metavar="X", help="offline work alone, before the first arrival (0)")
     add("--offline", nargs="+", default=["none"], metavar="FILE", help="offline sets, OpenAI batch files, or none")
     add("--keep-order", action="store_true", help="do not shuffle the offline requests")
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
@@ -130,6 +133,8 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     for name in ("max_tokens", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if not 0.0 <= args.warm_up_s < math.inf:
+        raise ValueError("--warm-up-s must be at least 0")
     if not 0.0 <= args.noise < MAX_NOISE:
         raise ValueError(f"--noise must be at least 0 and below {MAX_NOISE:g}")
     if not 0.0 <= args.planning_scale < MAX_PLANNING_SCALE:
@@ -139,7 +144,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     online = []
     if args.online != "none":
         window_s = _window(args.online_window)
-        online = online_requests(args.online, args.seed, window_s=window_s, speed=args.speed)
+        online = delayed(online_requests(args.online, args.seed, window_s=window_s, speed=args.speed), args.warm_up_s)
         if not online:
             raise ValueError(f"no request of {args.online} lies in the window")
     elif args.online_window is not None:

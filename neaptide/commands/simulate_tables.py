@@ -10,6 +10,7 @@ from neaptide.simulation.result import Percentiles, SimResult
 from neaptide.simulation.simulator import Run
 
 CLASSES = ("online", "offline")
+BOUNDS = ("long_run", "window")
 WIDTH = 100
 NEVER_CUT = 1000
 """Wider than any table: a terminal that is narrower wraps lines, and no number is lost."""
@@ -43,11 +44,14 @@ def show_comparison(runs: Sequence[tuple[str, Run]]) -> None:
 
 def _title(run: Run) -> str:
     settings, (start_s, end_s) = run.result.settings, run.window_s
+    bounds = run.result.offline.bound_tokens_per_s
+    bound = " / ".join(_rate(bounds[name]) for name in BOUNDS)
     limit = "the rest of it" if settings.max_tokens is None else f"{settings.max_tokens:,}"
     return (
         f"{run.result.profile}, window {start_s:.1f} to {end_s:.1f} s, context {settings.max_model_len:,}, max_tokens "
         f"{limit}, TTFT {settings.ttft_slo_s:g} s, TPOT {1e3 * settings.tpot_slo_s:g} ms, noise "
-        f"{settings.step_noise:.0%}, headroom {settings.headroom}"
+        f"{settings.step_noise:.0%}, headroom {settings.headroom}\n"
+        f"offline tok/s at most, all known: {bound} (long run / this window)"
     )
 
 
@@ -88,7 +92,7 @@ def _rows(result: SimResult) -> Iterator[tuple[str, str]]:
         yield "offline requests completed", str(offline.requests_completed)
         yield "offline tokens/s, logical", _rate(offline.tokens_per_s)
         yield "of these output", _rate(offline.output_tokens_per_s)
-        bounds = " / ".join(_rate(offline.bound_tokens_per_s[name]) for name in ("long_run", "window"))
+        bounds = " / ".join(_rate(offline.bound_tokens_per_s[name]) for name in BOUNDS)
         yield "bound: long run / window", bounds
         yield "offline tokens/s, computed", _rate(offline.computed_tokens_per_s)
         if offline.makespan_s is not None:

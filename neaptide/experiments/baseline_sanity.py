@@ -21,6 +21,7 @@ from neaptide.experiments.cases.vllm_cpu import CPU_CASES, MANY_FOLD, cpu_notes,
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
+from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.result import Percentiles, SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
@@ -135,7 +136,7 @@ def _scenario(policy: str, size: Size, ttft_slo_s: float = TTFT_SLO_S, tpot_slo_
     return Scenario(
         profile=load_profile(PROFILE),
         policy=policy,
-        online=[replace(request, arrival_s=request.arrival_s + WARM_UP_S) for request in trace],
+        online=delayed(trace, WARM_UP_S),
         offline=[load_offline(OFFLINE, seed=0, limit=OFFLINE_REQUESTS)],
         ttft_slo_s=ttft_slo_s,
         tpot_slo_s=tpot_slo_s,

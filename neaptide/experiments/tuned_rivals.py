@@ -17,6 +17,7 @@ from neaptide.estimator.device_profile import load_profile
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
+from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.points import PolicyPoint
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
@@ -174,7 +175,7 @@ def _scenario(load: Load) -> Scenario:
     trace = online_requests(load.trace, window_s=load.window_s, speed=load.speed)
     return Scenario(
         profile=load_profile(PROFILE),
-        online=[replace(request, arrival_s=request.arrival_s + load.warm_up_s) for request in trace],
+        online=delayed(trace, load.warm_up_s),
         offline=[load_offline(load.offline, seed=0, limit=OFFLINE_REQUESTS)],
         ttft_slo_s=TTFT_SLO_S,
         tpot_slo_s=TPOT_SLO_S,

@@ -178,6 +178,15 @@ def test_a_policy_alone_may_have_limits_of_its_own(arguments: list[str], capsys:
     assert (settings["max_num_batched_tokens"], settings["max_num_seqs"]) == (64, 3)
 
 
+def test_offline_work_may_run_before_the_first_arrival(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    assert main([*arguments, "--warm-up-s", "7", "--step-log", str(log)]) == 0
+    assert "window 7.5 to 16.0 s" in capsys.readouterr().out
+    assert [line.arrival_s for line in read_log(log) if isinstance(line, AddLine)] == [7.5, 8.0, 10.0, 16.0]
+
+
 def test_noise_and_headroom_reach_the_run(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +210,7 @@ def test_noise_and_headroom_reach_the_run(
         (["--policy", "fcfs,lpm", "--explain", "0"], "name one policy"),
         (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
         (["--noise", "-0.1"], "--noise must be at least 0"),
+        (["--warm-up-s", "-1"], "--warm-up-s must be at least 0"),
         (["--planning-scale", "-1"], "--planning-scale must be at least 0"),
         (["--online", "nowhere"], "no trace 'nowhere'"),
         (["--offline", "nothing"], "no offline set 'nothing'"),

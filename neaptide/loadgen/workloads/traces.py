@@ -8,8 +8,8 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -146,6 +146,11 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def content_base(namespace: str) -> int:
     """The first content id of a namespace, with room for 2**31: two sets share no content unless they mean to."""
     return zlib.crc32(namespace.encode()) << 31
+
+
+def delayed(requests: Iterable[TraceRequest], seconds: float) -> list[TraceRequest]:
+    """The same requests, so much later: time for offline work to come up to its level before the first of them."""
+    return [replace(request, arrival_s=request.arrival_s + seconds) for request in requests]
 
 
 def block_segments(base: int, hash_ids: Sequence[int], block_tokens: int, input_tokens: int) -> Segments:
