@@ -31,7 +31,9 @@ class Engine:
 
     def decode(self, prompts: Sequence[list[int]], steps: int) -> list[StepStats]:
         """``steps`` steps in each of which every prompt gets one more token; prompts leave room for that."""
-        ids = self._ask(prompts, self.ready.max_model_len - max(map(len, prompts)))
+        # The first go on while others are computed, which takes at most a step each.
+        new_tokens = len(prompts) + 2 * (WARM_UP_STEPS + steps)
+        ids = self._ask(prompts, min(new_tokens, self.ready.max_model_len - max(map(len, prompts))))
         found: list[StepStats] = []
         while len(found) < WARM_UP_STEPS + steps and self.core.has_work:
             for stats in self.core.step().stats:

@@ -105,8 +105,10 @@ def compared(python: Path) -> tuple[str, str]:
         return "", "cannot be compared: " + (done.stderr.strip().splitlines() or ["no output"])[-1]
     lines = [line for line in done.stdout[head.end() :].splitlines() if line]
     other = [line for line in lines if not line.endswith(" is new")]
-    new = f"{len(lines) - len(other)} new fields" if len(lines) > len(other) else ""
-    return head[1], "; ".join([new, *(f"`{line}`" for line in other)] if new else other) or "the same"
+    found = [f"`{line}`" for line in other]
+    if num_new := len(lines) - len(other):
+        found.insert(0, f"new fields: {num_new}")
+    return head[1], "; ".join(found) or "the same"
 
 
 def suite(python: Path, **environment: str) -> str:

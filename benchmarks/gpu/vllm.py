@@ -18,13 +18,13 @@ import torch
 
 from benchmarks.common import REPOSITORY
 from benchmarks.gpu.random_llama import TINY, write_model_dir, write_tokenizer
+from benchmarks.gpu.vllm_inside import BLOCK_SIZE
 from benchmarks.gpu.weights import random_model
 
 STEPS_LIMIT_S = 570.0
 W5_LIMIT_S = 3600.0
 SERVER_PACKAGES = ("fastapi", "sqlalchemy", "httpx", "transformers")
 """Of what W5 needs on this interpreter, those that a bare machine lacks."""
-BLOCK_SIZE = {"cpu": "32", "cuda": "16"}
 CEILING_LINES = "10000"
 """More than a GPU gets through in a run."""
 Progress = Callable[[str], None]
@@ -78,7 +78,7 @@ def measure_w5(python: Path, device: torch.device, *, dry: bool, progress: Progr
     ):
         command = [sys.executable, "-m", "benchmarks.same_kernels", "--vllm", str(python), "--quick"]
         command += ["--model", str(model), "--check-model", str(_tiny(Path(directory), device))]
-        command += ["--device", device.type, "--block-size", BLOCK_SIZE[device.type]]
+        command += ["--device", device.type, "--block-size", str(BLOCK_SIZE[device.type])]
         command += ["--duration-s", "6", "--eager", "--kv-gib", "0.25"] if dry else ["--ceiling-lines", CEILING_LINES]
         lines = _run(command, W5_LIMIT_S, progress)
     found: dict[str, Any] = json.loads(lines[-1])

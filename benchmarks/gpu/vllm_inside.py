@@ -24,6 +24,7 @@ from benchmarks.gpu.random_llama import TINY
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.engine.messages import StepStats
 
+BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 OUTPUT_TOKENS = 32
 SEPARATE_TOKENS = 8
 """So far apart two tokens are in the prompts of one decode test: their blocks are full in different steps."""
@@ -52,7 +53,7 @@ def start(model: Path, device: str, dtype: str, sizes: Sizes) -> Engine:
     eager = {"enforce_eager": "true"} if device == "cpu" else {}
     return Engine(
         EngineConfig(
-            cache=CacheConfig(block_size=32, num_blocks=sizes.kv_blocks),
+            cache=CacheConfig(block_size=BLOCK_SIZE[device], num_blocks=sizes.kv_blocks),
             scheduler=SchedulerConfig(
                 max_num_seqs=sizes.max_num_seqs,
                 max_model_len=sizes.max_model_len,

@@ -148,7 +148,7 @@ def test_dry_run_of_texts_and_steps_on_vllm(out: Path, monkeypatch: pytest.Monke
     assert found["texts"]["tokens_compared"] > 0
     assert found["offline"]["output_tokens_per_s"] > 0
     assert [row["batch"] for row in found["decode"]] == [1, 4, 16]
-    assert all(0 < row["model_ms"] < row["step_ms"] for row in found["decode"])
+    assert all(row[name] > 0 for row in found["decode"] for name in ("step_ms", "model_ms", "translate_ms"))
 
 
 @pytest.mark.full

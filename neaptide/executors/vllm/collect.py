@@ -25,12 +25,13 @@ def collect(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResu
     ids = plan.request_ids
     if result.errors:
         asked = np.array([request_id not in result.errors for request_id in ids], np.bool_)
-        result.token_ids[asked] = _tokens(list(compress(ids, asked.tolist())), output)
+        result.token_ids[asked], is_whole = _tokens(list(compress(ids, asked.tolist())), output)
     else:
-        result.token_ids[:] = _tokens(ids, output)
-    for i in np.flatnonzero((result.token_ids < 0) & plan.sample).tolist():
-        logger.error("request %s has no token: vLLM's runner did not take it to be at its end", ids[i])
-        result.errors.setdefault(ids[i], INTERNAL_ERROR)
+        result.token_ids[:], is_whole = _tokens(ids, output)
+    if not is_whole:
+        for i in np.flatnonzero((result.token_ids < 0) & plan.sample).tolist():
+            logger.error("request %s has no token: vLLM's runner did not take it to be at its end", ids[i])
+            result.errors.setdefault(ids[i], INTERNAL_ERROR)
     if output.num_nans_in_logits and any(output.num_nans_in_logits.values()):
         for request_id, count in output.num_nans_in_logits.items():
             if count:
@@ -45,17 +46,18 @@ def collect(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResu
         result.prompt_logprobs.pop(request_id, None)
 
 
-def _tokens(ids: list[str], output: Any) -> IntArray:
-    """[ids] -1 where the runner has sampled none."""
+def _tokens(ids: list[str], output: Any) -> tuple[IntArray, bool]:
+    """[ids] -1 where the runner has sampled none; and whether there is none of those."""
     sampled: list[list[int]] = output.sampled_token_ids
+    is_whole = True
     try:
         tokens: IntArray = np.fromiter(chain.from_iterable(sampled), np.int64, len(sampled))
     except ValueError:  # too few
-        tokens = np.array([tokens[0] if tokens else -1 for tokens in sampled], np.int64)
-    if ids == output.req_ids:
-        return tokens
-    places = output.req_id_to_index
-    return tokens[np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))]
+        tokens, is_whole = np.array([tokens[0] if tokens else -1 for tokens in sampled], np.int64), False
+    if ids != output.req_ids:
+        places = output.req_id_to_index
+        tokens = tokens[np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))]
+    return tokens, is_whole
 
 
 def _collect_logprobs(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult) -> None:

@@ -60,14 +60,15 @@ class _Rows:
         self._order: IntArray = np.zeros(table.num_seats, np.int64)
 
     def compare(self, plan: StepPlan, order: int | None) -> tuple[BoolArray, BoolArray]:
-        """[parts] that are as the runner was told, and that are so but for new blocks; only those that were in this
-        order, if one is given."""
+        """[parts] that are as the runner was told, but perhaps for new blocks, and those that have new blocks; only of
+        those that were in this order, if one is given."""
         rows, table = plan.rows, self.table
-        as_told: BoolArray = (self._epoch[rows] == table.epoch[rows]) & (self._num_output[rows] == plan.output_position)
+        as_told: BoolArray = self._epoch.take(rows) == table.epoch.take(rows)
+        as_told &= self._num_output.take(rows) == plan.output_position
         if order is not None:
-            as_told &= self._order[rows] == order
-        new_blocks = table.blocks.num_blocks[rows] - self._num_blocks[rows]
-        return as_told & (new_blocks == 0), as_told & (new_blocks > 0)
+            as_told &= self._order.take(rows) == order
+        new_blocks = table.blocks.num_blocks.take(rows) - self._num_blocks.take(rows)
+        return as_told & (new_blocks >= 0), as_told & (new_blocks > 0)
 
     def new_blocks(self, rows: IntArray) -> list[list[int]]:
         """As the runner counts them, of rows that have grown."""
@@ -81,7 +82,7 @@ class _Rows:
     def note(self, plan: StepPlan, order: int) -> None:
         """The plan's parts have been told."""
         rows, table = plan.rows, self.table
-        self._epoch[rows], self._num_blocks[rows] = table.epoch[rows], table.blocks.num_blocks[rows]
+        self._epoch[rows], self._num_blocks[rows] = table.epoch.take(rows), table.blocks.num_blocks.take(rows)
         self._num_output[rows], self._order[rows] = plan.output_position + plan.sample, order
 
     def update(self, told: Told) -> None:
@@ -123,7 +124,7 @@ class Translator:
         """Those with a token id outside the vocabulary: the runner never hears of them."""
         self._rows = _Rows(RequestTable(0, 1, 1))
         self._num_orders = 0
-        self._counts: tuple[list[str], IntArray, dict[str, int]] = [], np.zeros(0, np.int64), {}
+        self._counts: tuple[list[str], bytes, dict[str, int]] = [], b"", {}
         """Of the last order: its parts, their tokens, and both together."""
         self._last: Any = None
         """The last order, unless it is in doubt whether the runner has heard it."""
@@ -147,27 +148,18 @@ class Translator:
     def order(self, plan: StepPlan) -> Any:
         """What the runner is told of the plan's parts, the invalid ones left out: a ``SchedulerOutput``."""
         order = SchedulerOutput.make_empty()
-        cached, ids = order.scheduled_cached_reqs, plan.request_ids
+        cached = order.scheduled_cached_reqs
         order.num_scheduled_tokens = self._counted(plan)
         order.total_num_scheduled_tokens = plan.shape.num_tokens
         if plan.table is not self._rows.table:
             for told in self.told.values():
                 self._rows.update(told)
             self._rows = _Rows(plan.table)
-        unchanged, grown = self._rows.compare(plan, self._must_have_run())
-        if unchanged.any():
-            count = self._go_on(cached, plan, unchanged)
-            cached.new_block_ids += [None] * count
-        if grown.any():
-            self._go_on(cached, plan, grown)
-            cached.new_block_ids += [(blocks,) for blocks in self._rows.new_blocks(plan.rows[grown])]
-        again, refused = set(plan.resumed_ids), []
-        for i in np.flatnonzero(~(unchanged | grown)).tolist():
-            if ids[i] in self.invalid:
-                order.total_num_scheduled_tokens -= order.num_scheduled_tokens.pop(ids[i])
-                refused.append(i)
-            else:
-                self._tell(order, plan, i, ids[i] in again)
+        going_on, grown = self._rows.compare(plan, self._must_have_run())
+        num_going_on = int(np.count_nonzero(going_on))
+        if num_going_on:
+            self._go_on(cached, plan, None if num_going_on == len(plan) else going_on, grown)
+        refused = self._tell_of(order, plan, np.flatnonzero(~going_on)) if num_going_on < len(plan) else []
         self._num_orders += 1
         self._rows.note(plan, self._num_orders)
         if refused:  # with a step in flight, their next parts are planned before their error is known
@@ -180,20 +172,41 @@ class Translator:
     def _counted(self, plan: StepPlan) -> dict[str, int]:
         """Tokens of each part: most often those of the step before, for most steps only decode."""
         ids, num_tokens, counts = self._counts
-        if plan.request_ids != ids or not np.array_equal(plan.num_tokens, num_tokens):
+        if plan.request_ids != ids or plan.num_tokens.tobytes() != num_tokens:
             counts = dict(zip(plan.request_ids, plan.num_tokens.tolist(), strict=True))
-            self._counts = plan.request_ids, plan.num_tokens.copy(), counts
+            self._counts = plan.request_ids, plan.num_tokens.tobytes(), counts
         return counts.copy()
 
-    @staticmethod
-    def _go_on(cached: CachedRequestData, plan: StepPlan, which: BoolArray) -> int:
-        """Parts that go on where they were; returns how many."""
-        is_all = which.all()
-        ids = plan.request_ids if is_all else list(compress(plan.request_ids, which.tolist()))
-        cached.req_ids += ids
-        cached.num_computed_tokens += (plan.num_computed if is_all else plan.num_computed[which]).tolist()
-        cached.num_output_tokens += (plan.output_position if is_all else plan.output_position[which]).tolist()
-        return len(ids)
+    def _go_on(self, cached: CachedRequestData, plan: StepPlan, which: BoolArray | None, grown: BoolArray) -> None:
+        """Parts that go on where they were (None: all), those that have grown with new blocks."""
+        blocks: list[Any] = [None] * len(plan)
+        growing = np.flatnonzero(grown)
+        if len(growing):
+            for i, new_blocks in zip(growing.tolist(), self._rows.new_blocks(plan.rows[growing]), strict=True):
+                blocks[i] = (new_blocks,)
+        if which is None:
+            cached.req_ids += plan.request_ids
+            cached.new_block_ids = blocks
+            cached.num_computed_tokens += plan.num_computed.tolist()
+            cached.num_output_tokens += plan.output_position.tolist()
+        else:
+            chosen = which.tolist()
+            cached.req_ids += compress(plan.request_ids, chosen)
+            cached.new_block_ids += compress(blocks, chosen)
+            cached.num_computed_tokens += plan.num_computed[which].tolist()
+            cached.num_output_tokens += plan.output_position[which].tolist()
+
+    def _tell_of(self, order: Any, plan: StepPlan, parts: IntArray) -> list[int]:
+        """These parts one by one; returns those that the runner must not hear of."""
+        ids, again = plan.request_ids, set(plan.resumed_ids)
+        refused = []
+        for i in parts.tolist():
+            if ids[i] in self.invalid:
+                order.total_num_scheduled_tokens -= order.num_scheduled_tokens.pop(ids[i])
+                refused.append(i)
+            else:
+                self._tell(order, plan, i, ids[i] in again)
+        return refused
 
     def _tell(self, order: Any, plan: StepPlan, i: int, is_resumed: bool) -> None:
         """One part of which the runner has to hear more than that it goes on."""

@@ -46,8 +46,10 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 
 
 @full
+@pytest.mark.timeout(3600)
 def test_the_second_runner() -> None:
     environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+    environment |= {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}  # its kernels are interpreted
     run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", **environment)
 
 

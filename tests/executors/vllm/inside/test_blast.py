@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from neaptide.engine.messages import AbortRequest, SetOffline
+from neaptide.engine.messages import AbortRequest, RequestOutput, SetOffline
 from neaptide.engine.params import INTERNAL_ERROR, INVALID_TOKEN, FinishReason, SamplingParams, Tier
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.contract import StartedExecutor
@@ -48,12 +48,21 @@ class GreedyHistory(History):
         return prompt
 
 
+class Ends(dict[str, RequestOutput]):
+    """By request, each once."""
+
+    def __setitem__(self, request_id: str, output: RequestOutput) -> None:
+        assert request_id not in self, "it ends twice"
+        super().__setitem__(request_id, output)
+
+
 class BlastRun(Run):
     """With room for batch rows, whose ids nobody has told it, and a note of what was asked."""
 
     def __init__(self, started: StartedExecutor, depth: int) -> None:
         super().__init__(started.executor, FEW_BLOCKS, overlap_depth=depth, max_num_seqs=6, max_num_batched_tokens=96)
         self.tokens = defaultdict(list)
+        self.ends = Ends()
         self.asked: dict[str, SamplingParams] = {}
         self.device.before = self._note
 
@@ -65,11 +74,6 @@ class BlastRun(Run):
         """Requests and rows that have not ended."""
         queues = self.core.scheduler.queues
         return sum(map(len, (queues.waiting_online, queues.running_online, queues.running_offline, queues.pool)))
-
-    def step(self) -> None:
-        ended = dict(self.ends)
-        super().step()
-        assert all(self.ends[request_id] is output for request_id, output in ended.items()), "it ends twice"
 
 
 def sometimes(seed: int) -> Any:
