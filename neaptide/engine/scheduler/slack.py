@@ -20,6 +20,11 @@ must not make it late. It costs every stream one token's time once, not a share 
 PACE_SHARE = 0.9
 """Of the TPOT target: online prompts may make a step so long whatever the streams can spare, so that they always move.
 Below 1, so that streams still gain on their deadlines."""
+DEMAND_WINDOW_S = 10.0
+MIN_DEMAND_WINDOW_S = 1.0
+CALM_SHARE = 0.5
+"""Of the time that the running streams leave: while the prompts of late need no more, one may stall the streams up to
+the bound on a gap, for they will soon catch up."""
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
@@ -70,17 +75,17 @@ class SlackTracker:
     def __init__(self, config: SchedulerConfig, cost_model: CostModel) -> None:
         self._config = config
         self._cost_model = cost_model
-        self._arrivals: deque[tuple[int, float]] = deque(maxlen=self.RECENT_ARRIVALS)
-        """Prompt tokens and TTFT target of each."""
+        self._arrivals: deque[tuple[int, float, float]] = deque(maxlen=self.RECENT_ARRIVALS)
+        """Prompt tokens, TTFT target and time of each."""
         self._typical_prompt_tokens = 0
         """Of recent arrivals nine in ten have no longer prompt."""
         self._tightest_ttft_s = config.ttft_slo_s
 
     def observe_arrival(self, request: Request) -> None:
-        self._arrivals.append((request.num_prompt_tokens, request.ttft_slo_s))
-        tokens = sorted(tokens for tokens, _ in self._arrivals)
+        self._arrivals.append((request.num_prompt_tokens, request.ttft_slo_s, request.arrival_s))
+        tokens = sorted(tokens for tokens, *_ in self._arrivals)
         self._typical_prompt_tokens = tokens[int(0.9 * (len(tokens) - 1))]
-        self._tightest_ttft_s = min(self._config.ttft_slo_s, *(ttft_s for _, ttft_s in self._arrivals))
+        self._tightest_ttft_s = min(self._config.ttft_slo_s, *(ttft_s for _, ttft_s, _ in self._arrivals))
 
     def bounds(self, draft: Draft) -> StepBounds:
         table, streams = draft.table, draft.streams()
@@ -95,8 +100,11 @@ class SlackTracker:
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             itl_s, slack_s = max(itl_s, ITL_FACTOR * alone_s), math.inf
-        prompts_s = min(itl_s, max(slack_s, PACE_SHARE * tightest_s))
-        stretch = 1.0 / max(1.0 - alone_s / tightest_s, 1.0 / MAX_STRETCH)
+        pace_s = PACE_SHARE * tightest_s
+        if self._prompt_demand(draft.now_s) <= CALM_SHARE * (1.0 - alone_s / tightest_s):
+            pace_s = itl_s
+        prompts_s = min(itl_s, max(slack_s, pace_s))
+        stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         return StepBounds(itl_s, slack_s, self._idle_bound_s(), prompts_s, stretch)
 
     def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
@@ -128,6 +136,16 @@ class SlackTracker:
             if can_make_it:
                 ahead_s = work_s
             yield can_make_it
+
+    def _prompt_demand(self, now_s: float) -> float:
+        """Seconds of prefill that arrive in a second, of late."""
+        recent = [(tokens, arrival_s) for tokens, _, arrival_s in self._arrivals if arrival_s > now_s - DEMAND_WINDOW_S]
+        if not recent:
+            return 0.0
+        # From the first arrival of all, or of those that are remembered, no more is known than what came since.
+        window_s = min(DEMAND_WINDOW_S, max(now_s - self._arrivals[0][2], MIN_DEMAND_WINDOW_S))
+        num_tokens = sum(tokens for tokens, _ in recent) // len(recent)
+        return len(recent) * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / window_s
 
     def _prefill_s(self, draft: Draft, request: Request) -> float:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))

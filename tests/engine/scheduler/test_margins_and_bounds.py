@@ -8,6 +8,7 @@ import pytest
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import Prediction
+from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import StepBudget
@@ -80,16 +81,33 @@ def test_the_longest_of_the_decodes_counts() -> None:
 # ---- the bounds ----
 
 
-@pytest.mark.parametrize(("banked_tokens", "tokens"), [(0, 57), (1, 64), (2, 96)])
-def test_an_online_prompt_takes_what_the_streams_can_spare(banked_tokens: int, tokens: int) -> None:
+def busy_harness(num_prompts: int) -> Harness:
+    """A stream with a target of 64 tokens' time, when so many prompts of 200 tokens have just come and gone."""
     harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
-    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0, arrival_s=-20.0))
     harness.step()
+    gone = [f"gone{k}" for k in range(num_prompts)]
+    for request_id in gone:
+        now_s = harness.clock.now()
+        harness.core.handle(online(request_id, [9] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S, arrival_s=now_s))
+    harness.core.handle(AbortRequest(gone))
+    return harness
+
+
+@pytest.mark.parametrize(("banked_tokens", "tokens"), [(0, 57), (1, 64), (2, 96)])
+def test_where_many_come_an_online_prompt_takes_what_the_streams_can_spare(banked_tokens: int, tokens: int) -> None:
+    harness = busy_harness(40)
     stream = harness.core.scheduler.queues.running_online["a"]
     stream.first_token_s += banked_tokens * 64 * TOKEN_S
     harness.core.handle(online("b", [8] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
     # Nine tenths of a token's time at least, one and a half at most.
     assert harness.step() == {"a": 1, "b": tokens - 1}
+
+
+def test_where_few_come_a_prompt_may_stall_the_streams_up_to_the_bound_on_a_gap() -> None:
+    harness = busy_harness(0)
+    harness.core.handle(online("b", [8] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": 95}
 
 
 def test_no_online_prompt_makes_a_step_longer_than_five_seconds() -> None:
