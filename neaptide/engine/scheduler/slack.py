@@ -22,9 +22,10 @@ PACE_SHARE = 0.9
 Below 1, so that streams still gain on their deadlines."""
 DEMAND_WINDOW_S = 10.0
 MIN_DEMAND_WINDOW_S = 1.0
-CALM_SHARE = 0.5
-"""Of the time that the running streams leave: while the prompts of late need no more, one may stall the streams up to
-the bound on a gap, for they will soon catch up."""
+CALM_SHARE, CROWDED_SHARE = 0.25, 0.75
+"""Of the time that the running streams leave. While the prompts of late need no more than the first, one may stall the
+streams up to the bound on a gap, for they will soon catch up; from the second on it keeps their pace. Between the two
+the bound falls evenly: a threshold would make what a prompt gets hang on the last digit of a prediction."""
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
@@ -100,9 +101,7 @@ class SlackTracker:
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             itl_s, slack_s = max(itl_s, ITL_FACTOR * alone_s), math.inf
-        pace_s = PACE_SHARE * tightest_s
-        if self._prompt_demand(draft.now_s) <= CALM_SHARE * (1.0 - alone_s / tightest_s):
-            pace_s = itl_s
+        pace_s = self._pace_s(draft.now_s, alone_s, tightest_s, itl_s)
         prompts_s = min(itl_s, max(slack_s, pace_s))
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         return StepBounds(itl_s, slack_s, self._idle_bound_s(), prompts_s, stretch)
@@ -136,6 +135,14 @@ class SlackTracker:
             if can_make_it:
                 ahead_s = work_s
             yield can_make_it
+
+    def _pace_s(self, now_s: float, alone_s: float, tightest_s: float, itl_s: float) -> float:
+        """How long online prompts may make a step though the streams cannot spare it."""
+        left_share = 1.0 - alone_s / tightest_s
+        if left_share <= 0.0:
+            return PACE_SHARE * tightest_s
+        crowd = (self._prompt_demand(now_s) / left_share - CALM_SHARE) / (CROWDED_SHARE - CALM_SHARE)
+        return itl_s - min(max(crowd, 0.0), 1.0) * (itl_s - PACE_SHARE * tightest_s)
 
     def _prompt_demand(self, now_s: float) -> float:
         """Seconds of prefill that arrive in a second, of late."""

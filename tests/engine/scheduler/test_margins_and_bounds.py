@@ -106,8 +106,16 @@ def test_where_many_come_an_online_prompt_takes_what_the_streams_can_spare(banke
 
 def test_where_few_come_a_prompt_may_stall_the_streams_up_to_the_bound_on_a_gap() -> None:
     harness = busy_harness(0)
-    harness.core.handle(online("b", [8] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    harness.core.handle(online("b", [8] * 100, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
     assert harness.step() == {"a": 1, "b": 95}
+
+
+def test_between_few_and_many_the_bound_falls_evenly() -> None:
+    """321 tokens of prompts in the time of 640, of which the stream leaves 630: 51%, so 52% of the way from 96 to 57.6
+    tokens, the stream's own included."""
+    harness = busy_harness(1)
+    harness.core.handle(online("b", [8] * 120, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": 75}
 
 
 def test_no_online_prompt_makes_a_step_longer_than_five_seconds() -> None:
