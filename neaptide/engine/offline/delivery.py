@@ -43,16 +43,17 @@ class Delivery:
         self._arrival_s = now_s
         self._salt = message.salt
         self._share = message.share
-        self._num_tokens_left = int(tokens.lengths(rows).sum())
+        self.num_prompt_tokens_left = int(tokens.lengths(rows).sum())
+        """Of the rows left."""
 
     @property
     def num_left(self) -> int:
         return len(self.rows) - self.next_index
 
     @property
-    def num_tokens_left(self) -> int:
-        """Of the prompts of the rows left."""
-        return self._num_tokens_left
+    def max_output_tokens(self) -> int:
+        """Of any of its rows."""
+        return max(params.max_tokens for params in self._params_table)
 
     def key(self, row_key: RowKey, index: int) -> Any:
         return row_key(self.tokens, int(self.rows[index]))
@@ -91,7 +92,7 @@ class Delivery:
         self._leave(index)
 
     def _leave(self, index: int) -> None:
-        self._num_tokens_left -= self.tokens.num_tokens(int(self.rows[index]))
+        self.num_prompt_tokens_left -= self.tokens.num_tokens(int(self.rows[index]))
         if index == self.next_index:
             self.next_index += 1
         else:
@@ -123,7 +124,7 @@ class PrefixDelivery(Delivery):
         """Takes in more rows of the file."""
         rows = np.concatenate((self.rows[self.next_index :], rows))
         params_index = np.concatenate((self._params_index[self.next_index :], params_index + len(self._params_table)))
-        self._num_tokens_left += int(self.tokens.lengths(rows[self.num_left :]).sum())
+        self.num_prompt_tokens_left += int(self.tokens.lengths(rows[self.num_left :]).sum())
         added = self._tree.restricted(rows[self.num_left :]).num_wanted
         order = np.argsort(self._place[rows], kind="stable")
         self.rows, self._params_index, self.next_index = rows[order], params_index[order], 0

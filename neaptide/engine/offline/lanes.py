@@ -10,8 +10,11 @@ from typing import Any
 from neaptide.engine.kv.segments import Segment
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
-from neaptide.engine.request import Request
+from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.row_id import RowId
+
+PRIOR_OUTPUT_TOKENS = 256
+"""Of an answer, if it may be so long and no row of its batch has ended."""
 
 
 class Lane(ABC):
@@ -33,7 +36,7 @@ class Lane(ABC):
     @property
     @abstractmethod
     def num_tokens_left(self) -> int:
-        """Of the prompts of what waits, and of the answers that may come."""
+        """Of the prompts of what waits, and of their answers as far as these can be foreseen."""
 
     @abstractmethod
     def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
@@ -58,7 +61,8 @@ class FlexLane(Lane):
 
     @property
     def num_tokens_left(self) -> int:
-        return sum(request.num_prompt_tokens for request in self.requests)
+        prompts = sum(request.num_prompt_tokens for request in self.requests)
+        return prompts + sum(min(request.params.max_tokens, PRIOR_OUTPUT_TOKENS) for request in self.requests)
 
     def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
         return iter(self.requests)
@@ -85,13 +89,31 @@ class JobLane(Lane):
         self.deliveries: list[Delivery] = []
         """With rows left, in order of arrival."""
         self._row_key = row_key
+        self._num_ended = self._num_output_tokens = 0
 
     def __len__(self) -> int:
         return sum(delivery.num_left for delivery in self.deliveries)
 
     @property
     def num_tokens_left(self) -> int:
-        return sum(delivery.num_tokens_left for delivery in self.deliveries)
+        """Answers are taken to be as long as those of the rows that have ended."""
+        if self._num_ended:
+            answers = len(self) * self._num_output_tokens // self._num_ended
+        else:
+            limits = ((one.num_left, min(one.max_output_tokens, PRIOR_OUTPUT_TOKENS)) for one in self.deliveries)
+            answers = sum(num_left * limit for num_left, limit in limits)
+        return sum(delivery.num_prompt_tokens_left for delivery in self.deliveries) + answers
+
+    def row_ended(self, num_output_tokens: int) -> None:
+        """A row that was handed out has ended."""
+        self._num_ended += 1
+        self._num_output_tokens += num_output_tokens
+
+    def forget_looked_at(self) -> None:
+        """The batch is cancelled: requests of rows that were looked at will never run."""
+        for delivery in self.deliveries:
+            for request in delivery.made.values():
+                request.status = RequestStatus.FINISHED
 
     def add(self, delivery: Delivery) -> None:
         self.deliveries.append(delivery)

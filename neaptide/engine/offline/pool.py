@@ -87,7 +87,7 @@ class OfflinePool:
 
     def add_flex(self, request: Request) -> None:
         share = request.share if self._has_shares else ""
-        name = f"flex:{share}"
+        name = _flex_lane(share)
         lane = self._lanes.get(name)
         if lane is None:
             lane = FlexLane(share)
@@ -144,8 +144,10 @@ class OfflinePool:
         """Takes the first request."""
         if self._returned:
             return self._returned.popleft()
-        name = min(self._lanes, key=lambda name: self.turns.key(self._lanes[name]))
-        return self._handed_out(name, self._lanes[name].pop())
+        name, lane = min(self._lanes.items(), key=lambda item: self.turns.key(item[1]))
+        request = lane.pop()
+        self._handed_out(name, request)
+        return request
 
     def draw(self, count: int) -> None:
         """Puts the first requests among the preempted ones, in their order."""
@@ -154,20 +156,18 @@ class OfflinePool:
 
     def take(self, request: Request) -> None:
         """Takes a request that is being admitted, wherever it stands."""
-        taken = self.remove(request.request_id)
+        name, taken = self._remove(request.request_id)
         assert taken is request, f"{request.request_id} does not wait in the pool"
+        if name is not None:
+            self._handed_out(name, request)
 
     def remove(self, request_id: str) -> Request | None:
         """Takes one waiting flex or preempted request out, or a batch row that has been looked at, wherever it
         stands."""
-        for request in self._returned:
-            if request.request_id == request_id:
-                self._returned.remove(request)
-                return request
-        for name, lane in self._lanes.items():
-            if (found := lane.remove(request_id)) is not None:
-                return self._handed_out(name, found)
-        return None
+        name, request = self._remove(request_id)
+        if name is not None:
+            self._leave_if_empty(name)
+        return request
 
     def cancel_batch(self, batch_id: str) -> tuple[list[Request], list[tuple[Segment, int]]]:
         """Drops the job's rows. Returns those of them that had started and were preempted, and the segments that the
@@ -178,13 +178,16 @@ class OfflinePool:
         lane = self._lanes.get(batch_id)
         if not isinstance(lane, JobLane):
             return preempted, []
+        lane.forget_looked_at()
         self._leave(batch_id)
         return preempted, lane.wanted_by_rows_left()
 
     def ended(self, request: Request) -> None:
         """A request that was handed out has ended: what it has put out counts for its share."""
         row_id = RowId.parse(request.request_id)
-        lane = None if row_id is None else self._lanes.get(row_id.batch_id)
+        lane = self._lanes.get(_flex_lane(request.share) if row_id is None else row_id.batch_id)
+        if isinstance(lane, JobLane):
+            lane.row_ended(request.num_output_tokens)
         self.turns.charge(request.share, lane, request.num_output_tokens)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
@@ -197,12 +200,25 @@ class OfflinePool:
             wanted.update(request.segments)
         assert all(segment.num_wanting == count for segment, count in wanted.items())
 
-    def _handed_out(self, name: str, request: Request) -> Request:
+    def _remove(self, request_id: str) -> tuple[str | None, Request | None]:
+        """Takes a request out; with the lane that it stood in, None for a preempted one."""
+        for request in self._returned:
+            if request.request_id == request_id:
+                self._returned.remove(request)
+                return None, request
+        for name, lane in self._lanes.items():
+            if (found := lane.remove(request_id)) is not None:
+                return name, found
+        return None, None
+
+    def _handed_out(self, name: str, request: Request) -> None:
         lane = self._lanes[name]
         self.turns.charge(lane.share, lane, request.num_prompt_tokens)
-        if not len(lane):
+        self._leave_if_empty(name)
+
+    def _leave_if_empty(self, name: str) -> None:
+        if not len(self._lanes[name]):
             self._leave(name)
-        return request
 
     def _join(self, name: str, lane: Lane) -> None:
         self.turns.join(lane, self._lanes.values())
@@ -210,6 +226,10 @@ class OfflinePool:
 
     def _leave(self, name: str) -> None:
         self.turns.leave(self._lanes.pop(name))
+
+
+def _flex_lane(share: str) -> str:
+    return f"flex:{share}"
 
 
 class PoolDraft:

@@ -18,10 +18,12 @@ CUSHION_SHARE = 1.0
 """Of its TPOT target, the slack that a stream keeps after every step: one step that overruns, its last one above all,
 must not make it late. It costs every stream one token's time once, not a share of every step."""
 PACE_SHARE = 0.9
-"""Of the TPOT target: online prompts may make a step so long whatever the streams can spare, so that they always move.
-Below 1, so that streams still gain on their deadlines."""
+"""Of the TPOT target: however many online prompts come, they may make a step so long whatever the streams can spare, so
+that they always move. Below 1, so that streams still gain on their deadlines."""
 DEMAND_WINDOW_S = 10.0
+"""In which arrivals are counted: a longer one would still call it calm when the load has risen."""
 MIN_DEMAND_WINDOW_S = 1.0
+"""So many seconds stand for the time before, as long as less is known."""
 CALM_SHARE, CROWDED_SHARE = 0.25, 0.75
 """Of the time that the running streams leave. While the prompts of late need no more than the first, one may stall the
 streams up to the bound on a gap, for they will soon catch up; from the second on it keeps their pace. Between the two
@@ -63,7 +65,7 @@ class StepBounds:
     idle_s: float
     """For the online request that arrives in the middle of the step."""
     prompts_s: float
-    """For online prompts: what the streams can spare."""
+    """For online prompts: what the streams can spare, and more while few prompts come."""
     stretch: float = 1.0
     """How much longer a prompt takes beside the streams' decodes than alone."""
 
@@ -149,7 +151,7 @@ class SlackTracker:
         recent = [(tokens, arrival_s) for tokens, _, arrival_s in self._arrivals if arrival_s > now_s - DEMAND_WINDOW_S]
         if not recent:
             return 0.0
-        # From the first arrival of all, or of those that are remembered, no more is known than what came since.
+        # What came before the first arrival that is remembered is not known.
         window_s = min(DEMAND_WINDOW_S, max(now_s - self._arrivals[0][2], MIN_DEMAND_WINDOW_S))
         num_tokens = sum(tokens for tokens, _ in recent) // len(recent)
         return len(recent) * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / window_s

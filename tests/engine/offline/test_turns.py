@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from neaptide.engine.messages import AddBatch, AddRequest
+from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.turns import QUANTUM_TOKENS, ByShares
 from neaptide.engine.params import SamplingParams, Tier
@@ -80,6 +79,38 @@ def test_flex_requests_count_as_a_job_and_go_first_at_equal_turns(tmp_path: Path
     assert drawn(pool, 8) == ["flex0", "flex1", "rows", "rows", "flex2", "flex3", "rows", "rows"]
 
 
+def test_what_flex_requests_put_out_counts_for_them(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "rows", 9))
+    for k in range(4):
+        pool.add_flex(flex(f"flex{k}"))
+    answered = pool.pop()
+    answered._output_token_ids = [7] * (2 * QUANTUM_TOKENS)
+    pool.ended(answered)
+    assert drawn(pool, 5) == ["rows"] * 4 + ["flex1"]
+
+
+def test_a_request_that_was_aborted_before_its_turn_costs_its_share_nothing(tmp_path: Path) -> None:
+    pool = pool_of(job(tmp_path, "rows", 9))
+    for k in range(6):
+        pool.add_flex(flex(f"flex{k}"))
+    for k in range(4):
+        pool.remove(f"flex{k}")
+    assert drawn(pool, 3) == ["flex4", "flex5", "rows"]
+
+
+def test_answers_that_are_to_come_make_a_job_urgent_as_well(tmp_path: Path) -> None:
+    """A row a second; the job's 14 rows have answers of three times their prompts, as the first one had."""
+    pool = pool_of(job(tmp_path, "lax", 60), job(tmp_path, "talkative", 15, deadline_s=90.0))
+    begin_steps(pool, 8)
+    assert set(drawn(pool, 4)) == {"lax", "talkative"}
+    answered = Request("talkative:0", [9], SamplingParams(), Tier.BATCH, 0.0)
+    answered._output_token_ids = [7] * (3 * ROW_TOKENS)
+    pool.ended(answered)
+    for second in (9.0, 10.0):
+        pool.turns.begin_step(second, pool.lanes)
+    assert set(drawn(pool, 4)) == {"talkative"}
+
+
 def test_looking_ahead_charges_nobody(tmp_path: Path) -> None:
     pool = pool_of(job(tmp_path, "a", 9), job(tmp_path, "b", 9))
     foreseen = [request.request_id.split(":")[0] for request in pool.in_turn()]
@@ -124,8 +155,3 @@ def test_of_two_urgent_jobs_the_one_with_less_time_to_lose_goes_first(tmp_path: 
     pool = pool_of(late, early, job(tmp_path, "lax", 60))
     begin_steps(pool, 6)
     assert drawn(pool, 2) == ["early", "early"]
-
-
-@pytest.mark.parametrize("message", [AddRequest, AddBatch])
-def test_messages_name_no_share_unless_told(message: type) -> None:
-    assert message.__struct_defaults__[-1] == ""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from neaptide.engine.messages import CancelBatch
 from neaptide.engine.scheduler.offline_fill import PATIENCE_S
 from tests.engine.harness import Harness, batch, online
 
@@ -39,6 +40,18 @@ def test_more_and_more_is_kept_free_for_it(tmp_path: Path) -> None:
     harness.clock.sleep_until(harness.clock.now() + PATIENCE_S)
     assert set(harness.step()) == {"chat"}
     harness.core.check_integrity()
+
+
+def test_one_whose_batch_is_cancelled_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+    harness = busy_harness(tmp_path, 1)
+    harness.step()
+    harness.core.handle(CancelBatch("job"))
+    harness.core.handle(
+        batch(tmp_path, "next", [[k + 50] * (8 if k else GIANT_TOKENS) for k in range(30)], max_tokens=1)
+    )
+    harness.step()
+    harness.clock.sleep_until(harness.clock.now() + PATIENCE_S)
+    assert set(harness.step()) == {"chat"}
 
 
 def test_a_row_that_is_only_a_little_too_large_is_waited_for(tmp_path: Path) -> None:
