@@ -1,6 +1,6 @@
 """The experiments by name.
 
-Each is a module of this package with ``NAME``, ``ABOUT`` (one line) and ``run(quick) -> ExperimentResult``. A module
+Each is a module below this package with ``NAME``, ``ABOUT`` (one line) and ``run(quick) -> ExperimentResult``. A module
 must import quickly, since ``neaptide experiment list`` imports them all: torch belongs inside ``run``.
 
 One that takes longer than some seconds says which part runs now, for the command to show:
@@ -13,17 +13,18 @@ from typing import Protocol
 
 from neaptide.experiments.result import ExperimentResult
 
-EXPERIMENT_NAMES = (
-    "golden",
-    "cost-model-error",
-    "forecast-coverage",
-    "sim-fidelity",
-    "baseline-sanity",
-    "overload",
-    "echo-throughput",
-    "tuned-rivals",
-)
-"""As on the command line; ``sim-fidelity`` is the module ``sim_fidelity``."""
+_MODULES = {
+    "golden": "golden",
+    "cost-model-error": "cost_model_error",
+    "forecast-coverage": "forecast_coverage",
+    "sim-fidelity": "sim_fidelity",
+    "baseline-sanity": "baseline_sanity",
+    "overload": "overload",
+    "echo-throughput": "echo.throughput",
+    "tuned-rivals": "tuned_rivals",
+}
+EXPERIMENT_NAMES = tuple(_MODULES)
+"""As on the command line."""
 
 LOGGER = logging.getLogger("neaptide.experiments")
 """Above the loggers of the experiments' modules."""
@@ -42,7 +43,5 @@ def load_experiment(name: str) -> Experiment:
     """Raises:
     KeyError: there is no experiment of that name.
     """
-    if name not in EXPERIMENT_NAMES:
-        raise KeyError(name)
-    module: Experiment = import_module(f"neaptide.experiments.{name.replace('-', '_')}")
+    module: Experiment = import_module(f"neaptide.experiments.{_MODULES[name]}")
     return module

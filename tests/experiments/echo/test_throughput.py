@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.experiments import echo_throughput as experiment
+from neaptide.experiments.echo import throughput as experiment
 
 
 @dataclass
