@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
@@ -16,10 +18,12 @@ ITL_FACTOR = 1.5
 """Slack that a stream has banked may not be spent in one stall: a gap is at most this many TPOT targets."""
 CUSHION_SHARE = 1.0
 """Of its TPOT target, the slack that a stream keeps after every step: one step that overruns, its last one above all,
-must not make it late. It costs every stream one token's time once, not a share of every step."""
+must not make it late. It costs every stream one token's time once, not a share of every step; gained at ``PACE_SHARE``
+from its first token on, because to make all streams short of it wait for nothing but each other wastes whole steps."""
 PACE_SHARE = 0.9
 """Of the TPOT target: however many online prompts come, they may make a step so long whatever the streams can spare, so
-that they always move. Below 1, so that streams still gain on their deadlines."""
+that they always move. Below 1, so that streams still gain on their deadlines. The pace, too, at which a new stream
+gains its cushion."""
 DEMAND_WINDOW_S = 10.0
 """In which arrivals are counted: a longer one would still call it calm when the load has risen."""
 MIN_DEMAND_WINDOW_S = 1.0
@@ -97,7 +101,9 @@ class SlackTracker:
         tpot_slo_s = table.tpot_slo_s[streams]
         tightest_s = float(tpot_slo_s.min())
         itl_s = min(MAX_STEP_S, ITL_FACTOR * tightest_s)
-        due_s = float((table.next_deadline_s(streams) - CUSHION_SHARE * tpot_slo_s).min())
+        num_output = table.total[streams] - table.prompt[streams]
+        cushion = np.minimum((1.0 - PACE_SHARE) * num_output, CUSHION_SHARE)
+        due_s = float((table.next_deadline_s(streams) - cushion * tpot_slo_s).min())
         slack_s = due_s - self._config.egress_s - draft.now_s
         alone_s = self._cost_model.predict(decodes_shape(table.total[streams] - 1)).seconds
         if alone_s >= tightest_s:

@@ -60,10 +60,9 @@ def test_the_time_of_a_prompt_has_the_margin_in_it() -> None:
 def test_a_step_beside_a_stream_leaves_room_for_the_margin() -> None:
     harness = Harness(cost_model=WITH_MARGIN, egress_s=0.0, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
-    harness.step()
-    harness.step()  # its third token is due two targets after the first, and it keeps one of them
+    harness.step()  # its second token is due a target after the first, of which it keeps a tenth: 57.6 tokens are left
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
-    assert harness.step() == {"a": 1, "f": 64 - 1 - 8 - 1}
+    assert harness.step() == {"a": 1, "f": 57 - 8 - 1}
 
 
 class LongestDecode(PerToken):
@@ -81,6 +80,18 @@ def test_the_longest_of_the_decodes_counts() -> None:
 # ---- the bounds ----
 
 
+@pytest.mark.parametrize(("num_output", "tokens"), [(1, 89), (5, 64), (10, 32), (12, 32)])
+def test_a_stream_gains_its_cushion_over_its_first_ten_tokens(num_output: int, tokens: int) -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    for _ in range(num_output):
+        harness.step()
+    stream = harness.core.scheduler.queues.running_online["a"]
+    stream.first_token_s = harness.clock.now() + (1.5 - num_output) * 64 * TOKEN_S  # its next one is due in 96 tokens
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": tokens - 1}
+
+
 def busy_harness(num_prompts: int) -> Harness:
     """A stream with a target of 64 tokens' time, when so many prompts of 200 tokens have just come and gone."""
     harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
@@ -94,8 +105,8 @@ def busy_harness(num_prompts: int) -> Harness:
     return harness
 
 
-@pytest.mark.parametrize(("banked_tokens", "tokens"), [(0, 57), (1, 64), (2, 96)])
-def test_where_many_come_an_online_prompt_takes_what_the_streams_can_spare(banked_tokens: int, tokens: int) -> None:
+@pytest.mark.parametrize(("banked_tokens", "tokens"), [(-1, 57), (0.25, 73), (1, 96)])
+def test_where_many_come_an_online_prompt_takes_what_the_streams_can_spare(banked_tokens: float, tokens: int) -> None:
     harness = busy_harness(40)
     stream = harness.core.scheduler.queues.running_online["a"]
     stream.first_token_s += banked_tokens * 64 * TOKEN_S
@@ -147,9 +158,8 @@ def test_a_step_beside_a_stream_leaves_time_for_egress() -> None:
     harness = Harness(cost_model=PerToken(), egress_s=8 * TOKEN_S, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
-    harness.step()
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
-    assert harness.step() == {"a": 1, "f": 64 - 1 - 8 - 1}
+    assert harness.step() == {"a": 1, "f": 57 - 8 - 1}
 
 
 # ---- prompts that wait ----
