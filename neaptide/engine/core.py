@@ -96,11 +96,12 @@ class EngineCore:
         """When ``step`` should be called: at once, or so late that the step in flight is nearly done.
 
         A plan made early would let an arrival wait for two steps; made at the last moment, it would keep the device
-        waiting. Twice the longest planning of late is kept.
+        waiting, and so would one that is made when the step is expected to end wherever it ends sooner. Twice the
+        longest planning of late is kept, and the prediction's margin.
         """
         if self._in_flight is None or self._committer.has_outputs:
             return -math.inf
-        return self._in_flight.expected_end_s - 2 * max(self._planning_s, default=0.0)
+        return self._in_flight.earliest_end_s - 2 * max(self._planning_s, default=0.0)
 
     def close(self) -> None:
         """Ends what watches the engine, and what computes for it."""

@@ -214,9 +214,9 @@ class HostWork(EngineObserver):
         self._clock.sleep_until(self._clock.now() + PLANNING_S)
 
 
-def timed(depth: int, believed_s: float = DEVICE_S) -> Harness:
+def timed(depth: int, believed_s: float = DEVICE_S, margin_s: float = 0.0) -> Harness:
     """An engine whose device takes 10 ms for a step, and whose host takes 2 ms to plan one."""
-    harness = Harness(cost_model=ConstantCostModel(believed_s), overlap_depth=depth)
+    harness = Harness(cost_model=ConstantCostModel(believed_s, margin_s), overlap_depth=depth)
     harness.executor._cost_model = ConstantCostModel(DEVICE_S)
     harness.core.subscribe(HostWork(harness.clock))
     return harness
@@ -243,6 +243,12 @@ def test_100_decodes_take_as_long_as_arithmetic_says(depth: int, step_s: float, 
     harness = timed(depth)
     (times_s,) = serve(harness, online("a", [7] * 8, max_tokens=101)).values()
     assert times_s == pytest.approx([first_s + i * step_s for i in range(101)])  # the first plan is overlapped by none
+
+
+def test_the_device_does_not_wait_for_a_plan_if_a_step_ends_sooner_than_predicted_within_the_margin() -> None:
+    harness = timed(1, believed_s=0.014, margin_s=0.004)
+    (times_s,) = serve(harness, online("a", [7] * 8, max_tokens=11)).values()
+    assert times_s == pytest.approx([0.012 + i * 0.010 for i in range(11)])
 
 
 @pytest.mark.parametrize("believed_s", [0.009, 0.010])

@@ -67,6 +67,11 @@ class Step:
     def expected_end_s(self) -> float:
         return self.starts_s + self.plan.predicted_s
 
+    @property
+    def earliest_end_s(self) -> float:
+        """It takes as much less than predicted as it may take more."""
+        return self.expected_end_s - self.plan.margin_s
+
     def note_published(self) -> None:
         """Keeps what the step has published before it is computed, for requests that end while it runs."""
         plan, table = self.plan, self.plan.table

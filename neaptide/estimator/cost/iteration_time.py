@@ -59,8 +59,8 @@ def mean_relative_error(model: CostModel, samples: Sequence[Sample]) -> float:
 class ConstantCostModel:
     """Every step takes the same time. For tests."""
 
-    def __init__(self, seconds: float) -> None:
-        self._prediction = Prediction(seconds, 0.0)
+    def __init__(self, seconds: float, margin_s: float = 0.0) -> None:
+        self._prediction = Prediction(seconds, margin_s)
 
     def predict(self, shape: BatchShape) -> Prediction:
         return self._prediction
