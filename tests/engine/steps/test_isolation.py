@@ -92,10 +92,12 @@ def test_only_the_poisoned_request_fails(
         pytest.skip("the first block is published with the prompt, later ones with decodes")
     check = Poison(poison, after)
     owner, name = HOOKS[hook]
-    # Decodes are planned all at once, and one by one only where blocks are short.
+    # Decodes are planned all at once, and one by one only where blocks are short: for online ones, when offline
+    # requests cannot make way any more.
+    num_blocks = 256 if hook != "plan" else 32 if tier is Tier.DEFAULT else 48
     # Where blocks of prompts are published when they are planned, commit has only those of decodes.
     policy = "lpm" if hook == "commit" else "neaptide"
-    run = Run(directory, num_blocks=48 if hook == "plan" else 256, may_fail=True, policy=policy)
+    run = Run(directory, num_blocks=num_blocks, may_fail=True, policy=policy)
     monkeypatch.setattr(owner, name, guarded(getattr(check, hook.partition(" ")[0]), getattr(owner, name)))
     for i, prompt in enumerate(others):
         run.add(f"r{i}", prompt, Tier.DEFAULT if i % 2 else Tier.FLEX)
