@@ -25,6 +25,11 @@ class Turns(ABC):
     def key(self, lane: Lane) -> Any:
         """The lane with the smallest comes next."""
 
+    @property
+    def rate_tokens_per_s(self) -> float | None:
+        """At which offline work was done of late; None if that is not known."""
+        return None
+
     def copy(self) -> Self:
         """To look ahead with."""
         return self
@@ -72,6 +77,10 @@ class ByShares(Turns):
         """Since it was measured last."""
         self._measured_at_s: float | None = None
         """None while no lane has requests."""
+
+    @property
+    def rate_tokens_per_s(self) -> float | None:
+        return self._rate
 
     def copy(self) -> Self:
         other = type(self)(self._weights)

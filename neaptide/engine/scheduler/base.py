@@ -164,7 +164,8 @@ class Scheduler(ABC):
         self.index += 1
         self.observe_held(now_s)
         pool = self.queues.pool
-        pool.turns.begin_step(now_s, pool.lanes)
+        # While the operator has paused it, what is done says nothing of what could be.
+        pool.turns.begin_step(now_s, () if self.offline_paused else pool.lanes)
 
     def draft(self, now_s: float) -> Draft:
         """What the policy would do now. Changes nothing.
