@@ -33,6 +33,8 @@ class Lane(ABC):
     def __init__(self, share: str) -> None:
         self.share = share
         self.deadline_s = math.inf
+        self.row_s = 0.0
+        """That a row takes from its first step to its end, the mean of those that have ended; 0 until one has."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -98,7 +100,7 @@ class JobLane(Lane):
         self.started: dict[str, Request] = {}
         """Rows that were handed out and have not ended, preempted ones as well, by id."""
         self._row_key = row_key
-        self._num_ended = self._num_output_tokens = 0
+        self._num_ended = self._num_output_tokens = self._num_run = 0
 
     def __len__(self) -> int:
         return sum(delivery.num_left for delivery in self.deliveries)
@@ -143,11 +145,14 @@ class JobLane(Lane):
         num_decodes = num_answers - int(np.count_nonzero(prompts))
         return Work(len(total), int(total.sum()) + num_answers, num_prompts, num_prompts, num_answers, num_decodes)
 
-    def row_ended(self, request: Request) -> None:
+    def row_ended(self, request: Request, now_s: float) -> None:
         """A row has ended; only one that was handed out tells how long answers are."""
         if self.started.pop(request.request_id, None) is not None:
             self._num_ended += 1
             self._num_output_tokens += request.num_output_tokens
+            if request.admission_index:
+                self._num_run += 1
+                self.row_s += (now_s - request.scheduled_s - self.row_s) / self._num_run
 
     def forget_looked_at(self) -> None:
         """The batch is cancelled: requests of rows that were looked at will never run."""

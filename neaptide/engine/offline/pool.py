@@ -47,9 +47,17 @@ class OfflinePool:
         self._jobs: dict[str, JobLane] = {}
         """Batches with rows that have not ended, by id; in the lanes are those of them with rows that wait."""
         self._first_looked_at: list[Request] = []
+        self._now_s = 0.0
+        """When the last step was planned."""
 
     def __len__(self) -> int:
         return len(self._returned) + sum(map(len, self._lanes.values()))
+
+    def begin_step(self, now_s: float, is_paused: bool) -> None:
+        """A step is to be planned; while the operator has paused offline work, what is done of it says nothing of what
+        could be."""
+        self._now_s = now_s
+        self.turns.begin_step(now_s, () if is_paused else self.lanes)
 
     def draft(self) -> "PoolDraft":
         """The pool as it is now, to plan against."""
@@ -197,7 +205,7 @@ class OfflinePool:
         if row_id is None:
             lane = self._lanes.get(_flex_lane(request.share))
         elif (lane := self._jobs.get(row_id.batch_id)) is not None:
-            lane.row_ended(request)
+            lane.row_ended(request, self._now_s)
             self._forget_if_done(row_id.batch_id)
         self.turns.charge(request.share, lane, request.num_output_tokens)
 

@@ -163,9 +163,7 @@ class Scheduler(ABC):
         """A step is to be planned."""
         self.index += 1
         self.observe_held(now_s)
-        pool = self.queues.pool
-        # While the operator has paused it, what is done says nothing of what could be.
-        pool.turns.begin_step(now_s, () if self.offline_paused else pool.lanes)
+        self.queues.pool.begin_step(now_s, self.offline_paused)
 
     def draft(self, now_s: float) -> Draft:
         """What the policy would do now. Changes nothing.
