@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.cli import build_parser
 from neaptide.server.batches.metrics import BatchMetrics
+from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.schemas import ChatBody, CompletionBody
@@ -32,7 +33,7 @@ def test_the_page_of_settings_is_what_the_settings_say() -> None:
 def test_every_metric_is_documented() -> None:
     registry = CollectorRegistry()
     ServerMetrics(registry)
-    BatchMetrics(registry, Store(Path()), lambda: 0.0)
+    BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
     documented = text("docs/metrics.md")
     expanded = set(re.findall(r"neaptide_\w+", documented))
     expanded |= {f"neaptide_request_{name}_seconds" for name in ("ttft", "tpot", "itl", "e2e", "queue")}

@@ -16,6 +16,7 @@ from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
     AddRequest,
+    BatchOutlook,
     CancelBatch,
     SetOffline,
     StepOutputs,
@@ -23,6 +24,8 @@ from neaptide.engine.messages import (
     ToEngine,
 )
 from neaptide.engine.observer import EngineObserver, Observers
+from neaptide.engine.offline.outlook import Outlooks
+from neaptide.engine.offline.work import WholeDevice
 from neaptide.engine.params import INTERNAL_ERROR, FinishReason
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
@@ -67,6 +70,9 @@ class EngineCore:
         prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
         self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse)
         self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
+        kv_tokens = int(config.scheduler.offline_max_kv_ratio * executor.num_blocks) * block_size
+        whole = WholeDevice(cost_model, self.scheduler.max_step_tokens, config.scheduler.max_num_seqs, kv_tokens)
+        self._outlooks = Outlooks(whole)
         self._executor = IsolatingExecutor(executor)
         self._cost_model = cost_model
         self._clock = clock
@@ -159,6 +165,7 @@ class EngineCore:
             error = str(exception)
         for row in refused:
             self._committer.refuse(str(RowId(message.batch_id, row)), error)
+        self._outlooks.hurry()
 
     def _refusal(self, request: Request) -> str | None:
         """Why the request can never run; the edge checks first, so this guards against a bug there."""
@@ -184,6 +191,7 @@ class EngineCore:
         for request in running + preempted:
             self._committer.end(request, FinishReason.ABORT)
         self._observers.cancelled(batch_id)
+        self._outlooks.hurry()
 
     # ---- one step ----
 
@@ -281,6 +289,12 @@ class EngineCore:
         return self._executor.take_apart(step.plan, current, error)
 
     # ---- inspection ----
+
+    def report_outlooks(self) -> list[BatchOutlook] | None:
+        """Whether each batch will end in its window; None if that was reported a moment ago."""
+        queues = self.scheduler.queues
+        rate = queues.pool.turns.rate_tokens_per_s
+        return self._outlooks.report(queues.pool.jobs, queues.table, rate, self._clock.now())
 
     def check_integrity(self) -> None:
         """Raises AssertionError if queues, seats, block tables, pool and index do not agree."""

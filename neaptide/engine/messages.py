@@ -4,6 +4,8 @@ Encoded as arrays that begin with the type's name; both sides are always the sam
 API process starts the engine from its own installation.
 """
 
+from enum import StrEnum
+
 import msgspec
 
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
@@ -157,6 +159,29 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     """Tokens whose KV was dropped by this step's preemptions."""
 
 
+class Outlook(StrEnum):
+    """Whether a batch will end in its window; also the values of the metric label ``outlook``."""
+
+    ON_TIME = "on_time"
+    AT_RISK = "at_risk"
+    """Not at the rate at which offline work was done of late."""
+    INFEASIBLE = "infeasible"
+    """Not even with the whole device."""
+
+
+class BatchOutlook(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What the engine expects of one batch. Answers are taken to be as long as those that have ended."""
+
+    batch_id: str
+    outlook: Outlook
+    needed_s: float
+    """With the whole device, the batches before it included."""
+    expected_s: float | None
+    """At the rate at which offline work was done of late; None if that is not known."""
+    left_s: float
+    """Until the deadline."""
+
+
 class EngineReady(_Message):
     """Sent once, when weights are loaded and warm-up is done."""
 
@@ -177,6 +202,8 @@ class StepOutputs(_Message):
 
     outputs: list[RequestOutput]
     stats: list[StepStats]
+    outlooks: list[BatchOutlook] | None = None
+    """Of all batches, now and then; None says nothing."""
 
 
 class EngineFatal(_Message):

@@ -54,7 +54,8 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         metrics.add_sink(compat)
         state.context.client.add_stats_listener(compat)
     if state.batches is not None:
-        metrics.add_source(BatchMetrics(state.registry, state.batches.store, state.context.wall_clock))
+        batches = state.batches
+        metrics.add_source(BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=state.registry)
 

@@ -35,7 +35,7 @@ def client(embedded: RunningServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="session")
 def simulated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with RunningServer(tmp_path_factory.mktemp("simulated"), env=SIM) as server:
+    with RunningServer(tmp_path_factory.mktemp("simulated"), "--completion-windows", "24h,1m", env=SIM) as server:
         yield server
 
 

@@ -44,7 +44,9 @@ class Delivery:
         self._salt = message.salt
         self._share = message.share
         self.num_prompt_tokens_left = int(tokens.lengths(rows).sum())
-        """Of the rows left."""
+        """Of the rows left ..."""
+        self.num_new_tokens_left = self.num_prompt_tokens_left
+        """... and of those, without what a row is known to share with one before it."""
 
     @property
     def num_left(self) -> int:
@@ -92,11 +94,16 @@ class Delivery:
         self._leave(index)
 
     def _leave(self, index: int) -> None:
-        self.num_prompt_tokens_left -= self.tokens.num_tokens(int(self.rows[index]))
+        row = int(self.rows[index])
+        self.num_prompt_tokens_left -= self.tokens.num_tokens(row)
+        self.num_new_tokens_left -= self._num_new_tokens(row)
         if index == self.next_index:
             self.next_index += 1
         else:
             self.rows, self._params_index = np.delete(self.rows, index), np.delete(self._params_index, index)
+
+    def _num_new_tokens(self, row: int) -> int:
+        return self.tokens.num_tokens(row)
 
     def _path(self, row: int) -> Path:
         return ()
@@ -116,6 +123,8 @@ class PrefixDelivery(Delivery):
         """[nodes] of those without a segment."""
         self._segments: dict[int, Segment] = {}
         """By node, of the nodes of rows that were looked at."""
+        self._new_tokens = np.zeros(len(tokens), np.int64)
+        """[rows of the file] of those left, without what they share with one before them."""
         super().__init__(message, tokens, rows[:0], params_index[:0], now_s)
         self._params_table = []
         self.extend(message, rows, params_index)
@@ -131,8 +140,13 @@ class PrefixDelivery(Delivery):
         self._params_table += message.params_table
         self._stream_rows |= frozenset(message.stream_rows)
         self._num_wanting += added
+        self._new_tokens[self.rows] = self._tree.restricted(self.rows).new_tokens(self.tokens.lengths(self.rows))
+        self.num_new_tokens_left = int(self._new_tokens[self.rows].sum())
         for node, segment in self._segments.items():
             segment.num_wanting += int(added[node])
+
+    def _num_new_tokens(self, row: int) -> int:
+        return int(self._new_tokens[row])
 
     def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
         """For every segment, how many of the rows that are left want it."""

@@ -7,11 +7,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from neaptide.engine.kv.segments import Segment
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
+from neaptide.engine.offline.work import Work
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.row_id import RowId
+from neaptide.engine.table import RequestTable
 
 PRIOR_OUTPUT_TOKENS = 256
 """Of an answer, if it may be so long and no row of its batch has ended."""
@@ -29,6 +33,8 @@ class Lane(ABC):
     def __init__(self, share: str) -> None:
         self.share = share
         self.deadline_s = math.inf
+        self.row_s = 0.0
+        """That a row takes from its first step to its end, the mean of those that have ended; 0 until one has."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -79,7 +85,10 @@ class FlexLane(Lane):
 
 
 class JobLane(Lane):
-    """The rows of a batch: of each token file in its order, or all of them in the order of ``row_key``."""
+    """The rows of a batch: of each token file in its order, or all of them in the order of ``row_key``.
+
+    It has a turn while rows wait, and is there until the last one has ended.
+    """
 
     is_job = True
 
@@ -88,26 +97,62 @@ class JobLane(Lane):
         self.deadline_s = deadline_s
         self.deliveries: list[Delivery] = []
         """With rows left, in order of arrival."""
+        self.started: dict[str, Request] = {}
+        """Rows that were handed out and have not ended, preempted ones as well, by id."""
         self._row_key = row_key
-        self._num_ended = self._num_output_tokens = 0
+        self._num_ended = self._num_output_tokens = self._num_run = 0
 
     def __len__(self) -> int:
         return sum(delivery.num_left for delivery in self.deliveries)
 
     @property
     def num_tokens_left(self) -> int:
-        """Answers are taken to be as long as those of the rows that have ended."""
-        if self._num_ended:
-            answers = len(self) * self._num_output_tokens // self._num_ended
-        else:
-            limits = ((one.num_left, min(one.max_output_tokens, PRIOR_OUTPUT_TOKENS)) for one in self.deliveries)
-            answers = sum(num_left * limit for num_left, limit in limits)
-        return sum(delivery.num_prompt_tokens_left for delivery in self.deliveries) + answers
+        return sum(delivery.num_prompt_tokens_left for delivery in self.deliveries) + self._answers_waiting
 
-    def row_ended(self, num_output_tokens: int) -> None:
-        """A row that was handed out has ended."""
-        self._num_ended += 1
-        self._num_output_tokens += num_output_tokens
+    @property
+    def _answers_waiting(self) -> int:
+        """Tokens of the answers of the rows that wait, taken to be as long as those of the rows that have ended."""
+        if self._num_ended:
+            return len(self) * self._num_output_tokens // self._num_ended
+        limits = ((one.num_left, min(one.max_output_tokens, PRIOR_OUTPUT_TOKENS)) for one in self.deliveries)
+        return sum(num_left * limit for num_left, limit in limits)
+
+    def work(self, table: RequestTable) -> Work:
+        """What is left, as far as it can be foreseen: a few numbers for the rows that wait, however many they are, and
+        array operations over those that have started."""
+        num_waiting, answers = len(self), self._answers_waiting
+        prompts = sum(delivery.num_prompt_tokens_left for delivery in self.deliveries)
+        new = sum(delivery.num_new_tokens_left for delivery in self.deliveries)
+        waiting = Work(num_waiting, prompts + answers, prompts, new, answers, max(answers - num_waiting, 0))
+        return waiting + self._work_started(table) if self.started else waiting
+
+    def _work_started(self, table: RequestTable) -> Work:
+        seats = np.array([request.seat for request in self.started.values() if request.seat >= 0], np.int64)
+        columns = np.stack([column[seats] for column in (table.prompt, table.total, table.limit, table.computed)])
+        preempted = [
+            (request.num_prompt_tokens, request.num_tokens, request.num_prompt_tokens + request.params.max_tokens, 0)
+            for request in self.started.values()
+            if request.seat < 0
+        ]
+        prompt, total, limit, computed = np.hstack([columns, np.array(preempted, np.int64).reshape(-1, 4).T])
+        uncomputed = total - computed
+        expected = self._num_output_tokens // self._num_ended if self._num_ended else PRIOR_OUTPUT_TOKENS
+        # One that goes on beyond what was expected of it will at least end.
+        answers = np.maximum(np.minimum(expected, limit - prompt) - (total - prompt), 1)
+        # The token behind a computed prompt is the answer's own; more are a prompt, or one that is computed again.
+        prompts = np.where((total > prompt) & (uncomputed <= 1), 0, uncomputed)
+        num_answers, num_prompts = int(answers.sum()), int(prompts.sum())
+        num_decodes = num_answers - int(np.count_nonzero(prompts))
+        return Work(len(total), int(total.sum()) + num_answers, num_prompts, num_prompts, num_answers, num_decodes)
+
+    def row_ended(self, request: Request, now_s: float) -> None:
+        """A row has ended; only one that was handed out tells how long answers are."""
+        if self.started.pop(request.request_id, None) is not None:
+            self._num_ended += 1
+            self._num_output_tokens += request.num_output_tokens
+            if request.admission_index:
+                self._num_run += 1
+                self.row_s += (now_s - request.scheduled_s - self.row_s) / self._num_run
 
     def forget_looked_at(self) -> None:
         """The batch is cancelled: requests of rows that were looked at will never run."""

@@ -5,7 +5,7 @@ per row here.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByDeadline, Turns
+from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
 
@@ -43,10 +44,20 @@ class OfflinePool:
         self._returned: deque[Request] = deque()
         self._lanes: dict[str, Lane] = {}
         """With requests: of a batch by its id, of flex requests by a name that is no id."""
+        self._jobs: dict[str, JobLane] = {}
+        """Batches with rows that have not ended, by id; in the lanes are those of them with rows that wait."""
         self._first_looked_at: list[Request] = []
+        self._now_s = 0.0
+        """When the last step was planned."""
 
     def __len__(self) -> int:
         return len(self._returned) + sum(map(len, self._lanes.values()))
+
+    def begin_step(self, now_s: float, is_paused: bool) -> None:
+        """A step is to be planned; while the operator has paused offline work, what is done of it says nothing of what
+        could be."""
+        self._now_s = now_s
+        self.turns.begin_step(now_s, () if is_paused else self.lanes)
 
     def draft(self) -> "PoolDraft":
         """The pool as it is now, to plan against."""
@@ -65,6 +76,11 @@ class OfflinePool:
     @property
     def lanes(self) -> Sequence[Lane]:
         return list(self._lanes.values())
+
+    @property
+    def jobs(self) -> Mapping[str, JobLane]:
+        """Batches with rows that have not ended, by id."""
+        return self._jobs
 
     def in_turn(self) -> Iterator[Request]:
         """What stands in the lanes, in order; a row is made into a request when the iterator comes to it."""
@@ -126,11 +142,12 @@ class OfflinePool:
             keys = [self.row_key(tokens, row) for row in rows.tolist()]
             order = sorted(range(len(keys)), key=keys.__getitem__)
             rows, params_index = rows[order], params_index[order]
-        lane = self._lanes.get(message.batch_id)
+        lane = self._jobs.get(message.batch_id)
         if lane is None:
             lane = JobLane(message.share if self._has_shares else "", message.deadline_s, self.row_key)
+            self._jobs[message.batch_id] = lane
+        if message.batch_id not in self._lanes:
             self._join(message.batch_id, lane)
-        assert isinstance(lane, JobLane)
         if self._by_prefix and (known := lane.of_file(message)) is not None:
             known.extend(message, rows, params_index)
         else:
@@ -175,8 +192,8 @@ class OfflinePool:
         preempted = [r for r in self._returned if is_row_of(r.request_id, batch_id)]
         for request in preempted:
             self._returned.remove(request)
-        lane = self._lanes.get(batch_id)
-        if not isinstance(lane, JobLane):
+        lane = self._jobs.pop(batch_id, None)
+        if lane is None or batch_id not in self._lanes:
             return preempted, []
         lane.forget_looked_at()
         self._leave(batch_id)
@@ -185,20 +202,27 @@ class OfflinePool:
     def ended(self, request: Request) -> None:
         """A request that was handed out has ended: what it has put out counts for its share."""
         row_id = RowId.parse(request.request_id)
-        lane = self._lanes.get(_flex_lane(request.share) if row_id is None else row_id.batch_id)
-        if isinstance(lane, JobLane):
-            lane.row_ended(request.num_output_tokens)
+        if row_id is None:
+            lane = self._lanes.get(_flex_lane(request.share))
+        elif (lane := self._jobs.get(row_id.batch_id)) is not None:
+            lane.row_ended(request, self._now_s)
+            self._forget_if_done(row_id.batch_id)
         self.turns.charge(request.share, lane, request.num_output_tokens)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raises AssertionError unless every segment is wanted by as many as wait and run."""
+        """Raises AssertionError unless every segment is wanted by as many as wait and run, and batches know their
+        rows."""
         wanted: Counter[Segment] = Counter()
         for lane in self._lanes.values():
             wanted.update(dict(lane.wanted_by_rows_left()) if isinstance(lane, JobLane) else {})
             assert len(lane), "an empty lane has a turn"
-        for request in (*running, *self._returned):
+        started = [*running, *self._returned]
+        for request in started:
             wanted.update(request.segments)
         assert all(segment.num_wanting == count for segment, count in wanted.items())
+        assert all(len(job) or job.started for job in self._jobs.values())
+        known = {request_id for job in self._jobs.values() for request_id in job.started}
+        assert known == {request.request_id for request in started if request.tier is Tier.BATCH}
 
     def _remove(self, request_id: str) -> tuple[str | None, Request | None]:
         """Takes a request out; with the lane that it stood in, None for a preempted one."""
@@ -213,12 +237,20 @@ class OfflinePool:
 
     def _handed_out(self, name: str, request: Request) -> None:
         lane = self._lanes[name]
+        if isinstance(lane, JobLane):
+            lane.started[request.request_id] = request
         self.turns.charge(lane.share, lane, request.num_prompt_tokens)
         self._leave_if_empty(name)
 
     def _leave_if_empty(self, name: str) -> None:
         if not len(self._lanes[name]):
             self._leave(name)
+            self._forget_if_done(name)
+
+    def _forget_if_done(self, batch_id: str) -> None:
+        job = self._jobs.get(batch_id)
+        if job is not None and not job.started and not len(job):
+            del self._jobs[batch_id]
 
     def _join(self, name: str, lane: Lane) -> None:
         self.turns.join(lane, self._lanes.values())

@@ -50,6 +50,16 @@ class PrefixTree:
         """[nodes] rows below each."""
         return self.end - self.first
 
+    def new_tokens(self, lengths: IntArray) -> IntArray:
+        """[rows] of prompts of these lengths, without what a row shares with one before it in this order."""
+        if not len(self.parent):
+            return lengths
+        of_node = self.depth_tokens - np.where(self.parent == NO_NODE, 0, self.depth_tokens[self.parent])
+        new = lengths - np.where(self.node == NO_NODE, 0, self.depth_tokens[self.node])
+        wanted = self.num_wanted > 0
+        np.add.at(new, self.first[wanted], of_node[wanted])
+        return new
+
     @property
     def arrays(self) -> dict[str, IntArray]:
         return {name: getattr(self, name) for name in PrefixTree.__slots__}

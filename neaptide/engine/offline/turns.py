@@ -15,7 +15,9 @@ RATE_WINDOW_S = 60.0
 PERIOD_S = 1.0
 """Between two measurements of the rate; then it is settled anew which jobs are urgent."""
 LAX_FACTOR = 1.25
-"""A job is urgent when what is left of it, at its own share, would take this much of the time until its deadline."""
+"""A job is urgent when what is left of it, at its own share, would take this much of the time until its deadline ..."""
+CUSHION_S = 10.0
+"""... less so many seconds: what is left to the last moment is late with the first burst of online work."""
 
 
 class Turns(ABC):
@@ -24,6 +26,11 @@ class Turns(ABC):
     @abstractmethod
     def key(self, lane: Lane) -> Any:
         """The lane with the smallest comes next."""
+
+    @property
+    def rate_tokens_per_s(self) -> float | None:
+        """At which offline work was done of late; None if that is not known."""
+        return None
 
     def copy(self) -> Self:
         """To look ahead with."""
@@ -72,6 +79,10 @@ class ByShares(Turns):
         """Since it was measured last."""
         self._measured_at_s: float | None = None
         """None while no lane has requests."""
+
+    @property
+    def rate_tokens_per_s(self) -> float | None:
+        return self._rate
 
     def copy(self) -> Self:
         other = type(self)(self._weights)
@@ -129,6 +140,8 @@ class ByShares(Turns):
         total_weight = sum(self._weights.get(share, 1.0) for share in num_lanes)
         for lane in lanes:
             own = self._weights.get(lane.share, 1.0) / total_weight / num_lanes[lane.share]
-            left_s, alone_s = lane.deadline_s - now_s, lane.num_tokens_left / self._rate
-            if alone_s <= left_s < LAX_FACTOR * alone_s / own:
+            left_s, work_s = lane.deadline_s - now_s, lane.num_tokens_left / self._rate
+            # The last row may be handed out no later than it takes from there to its end.
+            alone_s, shared_s = work_s + lane.row_s, work_s / own + lane.row_s
+            if alone_s <= left_s < LAX_FACTOR * shared_s + CUSHION_S:
                 yield lane, left_s - alone_s

@@ -76,7 +76,9 @@ def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink
             wait_s = HEARTBEAT_S
         elif not outputs.stats and not core.has_step_in_flight:
             wait_s = BLOCKED_POLL_S
+        outputs.outlooks = core.report_outlooks()
         now_s = clock.now()
-        if outputs.outputs or outputs.stats or now_s - last_sent_s >= HEARTBEAT_S:
+        has_news = outputs.outputs or outputs.stats or outputs.outlooks is not None
+        if has_news or now_s - last_sent_s >= HEARTBEAT_S:
             sink.send(outputs)
             last_sent_s = now_s

@@ -163,8 +163,7 @@ class Scheduler(ABC):
         """A step is to be planned."""
         self.index += 1
         self.observe_held(now_s)
-        pool = self.queues.pool
-        pool.turns.begin_step(now_s, pool.lanes)
+        self.queues.pool.begin_step(now_s, self.offline_paused)
 
     def draft(self, now_s: float) -> Draft:
         """What the policy would do now. Changes nothing.

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from neaptide.engine.messages import Outlook
+from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.models import LIVE, TERMINAL, BatchStatus
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.storing.tables import batches, files
@@ -81,10 +83,13 @@ def read_overview(conn: sa.Connection) -> Overview:
 
 
 class BatchMetrics(Collector):
-    """``refresh`` before a scrape; ``wall`` gives unix seconds."""
+    """``refresh`` before a scrape; ``wall`` gives unix seconds. The outlooks are those of now, not the database's."""
 
-    def __init__(self, registry: CollectorRegistry, store: Store, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, store: Store, wall: Callable[[], float], outlooks: Outlooks
+    ) -> None:
         self._store = store
+        self._outlooks = outlooks
         self._wall = wall
         self._overview = Overview()
         self._read_s: float | None = None
@@ -124,6 +129,14 @@ class BatchMetrics(Collector):
         if found.first_expires_at is not None:
             slack.add_metric([], found.first_expires_at - self._wall())
         yield slack
+        outlooks = GaugeMetricFamily(
+            "neaptide_batches_by_outlook",
+            "Number of batches in progress by whether they will end in their windows.",
+            labels=["outlook"],
+        )
+        for outlook in Outlook:
+            outlooks.add_metric([outlook], self._outlooks.count(outlook))
+        yield outlooks
         age_s = 0.0 if found.first_created_at is None else max(0.0, self._wall() - found.first_created_at)
         yield GaugeMetricFamily(
             "neaptide_batch_oldest_age_seconds", "Time since the oldest live batch was created.", age_s

@@ -3,8 +3,18 @@
 from collections.abc import Sequence
 from typing import cast
 
+from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord
-from neaptide.server.openai.replies import Batch, BatchList, BatchUsage, File, FileList, Page, PurposeName
+from neaptide.server.openai.replies import (
+    Batch,
+    BatchExtension,
+    BatchList,
+    BatchUsage,
+    File,
+    FileList,
+    Page,
+    PurposeName,
+)
 
 
 def file_object(record: FileRecord) -> File:
@@ -21,7 +31,7 @@ def file_object(record: FileRecord) -> File:
     }
 
 
-def batch_object(record: BatchRecord) -> Batch:
+def batch_object(record: BatchRecord, outlooks: Outlooks) -> Batch:
     # While a batch is validated its lines are not known, so none are counted.
     started = record.in_progress_at is not None
     return {
@@ -51,7 +61,21 @@ def batch_object(record: BatchRecord) -> Batch:
         },
         "usage": _usage(record) if record.status is not BatchStatus.VALIDATING else None,
         "metadata": record.metadata,
+        "neaptide": _extension(record, outlooks),
     }
+
+
+def _extension(record: BatchRecord, outlooks: Outlooks) -> BatchExtension | None:
+    found = outlooks.of(record.id)
+    if found is None or record.status is not BatchStatus.IN_PROGRESS:
+        return None
+    shown: BatchExtension = {
+        "outlook": found.outlook.value,
+        "needed_seconds": round(found.needed_s, 1),
+        "expected_seconds": None if found.expected_s is None else round(found.expected_s, 1),
+        "left_seconds": round(found.left_s, 1),
+    }
+    return shown
 
 
 def _usage(record: BatchRecord) -> BatchUsage:
@@ -68,8 +92,8 @@ def file_list(records: Sequence[FileRecord], has_more: bool) -> FileList:
     return {**_page(records, has_more), "data": [file_object(record) for record in records]}
 
 
-def batch_list(records: Sequence[BatchRecord], has_more: bool) -> BatchList:
-    return {**_page(records, has_more), "data": [batch_object(record) for record in records]}
+def batch_list(records: Sequence[BatchRecord], has_more: bool, outlooks: Outlooks) -> BatchList:
+    return {**_page(records, has_more), "data": [batch_object(record, outlooks) for record in records]}
 
 
 def _page(records: Sequence[FileRecord] | Sequence[BatchRecord], has_more: bool) -> Page:

@@ -10,6 +10,7 @@ from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.running.machine import Machine
+from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
 from neaptide.server.batches.storing.data_dir import StoreError
@@ -49,6 +50,8 @@ class BatchService:
         self.settings = settings
         self.store = Store(settings.data_dir)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
+        self.outlooks = Outlooks()
+        engine.add_outlook_listener(self.outlooks.hear)
         self._clocks = clocks
         self._is_suspended = False
         self._machine = Machine(BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks))

@@ -13,6 +13,7 @@ from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
     AddRequest,
+    BatchOutlook,
     CancelBatch,
     EngineFatal,
     EngineReady,
@@ -93,6 +94,7 @@ class EngineClient:
         self._batch_listener: BatchListener | None = None
         self._stats_listeners: list[StatsListener] = []
         self._error_listeners: list[Callable[[str], None]] = []
+        self._outlook_listeners: list[Callable[[Sequence[BatchOutlook]], None]] = []
         self._offline_paused = False
 
     # ---- what HTTP handlers and the batch service use ----
@@ -198,6 +200,10 @@ class EngineClient:
         """``listener`` hears the code of every request that the engine fails."""
         self._error_listeners.append(listener)
 
+    def add_outlook_listener(self, listener: Callable[[Sequence[BatchOutlook]], None]) -> None:
+        """``listener`` hears now and then of all batches that the engine has; of none when it has gone."""
+        self._outlook_listeners.append(listener)
+
     # ---- what the supervisor uses ----
 
     def attach(self, link: EngineLink, info: EngineReady) -> None:
@@ -219,6 +225,7 @@ class EngineClient:
             return
         self._link = None
         self._ready.clear()
+        self._tell_outlooks(())
         in_step = frozenset(suspects)
         for request_id, queue in self._queues.items():
             queue.put_nowait(_Lost(request_id in in_step))
@@ -253,6 +260,12 @@ class EngineClient:
         for stats in message.stats:
             for listener in self._stats_listeners:
                 listener.on_stats(stats)
+        if message.outlooks is not None:
+            self._tell_outlooks(message.outlooks)
+
+    def _tell_outlooks(self, outlooks: Sequence[BatchOutlook]) -> None:
+        for listener in self._outlook_listeners:
+            listener(outlooks)
 
     def _require_link(self) -> EngineLink:
         if self._link is None:

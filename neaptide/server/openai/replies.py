@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 FinishName = Literal["stop", "length", "tool_calls"]
 TierName = Literal["priority", "default", "flex"]
 PurposeName = Literal["batch", "batch_output", "user_data"]
+OutlookName = Literal["on_time", "at_risk", "infeasible"]
 BatchStatusName = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
 ]
@@ -366,6 +367,16 @@ class BatchUsage(TypedDict):
 
 
 @_exact
+class BatchExtension(TypedDict):
+    """What OpenAI's object has no field for."""
+
+    outlook: OutlookName
+    needed_seconds: float
+    expected_seconds: float | None
+    left_seconds: float
+
+
+@_exact
 class Batch(TypedDict):
     id: str
     object: Literal["batch"]
@@ -389,6 +400,7 @@ class Batch(TypedDict):
     request_counts: RequestCounts
     usage: BatchUsage | None
     metadata: dict[str, str] | None
+    neaptide: BatchExtension | None
 
 
 @_exact

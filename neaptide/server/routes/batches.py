@@ -58,7 +58,7 @@ def batches_router(service: BatchService) -> APIRouter:
         with storage_faults():
             record = await service.create_batch(principal.tenant, body, salt=principal.salt, idempotency_key=key)
         note_object(request.scope, record.id)
-        return JSONResponse(batch_object(record))
+        return JSONResponse(batch_object(record, service.outlooks))
 
     @router.get("", responses=replies(BatchList, 400, 503))
     async def list_batches(
@@ -68,16 +68,18 @@ def batches_router(service: BatchService) -> APIRouter:
     ) -> Response:
         with storage_faults():
             records, has_more = await service.list_batches(principal_of(request).tenant, limit, after)
-        return JSONResponse(batch_list(records, has_more))
+        return JSONResponse(batch_list(records, has_more, service.outlooks))
 
     @router.get("/{batch_id}", responses=replies(Batch, 404, 503))
     async def get_batch(request: Request, batch_id: BatchId) -> Response:
         with storage_faults():
-            return JSONResponse(batch_object(await service.get_batch(batch_id, principal_of(request).tenant)))
+            record = await service.get_batch(batch_id, principal_of(request).tenant)
+        return JSONResponse(batch_object(record, service.outlooks))
 
     @router.post("/{batch_id}/cancel", responses=replies(Batch, 404, 409, 503, 507))
     async def cancel_batch(request: Request, batch_id: BatchId) -> Response:
         with storage_faults():
-            return JSONResponse(batch_object(await service.cancel_batch(batch_id, principal_of(request).tenant)))
+            record = await service.cancel_batch(batch_id, principal_of(request).tenant)
+        return JSONResponse(batch_object(record, service.outlooks))
 
     return router

@@ -155,3 +155,23 @@ def test_of_two_urgent_jobs_the_one_with_less_time_to_lose_goes_first(tmp_path: 
     pool = pool_of(late, early, job(tmp_path, "lax", 60))
     begin_steps(pool, 6)
     assert drawn(pool, 2) == ["early", "early"]
+
+
+def test_a_job_is_not_left_to_the_last_moment(tmp_path: Path) -> None:
+    """A row a second, 14 rows with half of that: urgent 35 s before the deadline, and 10 more."""
+    pool = pool_of(job(tmp_path, "lax", 60), job(tmp_path, "due", 14, deadline_s=40.0))
+    begin_steps(pool, 1)
+    assert set(drawn(pool, 6)) == {"due"}
+
+
+def test_the_time_that_a_row_takes_to_its_end_is_no_time_to_spare(tmp_path: Path) -> None:
+    """Urgent are 8 rows 30 s before the deadline, and 12.5 s earlier if a row takes 10 s from its first step on."""
+    pool = pool_of(job(tmp_path, "lax", 60), job(tmp_path, "due", 14, deadline_s=52.0))
+    begin_steps(pool, 8)
+    assert set(drawn(pool, 4)) == {"lax", "due"}
+    row = Request("due:0", [9], SamplingParams(), Tier.BATCH, 0.0)
+    row.admission_index, row.scheduled_s = 1, 0.0
+    pool.begin_step(10.0, is_paused=False)
+    pool.ended(row)
+    pool.begin_step(11.0, is_paused=False)
+    assert set(drawn(pool, 4)) == {"due"}

@@ -26,7 +26,7 @@ async def test_a_batch_runs_to_its_end_in_input_order(tmp_path: Path) -> None:
         assert found["c3"]["response"]["status_code"] == 200
         assert found["c3"]["response"]["body"]["choices"][0]["text"] == "text of c3"[::-1]
         assert found["c3"]["error"] is None
-        shown = batch_object(record)
+        shown = batch_object(record, server.service.outlooks)
         assert shown["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
         assert shown["usage"]["input_tokens"] == shown["usage"]["output_tokens"] == 50
         assert shown["usage"]["input_tokens_details"]["cached_tokens"] == 5

@@ -89,7 +89,7 @@ class Client:
             await asyncio.sleep(0.02)
 
     def _see(self, record: BatchRecord) -> None:
-        self._tell("seen", batch_object(record))
+        self._tell("seen", batch_object(record, self._service.outlooks))
 
     async def look_in(self) -> None:
         """Hardly anything, for a life that is mostly its first start and its end."""

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.server.batches import metrics
 from neaptide.server.batches.metrics import BatchMetrics, Overview
+from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.conftest import Server as OnlineServer
@@ -14,7 +15,7 @@ from tests.server.conftest import Server as OnlineServer
 
 def test_every_series_is_there_before_anything_happened(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    BatchMetrics(registry, Store(tmp_path), lambda: 0.0)
+    BatchMetrics(registry, Store(tmp_path), lambda: 0.0, Outlooks())
     assert registry.get_sample_value("neaptide_batches", {"status": "in_progress"}) == 0
     assert registry.get_sample_value("neaptide_batch_requests_total", {"outcome": "failed"}) == 0
     assert registry.get_sample_value("neaptide_batch_job_seconds_count", {"status": "completed"}) == 0
@@ -30,7 +31,7 @@ async def test_batches_are_counted_as_they_go(tmp_path: Path, monkeypatch: pytes
         return registry.get_sample_value(f"neaptide_{name}", labels)
 
     async with Server(tmp_path) as server:
-        series = BatchMetrics(registry, server.service.store, lambda: server.clock.now_s)
+        series = BatchMetrics(registry, server.service.store, lambda: server.clock.now_s, server.service.outlooks)
         batch = await server.create(jsonl([line("a"), line("b"), line("c", temperature=3)]))
         await server.until_given(batch.id)
         server.engine.answer(batch.id, 1)
@@ -64,7 +65,7 @@ async def test_a_scrape_survives_a_database_that_does_not_answer(
     monkeypatch.setattr(metrics, "REFRESH_S", 0.0)
     registry = CollectorRegistry()
     async with Server(tmp_path) as server:
-        series = BatchMetrics(registry, server.service.store, lambda: server.clock.now_s)
+        series = BatchMetrics(registry, server.service.store, lambda: server.clock.now_s, server.service.outlooks)
         await server.upload(numbered(1))
         await series.refresh()
         before = registry.get_sample_value("neaptide_files_bytes")
@@ -86,7 +87,9 @@ async def test_many_scrapes_read_the_database_once(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(metrics, "read_overview", counted)
     async with Server(tmp_path) as server:
-        series = BatchMetrics(CollectorRegistry(), server.service.store, lambda: server.clock.now_s)
+        series = BatchMetrics(
+            CollectorRegistry(), server.service.store, lambda: server.clock.now_s, server.service.outlooks
+        )
         for _ in range(50):
             await series.refresh()
     assert len(reads) == 1
