@@ -32,7 +32,7 @@ from neaptide.experiments.result import ExperimentResult, Row
 NAME = "bros-latency"
 ABOUT = "normalized latency and offline throughput at 3 to 15 online requests per second (BROS, figure 10)"
 
-QUICK = Size((OPT_13B,), (6.0,), 30.0, batch_sizes=(16, 64))
+QUICK = Size((OPT_13B,), (6.0, 12.0), 30.0, batch_sizes=(16, 64))
 PAPER_BELOW = {
     "ShareGPT": {VLLM_V0: 74.20, ROUND_ROBIN: 54.31},
     "LMSYS": {VLLM_V0: 69.61, ROUND_ROBIN: 25.77},
@@ -58,6 +58,7 @@ def run(quick: bool) -> ExperimentResult:
     rows = [row for lengths in size.lengths for row in latency_rows(lengths, of_lengths(runs, lengths))]
     notes = [
         *(cell_note(cell, one, _shown, "ms/token, offline tokens/s, work") for cell, one in runs.items()),
+        *gap_notes(runs),
         *unfinished_notes(runs),
         *setting_notes(size, has_offline=True),
         "The paper's percentages are means over three models and all its rates, which are lost but for 15; they stand "
@@ -99,6 +100,16 @@ def _throughput_rows(lengths: str, runs: Runs) -> list[Row]:
         name = f"{lengths}: lowest offline tokens of {OURS}, of {VLLM}, there"
         rows.append(lowest_row(name, alike, lambda one: 100.0 * _offline_ratio(one, OURS, VLLM), "%", LEAST_OFFLINE))
     return rows
+
+
+def gap_notes(runs: Runs) -> list[str]:
+    """What the steps of ours say where it falls short, and those of ``fcfs`` beside it."""
+    return [
+        f"{cell}: {OURS} does {work_percent(one):.1f}% of the work of {VLLM}. "
+        + " ".join(f"Steps of {policy}: {one.by_policy[policy].gaps}." for policy in (OURS, VLLM))
+        for cell, one in runs.items()
+        if work_percent(one) < LEAST_WORK
+    ]
 
 
 def work_percent(one: CellRuns) -> float:

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 
 from neaptide.estimator.device_profile import load_profile
+from neaptide.experiments.bros.gaps import OfflineGaps
 from neaptide.experiments.bros.work import WindowWork, WorkTally
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
@@ -81,6 +82,8 @@ class Outcome:
     num_unfinished: int
     step_s: float
     """Mean time of a step, planning apart."""
+    gaps: str
+    """See ``OfflineGaps``."""
 
     @property
     def latency_s(self) -> float:
@@ -155,7 +158,8 @@ def worth(one: Outcome) -> tuple[float, float, float]:
 
 def _outcome(what: str, given: Scenario) -> Outcome:
     logging.getLogger("neaptide.experiments.bros").info("%s", what)
-    tally = WorkTally((given.online[0].arrival_s, given.online[-1].arrival_s))
-    run = simulate(given, observers=[tally])
-    steps = run.measures.steps((-math.inf, math.inf))
-    return Outcome(run.result, tally.work(given.profile), run.num_unfinished, float(steps["duration_s"].mean()))
+    window_s = given.online[0].arrival_s, given.online[-1].arrival_s
+    tally, gaps = WorkTally(window_s), OfflineGaps(window_s)
+    run = simulate(given, observers=[tally, gaps])
+    step_s = float(run.measures.steps((-math.inf, math.inf))["duration_s"].mean())
+    return Outcome(run.result, tally.work(given.profile), run.num_unfinished, step_s, str(gaps))

@@ -30,7 +30,7 @@ from neaptide.experiments.result import ExperimentResult, Row
 NAME = "bros-slo"
 ABOUT = "attainment of TTFT and TPOT at 3 to 15 online requests per second (BROS, figure 11)"
 
-QUICK = Size((OPT_13B,), (6.0,), 30.0, batch_sizes=(16, 64))
+QUICK = Size((OPT_13B,), (6.0, 12.0), 30.0, batch_sizes=(16, 64))
 TARGETS = {"ttft": "TTFT", "tpot": "TPOT"}
 PAPER_ATTAINED = {
     "ShareGPT": {(BROS, "tpot"): 65.49, (ROUND_ROBIN, "tpot"): 47.34},

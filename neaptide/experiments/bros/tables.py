@@ -107,6 +107,7 @@ def _numbers(one: Outcome) -> dict[str, Any]:
         "result": msgspec.to_builtins(one.result),
         "work": msgspec.to_builtins(one.work),
         "unfinished": one.num_unfinished,
+        "gaps": one.gaps,
     }
 
 

@@ -16,6 +16,7 @@ class MadeUp:
     attainment: dict[str, float] = field(default_factory=dict)
     work: WindowWork = field(default_factory=lambda: WindowWork(100.0, 0.5, 0.5))
     num_unfinished: int = 0
+    gaps: str = "none"
 
     def attained(self, target: str) -> float:
         return self.attainment.get(target, 1.0)

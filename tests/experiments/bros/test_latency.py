@@ -74,3 +74,12 @@ def test_where_fcfs_is_behind_everywhere_offline_tokens_are_not_judged() -> None
     made = rows({cell(): cell_runs(fcfs=MadeUp(work=WindowWork(50.0, 0.5, 0.5)))})
     assert made["cells where fcfs does as many online tokens"].ours == 0
     assert not any("there" in case for case in made)
+
+
+def test_where_work_falls_short_the_steps_say_why() -> None:
+    short = MadeUp(work=WindowWork(100.0, 0.5, 0.4), gaps="90% sat out")
+    (note,) = experiment.gap_notes({cell(3.0): cell_runs(), cell(6.0): cell_runs(neaptide=short)})
+    assert note == (
+        "OPT-13B, ShareGPT at 6/s: neaptide does 90.0% of the work of fcfs. Steps of neaptide: 90% sat out. "
+        "Steps of fcfs: none."
+    )

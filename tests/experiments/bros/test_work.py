@@ -1,18 +1,20 @@
-"""What is counted as work: everything once, wherever the steps are cut."""
+"""What is counted as work: everything once, wherever the steps are cut. And when offline work was left undone."""
 
 import pytest
 
+from neaptide.experiments.bros.gaps import OfflineGaps
 from neaptide.experiments.bros.work import WorkTally
 from neaptide.simulation.bound import UnitCosts
+from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
 from tests.simulation.scenes import constant, mixed, offline, online, profile
 
 EVER = (0.0, 1e9)
 
 
-def tally_of(scene: object, window_s: tuple[float, float] = EVER) -> WorkTally:
+def tally_of(scene: Scenario, window_s: tuple[float, float] = EVER) -> WorkTally:
     tally = WorkTally(window_s)
-    simulate(scene, observers=[tally])  # type: ignore[arg-type]
+    simulate(scene, observers=[tally])
     return tally
 
 
@@ -60,3 +62,27 @@ def test_work_is_per_second_of_window_at_the_costs_of_the_profile() -> None:
     assert work.online_tokens_per_s == 11 / 2.0
     assert work.online == pytest.approx(seconds / 2.0)
     assert work.total == work.online
+
+
+def gaps_of(scene: Scenario) -> str:
+    gaps = OfflineGaps(EVER)
+    simulate(scene, observers=[gaps])
+    return str(gaps)
+
+
+def test_steps_without_the_offline_requests_that_hold_kv_are_told() -> None:
+    """Round-Robin serves the classes in turn: of five steps the row sits out the third and the fifth."""
+    scene = constant(online((0.0, 8, 3)), [offline((0, 4, 9))], policy="round-robin", refill=False)
+    assert gaps_of(scene).startswith("40% of the time went to steps in which every resident offline request sat out, 0")
+
+
+def test_steps_after_the_last_row_are_told() -> None:
+    scene = constant(online((0.0, 8, 4)), [offline((0, 4, 2))], policy="fcfs", refill=False)
+    assert "sat out, 50% had none to run; rows waited for 0% of it" in gaps_of(scene)
+
+
+def test_blocks_that_rows_wait_for_are_told() -> None:
+    """Seats for two: the online request holds 3 of 64 blocks, the first row 1 to 2; the other row waits."""
+    rows = [offline((0, 4, 4), (0, 4, 4))]
+    scene = constant(online((0.0, 8, 4)), rows, policy="fcfs", refill=False, max_num_seqs=2, headroom="fixed")
+    assert "rows waited for 100% of it, while 9" in gaps_of(scene)
