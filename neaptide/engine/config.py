@@ -35,6 +35,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """From a step's commit to the client's socket; deadlines are met this much early."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned (0 = plan after the result is in)."""
+    bros_initial_batch_size: int = 16
+    """Of the policy ``bros``: requests of a batch after a step that could not take in all that is urgent. The paper's
+    number is lost."""
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):

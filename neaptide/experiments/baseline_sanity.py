@@ -16,7 +16,9 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.device_profile import load_profile
-from neaptide.experiments.cases import bros as bros_case
+from neaptide.experiments.bros.one_load import bros_rows, run_bros_load
+from neaptide.experiments.bros.setting import TPOT_SLO_S as BROS_TPOT_SLO_S
+from neaptide.experiments.bros.setting import TTFT_SLO_S as BROS_TTFT_SLO_S
 from neaptide.experiments.cases.vllm_cpu import CPU_CASES, MANY_FOLD, cpu_notes, cpu_rows, milliseconds, run_case
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.offline_sets import load_offline
@@ -84,9 +86,9 @@ def run(quick: bool) -> ExperimentResult:
     size = QUICK if quick else FULL
     runs = {policy: _policy_runs(policy, size) for policy in POLICIES}
     bros = _bros_at_its_targets(size)
-    bros_load = bros_case.run_bros_load(0, size.bros_load_s) if size.bros_load_s else {}
+    bros_load = run_bros_load(0, size.bros_load_s) if size.bros_load_s else {}
     cpu = [run_case(case, range(size.cpu_seeds)) for case in CPU_CASES]
-    rows = [*_policy_rows(runs, bros), *(bros_case.bros_rows(bros_load) if bros_load else []), *cpu_rows(cpu)]
+    rows = [*_policy_rows(runs, bros), *(bros_rows(bros_load) if bros_load else []), *cpu_rows(cpu)]
     data = {
         "settings": {
             "profile": PROFILE,
@@ -158,7 +160,7 @@ def _policy_runs(policy: str, size: Size) -> PolicyRuns:
 
 def _bros_at_its_targets(size: Size) -> Outcome:
     logging.getLogger(__name__).info("policy bros at its paper's targets")
-    return outcome(_scenario("bros", size, bros_case.TTFT_SLO_S, bros_case.TPOT_SLO_S))
+    return outcome(_scenario("bros", size, BROS_TTFT_SLO_S, BROS_TPOT_SLO_S))
 
 
 # ---- what it says -------------------------------------------------------------------------------------------
@@ -214,8 +216,8 @@ def _policy_notes(runs: dict[str, PolicyRuns], bros: Outcome) -> list[str]:
         "delay.",
         f"bros: cuts no prompts, so a whole prompt must fit the least slack of the streams. At TPOT "
         f"{1e3 * TPOT_SLO_S:g} ms long ones wait until they are late, {_percent(_attainment(own)):.1f}% attained, "
-        f"{_percent(_attainment(alone)):.1f}% even alone. At its paper's targets ({bros_case.TTFT_SLO_S:g} s, "
-        f"{bros_case.TPOT_SLO_S:g} s): {_percent(_attainment(bros)):.1f}%, TTFT p50 "
+        f"{_percent(_attainment(alone)):.1f}% even alone. At its paper's targets ({BROS_TTFT_SLO_S:g} s, "
+        f"{BROS_TPOT_SLO_S:g} s): {_percent(_attainment(bros)):.1f}%, TTFT p50 "
         f"{_ms(bros.result.online.ttft_s, 'p50')} ms, p99 {_ms(bros.result.online.ttft_s, 'p99')} ms, offline "
         f"{_rate(bros)} tokens/s. On its paper's load see docs/baselines.md.",
     ]

@@ -21,6 +21,10 @@ _MODULES = {
     "baseline-sanity": "baseline_sanity",
     "overload": "overload",
     "echo-throughput": "echo.throughput",
+    "bros-latency": "bros.latency",
+    "bros-slo": "bros.slo",
+    "bros-rt-only": "bros.rt_only",
+    "scheduler-overhead": "bros.overhead",
     "tuned-rivals": "tuned_rivals",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)

@@ -42,6 +42,7 @@ class Scenario:
     """How many times the profile's planning time is charged; 0 plans in no time."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned, 0 or 1."""
+    bros_initial_batch_size: int = SchedulerConfig().bros_initial_batch_size
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int = 131_072
@@ -79,6 +80,7 @@ class Scenario:
             ttft_slo_s=self.ttft_slo_s,
             tpot_slo_s=self.tpot_slo_s,
             overlap_depth=self.overlap_depth,
+            bros_initial_batch_size=self.bros_initial_batch_size,
         )
         return EngineConfig(cache=CacheConfig(block_size=self.block_size), scheduler=scheduler)
 

@@ -4,7 +4,7 @@ import pytest
 
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.experiments.baseline_sanity import run
-from neaptide.experiments.cases import bros as bros_case
+from neaptide.experiments.bros import one_load
 from neaptide.experiments.cases.vllm_cpu import ALONE, CPU_CASES, FLOODED, CpuRuns, cpu_rows, run_case
 
 SEEDS = range(1)
@@ -48,9 +48,9 @@ def test_inputs_of_the_step_times_are_compared_with_nothing(alone: CpuRuns, floo
 
 @pytest.mark.full
 def test_the_load_of_bros_runs_dry_nowhere_and_differs_by_policy() -> None:
-    results = bros_case.run_bros_load(seed=0, seconds=2.0)
+    results = one_load.run_bros_load(seed=0, seconds=2.0)
     assert all(result.valid for result in results.values())
-    assert len({result.steps for result in results.values()}) == len(bros_case.POLICIES)
+    assert len({result.steps for result in results.values()}) == len(one_load.POLICIES)
 
 
 @pytest.mark.full

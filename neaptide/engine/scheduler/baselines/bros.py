@@ -123,8 +123,6 @@ class BrosScheduler(WholePromptScheduler):
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(waiting_order)
-    initial_batch_size: ClassVar[int] = 16
-    """The paper's number is lost."""
 
     def __init__(
         self,
@@ -134,7 +132,7 @@ class BrosScheduler(WholePromptScheduler):
         headroom: HeadroomPredictor,
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
-        self.batch_size = AdaptiveBatchSize(self.initial_batch_size, config.max_num_seqs)
+        self.batch_size = AdaptiveBatchSize(config.bros_initial_batch_size, config.max_num_seqs)
         self._mean_step_s = 0.0
         self._returned_s: dict[Request, float] = {}
         """When the last token of each RT request was returned ..."""

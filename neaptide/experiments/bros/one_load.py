@@ -1,21 +1,15 @@
-"""BROS on the load of its own paper (section 7.1): OPT-13B on two A100, ShareGPT lengths at 5 requests/s."""
+"""One load of the BROS set-up: OPT-13B on two A100, ShareGPT lengths at 5 requests/s."""
 
 import logging
+from dataclasses import replace
 
-from neaptide.estimator.device_profile import load_profile
+from neaptide.experiments.bros.setting import BROS, OPT_13B, ROUND_ROBIN, VLLM_V0, Cell, scenario
 from neaptide.experiments.result import Row
-from neaptide.loadgen.workloads.offline_sets import load_offline
-from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.simulation.result import SimResult
-from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
 
-PROFILE = "a100-40g-sxm-opt-13b-tp2"
-ONLINE, OFFLINE = "bros-rt-sharegpt@5", "bros-be"
-POLICIES = ("bros", "round-robin", "fcfs-v0")
-TTFT_SLO_S, TPOT_SLO_S = 0.4, 0.2
-CONTEXT_TOKENS = 2048
-"""Of OPT."""
+LOAD = Cell(OPT_13B, "ShareGPT", 5.0)
+POLICIES = (BROS, ROUND_ROBIN, VLLM_V0)
 
 
 def run_bros_load(seed: int, seconds: float) -> dict[str, SimResult]:
@@ -26,17 +20,8 @@ def run_bros_load(seed: int, seconds: float) -> dict[str, SimResult]:
     results = {}
     for policy in POLICIES:
         logging.getLogger(__name__).info("policy %s on the load of BROS", policy)
-        scenario = Scenario(
-            profile=load_profile(PROFILE),
-            online=online_requests(ONLINE, seed, window_s=(0.0, seconds)),
-            offline=[load_offline(OFFLINE, seed)],
-            policy=policy,
-            ttft_slo_s=TTFT_SLO_S,
-            tpot_slo_s=TPOT_SLO_S,
-            max_model_len=CONTEXT_TOKENS,
-            seed=seed,
-        )
-        results[policy] = simulate(scenario).result
+        given = replace(scenario(LOAD, seconds, seed=seed), policy=policy)
+        results[policy] = simulate(given).result
     return results
 
 
@@ -50,6 +35,6 @@ def bros_rows(results: dict[str, SimResult]) -> list[Row]:
         for policy, result in results.items()
     ]
     for other in POLICIES[1:]:
-        change = 100.0 * (offline["bros"] / offline[other] - 1.0)
+        change = 100.0 * (offline[BROS] / offline[other] - 1.0)
         rows.append(Row(f"load of BROS: offline against {other}", change, unit="%", digits=1))
     return rows

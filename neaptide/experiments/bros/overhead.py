@@ -1,0 +1,55 @@
+"""BROS's figure 14: what planning takes of a step."""
+
+from typing import Any
+
+from neaptide.experiments.bros.setting import BROS, OPT_13B, OPT_30B, OURS, Outcome, Runs, Size, run_cells
+from neaptide.experiments.bros.tables import cell_note, plot_by_rate, runs_data, setting_notes
+from neaptide.experiments.result import ExperimentResult, Row
+
+NAME = "scheduler-overhead"
+ABOUT = "planning time in percent of a step beside BROS's loads (BROS, figure 14)"
+
+FULL = Size((OPT_13B, OPT_30B), (3.0, 9.0, 15.0), 120.0)
+QUICK = Size((OPT_13B,), (9.0,), 30.0, batch_sizes=(16,), lengths=("ShareGPT",))
+PAPER_SHARE = {"OPT-13B": 9.52, "OPT-30B": 8.42}
+"""The larger end of the paper's ranges (from 9.12 and 7.56), in percent."""
+MOST_SHARE = 1.0
+"""Of ours, in percent."""
+
+
+def run(quick: bool) -> ExperimentResult:
+    size = QUICK if quick else FULL
+    runs = run_cells(size)
+    notes = [
+        *(cell_note(cell, one, _shown, "planning, ms in the mean / p99, % of a step") for cell, one in runs.items()),
+        *setting_notes(size, has_offline=True),
+        "Planning is wall time of this machine, of the same code that serves; the step is the profile's, on A100s that "
+        "are not here, so the share depends on both. It is the mean planning time over that and the mean step, of all "
+        "steps of the run.",
+    ]
+    return ExperimentResult(NAME, overhead_rows(runs), notes, runs_data(size, runs), lambda figure: _plot(figure, runs))
+
+
+def overhead_rows(runs: Runs) -> list[Row]:
+    rows = []
+    for cell, one in runs.items():
+        for policy in (OURS, BROS):
+            share = planning_percent(one.by_policy[policy])
+            holds = share <= MOST_SHARE if policy == OURS else None
+            rows.append(Row(f"{cell}: planning of {policy}", share, PAPER_SHARE[cell.model.name], "%", holds=holds))
+    return rows
+
+
+def planning_percent(one: Outcome) -> float:
+    """Of a step with its planning."""
+    planning_s = 1e-3 * (one.result.scheduler_ms["mean"] or 0.0)
+    return 100.0 * planning_s / (planning_s + one.step_s)
+
+
+def _shown(one: Outcome) -> str:
+    mean_ms, p99_ms = (one.result.scheduler_ms[name] or 0.0 for name in ("mean", "p99"))
+    return f"{mean_ms:.2f} / {p99_ms:.2f}, {planning_percent(one):.1f}"
+
+
+def _plot(figure: Any, runs: Runs) -> None:
+    plot_by_rate(figure, runs, {"planning, % of a step": planning_percent})
