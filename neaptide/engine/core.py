@@ -239,8 +239,6 @@ class EngineCore:
             step.note_published()
         self._observers.planned(step, draft, self.scheduler)
         step.starts_s = timer.scheduled_at_s
-        if self._in_flight is not None:
-            step.starts_s = max(step.starts_s, self._in_flight.expected_end_s)
         step.handle = self._executor.submit(step.plan)
         return step
 

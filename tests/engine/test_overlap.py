@@ -251,6 +251,24 @@ def test_the_device_does_not_wait_for_a_plan_if_a_step_ends_sooner_than_predicte
     assert times_s == pytest.approx([0.012 + i * 0.010 for i in range(11)])
 
 
+class PlannedFor(EngineObserver):
+    """For which moments steps are planned."""
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+
+    def planning(self, now_s: float) -> None:
+        self.times_s.append(now_s)
+
+
+def test_a_step_is_planned_for_the_end_that_is_expected_of_the_one_in_flight() -> None:
+    harness, observer = timed(1, believed_s=0.014, margin_s=0.004), PlannedFor()
+    harness.core.subscribe(observer)
+    serve(harness, online("a", [7] * 8, max_tokens=3))
+    # Planned in 2 ms; then every step is believed to take 14 ms and takes 10.
+    assert observer.times_s[:3] == pytest.approx([0.0, 0.016, 0.026])
+
+
 @pytest.mark.parametrize("believed_s", [0.009, 0.010])
 def test_an_arrival_during_a_step_waits_for_one_step_not_two(believed_s: float) -> None:
     harness = timed(1, believed_s)

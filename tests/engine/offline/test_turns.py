@@ -151,10 +151,13 @@ def test_time_without_offline_work_does_not_count_as_slow_work(tmp_path: Path) -
 
 
 def test_of_two_urgent_jobs_the_one_with_less_time_to_lose_goes_first(tmp_path: Path) -> None:
-    early, late = job(tmp_path, "early", 10, deadline_s=24.0), job(tmp_path, "late", 10, deadline_s=30.0)
-    pool = pool_of(late, early, job(tmp_path, "lax", 60))
+    """A row a second: the first, due in 17 s, has 13 s to lose, the second, due in 23 s, 11."""
+    pool = pool_of(job(tmp_path, "lax", 60))
     begin_steps(pool, 6)
-    assert drawn(pool, 2) == ["early", "early"]
+    for message in (job(tmp_path, "soon", 4, deadline_s=24.0), job(tmp_path, "long", 12, deadline_s=30.0)):
+        pool.add_batch(message, 6.0, MAX_NUM_TOKENS)
+    pool.turns.begin_step(7.0, pool.lanes)
+    assert drawn(pool, 2) == ["long", "long"]
 
 
 def test_a_job_is_not_left_to_the_last_moment(tmp_path: Path) -> None:

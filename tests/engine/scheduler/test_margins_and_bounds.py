@@ -164,6 +164,20 @@ def test_a_step_beside_a_stream_leaves_time_for_egress() -> None:
 
 # ---- prompts that wait ----
 
+
+def test_a_prompt_that_the_streams_decodes_would_make_late_goes_behind_one_that_can_be_in_time() -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    for k in range(32):  # half of every target of 64 tokens goes to their decodes
+        harness.core.handle(online(f"stream{k}", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    harness.step()
+    now_s = harness.clock.now()
+    # Alone it takes 100 tokens' time, beside the streams 200.
+    harness.core.handle(online("late", [8] * 100, ttft_slo_s=150 * TOKEN_S, arrival_s=now_s))
+    harness.core.handle(online("in time", [9] * 100, ttft_slo_s=50.0, arrival_s=now_s))
+    tokens = harness.step()
+    assert tokens["in time"] > tokens.get("late", 0)
+
+
 EGRESS_S = 8 * TOKEN_S
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from neaptide.engine.messages import CancelBatch
@@ -44,6 +45,16 @@ def test_what_a_cancelled_job_wanted_is_wanted_no_more(tmp_path: Path) -> None:
     harness.core.handle(online("chat", [20] * 17, max_tokens=1))
     harness.run()
     assert cached_tokens(harness)["stays:0"] == 32
+
+
+def test_rows_that_come_later_want_a_prefix_that_others_have_begun(tmp_path: Path) -> None:
+    harness = Harness(num_blocks=20, max_num_batched_tokens=33, max_num_seqs=1)
+    job = batch(tmp_path, "job", [[*A, 9], [*A, 8], [*A, 7]], max_tokens=1)
+    harness.core.handle(msgspec.structs.replace(job, rows=[0, 1], params_index=[0, 0]))
+    harness.step()
+    harness.core.handle(msgspec.structs.replace(job, rows=[2], params_index=[0]))
+    (segment,) = harness.core.scheduler.queues.pool.pop().segments[:-1]
+    assert segment.num_wanting == 2
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "bs+e"])
