@@ -1,6 +1,7 @@
 """Filling what online work leaves of a step with offline work."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import HeadroomPredictor
@@ -87,14 +88,17 @@ class OfflineFill:
         return int(self._config.offline_max_kv_ratio * draft.kv.pool.num_blocks)
 
     def _find_room(self, draft: Draft, request: Request, num_tokens: int) -> bool:
-        """Whether a resident request can grow, younger ones dropped for it; else it sits out."""
+        """Whether a resident request can grow, younger ones dropped for it; else it sits out, and none is dropped."""
         needed = draft.kv.blocks_needed(request, num_tokens)
-        while needed and needed > self._blocks_to_grow(draft):
-            victim = next(draft.offline_victims(), None)
-            if victim is None or victim.admission_index <= request.admission_index:
-                return False
-            draft.preempt(victim)
-        return True
+        missing = needed - self._blocks_to_grow(draft)
+        if not needed or missing <= 0:
+            return True
+        younger = list(takewhile(lambda v: v.admission_index > request.admission_index, draft.offline_victims()))
+        if draft.make_room(draft.kv.available + missing, younger):
+            return True
+        # Without all the others it would be alone, and might take all.
+        is_oldest = len(younger) == draft.num_running_offline - 1
+        return is_oldest and draft.make_room(needed, younger, seats=len(younger))
 
     def _admit_next(self, draft: Draft, limit_s: float, passed: list[Request]) -> bool:
         """Admits the next request, or passes a giant by; False if none may follow."""

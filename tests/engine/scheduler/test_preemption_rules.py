@@ -1,0 +1,130 @@
+"""Who may be preempted for whom, over random loads on a cache that is far too small.
+
+After every step the harness counts again: blocks are free, cached or held, and segments are wanted by as many as wait
+and run.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neaptide.engine.params import Tier
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.draft import Admit, Draft, Grow, Preempt, TakePart
+from neaptide.engine.scheduler.queues import deadline_order
+from tests.engine.harness import Harness, batch, flex, online
+
+NUM_BLOCKS = 16
+PROMPTS = st.integers(1, 36)
+"""At most two thirds of the cache."""
+ANSWERS = st.integers(1, 12)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    tier: Tier
+    num_prompt_tokens: int
+    max_tokens: int
+    ttft_s: float
+    tpot_s: float
+    num_steps_before: int
+
+
+arrivals = st.builds(
+    Arrival,
+    st.sampled_from(list(Tier)),
+    PROMPTS,
+    ANSWERS,
+    st.sampled_from([0.02, 0.1, 1.0]),
+    st.sampled_from([0.01, 0.03, 0.2]),
+    st.integers(0, 3),
+)
+
+
+class Rules:
+    """Looks at every draft before it is applied."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.num_victims = 0
+        self._evicted: dict[tuple[str, int], set[str]] = {}
+        """By an offline request's id and admission, the ids of those that made way for it."""
+        scheduler = harness.core.scheduler
+        draft_step = scheduler.draft
+
+        def checked(now_s: float) -> Draft:
+            draft = draft_step(now_s)
+            self._check(draft)
+            return draft
+
+        scheduler.draft = checked  # type: ignore[method-assign]
+
+    def _check(self, draft: Draft) -> None:
+        victims: list[Request] = []
+        for action in draft.actions:
+            match action:
+                case Preempt(victim):
+                    victims.append(victim)
+                case Admit(requester) | TakePart(requester) | Grow(requester):
+                    for victim in victims:
+                        self._check_pair(requester, victim)
+                    victims = []
+                case _:
+                    assert not victims, "somebody made way for nobody"
+        assert not victims, "somebody made way for a request that still does not fit"
+
+    def _check_pair(self, requester: Request, victim: Request) -> None:
+        self.num_victims += 1
+        if victim.is_online:
+            assert requester.is_online, "an online request made way for an offline one"
+            assert deadline_order(victim) > deadline_order(requester), "made way for one that is due later"
+        elif not requester.is_online:
+            assert victim.admission_index > requester.admission_index, "made way for a younger one"
+            life = requester.request_id, requester.admission_index
+            self._evicted.setdefault(life, set()).add(victim.request_id)
+            back = self._evicted.get((victim.request_id, victim.admission_index), set())
+            assert requester.request_id not in back, "two requests make way for one another"
+
+
+def run(load: list[Arrival], directory: Path) -> Rules:
+    harness = Harness(NUM_BLOCKS, max_num_seqs=5, max_num_batched_tokens=24, offline_max_kv_ratio=0.9)
+    rules = Rules(harness)
+    for index, one in enumerate(load):
+        for _ in range(one.num_steps_before):
+            harness.step()
+        prompt = [index % 3] * 8 + [index + 10] * one.num_prompt_tokens
+        prompt = prompt[: max(one.num_prompt_tokens, 9)]
+        name, now_s = f"r{index}", harness.clock.now()
+        if one.tier is Tier.BATCH:
+            harness.core.handle(batch(directory, name, [prompt, prompt[::-1], prompt], one.max_tokens))
+        elif one.tier is Tier.FLEX:
+            harness.core.handle(flex(name, prompt, one.max_tokens, arrival_s=now_s))
+        else:
+            targets = {"tier": one.tier, "arrival_s": now_s, "ttft_slo_s": one.ttft_s, "tpot_slo_s": one.tpot_s}
+            harness.core.handle(online(name, prompt, one.max_tokens, **targets))
+    harness.run(max_steps=2000)
+    return rules
+
+
+@settings(max_examples=40)
+@given(st.lists(arrivals, min_size=2, max_size=12))
+def test_victims_are_of_lower_rank_and_make_way_for_what_then_fits(load: list[Arrival]) -> None:
+    with TemporaryDirectory() as directory:
+        run(load, Path(directory))
+
+
+def test_no_younger_one_makes_way_where_an_older_one_would_have_to_as_well(tmp_path: Path) -> None:
+    """The first load that was found to drop a request for nothing."""
+    found = [(18, 7, 3), (35, 7, 2), (4, 10, 1), (14, 7, 0), (35, 5, 3), (26, 12, 2), (35, 6, 0), (29, 11, 0)]
+    run([Arrival(Tier.FLEX, prompt, answer, 1.0, 0.2, steps) for prompt, answer, steps in found], tmp_path)
+
+
+def test_such_loads_have_victims_of_every_kind(tmp_path: Path) -> None:
+    """Else the rules above would hold of nothing."""
+    crowd = [Arrival(Tier.FLEX, 20, 12, 1.0, 0.2, 0) for _ in range(4)]
+    chats = [Arrival(Tier.DEFAULT, 30, 12, ttft_s, 0.2, 2) for ttft_s in (1.0, 0.1)]
+    counts = [run(load, tmp_path).num_victims for load in (crowd, crowd + chats)]
+    assert all(fewer < more for fewer, more in pairwise([0, *counts]))
