@@ -65,7 +65,7 @@ class EngineCore:
         """Prompt and output tokens of one request at most."""
         table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
         prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
-        self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse)
+        self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse, policy.counts_reuse)
         self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
         self._executor = IsolatingExecutor(executor)
         self._cost_model = cost_model
