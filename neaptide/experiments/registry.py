@@ -21,6 +21,9 @@ _MODULES = {
     "baseline-sanity": "baseline_sanity",
     "overload": "overload",
     "echo-throughput": "echo.throughput",
+    "echo-slo": "echo.slo",
+    "echo-hit-rate": "echo.hit_rate",
+    "echo-timeline": "echo.timeline",
     "tuned-rivals": "tuned_rivals",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
