@@ -68,7 +68,7 @@ class EngineCore:
         """Prompt and output tokens of one request at most."""
         table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
         prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
-        self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse)
+        self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse, policy.counts_reuse)
         self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
         kv_tokens = int(config.scheduler.offline_max_kv_ratio * executor.num_blocks) * block_size
         whole = WholeDevice(cost_model, self.scheduler.max_step_tokens, config.scheduler.max_num_seqs, kv_tokens)

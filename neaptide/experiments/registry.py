@@ -25,6 +25,9 @@ _MODULES = {
     "bros-slo": "bros.slo",
     "bros-rt-only": "bros.rt_only",
     "scheduler-overhead": "bros.overhead",
+    "echo-slo": "echo.slo",
+    "echo-hit-rate": "echo.hit_rate",
+    "echo-timeline": "echo.timeline",
     "tuned-rivals": "tuned_rivals",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)

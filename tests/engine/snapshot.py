@@ -60,9 +60,14 @@ def policy_state(scheduler: Scheduler) -> Any:
     return frozen(scheduler)
 
 
-def request_state(request: Request) -> Any:
-    """Everything of a request, its row included."""
-    own = [(name, frozen(getattr(request, name))) for name in Request.__slots__ if name not in DERIVED]
+def request_state(request: Request, with_segments: bool = True) -> Any:
+    """Everything of a request, its row included.
+
+    Args:
+        with_segments: what it shares with others of its job as well: that changes when one of these ends.
+    """
+    left_out = DERIVED if with_segments else DERIVED | {"segments"}
+    own = [(name, frozen(getattr(request, name))) for name in Request.__slots__ if name not in left_out]
     return own, row_state(request.table, request.seat) if request.table is not None else None
 
 

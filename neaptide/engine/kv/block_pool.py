@@ -10,7 +10,14 @@ free + cached + held == total, after every call
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from neaptide.engine.kv.eviction import SEEN_ONLINE, UNWANTED, EvictionOrder, wanted_bucket
+from neaptide.engine.kv.eviction import (
+    SEEN_ONLINE,
+    UNWANTED,
+    CountedEvictionOrder,
+    EvictionOrder,
+    counted_bucket,
+    wanted_bucket,
+)
 from neaptide.engine.kv.prefix_index import PrefixIndex
 from neaptide.engine.kv.segments import Path, Segment
 from neaptide.engine.params import RequestClass
@@ -20,15 +27,17 @@ class BlockPool:
     """
     Args:
         by_reuse: cached blocks go by expected reuse; else by age alone.
+        counted: expected reuse is the exact number of requests; else classes that double.
     """
 
-    def __init__(self, num_blocks: int, by_reuse: bool = False) -> None:
+    def __init__(self, num_blocks: int, by_reuse: bool = False, counted: bool = False) -> None:
         self.num_blocks = num_blocks
         self.by_reuse = by_reuse
+        self._counted = counted
         self.index = PrefixIndex()
         self._free = list(range(num_blocks - 1, -1, -1))
         """Stack: low ids first, so that a half-empty pool stays dense in memory."""
-        self._cached = EvictionOrder()
+        self._cached = CountedEvictionOrder() if counted else EvictionOrder()
         self._ref_cnt = [0] * num_blocks
         self._online_ref_cnt = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
@@ -87,6 +96,15 @@ class BlockPool:
         """Those of one bucket of the eviction order, first to go first."""
         return self._cached.bucket(bucket)
 
+    @property
+    def buckets(self) -> Iterable[int]:
+        """Of the eviction order, that may have blocks, first to go first."""
+        return self._cached.numbers
+
+    def num_wanting(self, block: int) -> int:
+        """Requests without an end that are known to want what is in the block."""
+        return sum([segment.num_wanting for segment in self._segments.get(block, ())])
+
     def bucket_after(self, block: int, owner: RequestClass, has_changed: bool = False) -> int:
         """The bucket that a block goes to when a reader of this class is its last.
 
@@ -96,9 +114,9 @@ class BlockPool:
         if not self.by_reuse:
             return UNWANTED
         segments = () if has_changed else self._segments.get(block, ())
-        num_wanting = max([segment.num_wanting for segment in segments], default=0)
-        if num_wanting:
-            return wanted_bucket(num_wanting)
+        wanted = self._bucket_by_reuse(segments)
+        if wanted is not None:
+            return wanted
         return SEEN_ONLINE if owner is RequestClass.ONLINE else UNWANTED
 
     def allocate(self, count: int, owner: RequestClass) -> list[int]:
@@ -178,12 +196,11 @@ class BlockPool:
         """So many requests fewer want these segments: their cached blocks may go earlier."""
         for segment in path:
             before, segment.num_wanting = segment.num_wanting, segment.num_wanting - count
-            if before.bit_length() != segment.num_wanting.bit_length():
+            if self._counted or before.bit_length() != segment.num_wanting.bit_length():
                 for block in list(segment.cached):
                     bucket = self.bucket_after(block, RequestClass.OFFLINE)
                     if bucket != self._cached.bucket_of(block):
-                        self._cached.remove(block)
-                        self._cached.add(block, bucket)
+                        self._cached.move(block, bucket)
 
     def check_integrity(self, tables: Iterable[tuple[RequestClass, Sequence[int]]]) -> None:
         """Raises AssertionError unless every count can be derived from the block tables of live requests."""
@@ -217,9 +234,15 @@ class BlockPool:
             for segment in segments:
                 assert (block in segment.cached) == (block in cached), "a segment does not know what is cached of it"
         for block in cached if self.by_reuse else ():
-            num_wanting = max([segment.num_wanting for segment in self._segments.get(block, ())], default=0)
-            bucket = self._cached.bucket_of(block)
-            assert bucket == wanted_bucket(num_wanting) if num_wanting else bucket <= SEEN_ONLINE
+            wanted, bucket = self._bucket_by_reuse(self._segments.get(block, ())), self._cached.bucket_of(block)
+            assert bucket <= SEEN_ONLINE if wanted is None else bucket == wanted
+
+    def _bucket_by_reuse(self, segments: Iterable[Segment]) -> int | None:
+        """Of a block that belongs to these segments; None if no request wants it."""
+        counts = [segment.num_wanting for segment in segments if segment.num_wanting]
+        if not counts:
+            return None
+        return counted_bucket(sum(counts)) if self._counted else wanted_bucket(max(counts))
 
     def _add_ref(self, block: int, owner: RequestClass) -> None:
         self._ref_cnt[block] += 1

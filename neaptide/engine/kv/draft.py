@@ -114,6 +114,10 @@ class KVDraft:
         total = -(-(hit.num_tokens + num_tokens) // self.block_size)
         return total - len(hit.block_ids) + self.pool.num_unheld(hit.block_ids)
 
+    def num_wanted_evicted(self, num_blocks: int, keep: Collection[int]) -> int:
+        """Cached blocks that requests still want and that would be gone for ``num_blocks`` more, were ``keep`` held."""
+        return sum([self.pool.num_wanting(block) > 0 for block in self.pool.next_evicted(num_blocks, keep)])
+
     def release_value(self, keep: Collection[int] = ()) -> ReleaseValue:
         """What victims would make available."""
         return ReleaseValue(self, keep)

@@ -37,6 +37,7 @@ class KVCacheManager:
         num_blocks: blocks of the pool.
         table: rows of the running requests; its block tables are written here only.
         evicts_by_reuse: cached blocks that requests of a job still want go last; else the oldest go first.
+        counts_reuse: those that more requests want go after those that fewer want; else classes of them do.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class KVCacheManager:
         table: RequestTable,
         enable_prefix_cache: bool = True,
         evicts_by_reuse: bool = False,
+        counts_reuse: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.table = table
         self.block_size = table.blocks.block_size
         self.enable_prefix_cache = enable_prefix_cache
-        self._pool = BlockPool(num_blocks, evicts_by_reuse)
+        self._pool = BlockPool(num_blocks, evicts_by_reuse, counts_reuse)
 
     # ---- asking ----
 
@@ -67,6 +69,10 @@ class KVCacheManager:
     def occupancy(self) -> KVOccupancy:
         pool = self._pool
         return KVOccupancy(pool.num_free, pool.num_cached, pool.num_online, pool.num_offline)
+
+    def num_cached_in(self, bucket: int) -> int:
+        """Cached blocks in this bucket of the eviction order."""
+        return sum(1 for _ in self._pool.cached_in(bucket))
 
     def is_indexed(self, block_hash: bytes) -> bool:
         """Whether a request with this block in its prompt would find it."""
@@ -166,7 +172,7 @@ class KVCacheManager:
 
     def _mark(self, request: Request, first: int, blocks: list[int]) -> None:
         """Blocks of the request, from number ``first`` on, belong to its segments."""
-        if request.segments and self._pool.by_reuse:
+        if request.segments:
             segments = segments_of_blocks(request.segments, first, blocks, self.block_size)
             self._pool.mark(zip(blocks, segments, strict=True))
 

@@ -5,11 +5,10 @@ what happens: which blocks are evicted, and so which prefixes later requests of 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from neaptide.engine.kv.block_pool import BlockPool
-from neaptide.engine.kv.eviction import NUM_BUCKETS
 from neaptide.engine.params import RequestClass
 
 
@@ -58,6 +57,16 @@ class BlockPoolDraft:
         """How many of these would leave the available set if they were acquired."""
         own, others = self._refs, self._pool.ref_counts
         return sum([not own.get(block, others[block]) for block in block_ids])
+
+    def next_evicted(self, count: int, keep: Collection[int] = ()) -> Iterator[int]:
+        """Cached blocks that ``allocate`` would evict for ``count`` blocks, were ``keep`` held."""
+        num_left = count - (self._pool.num_free - self._num_taken + len(self._freed))
+        if num_left > 0:
+            yield from islice((block for block in self._eviction_order() if block not in keep), num_left)
+
+    def num_wanting(self, block: int) -> int:
+        """As ``BlockPool.num_wanting``."""
+        return 0 if block in self._emptied else self._pool.num_wanting(block)
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks that hold the longest indexed prefix of ``hashes``."""
@@ -152,9 +161,18 @@ class BlockPoolDraft:
                 return
         self._no_longer_cached.add(block)
 
+    def _buckets(self) -> list[int]:
+        return sorted({*self._pool.buckets, *self._newly_cached})
+
+    def _eviction_order(self) -> Iterator[int]:
+        """Cached blocks, first to go first."""
+        for bucket in self._buckets():
+            yield from (block for block in self._pool.cached_in(bucket) if block not in self._no_longer_cached)
+            yield from self._newly_cached.get(bucket, ())
+
     def _evict(self, count: int) -> list[int]:
         blocks: list[int] = []
-        for bucket in range(NUM_BUCKETS):
+        for bucket in self._buckets():
             blocks += self._evict_of(bucket, count - len(blocks))
             if len(blocks) == count:
                 break

@@ -1,6 +1,6 @@
 """What the engine was told of one batch: rows that wait, in the order in which they are handed out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.segments import Path, Segment, own_segment
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
+from neaptide.engine.offline.row_groups import RowGroups
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
@@ -88,10 +89,13 @@ class Delivery:
     def drop(self, row: int) -> None:
         """Forgets a row that is left; nearly always it is the first."""
         del self.made[row]
+        self._leave(self._index_of(row))
+
+    def _index_of(self, row: int) -> int:
         index = self.next_index
         if self.rows[index] != row:
             index += int(np.flatnonzero(self.rows[index:] == row)[0])
-        self._leave(index)
+        return index
 
     def _leave(self, index: int) -> None:
         row = int(self.rows[index])
@@ -125,6 +129,10 @@ class PrefixDelivery(Delivery):
         """By node, of the nodes of rows that were looked at."""
         self._new_tokens = np.zeros(len(tokens), np.int64)
         """[rows of the file] of those left, without what they share with one before them."""
+        self._groups: RowGroups | None = None
+        """Made when they are asked for; kept as rows leave."""
+        self._started = set[int]()
+        """Nodes at the top of the tree of which a row was handed out since: their prefixes may be cached."""
         super().__init__(message, tokens, rows[:0], params_index[:0], now_s)
         self._params_table = []
         self.extend(message, rows, params_index)
@@ -137,6 +145,7 @@ class PrefixDelivery(Delivery):
         added = self._tree.restricted(rows[self.num_left :]).num_wanted
         order = np.argsort(self._place[rows], kind="stable")
         self.rows, self._params_index, self.next_index = rows[order], params_index[order], 0
+        self._groups = None
         self._params_table += message.params_table
         self._stream_rows |= frozenset(message.stream_rows)
         self._num_wanting += added
@@ -152,6 +161,43 @@ class PrefixDelivery(Delivery):
         """For every segment, how many of the rows that are left want it."""
         left = self._tree.restricted(self.rows[self.next_index :]).num_wanted
         return [(segment, int(left[node])) for node, segment in self._segments.items()]
+
+    def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
+        """Length bucket and first row of every group whose prefix may be cached, and of every bucket the first of all
+        other rows; none of ``taken``. Requests that are made for it are appended to ``looked_at``."""
+        if self._groups is None:
+            rows = self.rows[self.next_index :]
+            self._groups = RowGroups(rows, self.tokens.lengths(rows), self._tops(rows))
+        with_other = set[int]()
+        for bucket, top, rows_left in self._groups:
+            is_started = top in self._started
+            if not is_started and bucket in with_other:
+                continue
+            row = next((row for row in rows_left if self.made.get(row) not in taken), None)
+            if row is None:
+                continue
+            if not is_started:
+                with_other.add(bucket)
+            request = self.made.get(row)
+            if request is None:
+                request = self.make(self._index_of(row))
+                looked_at.append(request)
+            yield bucket, request
+
+    def _tops(self, rows: IntArray) -> IntArray:
+        """[rows] the nodes at the top of the tree above them."""
+        nodes = self._tree.node[self._place[rows]]
+        parent = np.append(self._tree.parent, NO_NODE)  # its last place is that of ``NO_NODE``
+        while (inner := parent[nodes] != NO_NODE).any():
+            nodes = np.where(inner, parent[nodes], nodes)
+        return nodes
+
+    def _leave(self, index: int) -> None:
+        if self._groups is not None:
+            top = self._groups.remove(int(self.rows[index]))
+            if top != NO_NODE:
+                self._started.add(top)
+        super()._leave(index)
 
     def _path(self, row: int) -> Path:
         node, path = int(self._tree.node[self._place[row]]), [own_segment()]

@@ -4,7 +4,7 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from neaptide.engine.kv.segments import Segment
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
+from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.offline.work import Work
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.row_id import RowId
@@ -49,6 +50,11 @@ class Lane(ABC):
         """What waits, in order. Requests that are made for it are appended to ``looked_at``."""
 
     @abstractmethod
+    def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
+        """Length bucket and request of those that a policy should compare, for they stand for the others; none of
+        ``taken``. Requests that are made for it are appended to ``looked_at``."""
+
+    @abstractmethod
     def pop(self) -> Request:
         """Takes the first."""
 
@@ -72,6 +78,15 @@ class FlexLane(Lane):
 
     def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
         return iter(self.requests)
+
+    def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
+        """The first of every length; what they share is not known."""
+        seen = set[int]()
+        for request in self.requests:
+            bucket = length_bucket(request.num_prompt_tokens)
+            if bucket not in seen and request not in taken:
+                seen.add(bucket)
+                yield bucket, request
 
     def pop(self) -> Request:
         return self.requests.popleft()
@@ -176,6 +191,12 @@ class JobLane(Lane):
                 request = delivery.make(index)
                 looked_at.append(request)
             yield request
+
+    def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
+        """Of a pool that goes by prefix; others know no groups."""
+        for delivery in self.deliveries:
+            if isinstance(delivery, PrefixDelivery):
+                yield from delivery.heads(taken, looked_at)
 
     def pop(self) -> Request:
         delivery, index = next(self._places())

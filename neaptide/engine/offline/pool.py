@@ -5,7 +5,7 @@ per row here.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from neaptide.engine.kv.segments import Segment
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
+from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByDeadline, Turns
 from neaptide.engine.params import Tier
@@ -94,6 +95,11 @@ class OfflinePool:
             else:
                 yield request
                 turns.charge(lane.share, lane, request.num_prompt_tokens)
+
+    def heads(self, taken: Collection[Request]) -> Iterator[tuple[int, Request]]:
+        """Length bucket and request of those that stand for what is in the lanes: see ``Lane.heads``."""
+        for lane in sorted(self._lanes.values(), key=self.turns.key):
+            yield from lane.heads(taken, self._first_looked_at)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._returned
@@ -274,22 +280,28 @@ class PoolDraft:
         self._others = pool.in_turn()
         self._head: Request | None = None
         """The next of the others, if it was looked at."""
-        self._num_others_taken = 0
+        self._taken: set[Request] = set()
+        """Of the others."""
         self._num_returned_passed = 0
 
     def __len__(self) -> int:
         pool = self._pool
         differing = 0 if self._returned is None else len(self._returned) - len(pool.returned)
-        return len(pool) - self._num_others_taken + differing
+        return len(pool) - len(self._taken) + differing
 
     def peek(self) -> Request | None:
         """The request that should be admitted next."""
-        returned = self._pool.returned if self._returned is None else self._returned
+        returned = self._present_returned
         if self._num_returned_passed < len(returned):
             return returned[self._num_returned_passed]
         if self._head is None:
-            self._head = next(self._others, None)
+            self._head = next((request for request in self._others if request not in self._taken), None)
         return self._head
+
+    def heads(self) -> Iterator[tuple[int, Request]]:
+        """Length bucket and request: all preempted requests, then those that stand for the others."""
+        yield from [(length_bucket(request.num_prompt_tokens), request) for request in self._present_returned]
+        yield from self._pool.heads(self._taken)
 
     def pop(self) -> Request:
         """Takes what ``peek`` shows."""
@@ -297,10 +309,21 @@ class PoolDraft:
         assert request is not None, "pop on an empty pool"
         if request is self._head:
             self._head = None
-            self._num_others_taken += 1
+            self._taken.add(request)
         else:
             del self._own_returned()[self._num_returned_passed]
         return request
+
+    def take(self, request: Request) -> None:
+        """Takes a request out, wherever it stands."""
+        if request is self._head:
+            self._head = None
+        elif request in self._present_returned:
+            returned = self._own_returned()
+            self._num_returned_passed -= returned.index(request) < self._num_returned_passed
+            returned.remove(request)
+            return
+        self._taken.add(request)
 
     def pass_by(self) -> None:
         """Leaves what ``peek`` shows where it is, and goes on behind it."""
@@ -314,11 +337,9 @@ class PoolDraft:
         self._own_returned().appendleft(request)
         self._num_returned_passed += self._num_returned_passed > 0
 
-    def take_returned(self, request: Request) -> None:
-        """Takes a preempted request out, wherever it stands."""
-        returned = self._own_returned()
-        self._num_returned_passed -= returned.index(request) < self._num_returned_passed
-        returned.remove(request)
+    @property
+    def _present_returned(self) -> Sequence[Request]:
+        return self._pool.returned if self._returned is None else self._returned
 
     def _own_returned(self) -> deque[Request]:
         if self._returned is None:

@@ -57,6 +57,8 @@ class Scheduler(ABC):
     uses_prefix_cache: ClassVar[bool] = True
     evicts_by_reuse: ClassVar[bool] = False
     """Whether cached blocks that a job's rows still want stay longest; else the oldest go first."""
+    counts_reuse: ClassVar[bool] = False
+    """Whether that goes by the exact number of rows; else by classes of it that double."""
     publishes_when_planned: ClassVar[bool] = False
     """Whether requests that are planned for later in a step find the blocks that earlier ones will fill in it; else
     they find what the steps before have computed."""

@@ -265,14 +265,11 @@ class Draft:
         self.at = None
 
     def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> None:
-        """Starts a waiting request with its cached prefix; an offline one stands first in the pool, or was preempted
-        in this draft."""
+        """Starts a waiting request with its cached prefix, wherever in the pool an offline one stands."""
         if request.is_online:
             self._waiting_online.remove(request)
-        elif self.pool.peek() is request:
-            self.pool.pop()
         else:
-            self.pool.take_returned(request)
+            self.pool.take(request)
         self.kv.admit(request, hit)
         self._admitted[request] = None
         self.actions.append(Admit(request, hit))

@@ -3,6 +3,7 @@
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.baselines.bros import BrosScheduler
 from neaptide.engine.scheduler.baselines.echo_bs_e import EchoBaseWithEstimator
+from neaptide.engine.scheduler.baselines.echo_selector import Echo, EchoWithSelector
 from neaptide.engine.scheduler.baselines.orders import DepthFirstFcfs, ShuffledFcfs
 from neaptide.engine.scheduler.baselines.round_robin import RoundRobinScheduler
 from neaptide.engine.scheduler.baselines.sglang import Lpm
@@ -20,6 +21,8 @@ POLICIES: dict[str, type[Scheduler]] = {
     "round-robin": RoundRobinScheduler,
     "bros": BrosScheduler,
     "bs+e": EchoBaseWithEstimator,
+    "bs+e+s": EchoWithSelector,
+    "echo": Echo,
     "dfs": DepthFirstFcfs,
     "balance": ShuffledFcfs,
 }

@@ -107,8 +107,8 @@ class Player:
         )
 
 
-def played(before: list[Operation], by_reuse: bool = False) -> tuple[BlockPool, Player]:
-    pool = BlockPool(NUM_BLOCKS, by_reuse)
+def played(before: list[Operation], by_reuse: bool = False, counted: bool = False) -> tuple[BlockPool, Player]:
+    pool = BlockPool(NUM_BLOCKS, by_reuse, counted)
     player = Player(pool)
     segments = [Segment(16, num_wanting) for num_wanting in (1, 3, 9)]
     for operation in before:
@@ -119,16 +119,17 @@ def played(before: list[Operation], by_reuse: bool = False) -> tuple[BlockPool, 
 
 
 @settings(max_examples=300)
-@given(operations, operations, st.booleans())
+@given(operations, operations, st.booleans(), st.booleans())
 @example(  # what was evicted and filled again belongs to other segments
     before=[Compute(0, ONLINE)],
     then=[Release(0), Compute(2, ONLINE), Release(0), Allocate(1, ONLINE)],
     by_reuse=True,
+    counted=False,
 )
 def test_the_pool_does_afterwards_what_the_draft_did(
-    before: list[Operation], then: list[Operation], by_reuse: bool
+    before: list[Operation], then: list[Operation], by_reuse: bool, counted: bool
 ) -> None:
-    pool, player = played(before, by_reuse)
+    pool, player = played(before, by_reuse, counted)
     drafted = Player(BlockPoolDraft(pool), list(player.held))
     foreseen = [(drafted.state(), drafted.play(operation), drafted.state()) for operation in then]
     assert [(player.state(), player.play(operation), player.state()) for operation in then] == foreseen
@@ -181,3 +182,19 @@ def test_more_than_available_is_refused_and_changes_nothing() -> None:
     with pytest.raises(RuntimeError, match="2 blocks wanted, 1 available"):
         draft.allocate(2, ONLINE)
     assert (draft.num_available, draft.num_online, draft.ref_cnt(1)) == (1, 1, 0)
+
+
+def test_a_draft_says_what_it_would_evict_and_how_many_want_it() -> None:
+    pool, wanted = BlockPool(4), Segment(16, 2)
+    blocks = pool.allocate(3, OFFLINE)
+    pool.publish(zip(blocks, (b"a", b"b", b"c"), strict=True))
+    pool.mark([(blocks[0], wanted)])
+    pool.release(blocks, OFFLINE)
+    draft = BlockPoolDraft(pool)
+    assert [list(draft.next_evicted(count)) for count in (1, 2, 4)] == [[], [2], [2, 1, 0]]
+    assert list(draft.next_evicted(3, keep={2})) == [1, 0]
+    assert [draft.num_wanting(block) for block in blocks] == [2, 0, 0]
+    assert draft.allocate(2, ONLINE) == [3, 2]
+    assert list(draft.next_evicted(1)) == [1]
+    draft.allocate(2, ONLINE)
+    assert draft.num_wanting(blocks[0]) == 0  # what is in it now is another's

@@ -61,6 +61,32 @@ def test_a_block_that_two_jobs_share_stays_for_the_other_one() -> None:
     assert pool.bucket_after(block, OFFLINE) == UNWANTED
 
 
+def test_counted_exactly_five_are_more_than_four_and_jobs_add_up() -> None:
+    def order(counted: bool) -> list[bytes | None]:
+        pool = BlockPool(4, by_reuse=True, counted=counted)
+        cached(pool, b"five", Segment(16, 5))
+        cached(pool, b"two and four", Segment(16, 2), Segment(16, 4))
+        cached(pool, b"four", Segment(16, 4))
+        cached(pool, b"chat", owner=ONLINE)
+        pool.check_integrity([])
+        return [pool.hash_of(block) for block in pool.eviction_order()]
+
+    assert order(counted=True) == [b"chat", b"four", b"five", b"two and four"]
+    assert order(counted=False) == [b"chat", b"five", b"two and four", b"four"]  # from 4 to 7 is one class
+
+
+def test_counted_exactly_every_request_that_ends_moves_a_block() -> None:
+    pool, shared = BlockPool(3, by_reuse=True, counted=True), Segment(16, 7)
+    blocks = [cached(pool, b"a", shared), cached(pool, b"b", Segment(16, 6)), cached(pool, b"c", owner=ONLINE)]
+    orders = []
+    for _ in range(3):
+        pool.want_less((shared,), 1 if shared.num_wanting > 5 else 5)
+        pool.check_integrity([])
+        orders.append([blocks.index(block) for block in pool.eviction_order()])
+    # Six want each: the one that was released first goes first. Then five; then none, not even who chats.
+    assert orders == [[2, 0, 1], [2, 0, 1], [0, 2, 1]]
+
+
 def test_a_prefix_ends_in_the_first_segment_that_reaches_so_far() -> None:
     document, chapter, own = Segment(32, 9), Segment(48, 3), own_segment()
     path = (document, chapter, own)

@@ -100,7 +100,7 @@ class Player:
 
     def _take(self, preempted: Request) -> None:
         if isinstance(self.pool, PoolDraft):
-            self.pool.take_returned(preempted)
+            self.pool.take(preempted)
         else:
             self.pool.take(preempted)
 
@@ -155,8 +155,16 @@ def test_a_row_is_announced_once_however_many_drafts_look_at_it(message: AddBatc
     assert [r.request_id for r in pool.take_first_looked_at()] == ["job:1"]
 
 
-def test_only_a_preempted_request_is_taken_from_the_middle(message: AddBatch) -> None:
+def test_a_request_is_taken_from_anywhere_and_the_others_keep_their_order(message: AddBatch) -> None:
     pool = Content(None, [], num_flex=2, num_preempted=0).pool(message)
-    _, second, *_ = pool.in_turn()
-    with pytest.raises(ValueError, match="not in deque"):
-        pool.draft().take_returned(second)
+    _, flex, first, second, *_ = pool.in_turn()
+    draft = pool.draft()
+    draft.peek()
+    for request in (second, flex):
+        draft.take(request)
+        pool.take(request)
+    assert len(draft) == len(pool) == 6
+    left = [draft.pop() for _ in range(6)]
+    assert [request.request_id for request in left[:3]] == ["flex0", "job:0", "job:2"]
+    assert [pool.pop() for _ in range(6)] == left
+    assert left[1] is first

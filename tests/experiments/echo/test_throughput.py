@@ -48,11 +48,16 @@ def test_speed_ups_hits_and_what_attainment_is_lost_are_its_rows() -> None:
     assert rows(450.0, 0.995) == {
         "priority / priority-v0": (1.0, None),
         "bs+e / priority-v0": (1.0, None),
+        "bs+e+s / priority-v0": (1.0, None),
+        "echo / priority-v0": (1.0, None),
         "neaptide / priority-v0": (4.5, True),
+        "prefix hits of echo, bound 94.0%": (90.0, None),
         "prefix hits of neaptide, bound 94.0%": (90.0, None),
         "attainment that priority-v0 loses to online alone": (0.0, None),
         "attainment that priority loses to online alone": (0.0, None),
         "attainment that bs+e loses to online alone": (0.0, None),
+        "attainment that bs+e+s loses to online alone": (0.0, None),
+        "attainment that echo loses to online alone": (0.0, None),
         "attainment that neaptide loses to online alone": (0.5, True),
     }
 
@@ -68,3 +73,20 @@ def test_a_speed_up_that_is_missed_or_bought_with_attainment_does_not_hold(
     tokens_per_s: float, both: float, row: str
 ) -> None:
     assert rows(tokens_per_s, both)[row][1] is False
+
+
+@pytest.mark.parametrize(
+    ("speeds", "verdict"),
+    [
+        ((100.0, 120.0, 150.0, 160.0, 170.0), "every rung is faster than the one below"),
+        ((100.0, 90.0, 150.0, 160.0, 170.0), "not every rung is faster than the one below"),
+        ((100.0, 120.0, 150.0, 160.0, 160.0), "not every rung is faster than the one below"),
+    ],
+)
+def test_the_ladder_is_told_as_measured(speeds: tuple[float, ...], verdict: str) -> None:
+    runs = dict(zip(experiment.LADDER, map(result, speeds), strict=True))
+    note = experiment._ladder_note("set", runs)
+    assert note.endswith(f"; {verdict}.")
+    assert note.startswith(
+        f"set, offline tokens/s: priority-v0 100 {'<' if speeds[1] > 100 else '>='} bs+e {speeds[1]:.0f}"
+    )

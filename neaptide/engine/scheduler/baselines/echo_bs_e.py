@@ -83,11 +83,11 @@ class EchoBaseWithEstimator(OneQueueScheduler):
     # ---- offline ----
 
     def _pack_offline(self, draft: Draft, limit_s: float) -> None:
-        """Resident ones in order of admission, then the pool, as long as the step stays within the least slack.
+        """Resident ones, then the pool, as long as the step stays within the least slack.
 
         None leaves the pool in a step that dropped one.
         """
-        for request in draft.running(RequestClass.OFFLINE):
+        for request in self._residents(draft):
             if not draft.is_running(request):
                 continue  # dropped for an earlier one
             chunk = self._chunk(draft, request.num_uncomputed_tokens, request.num_computed_tokens, limit_s)
@@ -97,6 +97,10 @@ class EchoBaseWithEstimator(OneQueueScheduler):
         if not draft.preempted.offline:
             while self._admit_offline(draft, limit_s):
                 pass
+
+    def _residents(self, draft: Draft) -> list[Request]:
+        """In order of admission."""
+        return draft.running(RequestClass.OFFLINE)
 
     def _admit_offline(self, draft: Draft, limit_s: float) -> bool:
         request = draft.at = draft.pool.peek()
