@@ -99,6 +99,7 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "calibrate": _from_commands("calibrate"),
     "experiment": _from_commands("experiment"),
     "simulate": _from_commands("simulate"),
+    "plan": _from_commands("plan"),
 }
 
 

@@ -6,18 +6,16 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from neaptide.commands.outputs import check_writable
+from neaptide.commands.outputs import check_plot, check_writable, draw
 from neaptide.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide.experiments.result import ExperimentResult, Row
 
-NO_MATPLOTLIB = "--plot needs matplotlib: pip install 'neaptide[plots]'"
 TABLE_WIDTH = 118
 DURATIONS = (
     "Roughly, on two CPU cores: golden takes a second; forecast-coverage half a minute; sim-fidelity four minutes; "
@@ -81,14 +79,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.json is not None:
         check_writable(args.json)
     if args.plot is not None:
-        if find_spec("matplotlib") is None:
-            raise ValueError(NO_MATPLOTLIB)
-        from matplotlib.backend_bases import FigureCanvasBase
-
-        formats = FigureCanvasBase.get_supported_filetypes()
-        if args.plot.suffix.lower().removeprefix(".") not in formats:
-            raise ValueError(f"--plot {args.plot}: the file must end in one of .{', .'.join(sorted(formats))}")
-        check_writable(args.plot)
+        check_plot(args.plot)
 
 
 def _refuse(message: str) -> int:
@@ -152,8 +143,4 @@ def _draw(result: ExperimentResult, target: Path) -> None:
     if result.plot is None:
         print(f"neaptide experiment: {result.name} has no plot", file=sys.stderr)
         return
-    from matplotlib.figure import Figure  # no pyplot: it wants a display and keeps global state
-
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    result.plot(figure)
-    figure.savefig(target, dpi=120)
+    draw(result.plot, target)

@@ -165,7 +165,9 @@ def bound_tokens_per_s(scenario: Scenario, window_s: Window) -> Bounds:
     rows = [r for one in scenario.offline for r in one.requests if r.segments and scenario.output_limit(r) > 0]
     if not rows or length_s <= 0:
         return {"long_run": None, "window": None}
-    online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
+    # Of a request that came before the window nothing is taken from it: how much was left is not known.
+    inside = [r for r in scenario.online if r.arrival_s >= window_s[0]]
+    online = [r for r in inside if r.segments and scenario.output_limit(r) > 0]
     due = [
         num_due(window_s[1] - r.arrival_s - scenario.ttft_slo_s, scenario.tpot_slo_s, _outputs(scenario, r))
         for r in online

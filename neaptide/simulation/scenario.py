@@ -9,6 +9,7 @@ from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.measures import Window
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
 from neaptide.simulation.result import Settings
 
@@ -32,6 +33,9 @@ class Scenario:
     """The pool goes on with fresh contents. Without it the run may go dry."""
     offline_deadline_s: float = NO_DEADLINE_S
     """Of every offline job, counted from its submission."""
+    window_s: Window | None = None
+    """What is measured; the run goes on until it is over. None takes the time from the first to the last online
+    arrival, or without online work all but both ends of the run."""
     drain_s: float = 600.0
     """So long after the last arrival the run goes on for online requests that are not finished."""
     step_noise: float = 0.0

@@ -228,8 +228,12 @@ class _Simulation:
                 self._wait_for_change(blocked_since_s)
 
     def _is_over(self) -> bool:
+        given_s, feed = self._scenario.window_s, self._feed
+        if given_s is not None and self._clock.now() < given_s[1]:
+            return False
         if not self._online:
-            return self._feed.first_generation_done or self._feed.num_ended >= 2 * self._feed.first_generation_size
+            is_done = feed.first_generation_done or feed.num_ended >= 2 * feed.first_generation_size
+            return is_done or given_s is not None
         if self._next_online < len(self._online):
             return False
         queues = self._core.scheduler.queues
@@ -269,8 +273,7 @@ class _Simulation:
         if self._dry_s is not None or not self._scenario.offline or self._feed.batch_size is not None:
             return
         queues = self._core.scheduler.queues
-        has_opened = not self._online or now_s >= self._online[0].arrival_s
-        if has_opened and queues.num_running < self._scenario.max_num_seqs and not len(queues.pool):
+        if now_s >= self._window_s()[0] and queues.num_running < self._scenario.max_num_seqs and not len(queues.pool):
             self._dry_s = now_s
 
     def _take_in(self, outputs: StepOutputs) -> None:
@@ -335,6 +338,8 @@ class _Simulation:
     # ---- the numbers ----
 
     def _window_s(self) -> Window:
+        if self._scenario.window_s is not None:
+            return self._scenario.window_s
         if self._online:
             return self._online[0].arrival_s, self._online[-1].arrival_s
         end_s = self._makespan_s or self._clock.now()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from neaptide.cli import main
-from neaptide.commands import experiment
+from neaptide.commands import experiment, outputs
 from neaptide.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide.experiments.result import ExperimentResult, Row
 
@@ -122,7 +122,7 @@ def test_a_plot_without_matplotlib_says_how_to_install_it(
 ) -> None:
     made = Made()
     use(monkeypatch, made)
-    monkeypatch.setattr(experiment, "find_spec", lambda name: None)
+    monkeypatch.setattr(outputs, "find_spec", lambda name: None)
     assert main(["experiment", "golden", "--plot", str(tmp_path / "out.png")]) == 2
     assert "pip install 'neaptide[plots]'" in capsys.readouterr().err
     assert made.quick is None, "it says so before it spends minutes"

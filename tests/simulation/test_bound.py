@@ -149,6 +149,16 @@ def test_the_bound_of_a_scene() -> None:
     assert bounds == pytest.approx({"long_run": (10 - 0.103) / per_set_s * 13, "window": tokens / 10})
 
 
+@pytest.mark.parametrize(("arrival_s", "takes"), [(3.0, False), (4.0, True)])
+def test_what_came_before_the_window_takes_nothing_from_it(arrival_s: float, takes: bool) -> None:
+    later = online((5.0, 60, 4))
+    alone, both = (
+        bound_tokens_per_s(constant(requests, [offline((0, 20, 5))], ttft_slo_s=1.0, tpot_slo_s=0.5), (4.0, 9.0))
+        for requests in (later, [*online((arrival_s, 60, 4)), *later])
+    )
+    assert (both != alone) is takes
+
+
 def test_without_offline_work_or_time_there_is_no_bound() -> None:
     none = {"long_run": None, "window": None}
     assert bound_tokens_per_s(constant(online((0.0, 8, 1), (1.0, 8, 1))), (0.0, 1.0)) == none

@@ -14,6 +14,7 @@ from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.simulator import SimulationError, simulate
 from tests.golden.renew import write_log
@@ -110,6 +111,30 @@ def test_the_window_runs_from_the_first_to_the_last_arrival() -> None:
     # The last sampled token of a row is never computed.
     assert result.computed_tokens_per_s == pytest.approx(20 * (4 + 4))
     assert result.makespan_s == pytest.approx(0.5)
+
+
+def test_a_window_may_be_given_and_what_lies_around_it_only_loads_the_engine() -> None:
+    """One seat: the first request holds it until 0.3, so the second, alone in the window, waits."""
+    requests = online((0.0, 8, 3), (0.1, 8, 1), (2.0, 8, 9))
+    run = simulate(constant(requests, window_s=(0.05, 1.0), max_num_seqs=1, policy="fcfs"))
+    assert run.result.online.requests == 1
+    assert run.result.online.ttft_s["p50"] == pytest.approx(0.3)
+    assert run.result.online.goodput_rps == pytest.approx(1 / 0.95)
+
+
+@pytest.mark.parametrize("requests", [online((0.0, 4, 1)), ()])
+def test_a_run_with_offline_work_goes_on_to_the_end_of_a_given_window(requests: list[TraceRequest]) -> None:
+    """Every step samples a token of the only row that has a seat, and each row's fourth step is its last."""
+    run = simulate(constant(requests, [offline(*[(0, 4, 4)] * 4)], window_s=(1.05, 3.05), max_num_seqs=1))
+    assert run.result.offline.output_tokens_per_s == pytest.approx(10)
+    assert run.result.valid
+
+
+def test_a_pool_that_is_dry_before_a_given_window_opens_is_no_harm() -> None:
+    """The first planning takes all four rows and leaves seats."""
+    scene = constant(online((0.0, 4, 1)), [offline(*[(0, 4, 4)] * 4)], refill=False, max_num_seqs=8)
+    assert simulate(replace(scene, window_s=(0.0, 0.05))).dry_s == pytest.approx(0.0)
+    assert simulate(replace(scene, window_s=(5.0, 6.0))).dry_s is None
 
 
 def test_a_run_without_online_work_is_cut_at_both_ends() -> None:

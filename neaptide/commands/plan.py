@@ -1,0 +1,320 @@
+"""``neaptide plan``: the least that keeps the online targets through a trace's peak, and what offline work it does."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from neaptide.commands.outputs import check_plot, check_writable, draw
+from neaptide.commands.simulation_flags import (
+    add_limits,
+    add_load,
+    check_flags,
+    offline_of,
+    online_of,
+    progress,
+    scenario_of,
+)
+from neaptide.estimator.device_profile import load_profile
+from neaptide.simulation.capacity.measure import TARGETS
+from neaptide.simulation.capacity.planner import Question, plan, within_context
+from neaptide.simulation.capacity.result import Beside, OfflinePlan, Plan, Point
+from neaptide.simulation.points import parse_points
+from neaptide.simulation.simulator import SimulationError
+
+NEVER_CUT = 1000
+"""Wider than any table: a terminal that is narrower wraps lines, and no number is lost."""
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser("plan", help="the least that keeps online targets through a peak, by simulation")
+    add = parser.add_argument
+    add_load(parser)
+    profiles_help = "device profiles, by name or file; of several the cheapest is named"
+    add("--profile", nargs="+", default=["h100-80g-llama-3.1-8b"], metavar="NAME", help=profiles_help)
+    price_help = "of one replica for an hour, one for each profile, in any currency (counts devices)"
+    add("--price", type=float, nargs="+", metavar="X", help=price_help)
+    find_help = "what is made as small as it may be: the number of replicas, or the KV memory of each (replicas)"
+    add("--find", choices=("replicas", "kv"), default="replicas", help=find_help)
+    add("--replicas", type=int, default=1, metavar="N", help="with --find kv: replicas that share the load (1)")
+    add("--max-replicas", type=int, default=64, metavar="N", help="with --find replicas: tried at most (64)")
+    add("--attainment", type=float, default=0.9, metavar="X", help="requests that must meet both targets (0.9)")
+    add("--peak-s", type=float, default=300.0, metavar="X", help="length of the peak (300)")
+    margin_help = "simulated before and after the peak and not counted (30)"
+    add("--margin-s", type=float, default=30.0, metavar="X", help=margin_help)
+    policy_help = "scheduling policy: a, b@1536 or c@2048x512, with step tokens and seats of its own (neaptide)"
+    add("--policy", default="neaptide", metavar="P", help=policy_help)
+    add_limits(parser)
+    add("--json", type=Path, metavar="OUT", help="also write the result to this file")
+    plot_help = "draw attainment and offline tokens/s against size (.png, .pdf, .svg, ...); simulates more"
+    add("--plot", type=Path, metavar="OUT.png", help=plot_help)
+    parser.set_defaults(func=run_command)
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Returns 0, 1 if nothing that was tried holds, or 2 if the command cannot be carried out.
+
+    The JSON line is printed for every result there is, also where a file of it could not be written.
+    """
+    try:
+        questions = _questions(args)
+        plans = []
+        for question in questions:
+            plans.append(plan(question, lambda name: progress(name, says_so=True)))
+            _warn(plans[-1], question)
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (ValueError, SimulationError) as error:
+        return _refuse(str(error))
+    best = _cheapest(plans)
+    found = _json(args, questions, plans, best)
+    line = json.dumps(found, allow_nan=False)
+    _show(args, questions, plans, best)
+    status = 0 if best is not None else 1
+    try:
+        if args.json is not None:
+            args.json.write_text(line + "\n", encoding="utf-8")
+        if args.plot is not None:
+            draw(lambda figure: _plot(figure, plans, questions[0]), args.plot)
+    except OSError as error:
+        status = _refuse(f"{error.filename}: {error.strerror}")
+    print(line)
+    return status
+
+
+def _refuse(message: str) -> int:
+    print(f"neaptide plan: {message}", file=sys.stderr)
+    return 2
+
+
+def _questions(args: argparse.Namespace) -> list[Question]:
+    """One for each profile. Raises ValueError with one line."""
+    _check(args)
+    point = parse_points(args.policy)
+    if len(point) > 1:
+        raise ValueError("--policy names one policy here; neaptide simulate compares several")
+    profiles = [load_profile(name) for name in args.profile]
+    online, offline = online_of(args), offline_of(args)
+    bases = [point[0].of(scenario_of(args, profile)) for profile in profiles]
+    trace = within_context(online, bases[0])
+    if not trace.requests:
+        raise ValueError(f"no prompt of {args.online} fits into {args.max_model_len} tokens: raise --max-model-len")
+    if trace.num_left_out:
+        _note(f"{trace.num_left_out} requests do not fit into {args.max_model_len} tokens and are left out")
+    if trace.num_cut:
+        _note(f"{trace.num_cut} requests have more output than they may ask for and are cut there")
+    question = Question(
+        base=bases[0],
+        trace=trace.requests,
+        offline=offline,
+        find=args.find,
+        attainment=args.attainment,
+        peak_s=args.peak_s,
+        margin_s=args.margin_s,
+        replicas=args.replicas,
+        max_replicas=args.max_replicas,
+        offline_at_every_size=args.plot is not None,
+    )
+    prices = args.price or [None] * len(profiles)
+    return [replace(question, base=base, price_per_hour=price) for base, price in zip(bases, prices, strict=True)]
+
+
+def _check(args: argparse.Namespace) -> None:
+    check_flags(args)
+    if args.online == "none":
+        raise ValueError("a plan needs online load: name a trace or a file with --online")
+    if not 0.0 < args.attainment <= 1.0:
+        raise ValueError("--attainment is a share: above 0, at most 1")
+    if not 0.0 < args.peak_s < math.inf:
+        raise ValueError("--peak-s must be positive")
+    if not 0.0 <= args.margin_s < math.inf:
+        raise ValueError("--margin-s must be at least 0")
+    for name in ("replicas", "max_replicas"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if args.find == "replicas" and args.replicas != 1:
+        raise ValueError("--replicas goes with --find kv; for a number of replicas, give --max-replicas")
+    if args.price is not None:
+        if len(args.price) != len(args.profile):
+            raise ValueError(
+                f"--price has {len(args.price)} numbers for {len(args.profile)} profiles: give one for each"
+            )
+        if not all(0.0 < price < math.inf for price in args.price):
+            raise ValueError("--price must be positive")
+    if args.json is not None:
+        check_writable(args.json)
+    if args.plot is not None:
+        check_plot(args.plot)
+
+
+def _note(text: str) -> None:
+    print(f"neaptide plan: {text}", file=sys.stderr)
+
+
+def _warn(found: Plan, question: Question) -> None:
+    if not found.is_monotone:
+        _note(f"{found.profile}: a larger size that was tried fails where a smaller one holds: take some more")
+    besides = [] if found.answer is None or found.answer.beside is None else [found.answer.beside]
+    if found.offline is not None:
+        besides.append(found.offline.whole)
+    if not all(each.valid for each in besides):
+        _note(f"{found.profile}: the offline pool ran dry: its rate is not valid")
+    if not all(each.holds for each in besides):
+        _note(f"{found.profile}: beside offline work fewer than {question.attainment:.1%} meet both targets")
+
+
+def _cheapest(plans: Sequence[Plan]) -> Plan | None:
+    """The first of those that cost the least."""
+    costs = [(each.cost, number) for number, each in enumerate(plans) if each.cost is not None]
+    return plans[min(costs)[1]] if costs else None
+
+
+def _json(
+    args: argparse.Namespace, questions: Sequence[Question], plans: Sequence[Plan], best: Plan | None
+) -> dict[str, Any]:
+    return {
+        "online": args.online,
+        "online_window": args.online_window,
+        "speed": args.speed,
+        "offline": [one.name for one in questions[0].offline],
+        "find": args.find,
+        "attainment": args.attainment,
+        "peak_s": args.peak_s,
+        "margin_s": args.margin_s,
+        "policy": questions[0].base.policy,
+        "seed": args.seed,
+        "plans": [
+            msgspec.to_builtins(each) | {"settings": msgspec.to_builtins(question.base.settings())}
+            for question, each in zip(questions, plans, strict=True)
+        ],
+        "cheapest": None if best is None else best.profile,
+    }
+
+
+# ---- text ----
+
+
+def _show(args: argparse.Namespace, questions: Sequence[Question], plans: Sequence[Plan], best: Plan | None) -> None:
+    console = Console(width=NEVER_CUT)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    base = questions[0].base
+    say(
+        f"{args.online} at {args.speed:g} times its speed, policy {base.policy}; TTFT {base.ttft_slo_s:g} s and TPOT "
+        f"{1e3 * base.tpot_slo_s:g} ms, both for {args.attainment:.1%} of the requests"
+    )
+    console.print(_table(plans), highlight=False)
+    for question, each in zip(questions, plans, strict=True):
+        for line in _lines(question, each):
+            say(line)
+    if len(plans) > 1 and best is not None:
+        say(f"cheapest: {best.profile}, {_cost(best)}")
+
+
+def _table(plans: Sequence[Plan]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("profile", no_wrap=True, vertical="bottom")
+    headings = ["replicas", "KV GiB\neach", "KV blocks\neach", "attained%\nTTFT/TPOT/both", "targets"]
+    headings += ["offline\ntok/s", "attained%\nbeside it"]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in plans:
+        for point in each.tried:
+            table.add_row(each.profile, *_cells(point), style="bold" if point is each.answer else "")
+    return table
+
+
+def _cells(point: Point) -> Iterator[str]:
+    yield str(point.replicas)
+    yield f"{point.kv_gib:.2f}"
+    yield f"{point.kv_blocks:,}"
+    yield "/".join(f"{100 * point.attainment[name]:.1f}" for name in TARGETS)
+    yield "hold" if point.holds else "FAIL"
+    yield "-" if point.beside is None else f"{point.beside.tokens_per_s:.0f}"
+    yield "-" if point.beside is None else f"{100 * point.beside.attainment['both']:.1f}"
+
+
+def _lines(question: Question, found: Plan) -> Iterator[str]:
+    peak = found.peak
+    yield (
+        f"{found.profile}: the peak is {peak.start_s:.1f} to {peak.end_s:.1f} s of the trace, {peak.requests:,} "
+        f"requests with {peak.work_s:.1f} s of work for one replica"
+    )
+    if found.answer is None:
+        yield f"  no answer: {_advice(question, found)}"
+        return
+    below = "nothing is smaller" if found.one_smaller is None else f"too few: {_size(found.one_smaller)}"
+    yield f"  answer: {_size(found.answer)}; {below}; cost: {_cost(found)}"
+    if found.offline is not None and found.answer.beside is not None:
+        yield from _offline_lines(found.offline, found.answer.beside)
+
+
+def _advice(question: Question, found: Plan) -> str:
+    said = f"{_size(found.tried[-1])} is the most that was tried; "
+    if question.find == "kv":
+        return said + "share the load (--replicas N), or look for a number of replicas (--find replicas)"
+    return said + "raise --max-replicas, relax the targets, or take a faster device"
+
+
+def _size(point: Point) -> str:
+    replicas = f"{point.replicas} replica{'s' if point.replicas > 1 else ''}"
+    return f"{replicas} with {point.kv_gib:.2f} GiB of KV ({point.attainment['both']:.1%} attained)"
+
+
+def _cost(found: Plan) -> str:
+    if found.price_per_hour is None:
+        return f"{found.cost:g} device{'s' if found.cost != 1 else ''}"
+    return f"{found.cost:g} an hour"
+
+
+def _offline_lines(offline: OfflinePlan, at_peak: Beside) -> Iterator[str]:
+    yield (
+        f"  beside the whole trace {offline.whole.tokens_per_s:,.0f} offline tok/s, {offline.tokens_per_day:,.0f} a "
+        f"day ({offline.whole.attainment['both']:.1%} attained), beside the peak {at_peak.tokens_per_s:,.0f} "
+        f"({at_peak.attainment['both']:.1%})"
+    )
+    low, high = ("never" if each is None else _duration(each) for each in offline.finish_s)
+    yield f"  {offline.rows:,} rows of {offline.tokens:,} tokens are done after {low} to {high}"
+
+
+def _duration(seconds: float) -> str:
+    for unit_s, unit in ((DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+# ---- plot ----
+
+
+def _plot(figure: Any, plans: Sequence[Plan], question: Question) -> None:
+    """Attainment against size, and where there is offline work, its rate."""
+    with_offline = bool(question.offline)
+    every = figure.subplots(1, 2 if with_offline else 1, squeeze=False)[0]
+    name = "replicas" if question.find == "replicas" else "KV memory of a replica, GiB"
+    for each in plans:
+        sizes = [point.replicas if question.find == "replicas" else point.kv_gib for point in each.tried]
+        attained = [100 * point.attainment["both"] for point in each.tried]
+        every[0].plot(sizes, attained, marker="o", label=each.profile)
+        if with_offline:
+            rates = [(size, p.beside.tokens_per_s) for size, p in zip(sizes, each.tried, strict=True) if p.beside]
+            every[1].plot([size for size, _ in rates], [rate for _, rate in rates], marker="o", label=each.profile)
+            every[1].set_ylabel("offline tokens/s beside the peak")
+    every[0].axhline(100 * question.attainment, linestyle="--", color="grey")
+    every[0].set_ylabel("requests of the peak that meet both targets, %")
+    every[0].legend()
+    for axes in every:
+        axes.set_xlabel(name)
+        axes.set_ylim(bottom=0)

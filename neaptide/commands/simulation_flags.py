@@ -1,0 +1,138 @@
+"""What the commands that simulate have in common: flags of load, targets and limits, and a bar that shows progress."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS
+from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
+from neaptide.loadgen.workloads.online_sets import online_requests
+from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import OnProgress
+
+MAX_NOISE = 1.0
+"""Steps that take e times as long as others, as a rule, are no machine's."""
+MAX_PLANNING_SCALE = 1000.0
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--online", default="none", metavar="TRACE", help="a trace or synthetic online set, a trace file, or none")
+    add("--online-window", metavar="A:B", help="seconds of the trace, before --speed (all)")
+    add("--speed", type=float, default=1.0, metavar="X", help="arrival times are divided by it (1)")
+    add("--offline", nargs="+", default=["none"], metavar="FILE", help="offline sets, OpenAI batch files, or none")
+    add("--keep-order", action="store_true", help="do not shuffle the offline requests")
+    add("--ttft-slo-s", type=float, default=1.0, metavar="X", help="target of the first token (1)")
+    add("--tpot-slo-s", type=float, default=0.05, metavar="X", help="target of further tokens (0.05)")
+    add("--seed", type=int, default=0, metavar="N")
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Of the device and the engine."""
+    add = parser.add_argument
+    add("--overlap-kappa", type=float, default=1.0, metavar="K", help="1: compute and memory do not overlap (1)")
+    add("--overlap-depth", type=int, default=0, choices=(0, 1), help="steps in flight while the next is planned (0)")
+    add("--block-size", type=int, default=16, metavar="N", help="tokens per KV block (16)")
+    add("--max-num-seqs", type=int, default=256, metavar="N", help="requests that hold KV at once, at most (256)")
+    add("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens of a step at most (2048)")
+    add("--max-tokens", type=int, metavar="N", help="what clients ask for at most (the rest of the context)")
+    add("--max-model-len", type=int, default=131_072, metavar="N", help="context: prompt and output (131072)")
+    add("--noise", type=float, default=0.0, metavar="X", help="deviation of the logarithm of step times (0)")
+    planning_help = "planning takes so many times what the profile says; 0: no time (1)"
+    add("--planning-scale", type=float, default=1.0, metavar="X", help=planning_help)
+    headroom_help = f"forecast of online memory demand: {', '.join(HEADROOM_KINDS)} ({DEFAULT_HEADROOM})"
+    add("--headroom", default=DEFAULT_HEADROOM, choices=HEADROOM_KINDS, metavar="NAME", help=headroom_help)
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Raises ValueError, with one line, for a number that makes no sense."""
+    for name in ("speed", "ttft_slo_s", "tpot_slo_s", "block_size"):
+        if not getattr(args, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be positive")
+    for name in ("max_tokens", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    if not 0.0 <= args.noise < MAX_NOISE:
+        raise ValueError(f"--noise must be at least 0 and below {MAX_NOISE:g}")
+    if not 0.0 <= args.planning_scale < MAX_PLANNING_SCALE:
+        raise ValueError(f"--planning-scale must be at least 0 and below {MAX_PLANNING_SCALE:g}")
+    if "none" in args.offline and len(args.offline) > 1:
+        raise ValueError("--offline none stands alone")
+
+
+def online_of(args: argparse.Namespace) -> list[TraceRequest]:
+    """Raises ValueError if the flags name no trace, or none of its requests."""
+    if args.online == "none":
+        if args.online_window is not None:
+            raise ValueError("--online-window needs --online")
+        return []
+    online = online_requests(args.online, args.seed, window_s=_window(args.online_window), speed=args.speed)
+    if not online:
+        raise ValueError(f"no request of {args.online} lies in the window")
+    return online
+
+
+def offline_of(args: argparse.Namespace) -> list[OfflineSet]:
+    """Raises ValueError if there is no such set."""
+    return [load_offline(spec, args.seed, args.keep_order) for spec in args.offline if spec != "none"]
+
+
+def scenario_of(
+    args: argparse.Namespace,
+    profile: DeviceProfile,
+    online: Sequence[TraceRequest] = (),
+    offline: Sequence[OfflineSet] = (),
+) -> Scenario:
+    """Under the default policy."""
+    return Scenario(
+        profile=profile,
+        online=online,
+        offline=offline,
+        ttft_slo_s=args.ttft_slo_s,
+        tpot_slo_s=args.tpot_slo_s,
+        overlap_kappa=args.overlap_kappa,
+        overlap_depth=args.overlap_depth,
+        planning_scale=args.planning_scale,
+        block_size=args.block_size,
+        seed=args.seed,
+        keep_order=args.keep_order,
+        step_noise=args.noise,
+        headroom=args.headroom,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_model_len=args.max_model_len,
+        max_output_tokens=args.max_tokens,
+    )
+
+
+def _window(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    start, colon, end = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return float(start), float(end)
+    except ValueError:
+        raise ValueError(f"--online-window is two numbers A:B in seconds, not {text!r}") from None
+
+
+@contextmanager
+def progress(name: str, *, says_so: bool = False) -> Iterator[OnProgress | None]:
+    """A bar on stderr, if that is a terminal; elsewhere a line if it ``says_so``."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        if says_so:
+            print(name, file=sys.stderr, flush=True)
+        yield None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(name)
+        yield lambda done, total: bars.update(task, completed=done, total=total)

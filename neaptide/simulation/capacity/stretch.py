@@ -1,0 +1,71 @@
+"""Stretches of a trace that are simulated by themselves: the busiest one, and the whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.bound import UnitCosts, add_request, cached_prefixes
+from neaptide.simulation.measures import Window
+
+
+@dataclass(slots=True, frozen=True)
+class Stretch:
+    """What lies between two moments of a trace, and margins around it: an engine that starts empty, or that nothing
+    follows, serves a peak better than one in the middle of a day."""
+
+    requests: Sequence[TraceRequest]
+    """With those of the margins, on a clock that is at 0 where the first margin begins."""
+    window_s: Window
+    """From the first to the last arrival inside, on that clock."""
+    start_s: float
+    """That first arrival, in the trace."""
+
+    @property
+    def end_s(self) -> float:
+        """The last arrival inside, in the trace."""
+        return self.start_s + self.length_s
+
+    @property
+    def length_s(self) -> float:
+        return self.window_s[1] - self.window_s[0]
+
+    @property
+    def num_inside(self) -> int:
+        return sum(self.window_s[0] <= request.arrival_s <= self.window_s[1] for request in self.requests)
+
+
+def cut(requests: Sequence[TraceRequest], span_s: Window, margin_s: float) -> Stretch:
+    """``requests`` are in the order of arrival, and one at least arrives within the span, ends included."""
+    origin_s = span_s[0] - margin_s
+    taken = [r for r in requests if origin_s <= r.arrival_s <= span_s[1] + margin_s]
+    inside_s = [r.arrival_s for r in taken if span_s[0] <= r.arrival_s <= span_s[1]]
+    window_s = (inside_s[0] - origin_s, inside_s[-1] - origin_s)
+    return Stretch([replace(r, arrival_s=r.arrival_s - origin_s) for r in taken], window_s, inside_s[0])
+
+
+def works_s(
+    requests: Sequence[TraceRequest], profile: DeviceProfile, overlap_kappa: float, block_size: int
+) -> list[float]:
+    """Of each request, the least time of the device that it costs: what the bound on offline work counts, with a cache
+    that keeps every prefix."""
+    costs = UnitCosts.of(profile)
+    found = []
+    cached = cached_prefixes((request.segments for request in requests), block_size)
+    for request, cached_tokens in zip(requests, cached, strict=True):
+        shape = BatchShape()
+        add_request(shape, request.input_tokens, cached_tokens, request.output_tokens)
+        found.append(max(costs.work(shape).lines_s(overlap_kappa)))
+    return found
+
+
+def busiest(requests: Sequence[TraceRequest], work_s: Sequence[float], length_s: float) -> Window:
+    """The span of this length with the most work; it begins at an arrival. Of several the first."""
+    arrivals_s = np.array([request.arrival_s for request in requests])
+    behind = np.searchsorted(arrivals_s, arrivals_s + length_s, side="right")
+    done_s = np.concatenate(([0.0], np.cumsum(work_s)))
+    start_s = float(arrivals_s[np.argmax(done_s[behind] - done_s[:-1])])
+    return start_s, start_s + length_s
