@@ -82,3 +82,10 @@ def test_a_file_that_shares_nothing_has_a_row_of_every_length(tmp_path: Path) ->
     pool = OfflinePool(by_prefix=True)
     pool.add_batch(batch(tmp_path, "job", [[5] * 4, [6] * 9, [7] * 5]), 0.0, 64)
     assert heads(pool) == [(3, "job:0"), (4, "job:1")]
+
+
+def test_prefixes_below_another_are_of_its_group(tmp_path: Path) -> None:
+    pool = OfflinePool(by_prefix=True)
+    pool.add_batch(batch(tmp_path, "job", [[*A, *B, 8], [*A, *B, 9], [*A, *C, 8]]), 0.0, 64)
+    take(pool, "job:0")
+    assert heads(pool) == [(6, "job:1")]
