@@ -21,11 +21,10 @@ def run(quick: bool) -> ExperimentResult:
     size = QUICK if quick else FULL
     runs = run_cells(size)
     notes = [
-        *(cell_note(cell, one, _shown, "planning, ms in the mean / p99, % of a step") for cell, one in runs.items()),
+        *(cell_note(cell, one, _shown, "planning, ms / step, ms / share, %") for cell, one in runs.items()),
         *setting_notes(size, has_offline=True),
-        "Planning is wall time of this machine, of the same code that serves; the step is the profile's, on A100s that "
-        "are not here, so the share depends on both. It is the mean planning time over that and the mean step, of all "
-        "steps of the run.",
+        "Planning is processor time of this machine, of the code that serves; the step is the profile's, on A100s that "
+        "are not here, so the share depends on both. Means over all steps of a run.",
     ]
     return ExperimentResult(NAME, overhead_rows(runs), notes, runs_data(size, runs), lambda figure: _plot(figure, runs))
 
@@ -42,13 +41,11 @@ def overhead_rows(runs: Runs) -> list[Row]:
 
 def planning_percent(one: Outcome) -> float:
     """Of a step with its planning."""
-    planning_s = 1e-3 * (one.result.scheduler_ms["mean"] or 0.0)
-    return 100.0 * planning_s / (planning_s + one.step_s)
+    return 100.0 * one.planning_s / (one.planning_s + one.step_s)
 
 
 def _shown(one: Outcome) -> str:
-    mean_ms, p99_ms = (one.result.scheduler_ms[name] or 0.0 for name in ("mean", "p99"))
-    return f"{mean_ms:.2f} / {p99_ms:.2f}, {planning_percent(one):.1f}"
+    return f"{1e3 * one.planning_s:.2f} / {1e3 * one.step_s:.1f} / {planning_percent(one):.1f}"
 
 
 def _plot(figure: Any, runs: Runs) -> None:

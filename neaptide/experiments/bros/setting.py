@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from neaptide.estimator.device_profile import load_profile
 from neaptide.experiments.bros.gaps import OfflineGaps
+from neaptide.experiments.bros.planning import PlanningTime
 from neaptide.experiments.bros.work import WindowWork, WorkTally
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
@@ -82,6 +83,8 @@ class Outcome:
     num_unfinished: int
     step_s: float
     """Mean time of a step, planning apart."""
+    planning_s: float
+    """Mean processor time of planning one, on this machine."""
     gaps: str
     """See ``OfflineGaps``."""
 
@@ -159,7 +162,8 @@ def worth(one: Outcome) -> tuple[float, float, float]:
 def _outcome(what: str, given: Scenario) -> Outcome:
     logging.getLogger("neaptide.experiments.bros").info("%s", what)
     window_s = given.online[0].arrival_s, given.online[-1].arrival_s
-    tally, gaps = WorkTally(window_s), OfflineGaps(window_s)
-    run = simulate(given, observers=[tally, gaps])
+    planning, tally, gaps = PlanningTime(), WorkTally(window_s), OfflineGaps(window_s)
+    run = simulate(given, observers=[planning, tally, gaps])
     step_s = float(run.measures.steps((-math.inf, math.inf))["duration_s"].mean())
-    return Outcome(run.result, tally.work(given.profile), run.num_unfinished, step_s, str(gaps))
+    work = tally.work(given.profile)
+    return Outcome(run.result, work, run.num_unfinished, step_s, planning.mean_s, str(gaps))

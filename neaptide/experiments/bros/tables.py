@@ -108,6 +108,8 @@ def _numbers(one: Outcome) -> dict[str, Any]:
         "work": msgspec.to_builtins(one.work),
         "unfinished": one.num_unfinished,
         "gaps": one.gaps,
+        "step_s": one.step_s,
+        "planning_s": one.planning_s,
     }
 
 

@@ -17,6 +17,8 @@ class MadeUp:
     work: WindowWork = field(default_factory=lambda: WindowWork(100.0, 0.5, 0.5))
     num_unfinished: int = 0
     gaps: str = "none"
+    step_s: float = 0.05
+    planning_s: float = 0.001
 
     def attained(self, target: str) -> float:
         return self.attainment.get(target, 1.0)

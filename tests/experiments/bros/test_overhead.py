@@ -1,35 +1,15 @@
 """The experiment beside figure 14 of BROS, on results that are made up."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 
 from neaptide.experiments.bros.overhead import overhead_rows
-from tests.experiments.bros.runs import cell, cell_runs
+from tests.experiments.bros.runs import MadeUp, cell, cell_runs
 
 
-@dataclass
-class Result:
-    scheduler_ms: dict[str, float | None]
-
-
-@dataclass
-class Planned:
-    """What the rows read of an ``Outcome``."""
-
-    result: Result
-    step_s: float
-
-
-def planned(mean_ms: float | None, step_s: float) -> Any:
-    return Planned(Result({"mean": mean_ms, "p99": mean_ms}), step_s)
-
-
-@pytest.mark.parametrize(("mean_ms", "percent", "holds"), [(0.4, 1.0, True), (0.6, 1.493, False), (None, 0.0, True)])
-def test_planning_is_a_share_of_the_step_with_it(mean_ms: float | None, percent: float, holds: bool) -> None:
+@pytest.mark.parametrize(("planning_s", "percent", "holds"), [(4e-4, 1.0, True), (6e-4, 1.493, False)])
+def test_planning_is_a_share_of_the_step_with_it(planning_s: float, percent: float, holds: bool) -> None:
     step_s = 0.0396
-    runs = {cell(): cell_runs(neaptide=planned(mean_ms, step_s), bros=planned(4.4, step_s))}
-    ours, bros = overhead_rows(runs)
-    assert (round(ours.ours, 3), ours.paper, ours.holds) == (percent, 9.52, holds)
-    assert (bros.ours, bros.holds) == (pytest.approx(10.0), None)
+    ours, theirs = MadeUp(step_s=step_s, planning_s=planning_s), MadeUp(step_s=step_s, planning_s=4.4e-3)
+    own_row, bros_row = overhead_rows({cell(): cell_runs(neaptide=ours, bros=theirs)})
+    assert (round(own_row.ours, 3), own_row.paper, own_row.holds) == (percent, 9.52, holds)
+    assert (bros_row.ours, bros_row.holds) == (pytest.approx(10.0), None)

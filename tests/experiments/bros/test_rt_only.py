@@ -42,6 +42,7 @@ def test_a_cell_has_every_policy_and_bros_with_every_size(monkeypatch: pytest.Mo
     assert all(one.by_policy[name].offline_tokens_per_s > 0 for name in POLICIES)
     assert one.bros_by_size[4].result.steps != one.bros_by_size[16].result.steps
     assert one.by_policy[BROS] is one.bros_by_size[one.bros_size]
+    assert all(0.0 < made.planning_s < made.result.wall_s / made.result.steps for made in one.by_policy.values())
 
 
 def test_without_offline_work_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
