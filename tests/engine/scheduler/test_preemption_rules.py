@@ -109,7 +109,7 @@ def run(load: list[Arrival], directory: Path) -> Rules:
     return rules
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(arrivals, min_size=2, max_size=12))
 def test_victims_are_of_lower_rank_and_make_way_for_what_then_fits(load: list[Arrival]) -> None:
     with TemporaryDirectory() as directory:
