@@ -318,3 +318,6 @@ def _plot(figure: Any, plans: Sequence[Plan], question: Question) -> None:
     for axes in every:
         axes.set_xlabel(name)
         axes.set_ylim(bottom=0)
+        if question.find == "replicas":
+            axes.xaxis.get_major_locator().set_params(integer=True)
+    every[0].set_ylim(top=105)

@@ -134,7 +134,7 @@ class _Planner:
 
     def _guess(self) -> int:
         if self._question.find == "kv":
-            return self._most // 2
+            return self._most // 8  # most of it is seldom needed
         return math.ceil(self._work_s / self._question.peak_s)
 
     def _size(self, number: int) -> Size:

@@ -149,11 +149,15 @@ def test_what_the_context_does_not_hold_is_said(arguments: list[str], capsys: py
     assert f"{NUM_REQUESTS} requests have more output than they may ask for" in capsys.readouterr().err
 
 
-def test_a_plot_has_a_panel_for_online_and_one_for_offline_work(arguments: list[str], tmp_path: Path) -> None:
+def test_a_plot_is_drawn_with_offline_work_beside_every_size(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     flags = ["--offline", str(tmp_path / "batch.jsonl"), "--max-num-seqs", "2", "--plot", str(tmp_path / "out.png")]
     assert main([*arguments, *flags]) == 0
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    _, result = found(capsys)
+    assert [point["beside"] is None for point in result["plans"][0]["tried"]] == [False, False]
 
 
 def test_a_plot_without_matplotlib_says_how_to_install_it(

@@ -104,16 +104,17 @@ def test_the_peak_is_the_work_of_the_device_and_not_a_count() -> None:
 
 
 def test_the_smallest_memory_is_the_one_that_holds_every_request_whole() -> None:
-    """38 tokens of a prompt and an answer of one: ten blocks of 4. Sizes are told apart by a block of 16."""
+    """Four prompts of 39 tokens with an answer of one need ten blocks of 4, a fifth needs three. The steps are single
+    blocks here, for the profile has 16."""
     base = constant(profile=profile(16), policy="fcfs", ttft_slo_s=0.15)
-    trace = online(*((k, 39, 1) for k in range(4)))
+    trace = online(*((k, 39, 1) for k in range(4)), (4.0, 8, 1))
     found = plan(question(base=base, trace=trace, find="kv"))
     assert found.answer is not None
     assert (found.answer.kv_blocks, found.answer.attainment) == (10, ALL)
     assert found.answer.kv_gib == 10 * 4 / (1 << 30)
     assert found.one_smaller is not None
     assert (found.one_smaller.kv_blocks, found.one_smaller.too_large) == (9, 4)
-    assert found.one_smaller.attainment == dict.fromkeys(ALL, 0.0)
+    assert found.one_smaller.attainment == dict.fromkeys(ALL, 0.2)
 
 
 def test_memory_is_looked_for_on_a_given_number_of_replicas() -> None:
