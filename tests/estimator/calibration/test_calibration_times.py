@@ -73,7 +73,14 @@ def test_times_that_cannot_be_are_refused(measured: Measurements, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", gzip.compress(b"{}", mtime=0), gzip.compress(b"{}", mtime=0)[:-4], gzip.compress(b"{}", mtime=0)[:10] + b"zz"]
+    "data",
+    [
+        b"",
+        b"{}",
+        gzip.compress(b"{}", mtime=0),
+        gzip.compress(b"{}", mtime=0)[:-4],
+        gzip.compress(b"{}", mtime=0)[:10] + b"zz",
+    ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "times"
