@@ -37,8 +37,8 @@ MAX_STRETCH = 10.0
 MAX_STEP_S = 5.0
 """No online prompt makes a step longer than this, so that a working engine is never taken for one that hangs."""
 IDLE_SHARE = 0.5
-"""Of what the TTFT target leaves to a request that arrives in the middle of a step: the rest is for its chunks beside
-decodes, and for a second arrival."""
+"""Of what the TTFT target leaves, beside its prompt among the decodes of now, to a request that arrives in the middle of a
+step: the rest is for a second arrival."""
 MIN_IDLE_SHARE = 0.5
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
@@ -97,7 +97,7 @@ class SlackTracker:
     def bounds(self, draft: Draft) -> StepBounds:
         table, streams = draft.table, draft.streams()
         if not len(streams):
-            return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s(), MAX_STEP_S)
+            return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s(1.0), MAX_STEP_S)
         tpot_slo_s = table.tpot_slo_s[streams]
         tightest_s = float(tpot_slo_s.min())
         itl_s = min(MAX_STEP_S, ITL_FACTOR * tightest_s)
@@ -112,7 +112,7 @@ class SlackTracker:
         pace_s = self._pace_s(draft.now_s, alone_s, tightest_s, itl_s)
         prompts_s = min(itl_s, max(slack_s, pace_s))
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
-        return StepBounds(itl_s, slack_s, self._idle_bound_s(), prompts_s, stretch)
+        return StepBounds(itl_s, slack_s, self._idle_bound_s(stretch), prompts_s, stretch)
 
     def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.
@@ -165,10 +165,10 @@ class SlackTracker:
     def _prefill_s(self, draft: Draft, request: Request) -> float:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
-    def _idle_bound_s(self) -> float:
+    def _idle_bound_s(self, stretch: float) -> float:
         floor_s = MIN_IDLE_SHARE * self._config.tpot_slo_s
         prefill_s = 0.0
         if self._typical_prompt_tokens:
-            prefill_s = prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
+            prefill_s = stretch * prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
         bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
         return max(floor_s, IDLE_SHARE * bound_s / (1 + self._config.overlap_depth))

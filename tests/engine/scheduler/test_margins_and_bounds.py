@@ -154,6 +154,22 @@ def test_an_idle_step_leaves_time_for_egress() -> None:
     assert harness.step() == {"f": 28}  # half of what is left: an arrival needs as much again for its chunks
 
 
+def test_a_step_beside_streams_leaves_time_for_the_next_prompt_beside_their_decodes() -> None:
+    """Prompts of 50 tokens with targets of 200 tokens' time: beside 32 decodes of 64 they take 100, so 50 are left."""
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=200 * TOKEN_S, tpot_slo_s=64 * TOKEN_S)
+    for k in range(32):
+        harness.core.handle(online(f"stream{k}", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    harness.step()
+    for stream in harness.core.scheduler.queues.running_online.values():
+        stream.first_token_s += 64 * TOKEN_S
+    gone = [f"gone{k}" for k in range(100)]
+    for request_id in gone:
+        harness.core.handle(online(request_id, [9] * 50, ttft_slo_s=200 * TOKEN_S, arrival_s=harness.clock.now()))
+    harness.core.handle(AbortRequest(gone))
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step()["f"] == 50 - 32
+
+
 def test_a_step_beside_a_stream_leaves_time_for_egress() -> None:
     harness = Harness(cost_model=PerToken(), egress_s=8 * TOKEN_S, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
