@@ -37,8 +37,8 @@ MAX_STRETCH = 10.0
 MAX_STEP_S = 5.0
 """No online prompt makes a step longer than this, so that a working engine is never taken for one that hangs."""
 IDLE_SHARE = 0.5
-"""Of what the TTFT target leaves to a request that arrives in the middle of a step, its prompt beside the decodes of now
-taken off: the rest is for a second arrival."""
+"""Of what the TTFT target leaves to a request that arrives in the middle of a step, less its prompt beside the decodes
+of now: the rest is for a second arrival."""
 MIN_IDLE_SHARE = 0.5
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
