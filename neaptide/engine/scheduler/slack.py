@@ -39,7 +39,7 @@ MAX_STEP_S = 5.0
 IDLE_SHARE = 0.5
 """Of what the TTFT target leaves to a request that arrives in the middle of a step, less its prompt beside the decodes
 of now: the rest is for a second arrival."""
-MIN_IDLE_SHARE = 0.5
+MIN_IDLE_SHARE = 0.75
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
 
