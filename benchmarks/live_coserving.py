@@ -216,6 +216,12 @@ class Targets:
         return slo_flags(self.tpot_s / IDLE_SHARE + EGRESS_MS / 1e3, self.tpot_s)
 
 
+def share_of(most_tokens_per_s: float, both: Window) -> float | None:
+    """Offline work, of what a ceiling leaves beside the online work; None if it leaves nothing."""
+    left = most_tokens_per_s - both.online_tokens_per_s
+    return round(both.offline_tokens_per_s / left, 4) if left > 0.0 else None
+
+
 async def measure_load(plan: Plan, load: float, ceiling: Window) -> dict[str, Any]:
     """All runs at one load."""
     plan = plan.at_load(load, ceiling.offline_tokens_per_s)
@@ -227,10 +233,7 @@ async def measure_load(plan: Plan, load: float, ceiling: Window) -> dict[str, An
     capped = await run(plan, targets.cap_flags, online=False, offline=True)
     both = await run(plan, targets.flags, online=True, offline=True)
     left = {"share": capped.offline_tokens_per_s, "share_uncapped": ceiling.offline_tokens_per_s}
-    ratios: dict[str, float | None] = {
-        name: round(both.offline_tokens_per_s / max(most - both.online_tokens_per_s, 1e-9), 4)
-        for name, most in left.items()
-    }
+    ratios = {name: share_of(most, both) for name, most in left.items()}
     met = [attainment(window.records, targets.ttft_s, targets.tpot_s) for window in (both, alone)]
     ttft_p99_s = [percentiles(r.ttft_s for r in window.records).p99 for window in (both, alone)]
     ratios |= {
@@ -262,11 +265,14 @@ async def measure(plan: Plan, loads: Sequence[float], repeats: int) -> dict[str,
         for load in loads
     ]
     headline = [result["ratios"] for result in results if result["load"] == loads[0]]
-    ratios = {
-        name: None if value is None else round(sum(one[name] for one in headline) / len(headline), 4)
-        for name, value in headline[0].items()
-    }
+    ratios = {name: mean_of([one[name] for one in headline]) for name in headline[0]}
     return {"ratios": ratios, "window_s": list(plan.window_s), "checked_tokens": checked, "loads": results}
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """None if one of them is."""
+    known = [value for value in values if value is not None]
+    return round(sum(known) / len(known), 4) if len(known) == len(values) else None
 
 
 def print_runs(title: str, runs: list[dict[str, Any]]) -> None:
