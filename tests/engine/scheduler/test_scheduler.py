@@ -182,6 +182,13 @@ def test_resident_offline_work_grows_into_the_headroom_while_blocks_are_free() -
     assert harness.ends["f0"][0].num_preemptions == harness.ends["f1"][0].num_preemptions == 0
 
 
+def test_a_begun_offline_prompt_goes_on_into_the_headroom_as_well() -> None:
+    harness = Harness(num_blocks=10, headroom_ratio=0.4, max_num_batched_tokens=20)
+    harness.core.handle(flex("f0", [8] * 4, max_tokens=2))
+    harness.core.handle(flex("f1", [9] * 20, max_tokens=1))
+    assert harness.run() == [{"f0": 4, "f1": 16}, {"f0": 1, "f1": 4}]
+
+
 def test_batch_rows_run_in_file_order_and_flex_goes_before_them(tmp_path: Path) -> None:
     harness = Harness(max_num_seqs=1)
     harness.core.handle(batch(tmp_path, "job", [[7], [8], [9]], max_tokens=1))
