@@ -48,15 +48,12 @@ class Delivery:
         """Of the rows left ..."""
         self.num_new_tokens_left = self.num_prompt_tokens_left
         """... and of those, without what a row is known to share with one before it."""
+        self.max_output_tokens = max(params.max_tokens for params in message.params_table)
+        """Of any of its rows."""
 
     @property
     def num_left(self) -> int:
         return len(self.rows) - self.next_index
-
-    @property
-    def max_output_tokens(self) -> int:
-        """Of any of its rows."""
-        return max(params.max_tokens for params in self._params_table)
 
     def key(self, row_key: RowKey, index: int) -> Any:
         return row_key(self.tokens, int(self.rows[index]))
@@ -147,6 +144,7 @@ class PrefixDelivery(Delivery):
         self.rows, self._params_index, self.next_index = rows[order], params_index[order], 0
         self._groups = None
         self._params_table += message.params_table
+        self.max_output_tokens = max(self.max_output_tokens, *(params.max_tokens for params in message.params_table))
         self._stream_rows |= frozenset(message.stream_rows)
         self._num_wanting += added
         self._new_tokens[self.rows] = self._tree.restricted(self.rows).new_tokens(self.tokens.lengths(self.rows))

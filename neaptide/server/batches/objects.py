@@ -5,7 +5,7 @@ from typing import cast
 
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord
-from neaptide.server.openai.replies import (
+from neaptide.server.openai.stored_replies import (
     Batch,
     BatchExtension,
     BatchList,

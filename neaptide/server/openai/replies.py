@@ -1,4 +1,5 @@
-"""The shapes of reply bodies, for the code that builds them and for ``/openapi.json``.
+"""The shapes of reply bodies, for the code that builds them and for ``/openapi.json``; of files and batches in
+``stored_replies``.
 
 They are plain dictionaries: the type checker holds the code to them, and a fuzz test what is sent.
 """
@@ -14,18 +15,13 @@ from typing_extensions import TypedDict
 
 FinishName = Literal["stop", "length", "tool_calls"]
 TierName = Literal["priority", "default", "flex"]
-PurposeName = Literal["batch", "batch_output", "user_data"]
-OutlookName = Literal["on_time", "at_risk", "infeasible"]
-BatchStatusName = Literal[
-    "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
-]
 
 
-_exact = with_config(ConfigDict(extra="forbid"))
+exact = with_config(ConfigDict(extra="forbid"))
 """What is not documented is not sent."""
 
 
-@_exact
+@exact
 class ErrorBody(TypedDict):
     message: Annotated[str, Field(max_length=300)]
     type: str
@@ -33,7 +29,7 @@ class ErrorBody(TypedDict):
     code: str | None
 
 
-@_exact
+@exact
 class ErrorReply(TypedDict):
     """Every reply other than 2xx."""
 
@@ -43,13 +39,13 @@ class ErrorReply(TypedDict):
 # ---- chat and completions --------------------------------------------------------------------------------
 
 
-@_exact
+@exact
 class PromptTokensDetails(TypedDict):
     cached_tokens: int
     audio_tokens: int
 
 
-@_exact
+@exact
 class CompletionTokensDetails(TypedDict):
     reasoning_tokens: int
     audio_tokens: int
@@ -57,7 +53,7 @@ class CompletionTokensDetails(TypedDict):
     rejected_prediction_tokens: int
 
 
-@_exact
+@exact
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
@@ -66,7 +62,7 @@ class Usage(TypedDict):
     completion_tokens_details: CompletionTokensDetails
 
 
-@_exact
+@exact
 class RequestMetrics(TypedDict):
     """How long the server took, in milliseconds; what is not known is missing."""
 
@@ -77,38 +73,38 @@ class RequestMetrics(TypedDict):
     tokens_per_second: NotRequired[float]
 
 
-@_exact
+@exact
 class TopLogprob(TypedDict):
     token: str
     logprob: float
     bytes: list[int]
 
 
-@_exact
+@exact
 class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-@_exact
+@exact
 class ChatLogprobs(TypedDict):
     content: list[TokenLogprob]
     refusal: None
 
 
-@_exact
+@exact
 class CalledFunction(TypedDict):
     name: str
     arguments: str
 
 
-@_exact
+@exact
 class ToolCall(TypedDict):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-@_exact
+@exact
 class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
@@ -116,7 +112,7 @@ class AssistantMessage(TypedDict):
     tool_calls: NotRequired[list[ToolCall]]
 
 
-@_exact
+@exact
 class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
@@ -126,7 +122,7 @@ class ChatChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-@_exact
+@exact
 class Generated(TypedDict):
     id: str
     created: int
@@ -135,7 +131,7 @@ class Generated(TypedDict):
     system_fingerprint: str | None
 
 
-@_exact
+@exact
 class WholeAnswer(Generated):
     """The body of a batch's line has no ``metrics``."""
 
@@ -143,7 +139,7 @@ class WholeAnswer(Generated):
     metrics: NotRequired[RequestMetrics]
 
 
-@_exact
+@exact
 class Chunk(Generated):
     """``usage`` is there if it was asked for: null, or so far; ``metrics`` is beside the last one."""
 
@@ -151,19 +147,19 @@ class Chunk(Generated):
     metrics: NotRequired[RequestMetrics]
 
 
-@_exact
+@exact
 class ChatCompletion(WholeAnswer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
-@_exact
+@exact
 class FunctionDelta(TypedDict):
     name: NotRequired[str]
     arguments: NotRequired[str]
 
 
-@_exact
+@exact
 class ToolCallDelta(TypedDict):
     """The first one of a call has everything; the others carry parts of the arguments."""
 
@@ -173,14 +169,14 @@ class ToolCallDelta(TypedDict):
     function: FunctionDelta
 
 
-@_exact
+@exact
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
     tool_calls: NotRequired[list[ToolCallDelta]]
 
 
-@_exact
+@exact
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
@@ -189,13 +185,13 @@ class ChatChunkChoice(TypedDict):
     stop_reason: NotRequired[str | int | None]
 
 
-@_exact
+@exact
 class ChatCompletionChunk(Chunk):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
 
 
-@_exact
+@exact
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -203,7 +199,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
-@_exact
+@exact
 class CompletionChoice(TypedDict):
     index: int
     text: str
@@ -213,13 +209,13 @@ class CompletionChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-@_exact
+@exact
 class Completion(WholeAnswer):
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
 
 
-@_exact
+@exact
 class CompletionChunkChoice(TypedDict):
     index: int
     text: str
@@ -228,7 +224,7 @@ class CompletionChunkChoice(TypedDict):
     stop_reason: NotRequired[str | int | None]
 
 
-@_exact
+@exact
 class CompletionChunk(Chunk):
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
@@ -237,7 +233,7 @@ class CompletionChunk(Chunk):
 # ---- models, tokenizer, operations -----------------------------------------------------------------------
 
 
-@_exact
+@exact
 class Model(TypedDict):
     id: str
     object: Literal["model"]
@@ -248,13 +244,13 @@ class Model(TypedDict):
     max_model_len: int
 
 
-@_exact
+@exact
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[Model]
 
 
-@_exact
+@exact
 class Tokenized(TypedDict):
     count: int
     max_model_len: int
@@ -262,7 +258,7 @@ class Tokenized(TypedDict):
     token_strs: list[str] | None
 
 
-@_exact
+@exact
 class Detokenized(TypedDict):
     prompt: str
 
@@ -275,134 +271,16 @@ class TokenizerInfo(TypedDict):
     chat_template: str | None
 
 
-@_exact
+@exact
 class Version(TypedDict):
     version: str
 
 
-@_exact
+@exact
 class Load(TypedDict):
     server_load: int
 
 
-@_exact
+@exact
 class OfflineSwitch(TypedDict):
     state: Literal["running", "paused"]
-
-
-# ---- files and batches -----------------------------------------------------------------------------------
-
-
-@_exact
-class File(TypedDict):
-    id: str
-    object: Literal["file"]
-    bytes: int
-    created_at: int
-    expires_at: int | None
-    filename: str
-    purpose: PurposeName
-    status: Literal["processed"]
-    status_details: None
-
-
-@_exact
-class Page(TypedDict):
-    object: Literal["list"]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-@_exact
-class FileList(Page):
-    data: list[File]
-
-
-@_exact
-class FileDeleted(TypedDict):
-    id: str
-    object: Literal["file"]
-    deleted: Literal[True]
-
-
-@_exact
-class BatchError(TypedDict):
-    code: str
-    message: str
-    line: int | None
-    param: str | None
-
-
-@_exact
-class BatchErrors(TypedDict):
-    object: Literal["list"]
-    data: list[BatchError]
-
-
-@_exact
-class RequestCounts(TypedDict):
-    total: int
-    completed: int
-    failed: int
-
-
-@_exact
-class InputTokensDetails(TypedDict):
-    cached_tokens: int
-
-
-@_exact
-class OutputTokensDetails(TypedDict):
-    reasoning_tokens: int
-
-
-@_exact
-class BatchUsage(TypedDict):
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-@_exact
-class BatchExtension(TypedDict):
-    """What OpenAI's object has no field for."""
-
-    outlook: OutlookName
-    needed_seconds: float
-    expected_seconds: float | None
-    left_seconds: float
-
-
-@_exact
-class Batch(TypedDict):
-    id: str
-    object: Literal["batch"]
-    endpoint: str
-    model: str | None
-    errors: BatchErrors | None
-    input_file_id: str
-    completion_window: str
-    status: BatchStatusName
-    output_file_id: str | None
-    error_file_id: str | None
-    created_at: int
-    in_progress_at: int | None
-    expires_at: int
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
-    request_counts: RequestCounts
-    usage: BatchUsage | None
-    metadata: dict[str, str] | None
-    neaptide: BatchExtension | None
-
-
-@_exact
-class BatchList(Page):
-    data: list[Batch]

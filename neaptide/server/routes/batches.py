@@ -14,7 +14,7 @@ from neaptide.server.edge.audit import note_object
 from neaptide.server.edge.auth import principal_of
 from neaptide.server.edge.jsonbody import read_object
 from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, JSON_BODY_ERRORS, body_schema, replies
-from neaptide.server.openai.replies import Batch, BatchList
+from neaptide.server.openai.stored_replies import Batch, BatchList
 from neaptide.server.routes.files import idempotency_key, lifetime_schema
 
 

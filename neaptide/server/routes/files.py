@@ -15,7 +15,7 @@ from neaptide.server.edge.audit import note_object
 from neaptide.server.edge.auth import principal_of
 from neaptide.server.edge.errors import InvalidRequestError
 from neaptide.server.openai.openapi import IDEMPOTENCY_KEY, body_schema, replies
-from neaptide.server.openai.replies import File, FileDeleted, FileList
+from neaptide.server.openai.stored_replies import File, FileDeleted, FileList
 
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 _ONE_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{0,18})")

@@ -17,7 +17,7 @@ from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.storing.models import LineResult, LineState, NewLine
 from neaptide.server.edge.errors import ApiError, InvalidRequestError
 from neaptide.server.edge.jsonbody import MAX_BODY_BYTES, parse_json
-from neaptide.server.openai.replies import BatchError
+from neaptide.server.openai.stored_replies import BatchError
 
 MAX_ERRORS = 100
 MAX_CUSTOM_ID_CHARS = 512

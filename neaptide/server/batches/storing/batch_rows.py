@@ -27,7 +27,7 @@ from neaptide.server.batches.storing.models import (
     PendingLine,
 )
 from neaptide.server.batches.storing.tables import batch_lines, batches, files
-from neaptide.server.openai.replies import BatchError
+from neaptide.server.openai.stored_replies import BatchError
 
 _COLUMNS = [column for column in batches.c if column.name != "seq"]
 _ENDED_AT = {

@@ -5,7 +5,7 @@ import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 
-from neaptide.server.openai.replies import BatchError
+from neaptide.server.openai.stored_replies import BatchError
 
 
 class BatchStatus(StrEnum):

@@ -1,0 +1,128 @@
+"""The shapes of replies about files and batches; see ``replies``."""
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+from neaptide.server.openai.replies import exact
+
+PurposeName = Literal["batch", "batch_output", "user_data"]
+OutlookName = Literal["on_time", "at_risk", "infeasible"]
+BatchStatusName = Literal[
+    "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
+]
+
+
+@exact
+class File(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: PurposeName
+    status: Literal["processed"]
+    status_details: None
+
+
+@exact
+class Page(TypedDict):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@exact
+class FileList(Page):
+    data: list[File]
+
+
+@exact
+class FileDeleted(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+@exact
+class BatchError(TypedDict):
+    code: str
+    message: str
+    line: int | None
+    param: str | None
+
+
+@exact
+class BatchErrors(TypedDict):
+    object: Literal["list"]
+    data: list[BatchError]
+
+
+@exact
+class RequestCounts(TypedDict):
+    total: int
+    completed: int
+    failed: int
+
+
+@exact
+class InputTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+@exact
+class OutputTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+@exact
+class BatchUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+@exact
+class BatchExtension(TypedDict):
+    """What OpenAI's object has no field for."""
+
+    outlook: OutlookName
+    needed_seconds: float
+    expected_seconds: float | None
+    left_seconds: float
+
+
+@exact
+class Batch(TypedDict):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatusName
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage | None
+    metadata: dict[str, str] | None
+    neaptide: BatchExtension | None
+
+
+@exact
+class BatchList(Page):
+    data: list[Batch]
