@@ -142,6 +142,11 @@ class Request:
         return 0 if self.table is None else int(self.table.computed[self.seat])
 
     @property
+    def num_sound_tokens(self) -> int:
+        """Those of them whose KV is in the cache already."""
+        return 0 if self.table is None else int(self.table.sound[self.seat])
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output, a token that is being sampled included."""
         if self.table is None:

@@ -63,6 +63,8 @@ class RequestTable:
         self.live: BoolArray = np.zeros(num_seats, np.bool_)
         self.computed = _ints(num_seats)
         """Tokens whose KV is in the cache, or will be when the steps in flight end."""
+        self.sound = _ints(num_seats)
+        """Tokens whose KV committed steps have computed, or that were found in the cache."""
         self.known = _ints(num_seats)
         """Tokens of prompt and output whose ids are known."""
         self.total = _ints(num_seats)
@@ -102,7 +104,7 @@ class RequestTable:
         num_tokens = len(token_ids)
         self.requests[seat], self.ids[seat] = request, request.request_id
         self.tokens[seat, :num_tokens] = token_ids
-        self.computed[seat] = self.indexed[seat] = 0
+        self.computed[seat] = self.sound[seat] = self.indexed[seat] = 0
         self.known[seat] = self.total[seat] = num_tokens
         self.prompt[seat] = request.num_prompt_tokens
         self.limit[seat] = request.num_prompt_tokens + params.max_tokens
@@ -229,6 +231,7 @@ class RequestTable:
         rows = np.flatnonzero(self.live)
         assert all(self.request(seat).seat == seat for seat in seated)
         assert (self.computed[rows] <= self.total[rows]).all(), "more computed than there is"
+        assert (self.sound[rows] <= self.computed[rows]).all(), "more committed than computed"
         block_size = self.blocks.block_size
         assert (self.computed[rows] <= self.blocks.num_blocks[rows] * block_size).all(), (
             "computed tokens without a block"

@@ -154,7 +154,8 @@ class KVDraft:
         self._indexed[request] = num_full
 
     def release(self, request: Request) -> None:
-        """As ``KVCacheManager.release``."""
+        """As ``KVCacheManager.publish_sound`` and ``release``."""
+        self.publish(request, request.num_sound_tokens)
         self.pool.release(self.blocks_of(request), request.request_class)
         self._blocks[request] = []
         self._computed[request] = self._indexed[request] = 0

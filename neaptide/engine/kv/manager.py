@@ -13,7 +13,7 @@ import numpy as np
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
-from neaptide.engine.kv.prefix_index import chained_hash, extend_block_hashes
+from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.kv.segments import Path, segments_of_blocks
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable
@@ -91,7 +91,7 @@ class KVCacheManager:
         self._mark(request, 0, hit.block_ids)
         table, seat = self.table, request.seat
         table.blocks.append(seat, hit.block_ids)
-        table.computed[seat] = hit.num_tokens
+        table.computed[seat] = table.sound[seat] = hit.num_tokens
         table.indexed[seat] = len(hit.block_ids)
 
     def grow(self, request: Request, num_tokens: int) -> None:
@@ -126,8 +126,11 @@ class KVCacheManager:
         self._mark(request, first, blocks)
         self.table.indexed[request.seat] = num_full
 
-    def publish_rows(self, rows: IntArray, num_tokens: IntArray, on_error: Callable[[Request], None]) -> None:
-        """``publish`` for rows that have computed so many tokens each.
+    def publish_prompts(self, rows: IntArray, num_tokens: IntArray, on_error: Callable[[Request], None]) -> None:
+        """``publish`` for those of the rows, which have computed so many tokens each, that have prompt to publish.
+
+        Outputs are published when their requests let go of them: until then no request can want them, and to hash a
+        block of every sixteenth decode would be the most costly part of a step.
 
         Args:
             on_error: called for a request that raises, from the except clause; the others go on.
@@ -135,36 +138,17 @@ class KVCacheManager:
         if not self.enable_prefix_cache:
             return
         table, size = self.table, self.block_size
-        crossed = np.flatnonzero(num_tokens >= (table.indexed[rows] + 1) * size)
-        if not len(crossed):
-            return
-        rows, num_full = rows[crossed], num_tokens[crossed] // size
-        last = num_full - 1
-        texts, last_blocks = table.token_blocks[rows, last].tobytes(), table.blocks.ids[rows, last].tolist()
-        num_bytes, requests = size * table.tokens.itemsize, table.requests_of(rows)
-        columns = zip(requests, num_full.tolist(), table.indexed[rows].tolist(), last_blocks, strict=True)
-        published: list[tuple[int, bytes]] = []
-        """One more block of a request each, as nearly always: the last token of a decode's step has filled it."""
-        for k, (request, full, indexed, block) in enumerate(columns):
+        next_block = (table.indexed[rows] + 1) * size
+        (due,) = ((num_tokens >= next_block) & (table.prompt[rows] >= next_block)).nonzero()
+        for request, end in zip(table.requests_of(rows[due]), num_tokens[due].tolist(), strict=True):
             try:
-                if full == indexed + 1 == len(request.block_hashes) + 1 and indexed:
-                    text = texts[k * num_bytes : (k + 1) * num_bytes]
-                    published.append((block, self._hash_next(request, text)))
-                    self._mark(request, indexed, [block])
-                    table.indexed[request.seat] = full
-                else:
-                    self._pool.publish(published)  # in the order of the rows
-                    published.clear()
-                    self.publish(request, full * size)
+                self.publish(request, end)
             except Exception:
                 on_error(request)
-        self._pool.publish(published)
 
-    def _hash_next(self, request: Request, text: bytes) -> bytes:
-        """Appends the hash of the request's next block, whose token ids are ``text``, and returns it."""
-        block_hash = chained_hash(request.block_hashes[-1], text)
-        request.block_hashes.append(block_hash)
-        return block_hash
+    def publish_sound(self, request: Request) -> None:
+        """Indexes what committed steps have computed for the request, before it ends or makes way."""
+        self.publish(request, request.num_sound_tokens)
 
     def want_no_more(self, path: Path, count: int = 1) -> None:
         """So many requests with these segments in their prompts have ended, or were taken out of the pool."""
@@ -198,6 +182,7 @@ class KVCacheManager:
         table, seat = self.table, request.seat
         self._pool.release(table.blocks.cut(seat, num_blocks), request.request_class)
         table.computed[seat] = num_blocks * self.block_size
+        table.sound[seat] = min(int(table.sound[seat]), num_blocks * self.block_size)
         table.indexed[seat] = min(int(table.indexed[seat]), num_blocks)
 
     def release(self, request: Request) -> None:

@@ -63,6 +63,7 @@ class Queues:
     def preempt(self, request: Request) -> int:
         """From running back to waiting; returns the tokens whose KV is dropped (recomputed later)."""
         dropped_tokens = request.num_computed_tokens
+        self.kv.publish_sound(request)
         self.kv.release(request)
         request.rise(RequestStatus.WAITING)
         request.num_preemptions += 1

@@ -57,7 +57,9 @@ class Committer:
         if result.errors:
             self._fail_parts(step, result)
         current = _chosen(step)
-        self._kv.publish_rows(plan.rows[current], ends[current], self.fail)
+        rows = plan.rows[current]
+        table.sound[rows] = ends[current]
+        self._kv.publish_prompts(rows, ends[current], self.fail)
         current = _chosen(step)  # a request that raised has ended
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
@@ -177,6 +179,8 @@ class Committer:
     ) -> None:
         """The one place where an accepted request ends."""
         assert request.status is not RequestStatus.FINISHED
+        if reason is not FinishReason.ERROR:
+            self._kv.publish_sound(request)
         self._observers.ended(request, reason)
         output = self._report(request)
         output.finish_reason = reason

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.manager import KVCacheManager, KVOccupancy
 from neaptide.engine.kv.prefix_index import block_hash, extend_block_hashes, root_hash
-from neaptide.engine.params import RequestClass, SamplingParams, Tier
+from neaptide.engine.messages import AbortRequest
+from neaptide.engine.params import FinishReason, RequestClass, SamplingParams, Tier
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.table import RequestTable
 from tests.engine.harness import Harness, online
@@ -189,14 +190,50 @@ def test_integrity_check_finds_a_leaked_reference() -> None:
         kv.check_integrity([])
 
 
-def test_a_block_is_found_as_soon_as_its_last_token_is_computed() -> None:
+def test_a_prompts_block_is_found_as_soon_as_its_last_token_is_computed() -> None:
+    harness = Harness(max_num_batched_tokens=4)
+    prompt = [7] * 4 + [8] * 4
+    harness.core.handle(online("a", prompt, max_tokens=9))
+    first = block_hash(root_hash(b""), prompt[:4])
+    second = block_hash(first, prompt[4:])
+    harness.step()
+    assert [harness.core.kv.is_indexed(block) for block in (first, second)] == [True, False]
+    harness.step()
+    assert harness.core.kv.is_indexed(second)
+
+
+def output_block(harness: Harness) -> bytes:
+    """Hash of the first block of request a: three tokens of its prompt and one of its output."""
+    return block_hash(root_hash(b""), [7, 7, 7, harness.tokens["a"][0]])
+
+
+def test_blocks_of_an_output_are_found_once_their_request_has_ended() -> None:
+    harness = Harness()
+    harness.core.handle(online("a", [7] * 3, max_tokens=3))
+    harness.step()
+    harness.step()
+    assert not harness.core.kv.is_indexed(output_block(harness))
+    harness.step()
+    assert harness.ends["a"][0].finish_reason is FinishReason.LENGTH
+    assert harness.core.kv.is_indexed(output_block(harness))
+
+
+def test_what_an_aborted_request_has_computed_is_found() -> None:
     harness = Harness()
     harness.core.handle(online("a", [7] * 3, max_tokens=9))
     harness.step()
-    first = block_hash(root_hash(b""), [7, 7, 7, harness.tokens["a"][0]])
-    assert not harness.core.kv.is_indexed(first)
     harness.step()
-    assert harness.core.kv.is_indexed(first)
+    harness.core.handle(AbortRequest(["a"]))
+    assert harness.core.kv.is_indexed(output_block(harness))
+
+
+def test_what_a_step_in_flight_computes_for_an_aborted_request_is_not_found() -> None:
+    harness = Harness(overlap_depth=1)
+    harness.core.handle(online("a", [7] * 3, max_tokens=9))
+    harness.step()
+    harness.step()  # which fills the block, and is in flight
+    harness.core.handle(AbortRequest(["a"]))
+    assert not harness.core.kv.is_indexed(output_block(harness))
 
 
 def test_blocks_of_an_ended_request_that_hold_something_else_by_now_are_not_disowned() -> None:

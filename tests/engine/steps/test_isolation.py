@@ -55,6 +55,8 @@ class Poison:
     def commit(self, kv: KVCacheManager, request: Any, *rest: Any) -> None:
         self._raise(request.request_id == POISON and request.num_tokens >= self._least_tokens)
 
+    end = commit
+
     def _raise(self, due: bool) -> None:
         if due:
             self.times += 1
@@ -67,7 +69,7 @@ HOOKS: dict[str, tuple[Any, str]] = {
     "model": (ModelRunner, "hidden_states"),
     "sampler": (torch_executor, "sample"),
     "commit": (KVCacheManager, "publish"),
-    "commit of a decode": (KVCacheManager, "_hash_next"),
+    "end": (KVCacheManager, "publish_sound"),
 }
 
 
@@ -88,17 +90,17 @@ def test_only_the_poisoned_request_fails(
 ) -> None:
     directory, model = checkpoint
     poison, *others = prompts(8, seed=11)
-    if hook in ("commit", "commit of a decode") and (hook == "commit") != (after == 0):
-        pytest.skip("the first block is published with the prompt, later ones with decodes")
+    if hook == "commit" and after:
+        pytest.skip("commit publishes prompts, and they are done")
     check = Poison(poison, after)
     owner, name = HOOKS[hook]
     # Decodes are planned all at once, and one by one only where blocks are short: for online ones, when offline
     # requests cannot make way any more.
     num_blocks = 256 if hook != "plan" else 32 if tier is Tier.DEFAULT else 48
-    # Where blocks of prompts are published when they are planned, commit has only those of decodes.
+    # Our policy publishes blocks of prompts when they are planned.
     policy = "lpm" if hook == "commit" else "neaptide"
     run = Run(directory, num_blocks=num_blocks, may_fail=True, policy=policy)
-    monkeypatch.setattr(owner, name, guarded(getattr(check, hook.partition(" ")[0]), getattr(owner, name)))
+    monkeypatch.setattr(owner, name, guarded(getattr(check, hook), getattr(owner, name)))
     for i, prompt in enumerate(others):
         run.add(f"r{i}", prompt, Tier.DEFAULT if i % 2 else Tier.FLEX)
         if i == 3:
@@ -123,7 +125,7 @@ def test_readers_of_the_poisoned_requests_blocks_in_one_step_get_their_own_text(
     check = Poison(poison, 0)
     owner, name = HOOKS[hook]
     run = Run(directory, may_fail=True, policy=policy)
-    monkeypatch.setattr(owner, name, guarded(getattr(check, hook.partition(" ")[0]), getattr(owner, name)))
+    monkeypatch.setattr(owner, name, guarded(getattr(check, hook), getattr(owner, name)))
     run.add(POISON, poison)
     for i, prompt in enumerate(others):
         run.add(f"r{i}", prompt)
