@@ -57,6 +57,7 @@ class Request:
         "tpot_slo_s",
         "ttft_slo_s",
         "unreported_logprobs",
+        "wants_logprobs",
     )
 
     def __init__(
@@ -94,6 +95,7 @@ class Request:
         self.is_online = self.request_class is RequestClass.ONLINE
         self.is_priority = tier is Tier.PRIORITY
         self.num_prompt_tokens = len(prompt_token_ids)
+        self.wants_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
 
         self.status = RequestStatus.WAITING
         self.table: RequestTable | None = None

@@ -92,7 +92,7 @@ class Measures:
         for stats in outputs.stats:
             self._add_step(stats, tally, swapped_blocks)
         ended: list[RequestOutput] = []
-        online, gaps_s = self.online, self.itl_s
+        online, gaps_s, tpot_slo_s = self.online, self.itl_s, self._tpot_slo_s
         for output in outputs.outputs:
             record = online.get(output.request_id)
             if record is None:
@@ -104,9 +104,12 @@ class Measures:
                 else:
                     record.first_s = now_s
                 record.last_s = now_s
-                record.lag_s = max(record.lag_s, now_s - record.arrival_s - record.tokens * self._tpot_slo_s)
+                lag_s = now_s - record.arrival_s - record.tokens * tpot_slo_s
+                if lag_s > record.lag_s:
+                    record.lag_s = lag_s
                 record.tokens += 1
-            record.is_done = output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            if output.finish_reason is not None:
+                record.is_done = output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         return ended
 
     def offline_started(self, wait_s: float) -> None:

@@ -83,6 +83,11 @@ class BlockPool:
     def hash_of(self, block_id: int) -> bytes | None:
         return self._hash[block_id]
 
+    @property
+    def hashes(self) -> Sequence[bytes | None]:
+        """Of each block, if it is in the prefix index."""
+        return self._hash
+
     def free_blocks(self, start: int, count: int) -> list[int]:
         """The ``count`` free blocks that ``allocate`` gives after ``start`` others."""
         end = len(self._free) - start
@@ -111,13 +116,7 @@ class BlockPool:
         Args:
             has_changed: it holds something else since its segments were noted.
         """
-        if not self.by_reuse:
-            return UNWANTED
-        segments = () if has_changed else self._segments.get(block, ())
-        wanted = self._bucket_by_reuse(segments)
-        if wanted is not None:
-            return wanted
-        return SEEN_ONLINE if owner is RequestClass.ONLINE else UNWANTED
+        return self._bucket_of(() if has_changed else self._segments.get(block, ()), owner)
 
     def allocate(self, count: int, owner: RequestClass) -> list[int]:
         """``count`` blocks with ref count 1; evicts cached blocks when free ones run out.
@@ -150,6 +149,8 @@ class BlockPool:
         """One reader less. The tail of the chain ages first: a tail without its head is unreachable."""
         is_online = owner is RequestClass.ONLINE
         ref_cnt, online_ref_cnt, hashes = self._ref_cnt, self._online_ref_cnt, self._hash
+        segments: tuple[Segment, ...] = ()
+        bucket = self._bucket_of(segments, owner)
         for block in reversed(block_ids):
             ref_cnt[block] -= 1
             if is_online:
@@ -160,8 +161,11 @@ class BlockPool:
                     self._segments.pop(block, None)
                     self._free.append(block)
                 else:
-                    self._cached.add(block, self.bucket_after(block, owner))
-                    for segment in self._segments.get(block, ()):
+                    own_segments = self._segments.get(block, ())
+                    if own_segments is not segments:
+                        segments, bucket = own_segments, self._bucket_of(own_segments, owner)
+                    self._cached.add(block, bucket)
+                    for segment in segments:
                         segment.cached[block] = None
 
     def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
@@ -185,10 +189,13 @@ class BlockPool:
 
     def mark(self, blocks: Iterable[tuple[int, Segment]]) -> None:
         """Held blocks belong to these segments; what other jobs still want of them stays noted."""
+        alone: tuple[Segment, ...] = ()  # one tuple for a run of blocks
         for block, segment in blocks:
             noted = self._segments.get(block)
             if noted is None:
-                self._segments[block] = (segment,)
+                if not alone or alone[0] is not segment:
+                    alone = (segment,)
+                self._segments[block] = alone
             elif segment not in noted:
                 self._segments[block] = (segment, *(other for other in noted if other.num_wanting))
 
@@ -236,6 +243,14 @@ class BlockPool:
         for block in cached if self.by_reuse else ():
             wanted, bucket = self._bucket_by_reuse(self._segments.get(block, ())), self._cached.bucket_of(block)
             assert bucket <= SEEN_ONLINE if wanted is None else bucket == wanted
+
+    def _bucket_of(self, segments: tuple[Segment, ...], owner: RequestClass) -> int:
+        if not self.by_reuse:
+            return UNWANTED
+        wanted = self._bucket_by_reuse(segments)
+        if wanted is not None:
+            return wanted
+        return SEEN_ONLINE if owner is RequestClass.ONLINE else UNWANTED
 
     def _bucket_by_reuse(self, segments: Iterable[Segment]) -> int | None:
         """Of a block that belongs to these segments; None if no request wants it."""

@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 
 UNWANTED = 0
 """Bucket of blocks that no request is known to want."""
@@ -71,9 +71,12 @@ class EvictionOrder:
 
     def pop(self, count: int) -> list[int]:
         """Takes the blocks that go first."""
-        blocks = list(islice(self, count))
+        blocks: list[int] = []
+        for bucket in self._buckets:
+            while bucket and len(blocks) < count:
+                blocks.append(bucket.popitem(last=False)[0])
         for block in blocks:
-            self.remove(block)
+            del self._bucket_of[block]
         return blocks
 
 

@@ -8,8 +8,6 @@ applied and a step committed.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit

@@ -126,15 +126,14 @@ class BlockPoolDraft:
 
     def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """As ``BlockPool.publish``."""
+        own, others, own_found = self._hashes, self._pool.hashes, self._found
+        find_other = self._pool.index.get
         for block, block_hash in blocks:
-            if self._hash_of(block) is None and self._find(block_hash) is None:
-                self._hashes[block] = block_hash
-                self._found[block_hash] = block
-
-    def _find(self, block_hash: bytes) -> int | None:
-        if block_hash in self._found:
-            return self._found[block_hash]
-        return self._pool.index.get(block_hash)
+            if (own[block] if block in own else others[block]) is not None:
+                continue
+            if (own_found[block_hash] if block_hash in own_found else find_other(block_hash)) is None:
+                own[block] = block_hash
+                own_found[block_hash] = block
 
     def _hash_of(self, block: int) -> bytes | None:
         return self._hashes[block] if block in self._hashes else self._pool.hash_of(block)
@@ -176,11 +175,12 @@ class BlockPoolDraft:
             blocks += self._evict_of(bucket, count - len(blocks))
             if len(blocks) == count:
                 break
+        own, others, found = self._hashes, self._pool.hashes, self._found
         for block in blocks:
-            block_hash = self._hash_of(block)
+            block_hash = own[block] if block in own else others[block]
             assert block_hash is not None
-            self._found[block_hash] = None
-            self._hashes[block] = None
+            found[block_hash] = None
+            own[block] = None
         self._emptied.update(blocks)
         return blocks
 

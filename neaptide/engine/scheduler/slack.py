@@ -1,9 +1,12 @@
 """How long this step may take: the time budget that protects every online deadline."""
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 
 import numpy as np
 
@@ -84,12 +87,19 @@ class SlackTracker:
         self._cost_model = cost_model
         self._arrivals: deque[tuple[int, float, float]] = deque(maxlen=self.RECENT_ARRIVALS)
         """Prompt tokens, TTFT target and time of each."""
+        self._arrival_times_s: list[float] = []
+        """Of these, in order ..."""
+        self._tokens_before = [0]
+        """... and the prompt tokens of all before each."""
         self._typical_prompt_tokens = 0
         """Of recent arrivals nine in ten have no longer prompt."""
         self._tightest_ttft_s = config.ttft_slo_s
 
     def observe_arrival(self, request: Request) -> None:
         self._arrivals.append((request.num_prompt_tokens, request.ttft_slo_s, request.arrival_s))
+        by_time = sorted(self._arrivals, key=itemgetter(2))
+        self._arrival_times_s = [arrival_s for *_, arrival_s in by_time]
+        self._tokens_before = list(accumulate((tokens for tokens, *_ in by_time), initial=0))
         tokens = sorted(tokens for tokens, *_ in self._arrivals)
         self._typical_prompt_tokens = tokens[int(0.9 * (len(tokens) - 1))]
         self._tightest_ttft_s = min(self._config.ttft_slo_s, *(ttft_s for _, ttft_s, _ in self._arrivals))
@@ -154,13 +164,14 @@ class SlackTracker:
 
     def _prompt_demand(self, now_s: float) -> float:
         """Seconds of prefill that arrive in a second, of late."""
-        recent = [(tokens, arrival_s) for tokens, _, arrival_s in self._arrivals if arrival_s > now_s - DEMAND_WINDOW_S]
-        if not recent:
+        first = bisect_right(self._arrival_times_s, now_s - DEMAND_WINDOW_S)
+        num_recent = len(self._arrival_times_s) - first
+        if not num_recent:
             return 0.0
         # What came before the first arrival that is remembered is not known.
         window_s = min(DEMAND_WINDOW_S, max(now_s - self._arrivals[0][2], MIN_DEMAND_WINDOW_S))
-        num_tokens = sum(tokens for tokens, _ in recent) // len(recent)
-        return len(recent) * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / window_s
+        num_tokens = (self._tokens_before[-1] - self._tokens_before[first]) // num_recent
+        return num_recent * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / window_s
 
     def _prefill_s(self, draft: Draft, request: Request) -> float:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))

@@ -208,18 +208,23 @@ class Committer:
     def _output(self, request: Request, new_token_ids: list[int], first_token_s: float) -> RequestOutput:
         request.num_reported_tokens += len(new_token_ids)
         output = RequestOutput(
-            request_id=request.request_id,
-            new_token_ids=new_token_ids,
+            request.request_id,
+            new_token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
             scheduled_s=request.scheduled_s,
             first_token_s=first_token_s,
         )
-        if request.params.logprobs is not None:
-            output.logprobs = request.unreported_logprobs
-            request.unreported_logprobs = []
-        if request.params.prompt_logprobs is not None and not request.prompt_logprobs_reported:
-            output.prompt_logprobs = request.prompt_logprobs
-            request.prompt_logprobs_reported = True
+        if request.wants_logprobs:
+            _attach_logprobs(request, output)
         return output
+
+
+def _attach_logprobs(request: Request, output: RequestOutput) -> None:
+    if request.params.logprobs is not None:
+        output.logprobs = request.unreported_logprobs
+        request.unreported_logprobs = []
+    if request.params.prompt_logprobs is not None and not request.prompt_logprobs_reported:
+        output.prompt_logprobs = request.prompt_logprobs
+        request.prompt_logprobs_reported = True

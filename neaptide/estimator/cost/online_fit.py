@@ -9,7 +9,7 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.conformal import AdaptiveQuantile
 from neaptide.estimator.cost.iteration_time import Regime, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel
-from neaptide.estimator.cost.step_cost import NUM_TERMS
+from neaptide.estimator.cost.step_cost import NUM_TERMS, Terms
 
 # The parameters, all logarithms: one common to everything, one per term, one per term and regime.
 TERMS = slice(1, 1 + NUM_TERMS)
@@ -91,15 +91,18 @@ class OnlineCostModel:
         return self._sum_errors / self._num_observed if self._num_observed else 0.0
 
     def predict(self, shape: BatchShape) -> Prediction:
-        fixed, gemm, attention, kv, requests, swap = self.base.terms(shape)
-        regime = regime_of(shape)
+        return self._prediction(self.base.terms(shape), regime_of(shape))
+
+    def _prediction(self, terms: Terms, regime: Regime) -> Prediction:
+        fixed, gemm, attention, kv, requests, swap = terms
         a, b, c, d, e, f = self._factors[regime]
         seconds = a * fixed + b * gemm + c * attention + d * kv + e * requests + f * swap
         return Prediction(seconds, seconds * self._relative_margins[regime])
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """A time that is not positive and finite is ignored: it would never be forgotten."""
-        predicted_s, margin_s = self.predict(shape)
+        terms, regime = self.base.terms(shape), regime_of(shape)
+        predicted_s, margin_s = self._prediction(terms, regime)
         if not (0.0 < seconds < inf and 0.0 < predicted_s < inf):
             return
         covered = seconds <= predicted_s + margin_s
@@ -107,19 +110,17 @@ class OnlineCostModel:
         self._num_covered += covered
         self._sum_errors += abs(predicted_s / seconds - 1.0)
         error = log(seconds / predicted_s)
-        regime = regime_of(shape)
         quantile = self._quantiles[regime]
         quantile.observe(error, not covered)
         self._relative_margins[regime] = expm1(min(max(quantile.value, 0.0), MAX_MARGIN))
-        self._learn(shape, predicted_s, error)
+        self._learn(regime, terms, predicted_s, error)
 
-    def _learn(self, shape: BatchShape, predicted_s: float, error: float) -> None:
+    def _learn(self, regime: Regime, terms: Terms, predicted_s: float, error: float) -> None:
         """One step of the filter; ``error`` is the logarithm of measured over predicted."""
-        regime = regime_of(shape)
         # How the logarithm of the prediction changes with each parameter: a term's share of the prediction.
         slope = np.zeros(SIZE)
         slope[0] = 1.0
-        parts = zip(self._factors[regime], self.base.terms(shape), strict=True)
+        parts = zip(self._factors[regime], terms, strict=True)
         slope[TERMS] = slope[OWN[regime]] = [factor * term / predicted_s for factor, term in parts]
 
         self._trend += TREND_RATE * (min(max(error, -MAX_TREND_ERROR), MAX_TREND_ERROR) - self._trend)

@@ -80,6 +80,8 @@ class TraceExecutor:
         self._index: dict[str, int] = {}
         """Row of each in ``_facts``."""
         self._free: list[int] = []
+        self._index_of_seat = np.zeros(0, np.int64)
+        """The same by row of the engine's table, for requests that have taken part in a step since they took it."""
         self.tallies: dict[int, StepTally] = {}
         """Of the steps submitted, by number; to be taken by the reader."""
 
@@ -120,10 +122,16 @@ class TraceExecutor:
         )
         self._num_seen += 1
 
+    def _note_seats(self, plan: StepPlan) -> None:
+        if len(self._index_of_seat) < plan.table.num_seats:
+            self._index_of_seat = np.zeros(plan.table.num_seats, np.int64)
+        self._index_of_seat[plan.rows] = [self._index[request_id] for request_id in plan.request_ids]
+
     def _run(self, plan: StepPlan) -> IntArray:
         """[parts] the sampled tokens; notes the tally."""
-        index = self._index
-        rows = np.fromiter((index[request_id] for request_id in plan.request_ids), np.int64, len(plan))
+        if plan.new_requests or plan.resumed_ids:
+            self._note_seats(plan)
+        rows = self._index_of_seat[plan.rows]
         prompt, last_position, token_id, offline, reached = self._facts[rows].T
         start, end, tally = plan.num_computed, plan.num_computed + plan.num_tokens, StepTally()
         tally.again_tokens = int(np.maximum(np.minimum(end, reached) - start, 0).sum())
