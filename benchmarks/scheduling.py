@@ -80,7 +80,7 @@ def build(running: int, online: int, pooled: int, policy: str, directory: Path) 
     params = SamplingParams(max_tokens=MAX_TOKENS)
     for index in range(online):
         prompt = rng.integers(6, 32_000, PROMPT_TOKENS).tolist()
-        core.handle(AddRequest(f"online-{index}", prompt, params, Tier.DEFAULT, 0.0, 10.0, 1.0))
+        core.handle(AddRequest(f"online-{index}", prompt, params, Tier.DEFAULT, -1e-6 * index, 10.0, 1.0))
     stem = str(directory / "job")
     with TokenFileWriter(stem) as writer:
         for _ in range(pooled):
