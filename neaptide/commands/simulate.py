@@ -21,6 +21,7 @@ from neaptide.commands.simulation_flags import (
     progress,
     scenario_of,
 )
+from neaptide.engine.scheduler.parts import PARTS
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.chrome_trace import write_chrome_trace
@@ -38,6 +39,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add = parser.add_argument
     policy_help = "scheduling policy; several: a,b@1536,c@2048x512, with step tokens and seats of their own (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
+    without_help = f"leave parts of the policy neaptide out: {', '.join(PARTS)}"
+    add("--without", default="", metavar="PART,...", help=without_help)
     add_load(parser)
     add("--warm-up-s", type=float, default=0.0, metavar="X", help="offline work alone, before the first arrival (0)")
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
@@ -106,7 +109,8 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     if not 0.0 <= args.warm_up_s < math.inf:
         raise ValueError("--warm-up-s must be at least 0")
     online = delayed(online_of(args), args.warm_up_s)
-    return scenario_of(args, load_profile(args.profile), online, offline_of(args))
+    left_out = tuple(part for part in args.without.split(",") if part)
+    return replace(scenario_of(args, load_profile(args.profile), online, offline_of(args)), left_out=left_out)
 
 
 def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer | None) -> Run:

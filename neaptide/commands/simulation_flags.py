@@ -19,6 +19,7 @@ from neaptide.simulation.simulator import OnProgress
 MAX_NOISE = 1.0
 """Steps that take e times as long as others, as a rule, are no machine's."""
 MAX_PLANNING_SCALE = 1000.0
+MAX_HOST_CACHE_GIB = 1e6
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     add("--noise", type=float, default=0.0, metavar="X", help="deviation of the logarithm of step times (0)")
     planning_help = "planning takes so many times what the profile says; 0: no time (1)"
     add("--planning-scale", type=float, default=1.0, metavar="X", help=planning_help)
+    host_help = "host memory for KV blocks that leave the cache (0)"
+    add("--host-cache-gib", type=float, default=0.0, metavar="GIB", help=host_help)
     headroom_help = f"forecast of online memory demand: {', '.join(HEADROOM_KINDS)} ({DEFAULT_HEADROOM})"
     add("--headroom", default=DEFAULT_HEADROOM, choices=HEADROOM_KINDS, metavar="NAME", help=headroom_help)
 
@@ -62,6 +65,8 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--noise must be at least 0 and below {MAX_NOISE:g}")
     if not 0.0 <= args.planning_scale < MAX_PLANNING_SCALE:
         raise ValueError(f"--planning-scale must be at least 0 and below {MAX_PLANNING_SCALE:g}")
+    if not 0.0 <= args.host_cache_gib <= MAX_HOST_CACHE_GIB:
+        raise ValueError(f"--host-cache-gib must be between 0 and {MAX_HOST_CACHE_GIB:g}")
     if "none" in args.offline and len(args.offline) > 1:
         raise ValueError("--offline none stands alone")
 
@@ -108,6 +113,7 @@ def scenario_of(
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=args.max_model_len,
         max_output_tokens=args.max_tokens,
+        host_cache_bytes=int(args.host_cache_gib * (1 << 30)),
     )
 
 

@@ -13,11 +13,17 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Memory for KV blocks when ``num_blocks`` is not given; ``None`` takes 1 GiB on a CPU, and on a GPU 80% of what
     is free once the weights are loaded."""
     enable_prefix_cache: bool = True
+    host_cache_bytes: int = 0
+    """Host memory for blocks that leave the cache while requests may still want them, if the executor can copy them."""
+    num_host_blocks: int = 0
+    """Blocks that fit there; stated by the executor when it has started."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "neaptide"
     """A name in ``neaptide.engine.scheduler.policies``."""
+    left_out: tuple[str, ...] = ()
+    """Parts of the policy that are left out, for experiments: names in ``neaptide.engine.scheduler.parts``."""
     max_num_seqs: int = 256
     """Requests that may hold KV at once."""
     max_num_batched_tokens: int = 2048

@@ -30,7 +30,7 @@ from neaptide.engine.params import INTERNAL_ERROR, FinishReason
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import PlanningError
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import policy_of
 from neaptide.engine.steps.commit import Committer
 from neaptide.engine.steps.isolation import IsolatingExecutor, StepError
 from neaptide.engine.steps.plan import StepResult
@@ -62,13 +62,16 @@ class EngineCore:
         eos_token_ids: frozenset[int] = frozenset(),
         observers: Sequence[EngineObserver] = (),
     ) -> None:
-        policy = POLICIES[config.scheduler.policy]
+        policy = policy_of(config.scheduler)
         block_size = config.cache.block_size
         self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * block_size)
         """Prompt and output tokens of one request at most."""
         table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
         prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
-        self.kv = KVCacheManager(executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse, policy.counts_reuse)
+        host_blocks = config.cache.num_host_blocks if policy.evicts_by_reuse else 0
+        self.kv = KVCacheManager(
+            executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse, policy.counts_reuse, host_blocks
+        )
         self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
         kv_tokens = int(config.scheduler.offline_max_kv_ratio * executor.num_blocks) * block_size
         whole = WholeDevice(cost_model, self.scheduler.max_step_tokens, config.scheduler.max_num_seqs, kv_tokens)
@@ -254,6 +257,7 @@ class EngineCore:
             result = self._executor.wait(step.plan, step.handle)
         except StepError as error:
             self._undo_in_flight()
+            self.kv.distrust_saves(step.plan.saves)
             result = self._take_apart(step, error.__cause__)
         timer.executed(self._executed_at_s)
         self._executed_at_s = timer.executed_at_s

@@ -157,6 +157,10 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     preempted_offline: int
     recomputed_tokens: int
     """Tokens whose KV was dropped by this step's preemptions."""
+    saved_blocks: int = 0
+    """Copied to host memory as they left the cache ..."""
+    loaded_blocks: int = 0
+    """... and back, for requests that this step admitted."""
 
 
 class Outlook(StrEnum):

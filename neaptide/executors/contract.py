@@ -59,3 +59,5 @@ class StartedExecutor:
     capabilities: Capabilities
     profiled: ProfiledExecutor | None
     """The executor, for calibration; None where steps take no time of a real device."""
+    num_host_blocks: int = 0
+    """Blocks that leave the cache and fit into its host memory."""

@@ -21,29 +21,33 @@ class Kind(NamedTuple):
     """It has arguments of its own (``ExecutorConfig.arguments``)."""
     knows_families: bool = False
     """It tells itself whether it computes a model; the others compute the families of ``neaptide.models`` only."""
+    has_host_cache: bool = False
+    """It copies KV blocks to host memory and back (``CacheConfig.host_cache_bytes``)."""
 
 
 EXECUTORS: dict[str, Kind] = {
     "sim": Kind("neaptide.simulation.served:start"),
-    "torch": Kind("neaptide.executors.torch.start:start"),
+    "torch": Kind("neaptide.executors.torch.start:start", has_host_cache=True),
     "vllm": Kind("neaptide.executors.vllm.start:start", takes_arguments=True, knows_families=True),
 }
 
 
 class UnknownExecutorError(ValueError):
-    """There is no executor of that name, or none that takes such arguments; the message says what there is."""
+    """There is no executor of that name, or none that does such things; the message says what there is."""
 
 
-def check_executor(name: str, arguments: Mapping[str, str] | None = None) -> Kind:
+def check_executor(name: str, arguments: Mapping[str, str] | None = None, host_cache_bytes: int = 0) -> Kind:
     """
     Raises:
-        UnknownExecutorError: no such executor, or one that takes no arguments.
+        UnknownExecutorError: no such executor, or one that takes no arguments, or keeps no blocks in host memory.
     """
     if name not in EXECUTORS:
         raise UnknownExecutorError(f"executor = {name!r} is not supported; there are: {', '.join(sorted(EXECUTORS))}")
     kind = EXECUTORS[name]
     if arguments and not kind.takes_arguments:
         raise UnknownExecutorError(f"executor = {name!r} takes no arguments; {', '.join(arguments)} was given")
+    if host_cache_bytes and not kind.has_host_cache:
+        raise UnknownExecutorError(f"executor = {name!r} keeps no KV blocks in host memory; leave out host_cache_gib")
     return kind
 
 
@@ -54,6 +58,6 @@ def start_executor(config: EngineConfig, clock: Clock) -> StartedExecutor:
         UnknownExecutorError: no such executor.
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be started; the message says why.
     """
-    kind = check_executor(config.executor.kind, config.executor.arguments)
+    kind = check_executor(config.executor.kind, config.executor.arguments, config.cache.host_cache_bytes)
     started: StartedExecutor = pkgutil.resolve_name(kind.factory)(config, clock)
     return started

@@ -29,6 +29,7 @@ _MODULES = {
     "echo-hit-rate": "echo.hit_rate",
     "echo-timeline": "echo.timeline",
     "tuned-rivals": "tuned_rivals",
+    "ablation": "ablation",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
 """As on the command line."""

@@ -160,7 +160,7 @@ def settings(policy: str, step_tokens: Sequence[int], seats: Sequence[int]) -> l
 
 
 def _trace_runs(load: Load, size: Size) -> TraceRuns:
-    both = _scenario(load)
+    both = scenario_of(load)
     return TraceRuns(
         ours=_point(load, OURS, both),
         alone=_point(load, OURS, replace(both, offline=())),
@@ -171,7 +171,8 @@ def _trace_runs(load: Load, size: Size) -> TraceRuns:
     )
 
 
-def _scenario(load: Load) -> Scenario:
+def scenario_of(load: Load) -> Scenario:
+    """Both kinds of work, under our policy."""
     trace = online_requests(load.trace, window_s=load.window_s, speed=load.speed)
     return Scenario(
         profile=load_profile(PROFILE),

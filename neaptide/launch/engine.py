@@ -78,7 +78,9 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
     depth = int(can.placeholders and can.asynchronous)
     return msgspec.structs.replace(
         config,
-        cache=msgspec.structs.replace(config.cache, block_size=started.block_size),
+        cache=msgspec.structs.replace(
+            config.cache, block_size=started.block_size, num_host_blocks=started.num_host_blocks
+        ),
         scheduler=msgspec.structs.replace(config.scheduler, overlap_depth=depth),
     )
 

@@ -77,8 +77,9 @@ def engine_config(
     from neaptide.server.edge.auth import KeyRing
 
     arguments = executor_arguments(settings.executor_arg)
+    host_cache_bytes = int(settings.host_cache_gib * (1 << 30))
     try:
-        check_executor(settings.executor, arguments)
+        check_executor(settings.executor, arguments, host_cache_bytes)
         share_weights = KeyRing(settings.api_key).share_weights
     except ValueError as error:
         raise LaunchError(str(error)) from error
@@ -88,7 +89,9 @@ def engine_config(
     tpot_slo_ms = settings.tpot_slo_ms or (DEFAULT_TPOT_CUDA_MS if on_cuda else DEFAULT_TPOT_CPU_MS)
     kv_cache_bytes = None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * (1 << 30))
     return EngineConfig(
-        cache=CacheConfig(block_size=settings.block_size or 0, kv_cache_bytes=kv_cache_bytes),
+        cache=CacheConfig(
+            block_size=settings.block_size or 0, kv_cache_bytes=kv_cache_bytes, host_cache_bytes=host_cache_bytes
+        ),
         scheduler=SchedulerConfig(
             policy=settings.policy,
             max_num_seqs=settings.max_num_seqs,

@@ -156,6 +156,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             high=1e6,
         ),
     ] = None
+    host_cache_gib: Annotated[
+        float,
+        Option(
+            "Host memory for KV blocks that leave the cache while requests may still want them: preempted requests, "
+            "conversations, shared prefixes of batches. Copied only where that is cheaper than computing them again.",
+            "GIB",
+            low=0,
+            high=1e6,
+        ),
+    ] = 0.0
     num_threads: Annotated[
         int,
         Option("Compute threads on a CPU; 0 is all cores but one, which the API process needs.", "N", low=0),

@@ -128,7 +128,11 @@ class _Driver:
         messages = self._messages
         self._executor = ReplayExecutor(header.num_blocks, messages.requests, messages.answers, messages.handles)
         self._cost_model = cost_model or build_cost_model(header.recipe["cost_model"])
-        cache = CacheConfig(block_size=header.block_size, enable_prefix_cache=header.prefix_cache)
+        cache = CacheConfig(
+            block_size=header.block_size,
+            enable_prefix_cache=header.prefix_cache,
+            num_host_blocks=header.num_host_blocks,
+        )
         self._core = EngineCore(
             EngineConfig(cache=cache, scheduler=header.scheduler),
             self._executor,

@@ -72,6 +72,8 @@ class Settings(msgspec.Struct, kw_only=True):
     overlap_kappa: float
     overlap_depth: int
     planning_scale: float
+    num_host_blocks: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 class SimResult(msgspec.Struct, kw_only=True):

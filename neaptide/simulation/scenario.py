@@ -22,6 +22,8 @@ class Scenario:
     online: Sequence[TraceRequest] = ()
     offline: Sequence[OfflineSet] = ()
     policy: str = "neaptide"
+    left_out: tuple[str, ...] = ()
+    """Parts of the policy, see ``neaptide.engine.scheduler.parts``."""
     ttft_slo_s: float = 1.0
     tpot_slo_s: float = 0.05
     overlap_kappa: float = 1.0
@@ -46,6 +48,8 @@ class Scenario:
     """How many times the profile's planning time is charged; 0 plans in no time."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned, 0 or 1."""
+    host_cache_bytes: int = 0
+    """Host memory for KV blocks that leave the cache."""
     bros_initial_batch_size: int = SchedulerConfig().bros_initial_batch_size
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -63,6 +67,10 @@ class Scenario:
         return self.profile.kv_capacity_tokens // self.block_size
 
     @property
+    def num_host_blocks(self) -> int:
+        return self.host_cache_bytes // (self.block_size * self.profile.kv_bytes_per_token)
+
+    @property
     def max_tokens(self) -> int:
         """Prompt and output of one request at most, in this KV cache."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
@@ -78,6 +86,7 @@ class Scenario:
     def engine_config(self) -> EngineConfig:
         scheduler = SchedulerConfig(
             policy=self.policy,
+            left_out=self.left_out,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_tokens,
@@ -86,7 +95,8 @@ class Scenario:
             overlap_depth=self.overlap_depth,
             bros_initial_batch_size=self.bros_initial_batch_size,
         )
-        return EngineConfig(cache=CacheConfig(block_size=self.block_size), scheduler=scheduler)
+        cache = CacheConfig(block_size=self.block_size, num_host_blocks=self.num_host_blocks)
+        return EngineConfig(cache=cache, scheduler=scheduler)
 
     def recipe(self) -> Recipe:
         """For the header of the step log."""
@@ -108,4 +118,6 @@ class Scenario:
             overlap_kappa=self.overlap_kappa,
             planning_scale=self.planning_scale,
             overlap_depth=self.overlap_depth,
+            num_host_blocks=self.num_host_blocks,
+            left_out=self.left_out,
         )

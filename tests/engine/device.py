@@ -54,6 +54,9 @@ class FakeDevice:
         """Prompt and output of the requests that it knows."""
         self._slots: dict[tuple[int, int], int] = {}
         """What stands in each slot: a hash of the text up to there."""
+        self._host: dict[int, list[int | None]] = {}
+        """What stands in each block of host memory."""
+        self.num_saved = self.num_loaded = 0
         self._sampling: set[str] = set()
         """Requests that sampled in the step submitted last."""
         self._has_failed = False
@@ -76,6 +79,7 @@ class FakeDevice:
         if is_poisoned and not self.raises_in_wait and self.is_deaf:
             self._has_failed = True
             raise RuntimeError("poisoned")
+        self._copy(plan)
         for request_id in plan.finished_ids:
             self.texts.pop(request_id, None)
         for new in plan.new_requests:
@@ -95,6 +99,17 @@ class FakeDevice:
 
     def close(self) -> None:
         self._inner.close()
+
+    def _copy(self, plan: StepPlan) -> None:
+        self.num_saved += len(plan.saves)
+        self.num_loaded += len(plan.loads)
+        offsets = range(self._block_size)
+        for block, slot in plan.saves:
+            self._host[slot] = [self._slots.get((block, offset)) for offset in offsets]
+        for slot, block in plan.loads:
+            for offset, content in zip(offsets, self._host[slot], strict=True):
+                if content is not None:
+                    self._slots[block, offset] = content
 
     def _is_due(self, part: ScheduledRequest, faults: dict[str, int]) -> bool:
         least = faults.get(part.request_id)

@@ -51,11 +51,14 @@ class Run(EngineRun):
         num_blocks: int = 256,
         dtype: str = "float32",
         may_fail: bool = False,
+        num_host_blocks: int = 0,
         **scheduler: Any,
     ) -> None:
-        executor = make_executor(directory, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+        executor = make_executor(
+            directory, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype, num_host_blocks=num_host_blocks
+        )
         config = EngineConfig(
-            cache=CacheConfig(block_size=BLOCK_SIZE),
+            cache=CacheConfig(block_size=BLOCK_SIZE, num_host_blocks=num_host_blocks),
             scheduler=SchedulerConfig(max_model_len=128, offline_max_kv_ratio=1.0, **scheduler),
         )
         super().__init__(config, executor, may_fail)
@@ -161,9 +164,12 @@ def test_after_preemption_and_beside_other_work(checkpoint: tuple[Path, LlamaFor
 
 
 @pytest.mark.acceptance("A7", "ten times the KV cache admitted, a preemption forced at every second step", count=40)
-def test_over_admission_with_forced_preemption_fails_nobody(checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+@pytest.mark.parametrize("num_host_blocks", [0, 64])
+def test_over_admission_with_forced_preemption_fails_nobody(
+    checkpoint: tuple[Path, LlamaForCausalLM], num_host_blocks: int
+) -> None:
     directory, model = checkpoint
-    run = Run(directory, num_blocks=32, max_num_batched_tokens=64)
+    run = Run(directory, num_blocks=32, max_num_batched_tokens=64, num_host_blocks=num_host_blocks)
     asked = prompts(40, seed=9, low=15, high=26)
     for i, prompt in enumerate(asked):
         run.add(f"r{i}", prompt, Tier.DEFAULT if i % 4 == 0 else Tier.FLEX)
@@ -177,6 +183,7 @@ def test_over_admission_with_forced_preemption_fails_nobody(checkpoint: tuple[Pa
             run.preempt(next(iter(queues.running_offline.values())))
             run.core.check_integrity()
     assert sum(end.num_preemptions for end in run.ends.values()) > 40
+    assert (run.loaded_blocks > 100) == (num_host_blocks > 0)
     for i, prompt in enumerate(asked):
         assert run.ends[f"r{i}"].error is None
         assert_greedy(model, prompt, run.tokens[f"r{i}"])

@@ -65,11 +65,17 @@ def write_bfloat16_checkpoint(directory: Path, **fields: Any) -> LlamaForCausalL
 
 
 def make_executor(
-    directory: Path, *, num_blocks: int = 64, block_size: int = 16, dtype: str = "float32", seed: int = 0
+    directory: Path,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 16,
+    dtype: str = "float32",
+    seed: int = 0,
+    num_host_blocks: int = 0,
 ) -> TorchExecutor:
     return TorchExecutor(
         ExecutorConfig(model_path=str(directory), device="cpu", dtype=dtype, num_threads=1),
-        CacheConfig(block_size=block_size, num_blocks=num_blocks),
+        CacheConfig(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks),
         MonotonicClock(),
         seed=seed,
     )

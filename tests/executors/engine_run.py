@@ -37,6 +37,8 @@ class EngineRun:
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.ends: dict[str, RequestOutput] = {}
+        self.loaded_blocks = 0
+        """From host memory."""
         self._may_fail = may_fail
 
     def add(self, name: str, prompt: Sequence[int], tier: Tier = Tier.DEFAULT, **params: Any) -> None:
@@ -45,7 +47,9 @@ class EngineRun:
         self.tokens[name] = []
 
     def step(self) -> None:
-        for output in self.core.step().outputs:
+        outputs = self.core.step()
+        self.loaded_blocks += sum(stats.loaded_blocks for stats in outputs.stats)
+        for output in outputs.outputs:
             assert self._may_fail or output.error is None, output.error
             self.tokens[output.request_id] += output.new_token_ids
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or [])

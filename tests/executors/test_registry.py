@@ -27,6 +27,12 @@ def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
     check_executor("sim")
 
 
+@pytest.mark.parametrize("kind", ["sim", "vllm"])
+def test_host_memory_is_refused_where_no_block_is_copied_there(kind: str) -> None:
+    with pytest.raises(UnknownExecutorError, match="keeps no KV blocks in host memory; leave out host_cache_gib"):
+        check_executor(kind, host_cache_bytes=1)
+
+
 def test_the_torch_executor_says_what_it_is(gqa: tuple[Path, LlamaForCausalLM]) -> None:
     started = start_executor(config_of("torch", gqa[0], num_blocks=8), MonotonicClock())
     assert (started.device, started.dtype, started.executor.num_blocks) == ("cpu", "float32", 8)

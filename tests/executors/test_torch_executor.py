@@ -200,6 +200,54 @@ def test_unknown_device_and_dtype() -> None:
     assert device.cpu_flags()
 
 
+def test_blocks_come_back_from_host_memory_byte_for_byte(gqa: Gqa) -> None:
+    executor = make_executor(gqa[0], num_blocks=8, num_host_blocks=4)
+    cache = executor._runner.kv_cache
+    with torch.inference_mode():
+        for layer in cache:
+            layer.copy_(torch.randn_like(layer))
+    before = [layer[[3, 6]].clone() for layer in cache]
+    step = StepPlan.of_parts(1, [])
+    step.saves = [(3, 2), (6, 0)]
+    executor.submit(step).wait()
+    with torch.inference_mode():
+        for layer in cache:
+            layer.zero_()
+    step = StepPlan.of_parts(2, [])
+    step.loads = [(2, 5), (0, 1)]
+    executor.submit(step).wait()
+    for layer, saved in zip(cache, before, strict=True):
+        assert torch.equal(layer[[5, 1]], saved)
+        assert not layer[[0, 2, 3, 4, 6, 7]].any()
+
+
+def test_a_step_saves_a_block_before_it_loads_another_into_it(gqa: Gqa) -> None:
+    executor = make_executor(gqa[0], num_blocks=4, num_host_blocks=2)
+    cache = executor._runner.kv_cache
+    with torch.inference_mode():
+        for layer in cache:
+            layer[1], layer[2] = 1.0, 2.0
+    step = StepPlan.of_parts(1, [])
+    step.saves = [(1, 0)]
+    executor.submit(step).wait()
+    step = StepPlan.of_parts(2, [])
+    step.saves, step.loads = [(2, 1)], [(0, 2)]
+    executor.submit(step).wait()
+    step = StepPlan.of_parts(3, [])
+    step.loads = [(1, 3)]
+    executor.submit(step).wait()
+    for layer in cache:
+        assert (layer[2] == 1.0).all()
+        assert (layer[3] == 2.0).all()
+
+
+def test_host_memory_holds_as_many_blocks_as_fit(gqa: Gqa) -> None:
+    config = ExecutorConfig(model_path=str(gqa[0]), device="cpu", dtype="float32", num_threads=1)
+    block_bytes = 16 * make_executor(gqa[0]).kv_bytes_per_token
+    cache = CacheConfig(num_blocks=4, host_cache_bytes=3 * block_bytes + 1)
+    assert TorchExecutor(config, cache, MonotonicClock()).num_host_blocks == 3
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
 def test_missing_cuda_is_said() -> None:
     assert device.pick_device("auto").type == "cpu"

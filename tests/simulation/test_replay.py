@@ -290,3 +290,15 @@ def test_steps_that_the_cost_model_saw_before_are_shown_to_it_again(tmp_path: Pa
     forgetful = [line for line in (tmp_path / "log").read_text().splitlines(True) if '"is":"observe"' not in line]
     (tmp_path / "forgetful").write_text("".join(forgetful))
     assert replay(tmp_path / "forgetful").difference is not None
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("least_swept", [1 << 15, 8])
+def test_a_cache_with_host_memory_replays(
+    least_swept: int, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BlockNumbers, "LEAST_SWEPT", least_swept)
+    scenario = mixed(num_online=12, step_noise=0.1, cost_model=None, overlap_depth=depth, host_cache_bytes=4 * 16)
+    run = simulate(scenario, step_log=tmp_path / "log")
+    assert run.result.preemptions.swapped_blocks > 100
+    assert replay(tmp_path / "log") == Replay(run.result.steps, None)

@@ -18,6 +18,7 @@ from neaptide.engine.kv.eviction import (
     counted_bucket,
     wanted_bucket,
 )
+from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import PrefixIndex
 from neaptide.engine.kv.segments import Path, Segment
 from neaptide.engine.params import RequestClass
@@ -28,10 +29,19 @@ class BlockPool:
     Args:
         by_reuse: cached blocks go by expected reuse; else by age alone.
         counted: expected reuse is the exact number of requests; else classes that double.
+        host: takes in blocks that are evicted although requests may want them.
     """
 
-    def __init__(self, num_blocks: int, by_reuse: bool = False, counted: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int, by_reuse: bool = False, counted: bool = False, host: HostTier | None = None
+    ) -> None:
         self.num_blocks = num_blocks
+        self.host = host
+        self.saves_evicted = host is not None
+        """Whether copies to host memory are worth their time at present."""
+        self.saves: list[tuple[int, int]] = []
+        """Blocks that were evicted, and the slots of host memory that they are to be copied to before anything is
+        written to them. To be taken by the reader."""
         self.by_reuse = by_reuse
         self._counted = counted
         self.index = PrefixIndex()
@@ -182,6 +192,8 @@ class BlockPool:
             if block_hash is not None:
                 self.index.remove(block_hash)
                 self._hash[block] = None
+                if self.host is not None:
+                    self.host.discard(block_hash)
                 if block in self._cached:
                     self._uncache(block)
                     self._segments.pop(block, None)
@@ -233,6 +245,8 @@ class BlockPool:
         assert len(hashed) == len(self.index)
         assert all(self.index.get(h) == b for h, b in hashed.items())
         assert cached <= set(hashed.values()), "a cached block is not in the index"
+        if self.host is not None:
+            self.host.check_integrity()
         self._check_segments(free, cached)
 
     def _check_segments(self, free: set[int], cached: set[int]) -> None:
@@ -270,9 +284,20 @@ class BlockPool:
         for segment in self._segments.get(block, ()):
             del segment.cached[block]
 
+    def _save(self, host: HostTier, blocks: list[int]) -> None:
+        for block in blocks:
+            block_hash = self._hash[block]
+            assert block_hash is not None
+            slot = host.take_in(block_hash)
+            if slot is not None:
+                self.saves.append((block, slot))
+
     def _evict(self, count: int) -> list[int]:
+        num_unwanted = count if self.host is None else self._cached.num_in(UNWANTED)
         blocks = self._cached.pop(count)
         hashes, remove = self._hash, self.index.remove
+        if self.host is not None and self.saves_evicted:
+            self._save(self.host, blocks[num_unwanted:])
         for block in blocks:
             for segment in self._segments.pop(block, ()):
                 del segment.cached[block]

@@ -1,7 +1,7 @@
 """The KV cache as a draft of a step would leave it: what policies ask, and what a draft does to it."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from neaptide.engine.kv.block_pool import BlockPool
@@ -12,8 +12,11 @@ from neaptide.engine.request import Request
 
 
 class PrefixHit(NamedTuple):
+    """What a request finds of its tokens: first blocks of the cache, then some in host memory."""
+
     block_ids: list[int]
     num_tokens: int
+    host_hashes: Sequence[bytes] = ()
 
 
 NO_HIT = PrefixHit([], 0)
@@ -61,6 +64,8 @@ class KVDraft:
         """... and progress ..."""
         self._indexed: dict[Request, int] = {}
         """... and what is published."""
+        self.num_loaded = 0
+        """Blocks that come from host memory."""
 
     # ---- asking ----
 
@@ -68,6 +73,11 @@ class KVDraft:
     def available(self) -> int:
         """Blocks that can be had without taking any from a request."""
         return self.pool.num_available
+
+    @property
+    def num_swapped(self) -> int:
+        """Blocks that go to host memory or come from it."""
+        return self.pool.num_saved + self.num_loaded
 
     def fits(self, num_blocks: int) -> bool:
         return num_blocks <= self.pool.num_available
@@ -100,7 +110,9 @@ class KVDraft:
             extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
         max_blocks = (num_tokens - 1) // self.block_size
         blocks = self.pool.longest_prefix(request.block_hashes[:max_blocks])
-        return PrefixHit(blocks, len(blocks) * self.block_size)
+        in_host = request.block_hashes[len(blocks) : max_blocks]
+        in_host = in_host[: self.pool.num_in_host(in_host)]
+        return PrefixHit(blocks, (len(blocks) + len(in_host)) * self.block_size, in_host)
 
     def blocks_needed(self, request: Request, num_tokens: int) -> int:
         """New blocks for the next ``num_tokens`` tokens of a request, beyond those that it holds."""
@@ -127,9 +139,15 @@ class KVDraft:
     def admit(self, request: Request, hit: PrefixHit) -> None:
         """As ``KVCacheManager.admit``."""
         self.pool.acquire(hit.block_ids, request.request_class)
-        self._blocks[request] = list(hit.block_ids)
+        blocks = list(hit.block_ids)
+        if hit.host_hashes:
+            loaded = self.pool.allocate(len(hit.host_hashes), request.request_class)
+            self.pool.publish(zip(loaded, hit.host_hashes, strict=True))
+            self.num_loaded += len(loaded)
+            blocks += loaded
+        self._blocks[request] = blocks
         self._computed[request] = hit.num_tokens
-        self._indexed[request] = len(hit.block_ids)
+        self._indexed[request] = len(blocks)
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """As ``KVCacheManager.grow``."""

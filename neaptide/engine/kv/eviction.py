@@ -52,6 +52,10 @@ class EvictionOrder:
         """Its blocks, first to go first."""
         return iter(self._buckets[number])
 
+    def num_in(self, bucket: int) -> int:
+        """How many blocks the bucket has."""
+        return len(self._buckets[bucket])
+
     def bucket_of(self, block: int) -> int:
         return self._bucket_of[block]
 
@@ -113,6 +117,9 @@ class CountedEvictionOrder:
 
     def bucket(self, number: int) -> Iterator[int]:
         return (self._order[place][2] for place in range(self._first_of(number), self._first_of(number + 1)))
+
+    def num_in(self, bucket: int) -> int:
+        return self._first_of(bucket + 1) - self._first_of(bucket)
 
     def bucket_of(self, block: int) -> int:
         return self._place_of[block][0]

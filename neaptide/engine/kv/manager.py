@@ -5,12 +5,13 @@ Ask, then act: a draft of a step asks a ``KVDraft``, which answers as if what th
 applied and a step committed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
+from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.kv.segments import Path, segments_of_blocks
 from neaptide.engine.request import Request
@@ -36,6 +37,7 @@ class KVCacheManager:
         table: rows of the running requests; its block tables are written here only.
         evicts_by_reuse: cached blocks that requests of a job still want go last; else the oldest go first.
         counts_reuse: those that more requests want go after those that fewer want; else classes of them do.
+        num_host_blocks: evicted blocks that host memory keeps, if requests may still want them.
     """
 
     def __init__(
@@ -45,12 +47,15 @@ class KVCacheManager:
         enable_prefix_cache: bool = True,
         evicts_by_reuse: bool = False,
         counts_reuse: bool = False,
+        num_host_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.table = table
         self.block_size = table.blocks.block_size
         self.enable_prefix_cache = enable_prefix_cache
-        self._pool = BlockPool(num_blocks, evicts_by_reuse, counts_reuse)
+        self._host = HostTier(num_host_blocks) if num_host_blocks else None
+        self._pool = BlockPool(num_blocks, evicts_by_reuse, counts_reuse, self._host)
+        self._loads: list[tuple[int, int]] = []
 
     # ---- asking ----
 
@@ -74,7 +79,7 @@ class KVCacheManager:
 
     def is_indexed(self, block_hash: bytes) -> bool:
         """Whether a request with this block in its prompt would find it."""
-        return self._pool.index.get(block_hash) is not None
+        return self._pool.index.get(block_hash) is not None or (self._host is not None and block_hash in self._host)
 
     def draft(self) -> KVDraft:
         """The cache as it is now, to plan against; worth nothing once the cache has changed."""
@@ -86,11 +91,61 @@ class KVCacheManager:
         """Gives a request that has just taken its seat its cached prefix."""
         assert not request.num_blocks
         self._pool.acquire(hit.block_ids, request.request_class)
-        self._mark(request, 0, hit.block_ids)
+        blocks = hit.block_ids
+        if hit.host_hashes:
+            blocks = blocks + self._load(request, hit.host_hashes)
+        self._mark(request, 0, blocks)
         table, seat = self.table, request.seat
-        table.blocks.append(seat, hit.block_ids)
+        table.blocks.append(seat, blocks)
         table.computed[seat] = table.sound[seat] = hit.num_tokens
-        table.indexed[seat] = len(hit.block_ids)
+        table.indexed[seat] = len(blocks)
+
+    def _load(self, request: Request, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks for what host memory holds under these hashes; the next step copies it there."""
+        assert self._host is not None
+        blocks = self._pool.allocate(len(hashes), request.request_class)
+        self._pool.publish(zip(blocks, hashes, strict=True))
+        self._loads += [(self._host.read(block_hash), block) for block_hash, block in zip(hashes, blocks, strict=True)]
+        return blocks
+
+    @property
+    def has_host(self) -> bool:
+        """Whether host memory takes in evicted blocks."""
+        return self._host is not None
+
+    @property
+    def num_in_host(self) -> int:
+        """Blocks in host memory."""
+        return len(self._host) if self._host is not None else 0
+
+    def save_evicted(self, is_worth_it: bool) -> None:
+        """Whether blocks are copied to host memory and from it from now on."""
+        self._pool.saves_evicted = is_worth_it
+
+    def pin(self, hits: Iterable[PrefixHit]) -> None:
+        """A draft with these admissions is about to be applied: what they find in host memory stays there."""
+        if self._host is not None:
+            for hit in hits:
+                self._host.pin(hit.host_hashes)
+
+    def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """What the next step has to copy before it computes: blocks to slots of host memory, then slots to blocks."""
+        saves, loads = self._pool.saves, self._loads
+        self._pool.saves, self._loads = [], []
+        if self._host is not None:
+            self._host.unpin()
+        return saves, loads
+
+    def distrust_saves(self, saves: Iterable[tuple[int, int]]) -> None:
+        """The step that should have made these copies failed."""
+        if self._host is not None:
+            self._host.discard_slots(slot for _, slot in saves)
+
+    def distrust_loads(self, loads: Iterable[tuple[int, int]]) -> set[int]:
+        """The same for copies from host memory; returns the blocks, which no longer are found."""
+        blocks = {block for _, block in loads}
+        self._pool.unpublish(blocks)
+        return blocks
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """Extends the block table for the next ``num_tokens`` tokens. Raises RuntimeError when blocks run out."""

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.kv.eviction import UNWANTED
 from neaptide.engine.params import RequestClass
 
 
@@ -35,6 +36,8 @@ class BlockPoolDraft:
         self._found: dict[bytes, int | None] = {}
         """What the prefix index finds where it differs from the pool's."""
         self.num_online = pool.num_online
+        self.num_saved = 0
+        """Evicted blocks that go to host memory."""
 
     @property
     def num_available(self) -> int:
@@ -80,6 +83,11 @@ class BlockPoolDraft:
                 break
             blocks.append(block)
         return blocks
+
+    def num_in_host(self, hashes: Sequence[bytes]) -> int:
+        """How many of the first of these can be had from host memory."""
+        host = self._pool.host if self._pool.saves_evicted else None
+        return host.longest_run(hashes) if host is not None else 0
 
     def allocate(self, count: int, owner: RequestClass) -> list[int]:
         """As ``BlockPool.allocate``."""
@@ -171,8 +179,12 @@ class BlockPoolDraft:
 
     def _evict(self, count: int) -> list[int]:
         blocks: list[int] = []
+        host = self._pool.host if self._pool.saves_evicted else None
         for bucket in self._buckets():
-            blocks += self._evict_of(bucket, count - len(blocks))
+            of_bucket = self._evict_of(bucket, count - len(blocks))
+            if host is not None and bucket > UNWANTED:
+                self.num_saved += sum([self._hash_of(block) not in host for block in of_bucket])
+            blocks += of_bucket
             if len(blocks) == count:
                 break
         own, others, found = self._hashes, self._pool.hashes, self._found

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from neaptide.engine.kv.segments import Segment
+from neaptide.engine.kv.segments import Segment, own_segment
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
@@ -115,6 +115,7 @@ class OfflinePool:
             lane = FlexLane(share)
             self._join(name, lane)
         assert isinstance(lane, FlexLane)
+        request.segments = (own_segment(),)  # while it waits for its turn again, its blocks are wanted
         lane.requests.append(request)
 
     def give_back(self, request: Request) -> None:

@@ -36,6 +36,7 @@ class HeaderLine(_Line, tag="header"):
     num_blocks: int
     recipe: dict[str, Any]
     """How the cost model and the headroom predictor were made; the engine does not look inside."""
+    num_host_blocks: int = 0
 
 
 class AddLine(_Line, tag="add"):

@@ -37,7 +37,7 @@ from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.scheduler.policies import policy_of
 from neaptide.engine.steps.plan import BatchShape, StepResult
 from neaptide.engine.steps.step import Step
 
@@ -101,7 +101,7 @@ class StepRecorder(EngineObserver):
         """... and of those that ended before: the plan of a step in flight may, and its result."""
         self._idle: tuple[float, int] | None = None
         """If the last line is an idle one: its time, and how many had been preempted since the last step."""
-        policy = POLICIES[config.scheduler.policy]
+        policy = policy_of(config.scheduler)
         self._overlaps = config.scheduler.overlap_depth > 0
         self._planning_s = 0.0
         """When the last planning began."""
@@ -113,8 +113,18 @@ class StepRecorder(EngineObserver):
         self._files: dict[str, _Files] = {}
         """By batch with rows without an end."""
         self._num_files = 0
-        prefix_cache = config.cache.enable_prefix_cache
-        self._header(HeaderLine(VERSION, config.scheduler, self._block_size, prefix_cache, num_blocks, recipe))
+        cache = config.cache
+        self._header(
+            HeaderLine(
+                VERSION,
+                config.scheduler,
+                self._block_size,
+                cache.enable_prefix_cache,
+                num_blocks,
+                recipe,
+                cache.num_host_blocks,
+            )
+        )
 
     @property
     def num_open(self) -> int:

@@ -26,9 +26,12 @@ from neaptide.engine.scheduler.draft import (
     TakePartRows,
 )
 from neaptide.engine.scheduler.queues import OnlineOrder, Queues, deadline_order
-from neaptide.engine.steps.plan import NewRequest, StepPlan
+from neaptide.engine.steps.plan import BatchShape, NewRequest, StepPlan
 from neaptide.engine.steps.step import Step, await_tokens
 from neaptide.engine.steps.timer import StepTimer
+
+SWAP_TRIAL_BLOCKS = 8
+"""To copy or to compute again is decided by the price of so many."""
 
 
 class PlanningError(Exception):
@@ -165,7 +168,17 @@ class Scheduler(ABC):
         """A step is to be planned."""
         self.index += 1
         self.observe_held(now_s)
+        if self.kv.has_host:
+            self.kv.save_evicted(self._is_swap_cheaper())
         self.queues.pool.begin_step(now_s, self.offline_paused)
+
+    def _is_swap_cheaper(self) -> bool:
+        """Whether blocks are copied to host memory and back in no more time than their tokens are computed again."""
+        size, shape = self.kv.block_size, BatchShape(swapped_blocks=2 * SWAP_TRIAL_BLOCKS)
+        again = BatchShape()
+        again.add(SWAP_TRIAL_BLOCKS * size, SWAP_TRIAL_BLOCKS * size)
+        idle_s = self.cost_model.predict(BatchShape()).seconds
+        return self.cost_model.predict(shape).seconds - idle_s <= self.cost_model.predict(again).seconds - idle_s
 
     def draft(self, now_s: float) -> Draft:
         """What the policy would do now. Changes nothing.
@@ -198,6 +211,7 @@ class Scheduler(ABC):
         The draft must have been made of the present state; then nothing here can fail, for what it asked of the
         cache it was given in the same order.
         """
+        self.kv.pin(action.hit for action in draft.actions if isinstance(action, Admit))
         admissions: list[tuple[Request, int]] = []
         rows, num_tokens = self._act(draft, admissions)
         self.preempted.add_all(draft.preempted)
@@ -269,6 +283,8 @@ class Scheduler(ABC):
 
     def _plan(self, draft: Draft, rows: IntArray, num_tokens: IntArray) -> StepPlan:
         table, shape = self.queues.table, draft.budget.shape
+        saves, loads = self.kv.take_copies()
+        shape.swapped_blocks = len(saves) + len(loads)
         seconds, margin_s = self.cost_model.predict(shape)
         start, total = table.computed[rows], table.total[rows]
         prompt = table.prompt[rows]
@@ -284,6 +300,8 @@ class Scheduler(ABC):
             finished_ids=self._finished_ids,
             preempted_ids=self._preempted_ids,
             zero_blocks=self._zero_blocks,
+            saves=saves,
+            loads=loads,
             predicted_s=seconds,
             margin_s=margin_s,
             budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,

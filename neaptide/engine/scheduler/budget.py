@@ -17,10 +17,12 @@ class StepBudget:
         self.tokens_left = max_tokens
         self.shape = BatchShape()
 
-    def fits(self, num_tokens: int, context_tokens: int, limit_s: float) -> bool:
+    def fits(self, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0) -> bool:
         if num_tokens > self.tokens_left:
             return False
-        seconds, margin_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens))
+        shape = self.shape.plus(num_tokens, context_tokens)
+        shape.swapped_blocks += swapped_blocks
+        seconds, margin_s = self._cost_model.predict(shape)
         return seconds + margin_s <= limit_s
 
     def most_decodes(self, contexts: IntArray, limit_s: float) -> int:
@@ -39,15 +41,19 @@ class StepBudget:
         sums, longest = np.cumsum(contexts), np.maximum.accumulate(contexts)
         return bisect_left(range(1, most), True, key=lambda n: not fits(n, int(sums[n - 1]), int(longest[n - 1])))
 
-    def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float) -> int:
-        """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does."""
+    def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0) -> int:
+        """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does.
+
+        Args:
+            swapped_blocks: of the context, that come from host memory.
+        """
         most = min(max_tokens, self.tokens_left)
-        if most <= 0 or self.fits(most, context_tokens, limit_s):
+        if most <= 0 or self.fits(most, context_tokens, limit_s, swapped_blocks):
             return max(most, 0)
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            if self.fits(middle, context_tokens, limit_s):
+            if self.fits(middle, context_tokens, limit_s, swapped_blocks):
                 low = middle
             else:
                 high = middle

@@ -232,6 +232,7 @@ class Draft:
         self.kv.grow(request, num_tokens)
         num_computed = self.kv.num_computed(request)
         self.budget.add(num_tokens, num_computed)
+        self.budget.shape.swapped_blocks = self.kv.num_swapped
         self._parts[request] = num_tokens
         if request.seat >= 0 and request not in self._admitted:
             self._row_takes_part = _marked(self._row_takes_part, request.seat, self.table.num_seats)
@@ -351,6 +352,7 @@ class Draft:
         table, full = self.table, rows[are_full]
         request_class = table.request(int(rows[0])).request_class
         self.kv.grow_rows(len(full), request_class)
+        self.budget.shape.swapped_blocks = self.kv.num_swapped
         behind_context = contexts
         if (num_behind := np.count_nonzero(contexts)) < len(rows):
             behind_context = contexts[contexts > 0]

@@ -1,6 +1,6 @@
 """Filling what online work leaves of a step with offline work."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import takewhile
 
 from neaptide.engine.config import SchedulerConfig
@@ -27,9 +27,11 @@ class OfflineFill:
     out longest is the first to come back.
     """
 
-    def __init__(self, config: SchedulerConfig, headroom: HeadroomPredictor) -> None:
+    def __init__(self, config: SchedulerConfig, headroom: HeadroomPredictor, left_out: Container[str] = ()) -> None:
         self._config = config
         self._headroom = headroom
+        self._keeps_headroom, self._passes_giants = "headroom" not in left_out, "giants" not in left_out
+        self._may_sit_out = "sit-out" not in left_out
         self._giant: tuple[Request, float] | None = None
         """The first request that was passed by and still waits, and since when."""
 
@@ -43,7 +45,9 @@ class OfflineFill:
         table = draft.table
         decodes = table.by_last_step(draft.due_decodes(online=False))
         prefills = table.requests_of(table.by_last_step(draft.prompt_rows(online=False)))
-        count = draft.budget.most_decodes(table.computed[decodes] + 1, limit_s)
+        count = len(decodes)
+        if self._may_sit_out:
+            count = draft.budget.most_decodes(table.computed[decodes] + 1, limit_s)
         chosen = decodes[: count if count or draft.num_parts else 1]
         draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), self._blocks_to_grow(draft))
         if count < len(decodes):
@@ -60,11 +64,13 @@ class OfflineFill:
         while len(passed) < MAX_PASSED and self._admit_next(draft, limit_s, passed):
             pass
 
-    def _chunk(self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float) -> int:
+    def _chunk(
+        self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0
+    ) -> int:
         """Tokens that fit; 0 if too few to be worth a step. An otherwise empty step takes the least chunk whatever
         it costs: a limit that nothing fits into must not stop offline work for good."""
         least = min(num_tokens, MIN_CHUNK_TOKENS, self._config.max_num_batched_tokens)
-        chunk = draft.budget.largest_chunk(num_tokens, context_tokens, limit_s)
+        chunk = draft.budget.largest_chunk(num_tokens, context_tokens, limit_s, swapped_blocks)
         if chunk >= least:
             return chunk
         return 0 if draft.num_parts else least
@@ -79,8 +85,9 @@ class OfflineFill:
 
     def _blocks_to_admit(self, draft: Draft) -> int:
         """Blocks that may go to new requests: the headroom for online work stays free."""
-        outside_headroom = draft.kv.pool.num_blocks - self._headroom.headroom_blocks(draft.now_s)
-        most = min(outside_headroom, self._most_blocks(draft))
+        most = self._most_blocks(draft)
+        if self._keeps_headroom:
+            most = min(most, draft.kv.pool.num_blocks - self._headroom.headroom_blocks(draft.now_s))
         return min(draft.kv.available, most - draft.kv.pool.num_offline)
 
     def _most_blocks(self, draft: Draft) -> int:
@@ -107,7 +114,7 @@ class OfflineFill:
             return False
         hit = draft.kv.match_prefix(request)
         left = request.num_known_tokens - hit.num_tokens
-        chunk = self._chunk(draft, left, hit.num_tokens, limit_s)
+        chunk = self._chunk(draft, left, hit.num_tokens, limit_s, len(hit.host_hashes))
         if chunk == 0:
             return False
         # The whole prompt is reserved for, not only this chunk: half a prompt is of no use.
@@ -117,7 +124,7 @@ class OfflineFill:
         if cost <= room - self._reserved_blocks(draft, request, passed):
             draft.admit(request, hit, chunk)
             return True
-        if cost < GIANT_SHARE * self._most_blocks(draft):
+        if not self._passes_giants or cost < GIANT_SHARE * self._most_blocks(draft):
             return False
         passed.append(request)
         draft.pool.pass_by()

@@ -17,6 +17,7 @@ from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
+from neaptide.engine.scheduler.parts import Divisible
 from neaptide.engine.scheduler.queues import deadline_order
 from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
 from neaptide.engine.steps.step import Step
@@ -25,7 +26,7 @@ LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
 
 
-class NeaptideScheduler(Scheduler):
+class NeaptideScheduler(Scheduler, Divisible):
     """Our policy."""
 
     publishes_when_planned: ClassVar[bool] = True
@@ -42,15 +43,17 @@ class NeaptideScheduler(Scheduler):
     ) -> None:
         super().__init__(config, kv, cost_model, headroom)
         self.controller = OverrunController()
-        self.slack = SlackTracker(config, cost_model)
-        self._fill = OfflineFill(config, headroom)
+        left_out = type(self).left_out
+        self.slack = SlackTracker(config, cost_model, left_out)
+        self._fill = OfflineFill(config, headroom, left_out)
+        self._controls, self._relegates = "controller" not in left_out, "relegation" not in left_out
 
     def observe_arrival(self, request: Request) -> None:
         super().observe_arrival(request)
         self.slack.observe_arrival(request)
 
     def observe_step(self, step: Step, seconds: float) -> None:
-        if step.plan.budget_s and step.draft.has_offline:
+        if self._controls and step.plan.budget_s and step.draft.has_offline:
             self.controller.observe(seconds, step.plan.budget_s)
 
     def _remember(self, draft: Draft) -> None:
@@ -99,7 +102,8 @@ class NeaptideScheduler(Scheduler):
             context = request.num_computed_tokens if is_running else hit.num_tokens
             left = (request.num_tokens if is_running else request.num_known_tokens) - context
             most = min(left, tokens_left)
-            chunk = max(draft.budget.largest_chunk(most, context, limit_s), min(most, floor))
+            num_swapped = len(hit.host_hashes)
+            chunk = max(draft.budget.largest_chunk(most, context, limit_s, num_swapped), min(most, floor))
             if chunk <= 0:
                 return
             if is_running:
@@ -117,6 +121,8 @@ class NeaptideScheduler(Scheduler):
         waiting, prompts = draft.waiting_online, draft.prompts(online=True)
         if not waiting and not prompts:
             return [], []
+        if not self._relegates:
+            return sorted(prompts + waiting[:LOOK_AHEAD], key=deadline_order), []
         first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
         feasible: list[Request] = []
         relegated = waiting[:first][:LOOK_AHEAD]

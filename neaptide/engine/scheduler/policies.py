@@ -1,5 +1,6 @@
 """Every scheduling policy by its name."""
 
+from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.baselines.bros import BrosScheduler
 from neaptide.engine.scheduler.baselines.echo_bs_e import EchoBaseWithEstimator
@@ -10,6 +11,7 @@ from neaptide.engine.scheduler.baselines.sglang import Lpm
 from neaptide.engine.scheduler.baselines.vllm_v0 import VllmV0Fcfs, VllmV0Priority
 from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs, VllmV1Priority
 from neaptide.engine.scheduler.packing import NeaptideScheduler
+from neaptide.engine.scheduler.parts import without
 
 POLICIES: dict[str, type[Scheduler]] = {
     "neaptide": NeaptideScheduler,
@@ -26,3 +28,12 @@ POLICIES: dict[str, type[Scheduler]] = {
     "dfs": DepthFirstFcfs,
     "balance": ShuffledFcfs,
 }
+
+
+def policy_of(config: SchedulerConfig) -> type[Scheduler]:
+    """The policy that the configuration names, without the parts that it leaves out.
+
+    Raises:
+        ValueError: the policy has no such part.
+    """
+    return without(POLICIES[config.policy], config.left_out)

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
@@ -82,8 +82,11 @@ class SlackTracker:
 
     RECENT_ARRIVALS = 100
 
-    def __init__(self, config: SchedulerConfig, cost_model: CostModel) -> None:
+    def __init__(self, config: SchedulerConfig, cost_model: CostModel, left_out: Container[str] = ()) -> None:
         self._config = config
+        self._bounds_idle, self._bounds_prefills = "idle-bound" not in left_out, "prefill-slack" not in left_out
+        self._bounds_prompts = "stream-slack" not in left_out
+        self._cushion_share = 0.0 if "cushion" in left_out else CUSHION_SHARE
         self._cost_model = cost_model
         self._arrivals: deque[tuple[int, float, float]] = deque(maxlen=self.RECENT_ARRIVALS)
         """Prompt tokens, TTFT target and time of each."""
@@ -112,7 +115,7 @@ class SlackTracker:
         tightest_s = float(tpot_slo_s.min())
         itl_s = min(MAX_STEP_S, ITL_FACTOR * tightest_s)
         num_output = table.total[streams] - table.prompt[streams]
-        cushion = np.minimum((1.0 - PACE_SHARE) * num_output, CUSHION_SHARE)
+        cushion = np.minimum((1.0 - PACE_SHARE) * num_output, self._cushion_share)
         due_s = float((table.next_deadline_s(streams) - cushion * tpot_slo_s).min())
         slack_s = due_s - self._config.egress_s - draft.now_s
         alone_s = self._cost_model.predict(decodes_shape(table.total[streams] - 1)).seconds
@@ -120,7 +123,7 @@ class SlackTracker:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             itl_s, slack_s = max(itl_s, ITL_FACTOR * alone_s), math.inf
         pace_s = self._pace_s(draft.now_s, alone_s, tightest_s, itl_s)
-        prompts_s = min(itl_s, max(slack_s, pace_s))
+        prompts_s = min(itl_s, max(slack_s, pace_s)) if self._bounds_prompts else itl_s
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         return StepBounds(itl_s, slack_s, self._idle_bound_s(stretch), prompts_s, stretch)
 
@@ -131,7 +134,7 @@ class SlackTracker:
         longer make its deadline is relegated: it asks for nothing, and it is not ahead of the others.
         """
         slack_s, ahead_s = math.inf, 0.0
-        for request in unfinished:
+        for request in unfinished if self._bounds_prefills else ():
             left_s = self._prefill_s(draft, request)
             own_slack_s = request.next_deadline_s - self._config.egress_s - draft.now_s - left_s
             if own_slack_s > 0:
@@ -177,6 +180,8 @@ class SlackTracker:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
     def _idle_bound_s(self, stretch: float) -> float:
+        if not self._bounds_idle:
+            return MAX_STEP_S
         floor_s = MIN_IDLE_SHARE * self._config.tpot_slo_s
         prefill_s = 0.0
         if self._typical_prompt_tokens:

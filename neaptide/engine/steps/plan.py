@@ -148,6 +148,11 @@ class StepPlan:
     zero_blocks: list[int] = field(default_factory=list)
     """Blocks that held what is not finite: to be overwritten before the step writes to any. Of a plan that is run in
     parts, its first submission has done that."""
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks to be copied to slots of host memory before anything is written ..."""
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    """... and then slots of host memory to be copied to blocks before anything is computed. Of a plan that is run in
+    parts, every part loads again, which changes nothing, and its first submission has saved."""
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0
@@ -238,6 +243,7 @@ class StepPlan:
             self.finished_ids,
             self.preempted_ids,
             [request_id for request_id in self.resumed_ids if request_id in named],
+            loads=self.loads,
             _request_ids=ids,
         )
 

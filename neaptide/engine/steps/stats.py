@@ -51,4 +51,6 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         preempted_online=step.preempted.online,
         preempted_offline=step.preempted.offline,
         recomputed_tokens=step.preempted.recomputed_tokens,
+        saved_blocks=len(plan.saves),
+        loaded_blocks=len(plan.loads),
     )

@@ -122,7 +122,8 @@ class Step:
         Rows that read in the step what others of it should have written start behind what is sound of their hit.
         """
         plan, table, before = self.plan, self.plan.table, self.is_current()
-        self.take_back(kv, set(plan.request_ids), set())
+        kv.distrust_saves(plan.saves)
+        self.take_back(kv, set(plan.request_ids), kv.distrust_loads(plan.loads))
         current = self.is_current()
         rows, start, sample = plan.rows[current], plan.num_computed[current], plan.sample[current]
         table.computed[rows] = start

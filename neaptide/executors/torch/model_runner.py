@@ -1,5 +1,7 @@
 """Owns the KV cache and runs the model over input batches."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,10 +11,18 @@ from neaptide.kernels.transfer import to_device
 
 
 class ModelRunner:
-    """The model and its cache: one tensor per layer, [num_blocks, block_size, 2 * num_kv_heads, head_dim]."""
+    """The model and its cache: one tensor per layer, [num_blocks, block_size, 2 * num_kv_heads, head_dim], and the same
+    in host memory for blocks that leave it."""
 
     def __init__(
-        self, model: TorchModel, num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        model: TorchModel,
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_host_blocks: int = 0,
     ):
         config = model.config
         self.model = model
@@ -20,6 +30,26 @@ class ModelRunner:
         shape = (num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
         # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
         self.kv_cache = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        self._host_cache = torch.empty(
+            (num_host_blocks, config.num_layers, *shape[1:]), dtype=dtype, pin_memory=device.type == "cuda"
+        )
+
+    def save(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks to slots of host memory, and waits for it."""
+        if copies:
+            blocks, slots = torch.tensor(copies).unbind(1)
+            blocks = to_device(blocks, self.kv_cache[0].device)
+            saved = torch.stack([layer.index_select(0, blocks) for layer in self.kv_cache], dim=1)
+            self._host_cache.index_copy_(0, slots, saved.cpu())
+
+    def load(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies slots of host memory to blocks."""
+        if copies:
+            slots, blocks = torch.tensor(copies).unbind(1)
+            device = self.kv_cache[0].device
+            loaded, blocks = to_device(self._host_cache.index_select(0, slots), device), to_device(blocks, device)
+            for layer, kv in zip(self.kv_cache, loaded.unbind(1), strict=True):
+                layer.index_copy_(0, blocks, kv)
 
     def hidden_states(self, batch: InputBatch) -> Tensor:
         """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after."""

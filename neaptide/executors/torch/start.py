@@ -21,5 +21,12 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     device = executor.device.type
     capabilities = Capabilities(placeholders=True, asynchronous=device == "cuda")
     return StartedExecutor(
-        executor, device, executor.dtype_name, executor.model_config, cache.block_size, capabilities, executor
+        executor,
+        device,
+        executor.dtype_name,
+        executor.model_config,
+        cache.block_size,
+        capabilities,
+        executor,
+        executor.num_host_blocks,
     )

@@ -72,7 +72,15 @@ class TorchExecutor:
             model = model_class(self.model_config, self.dtype, self.device)
             load_weights(model, model_dir)
             self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
-            self._runner = ModelRunner(model, self._num_blocks, cache.block_size, dtype=self.dtype, device=self.device)
+            self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
+            self._runner = ModelRunner(
+                model,
+                self._num_blocks,
+                cache.block_size,
+                dtype=self.dtype,
+                device=self.device,
+                num_host_blocks=self.num_host_blocks,
+            )
         logger.info("%s on %s in %s, %d KV blocks", model_dir, self.device, self.dtype_name, self._num_blocks)
         self._warm_up()
 
@@ -124,8 +132,10 @@ class TorchExecutor:
         for request in plan.new_requests:
             self._states[request.request_id] = RequestState(request, self.model_config.eos_token_ids, self._seed)
         pending = Pending(StepResult.of(plan))
-        if len(plan):
-            with torch.inference_mode():
+        with torch.inference_mode():
+            self._runner.save(plan.saves)
+            self._runner.load(plan.loads)
+            if len(plan):
                 self._run(plan, pending)
         return TorchHandle(pending, self._clock)
 
@@ -206,6 +216,9 @@ class TorchExecutor:
         state = self._states[request_id]
         return state.recent_tokens.at(position - len(state.prompt_token_ids))
 
+    def _block_bytes(self, cache: CacheConfig) -> int:
+        return cache.block_size * self.model_config.kv_bytes_per_token(self.dtype.itemsize)
+
     def _count_blocks(self, cache: CacheConfig) -> int:
         kv_cache_bytes = cache.kv_cache_bytes
         if kv_cache_bytes is not None:
@@ -215,8 +228,7 @@ class TorchExecutor:
             kv_cache_bytes = int(GPU_SHARE * torch.cuda.mem_get_info(self.device)[0]) if on_gpu else CPU_KV_BYTES
         num_blocks = cache.num_blocks
         if num_blocks is None:
-            block_bytes = cache.block_size * self.model_config.kv_bytes_per_token(self.dtype.itemsize)
-            num_blocks = kv_cache_bytes // block_bytes
+            num_blocks = kv_cache_bytes // self._block_bytes(cache)
         if num_blocks < 1:
             raise ValueError(f"kv_cache_bytes {kv_cache_bytes} holds not one block of {cache.block_size} tokens")
         return num_blocks

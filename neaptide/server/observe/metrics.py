@@ -36,6 +36,8 @@ _COUNTED = (
         "neaptide_prefix_cache_query_tokens_total",
         "Number of prompt tokens that admitted requests looked for in the prefix cache.",
     ),
+    ("saved_blocks", "neaptide_kv_blocks_saved_total", "Number of KV blocks that were copied to host memory."),
+    ("loaded_blocks", "neaptide_kv_blocks_loaded_total", "Number of KV blocks that came back from host memory."),
 )
 """Fields of ``StepStats`` that are summed up, with the series and its help."""
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
