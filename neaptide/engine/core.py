@@ -259,6 +259,7 @@ class EngineCore:
             self._undo_in_flight()
             self.kv.distrust_saves(step.plan.saves)
             result = self._take_apart(step, error.__cause__)
+        self.kv.loaded(step.plan.loads)
         timer.executed(self._executed_at_s)
         self._executed_at_s = timer.executed_at_s
         if self._in_flight is not None:

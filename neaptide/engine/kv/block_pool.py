@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from neaptide.engine.kv.eviction import (
     SEEN_ONLINE,
     UNWANTED,
+    WANTED,
     CountedEvictionOrder,
     EvictionOrder,
     counted_bucket,
@@ -22,6 +23,11 @@ from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import PrefixIndex
 from neaptide.engine.kv.segments import Path, Segment
 from neaptide.engine.params import RequestClass
+
+
+def joined(segment: Segment, noted: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """What a block belongs to that a request of this segment reads; what is no longer wanted is forgotten."""
+    return (segment, *(other for other in noted if other.num_wanting))
 
 
 class BlockPool:
@@ -37,8 +43,10 @@ class BlockPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.host = host
-        self.saves_evicted = host is not None
-        """Whether copies to host memory are worth their time at present."""
+        self.saves_from = SEEN_ONLINE
+        """The first bucket of the eviction order whose blocks are worth a copy to host memory at present ..."""
+        self.loads = host is not None
+        """... and whether copies from there are worth their time."""
         self.saves: list[tuple[int, int]] = []
         """Blocks that were evicted, and the slots of host memory that they are to be copied to before anything is
         written to them. To be taken by the reader."""
@@ -120,13 +128,18 @@ class BlockPool:
         """Requests without an end that are known to want what is in the block."""
         return sum([segment.num_wanting for segment in self._segments.get(block, ())])
 
-    def bucket_after(self, block: int, owner: RequestClass, has_changed: bool = False) -> int:
-        """The bucket that a block goes to when a reader of this class is its last.
+    def segments_of(self, block: int) -> tuple[Segment, ...]:
+        """Those that a held or cached block is known to belong to."""
+        return self._segments.get(block, ())
 
-        Args:
-            has_changed: it holds something else since its segments were noted.
-        """
-        return self._bucket_of(() if has_changed else self._segments.get(block, ()), owner)
+    def bucket_of(self, segments: tuple[Segment, ...], owner: RequestClass) -> int:
+        """Where a block of these segments goes in the eviction order when a reader of this class is its last."""
+        if not self.by_reuse:
+            return UNWANTED
+        wanted = self._bucket_by_reuse(segments)
+        if wanted is not None:
+            return wanted
+        return SEEN_ONLINE if owner is RequestClass.ONLINE else UNWANTED
 
     def allocate(self, count: int, owner: RequestClass) -> list[int]:
         """``count`` blocks with ref count 1; evicts cached blocks when free ones run out.
@@ -160,7 +173,7 @@ class BlockPool:
         is_online = owner is RequestClass.ONLINE
         ref_cnt, online_ref_cnt, hashes = self._ref_cnt, self._online_ref_cnt, self._hash
         segments: tuple[Segment, ...] = ()
-        bucket = self._bucket_of(segments, owner)
+        bucket = self.bucket_of(segments, owner)
         for block in reversed(block_ids):
             ref_cnt[block] -= 1
             if is_online:
@@ -173,7 +186,7 @@ class BlockPool:
                 else:
                     own_segments = self._segments.get(block, ())
                     if own_segments is not segments:
-                        segments, bucket = own_segments, self._bucket_of(own_segments, owner)
+                        segments, bucket = own_segments, self.bucket_of(own_segments, owner)
                     self._cached.add(block, bucket)
                     for segment in segments:
                         segment.cached[block] = None
@@ -209,7 +222,7 @@ class BlockPool:
                     alone = (segment,)
                 self._segments[block] = alone
             elif segment not in noted:
-                self._segments[block] = (segment, *(other for other in noted if other.num_wanting))
+                self._segments[block] = joined(segment, noted)
 
     def want_less(self, path: Path, count: int = 1) -> None:
         """So many requests fewer want these segments: their cached blocks may go earlier."""
@@ -217,7 +230,7 @@ class BlockPool:
             before, segment.num_wanting = segment.num_wanting, segment.num_wanting - count
             if self._counted or before.bit_length() != segment.num_wanting.bit_length():
                 for block in list(segment.cached):
-                    bucket = self.bucket_after(block, RequestClass.OFFLINE)
+                    bucket = self.bucket_of(self.segments_of(block), RequestClass.OFFLINE)
                     if bucket != self._cached.bucket_of(block):
                         self._cached.move(block, bucket)
 
@@ -258,14 +271,6 @@ class BlockPool:
             wanted, bucket = self._bucket_by_reuse(self._segments.get(block, ())), self._cached.bucket_of(block)
             assert bucket <= SEEN_ONLINE if wanted is None else bucket == wanted
 
-    def _bucket_of(self, segments: tuple[Segment, ...], owner: RequestClass) -> int:
-        if not self.by_reuse:
-            return UNWANTED
-        wanted = self._bucket_by_reuse(segments)
-        if wanted is not None:
-            return wanted
-        return SEEN_ONLINE if owner is RequestClass.ONLINE else UNWANTED
-
     def _bucket_by_reuse(self, segments: Iterable[Segment]) -> int | None:
         """Of a block that belongs to these segments; None if no request wants it."""
         counts = [segment.num_wanting for segment in segments if segment.num_wanting]
@@ -284,20 +289,25 @@ class BlockPool:
         for segment in self._segments.get(block, ()):
             del segment.cached[block]
 
-    def _save(self, host: HostTier, blocks: list[int]) -> None:
-        for block in blocks:
+    def _save(self, host: HostTier, blocks: list[int], num_seen: int) -> None:
+        """Copies what is worth it of these blocks, of which so many were read by online requests last."""
+        for place, block in enumerate(blocks):
             block_hash = self._hash[block]
             assert block_hash is not None
+            if is_seen := place < num_seen:
+                host.conversations.observe_evicted(block_hash)
+            if (SEEN_ONLINE if is_seen else WANTED) < self.saves_from:
+                continue
             slot = host.take_in(block_hash)
             if slot is not None:
                 self.saves.append((block, slot))
 
     def _evict(self, count: int) -> list[int]:
-        num_unwanted = count if self.host is None else self._cached.num_in(UNWANTED)
+        num_unwanted, num_seen = self._cached.num_in(UNWANTED), self._cached.num_in(SEEN_ONLINE)
         blocks = self._cached.pop(count)
         hashes, remove = self._hash, self.index.remove
-        if self.host is not None and self.saves_evicted:
-            self._save(self.host, blocks[num_unwanted:])
+        if self.host is not None:
+            self._save(self.host, blocks[num_unwanted:], num_seen)
         for block in blocks:
             for segment in self._segments.pop(block, ()):
                 del segment.cached[block]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
 from neaptide.engine.kv.prefix_index import extend_block_hashes
+from neaptide.engine.kv.segments import segments_of_blocks
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request
 
@@ -173,7 +174,12 @@ class KVDraft:
 
     def release(self, request: Request) -> None:
         """As ``KVCacheManager.publish_sound`` and ``release``."""
+        first = self._indexed.get(request, request.num_indexed_blocks)
         self.publish(request, request.num_sound_tokens)
+        if request.segments:
+            published = self.blocks_of(request)[first : self._indexed.get(request, first)]
+            segments = segments_of_blocks(request.segments, first, published, self.block_size)
+            self.pool.mark(zip(published, segments, strict=True))
         self.pool.release(self.blocks_of(request), request.request_class)
         self._blocks[request] = []
         self._computed[request] = self._indexed[request] = 0

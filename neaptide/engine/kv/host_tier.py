@@ -5,8 +5,44 @@ BROS's lazy checkpoint (section 5.2) with whole hashed blocks in place of slots,
 a prefix and not the preempted request alone.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+
+FIRST_BLOCKS = 64.0
+"""Taken to be asked for again before anything is known."""
+MEMORY_BLOCKS = 8192
+"""Evicted blocks after which what was seen before counts half."""
+
+
+class ReturnShare:
+    """Of evicted blocks of conversations, how many are asked for again: known without keeping any of them."""
+
+    def __init__(self, num_remembered: int) -> None:
+        self._num_remembered = num_remembered
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        """By hash, the oldest first."""
+        self._num_evicted, self._num_returned = FIRST_BLOCKS, FIRST_BLOCKS
+
+    @property
+    def share(self) -> float:
+        return self._num_returned / self._num_evicted
+
+    def observe_evicted(self, block_hash: bytes) -> None:
+        self._evicted[block_hash] = None
+        self._evicted.move_to_end(block_hash)
+        if len(self._evicted) > self._num_remembered:
+            self._evicted.popitem(last=False)
+        self._num_evicted += 1
+        if self._num_evicted > MEMORY_BLOCKS:
+            self._num_evicted, self._num_returned = self._num_evicted / 2, self._num_returned / 2
+
+    def observe_wanted(self, hashes: Iterable[bytes]) -> None:
+        """A request with these blocks, one after the other, has not found the first of them in the cache."""
+        for block_hash in hashes:
+            if block_hash not in self._evicted:
+                return
+            del self._evicted[block_hash]
+            self._num_returned += 1
 
 
 class HostTier:
@@ -20,8 +56,12 @@ class HostTier:
         self.num_slots = num_slots
         self._slots: OrderedDict[bytes, int] = OrderedDict()
         """Least recently used first."""
+        self._blocks: list[bytes | None] = [None] * num_slots
+        """The same by slot."""
         self._free = list(range(num_slots - 1, -1, -1))
-        self._pinned: set[bytes] = set()
+        self._pins: Counter[int] = Counter()
+        """Slots that steps without an end read, and how many times."""
+        self.conversations = ReturnShare(num_slots)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -39,20 +79,30 @@ class HostTier:
         return count
 
     def pin(self, hashes: Iterable[bytes]) -> None:
-        """These will be read by the step that is being put together: none of them makes way before ``unpin``."""
-        self._pinned.update(hashes)
+        """A step will read these: their slots take in nothing else before it has ended, for it may be run again."""
+        self._pins.update(self._slots[block_hash] for block_hash in hashes)
 
-    def unpin(self) -> None:
-        self._pinned.clear()
+    def unpin(self, slots: Iterable[int]) -> None:
+        """A step has ended that was to read these."""
+        for slot in slots:
+            self._pins[slot] -= 1
+            if not self._pins[slot]:
+                del self._pins[slot]
+                if self._blocks[slot] is None:
+                    self._free.append(slot)
 
     def take_in(self, block_hash: bytes) -> int | None:
         """The slot that a block is to be copied to; None if it is here already, or no other may make way for it."""
         if block_hash in self._slots:
             self._slots.move_to_end(block_hash)
             return None
-        if not self._free and not self._drop_oldest():
-            return None
+        if not self._free:
+            oldest = next((each for each, slot in self._slots.items() if slot not in self._pins), None)
+            if oldest is None:
+                return None
+            self.discard(oldest)
         slot = self._slots[block_hash] = self._free.pop()
+        self._blocks[slot] = block_hash
         return slot
 
     def read(self, block_hash: bytes) -> int:
@@ -61,24 +111,24 @@ class HostTier:
         return self._slots[block_hash]
 
     def discard(self, block_hash: bytes) -> None:
-        """What is in the block is not to be trusted."""
+        """What is in the block is not to be trusted, or makes way."""
         slot = self._slots.pop(block_hash, None)
         if slot is not None:
-            self._free.append(slot)
+            self._blocks[slot] = None
+            if slot not in self._pins:
+                self._free.append(slot)
 
     def discard_slots(self, slots: Iterable[int]) -> None:
         """What was to be copied to these slots may never have come there."""
-        lost = set(slots)
-        for block_hash in [block_hash for block_hash, slot in self._slots.items() if slot in lost]:
-            self.discard(block_hash)
+        for slot in slots:
+            block_hash = self._blocks[slot]
+            if block_hash is not None:
+                self.discard(block_hash)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every slot is free or holds one block."""
-        slots = [*self._slots.values(), *self._free]
+        """Raises AssertionError unless every slot holds one block, or is free, or waits for a step that reads it."""
+        assert all(self._blocks[slot] == block_hash for block_hash, slot in self._slots.items())
+        held = {slot for slot, block_hash in enumerate(self._blocks) if block_hash is not None}
+        assert len(held) == len(self._slots), "a slot of host memory holds a block that is not found"
+        slots = [*(held | self._pins.keys()), *self._free]
         assert sorted(slots) == list(range(self.num_slots)), "a slot of host memory is lost or held twice"
-
-    def _drop_oldest(self) -> bool:
-        oldest = next((block_hash for block_hash in self._slots if block_hash not in self._pinned), None)
-        if oldest is not None:
-            self.discard(oldest)
-        return oldest is not None

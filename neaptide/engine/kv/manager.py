@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
+from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, WANTED
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.kv.segments import Path, segments_of_blocks
@@ -92,6 +93,8 @@ class KVCacheManager:
         assert not request.num_blocks
         self._pool.acquire(hit.block_ids, request.request_class)
         blocks = hit.block_ids
+        if self._host is not None and request.is_online:
+            self._host.conversations.observe_wanted(request.block_hashes[len(blocks) :])
         if hit.host_hashes:
             blocks = blocks + self._load(request, hit.host_hashes)
         self._mark(request, 0, blocks)
@@ -118,12 +121,22 @@ class KVCacheManager:
         """Blocks in host memory."""
         return len(self._host) if self._host is not None else 0
 
-    def save_evicted(self, is_worth_it: bool) -> None:
-        """Whether blocks are copied to host memory and from it from now on."""
-        self._pool.saves_evicted = is_worth_it
+    def set_copy_price(self, price: float) -> None:
+        """What it costs to copy a block to host memory, or from it, from now on; to compute it costs 1.
+
+        A block that is wanted will be copied back, one of a conversation only if that goes on, as often as such blocks
+        were asked for again of late.
+        """
+        if self._host is None:
+            return
+        share = self._host.conversations.share
+        saves_wanted, saves_seen = 2.0 * price <= 1.0, (1.0 + share) * price <= share
+        self._pool.saves_from = SEEN_ONLINE if saves_seen else WANTED if saves_wanted else NUM_BUCKETS
+        self._pool.loads = price <= 1.0
 
     def pin(self, hits: Iterable[PrefixHit]) -> None:
-        """A draft with these admissions is about to be applied: what they find in host memory stays there."""
+        """A draft with these admissions is about to be applied: what they find in host memory stays there until the
+        step has ended (``loaded``)."""
         if self._host is not None:
             for hit in hits:
                 self._host.pin(hit.host_hashes)
@@ -132,9 +145,12 @@ class KVCacheManager:
         """What the next step has to copy before it computes: blocks to slots of host memory, then slots to blocks."""
         saves, loads = self._pool.saves, self._loads
         self._pool.saves, self._loads = [], []
-        if self._host is not None:
-            self._host.unpin()
         return saves, loads
+
+    def loaded(self, loads: Iterable[tuple[int, int]]) -> None:
+        """The step with these copies has ended, well or not."""
+        if self._host is not None:
+            self._host.unpin(slot for slot, _ in loads)
 
     def distrust_saves(self, saves: Iterable[tuple[int, int]]) -> None:
         """The step that should have made these copies failed."""

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
-from neaptide.engine.kv.block_pool import BlockPool
-from neaptide.engine.kv.eviction import UNWANTED
+from neaptide.engine.kv.block_pool import BlockPool, joined
+from neaptide.engine.kv.segments import Segment
 from neaptide.engine.params import RequestClass
 
 
@@ -30,6 +30,8 @@ class BlockPoolDraft:
         """Blocks that were evicted or freed: what is in them now belongs to other segments."""
         self._oldest: dict[int, Iterator[int]] = {}
         """By bucket: the pool's cached blocks that are left, first to go first."""
+        self._marked: dict[int, tuple[Segment, ...]] = {}
+        """Segments of blocks where they differ from the pool's."""
         self._refs: dict[int, int] = {}
         self._online_refs: dict[int, int] = {}
         self._hashes: dict[int, bytes | None] = {}
@@ -69,7 +71,7 @@ class BlockPoolDraft:
 
     def num_wanting(self, block: int) -> int:
         """As ``BlockPool.num_wanting``."""
-        return 0 if block in self._emptied else self._pool.num_wanting(block)
+        return sum([segment.num_wanting for segment in self._segments_of(block)])
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks that hold the longest indexed prefix of ``hashes``."""
@@ -86,8 +88,8 @@ class BlockPoolDraft:
 
     def num_in_host(self, hashes: Sequence[bytes]) -> int:
         """How many of the first of these can be had from host memory."""
-        host = self._pool.host if self._pool.saves_evicted else None
-        return host.longest_run(hashes) if host is not None else 0
+        host = self._pool.host
+        return host.longest_run(hashes) if host is not None and self._pool.loads else 0
 
     def allocate(self, count: int, owner: RequestClass) -> list[int]:
         """As ``BlockPool.allocate``."""
@@ -125,10 +127,11 @@ class BlockPoolDraft:
                 self.num_online -= self._online_refs[block] == 0
             if self._refs[block] == 0:
                 if self._hash_of(block) is None:
+                    self._marked.pop(block, None)
                     self._emptied.add(block)
                     self._freed.append(block)
                 else:
-                    bucket = self._pool.bucket_after(block, owner, block in self._emptied)
+                    bucket = self._pool.bucket_of(self._segments_of(block), owner)
                     self._newly_cached.setdefault(bucket, OrderedDict())[block] = None
                     self._num_newly_cached += 1
 
@@ -142,6 +145,19 @@ class BlockPoolDraft:
             if (own_found[block_hash] if block_hash in own_found else find_other(block_hash)) is None:
                 own[block] = block_hash
                 own_found[block_hash] = block
+
+    def mark(self, blocks: Iterable[tuple[int, Segment]]) -> None:
+        """As ``BlockPool.mark``."""
+        for block, segment in blocks:
+            noted = self._segments_of(block)
+            if segment not in noted:
+                self._marked[block] = joined(segment, noted)
+
+    def _segments_of(self, block: int) -> tuple[Segment, ...]:
+        marked = self._marked.get(block)
+        if marked is not None:
+            return marked
+        return () if block in self._emptied else self._pool.segments_of(block)
 
     def _hash_of(self, block: int) -> bytes | None:
         return self._hashes[block] if block in self._hashes else self._pool.hash_of(block)
@@ -179,10 +195,10 @@ class BlockPoolDraft:
 
     def _evict(self, count: int) -> list[int]:
         blocks: list[int] = []
-        host = self._pool.host if self._pool.saves_evicted else None
+        host = self._pool.host
         for bucket in self._buckets():
             of_bucket = self._evict_of(bucket, count - len(blocks))
-            if host is not None and bucket > UNWANTED:
+            if host is not None and bucket >= self._pool.saves_from:
                 self.num_saved += sum([self._hash_of(block) not in host for block in of_bucket])
             blocks += of_bucket
             if len(blocks) == count:
@@ -193,6 +209,7 @@ class BlockPoolDraft:
             assert block_hash is not None
             found[block_hash] = None
             own[block] = None
+            self._marked.pop(block, None)
         self._emptied.update(blocks)
         return blocks
 

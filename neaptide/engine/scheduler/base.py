@@ -30,9 +30,6 @@ from neaptide.engine.steps.plan import BatchShape, NewRequest, StepPlan
 from neaptide.engine.steps.step import Step, await_tokens
 from neaptide.engine.steps.timer import StepTimer
 
-SWAP_TRIAL_BLOCKS = 8
-"""To copy or to compute again is decided by the price of so many."""
-
 
 class PlanningError(Exception):
     """Planning failed at one request; nothing has changed."""
@@ -169,16 +166,21 @@ class Scheduler(ABC):
         self.index += 1
         self.observe_held(now_s)
         if self.kv.has_host:
-            self.kv.save_evicted(self._is_swap_cheaper())
+            self.kv.set_copy_price(self._copy_price())
         self.queues.pool.begin_step(now_s, self.offline_paused)
 
-    def _is_swap_cheaper(self) -> bool:
-        """Whether blocks are copied to host memory and back in no more time than their tokens are computed again."""
-        size, shape = self.kv.block_size, BatchShape(swapped_blocks=2 * SWAP_TRIAL_BLOCKS)
+    def _copy_price(self) -> float:
+        """What it costs to copy a block to host memory, or from it, if to compute it costs 1.
+
+        In full steps of either: a small prompt may cost nothing beside the reading of weights.
+        """
+        num_blocks = max(self.config.max_num_batched_tokens // self.kv.block_size, 1)
         again = BatchShape()
-        again.add(SWAP_TRIAL_BLOCKS * size, SWAP_TRIAL_BLOCKS * size)
-        idle_s = self.cost_model.predict(BatchShape()).seconds
-        return self.cost_model.predict(shape).seconds - idle_s <= self.cost_model.predict(again).seconds - idle_s
+        again.add(num_blocks * self.kv.block_size, 0)
+        copies, nothing = BatchShape(swapped_blocks=num_blocks), self.cost_model.predict(BatchShape()).seconds
+        copies_s = self.cost_model.predict(copies).seconds - nothing
+        again_s = self.cost_model.predict(again).seconds - nothing
+        return copies_s / again_s if again_s > 0.0 else 0.0
 
     def draft(self, now_s: float) -> Draft:
         """What the policy would do now. Changes nothing.

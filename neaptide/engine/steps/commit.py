@@ -81,6 +81,8 @@ class Committer:
         failed = set(result.errors)
         if not result.is_whole:  # what is no longer current was not tried again
             failed.update(step.plan.request_ids[index] for index in np.flatnonzero(~step.is_current()).tolist())
+            if failed.issuperset(step.plan.request_ids):
+                lost = self._kv.distrust_loads(step.plan.loads)  # perhaps no part came to them
         step.take_back(self._kv, failed, lost)
         if following is not None:
             following.take_back(self._kv, (), lost, ending=failed)

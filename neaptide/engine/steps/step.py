@@ -123,6 +123,7 @@ class Step:
         """
         plan, table, before = self.plan, self.plan.table, self.is_current()
         kv.distrust_saves(plan.saves)
+        kv.loaded(plan.loads)
         self.take_back(kv, set(plan.request_ids), kv.distrust_loads(plan.loads))
         current = self.is_current()
         rows, start, sample = plan.rows[current], plan.num_computed[current], plan.sample[current]

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager, KVOccupancy
 from neaptide.engine.kv.prefix_index import block_hash, extend_block_hashes, root_hash
+from neaptide.engine.kv.segments import own_segment
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import FinishReason, RequestClass, SamplingParams, Tier
 from neaptide.engine.request import Request, RequestStatus
@@ -247,3 +249,24 @@ def test_blocks_of_an_ended_request_that_hold_something_else_by_now_are_not_diso
     assert left[0][0] in new.block_ids
     assert kv.disown([(new.block_ids[0], old.block_hashes[0])]) == []
     assert kv.is_indexed(new.block_hashes[0])
+
+
+def test_blocks_that_are_published_as_their_request_makes_way_go_in_the_same_order_in_a_draft() -> None:
+    kv = KVCacheManager(8, RequestTable(num_seats=4, max_tokens=32, block_size=4), evicts_by_reuse=True)
+    other, row = make_request("other", [9] * 4), make_request("row", [7] * 4, tier=Tier.BATCH)
+    row.segments = (own_segment(),)
+    for request in (row, other):
+        request.sit(kv.table, 1)
+        kv.admit(request, PrefixHit([], 0))
+        kv.grow(request, 4)
+        kv.table.computed[request.seat] = kv.table.sound[request.seat] = 4
+    draft = kv.draft()
+    draft.release(row)
+    draft.release(other)
+    expected = list(draft.pool.next_evicted(8))
+    for request in (row, other):
+        kv.publish_sound(request)
+        kv.release(request)
+    assert list(kv.draft().pool.next_evicted(8)) == expected
+    # Its own segment is still wanted: the row's block goes last, though it was released first.
+    assert expected == [1, 0]

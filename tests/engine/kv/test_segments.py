@@ -56,9 +56,9 @@ def test_a_block_that_two_jobs_share_stays_for_the_other_one() -> None:
     pool, mine, theirs = BlockPool(1, by_reuse=True), Segment(16, 1), Segment(16, 5)
     block = cached(pool, b"a", mine, theirs)
     pool.want_less((theirs,), 5)
-    assert pool.bucket_after(block, OFFLINE) == WANTED
+    assert pool.bucket_of(pool.segments_of(block), OFFLINE) == WANTED
     pool.want_less((mine,))
-    assert pool.bucket_after(block, OFFLINE) == UNWANTED
+    assert pool.bucket_of(pool.segments_of(block), OFFLINE) == UNWANTED
 
 
 def test_counted_exactly_five_are_more_than_four_and_jobs_add_up() -> None:
