@@ -39,6 +39,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     policy_help = "scheduling policy; several: a,b@1536,c@2048x512, with step tokens and seats of their own (neaptide)"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
     add_load(parser)
+    arrivals_help = "so many rows of each set, and the next ones so much later, or recorded: as its trace file has them"
+    add("--offline-arrivals", metavar="ROWS@SECONDS", help=f"{arrivals_help} (all at once)")
     add("--warm-up-s", type=float, default=0.0, metavar="X", help="offline work alone, before the first arrival (0)")
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
     add_limits(parser)
@@ -106,7 +108,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     if not 0.0 <= args.warm_up_s < math.inf:
         raise ValueError("--warm-up-s must be at least 0")
     online = delayed(online_of(args), args.warm_up_s)
-    return scenario_of(args, load_profile(args.profile), online, offline_of(args))
+    return scenario_of(args, load_profile(args.profile), online, offline_of(args, args.offline_arrivals))
 
 
 def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer | None) -> Run:

@@ -112,7 +112,12 @@ def offline_names() -> tuple[str, ...]:
 
 
 def load_offline(
-    spec: str | Path, seed: int, keep_order: bool = False, limit: int | None = None, tokenize: Tokenize | None = None
+    spec: str | Path,
+    seed: int,
+    keep_order: bool = False,
+    limit: int | None = None,
+    tokenize: Tokenize | None = None,
+    recorded_arrivals: bool = False,
 ) -> OfflineSet:
     """An offline set, shuffled by the seed unless ``keep_order``.
 
@@ -120,14 +125,20 @@ def load_offline(
         sharing degree D) or ``blend-RHO-S`` (density RHO, sharing S: the grid, such as ``blend-1.10-0.25``); or a
         file: an OpenAI batch file, or a trace in a format of ``trace_formats``.
     limit: at most so many requests: the first of a file, before shuffling; a generated set is drawn that large.
+    recorded_arrivals: those of a trace, whose order is kept then; else all arrive at once.
     tokenize: turns the texts of an OpenAI batch file into tokens; without it a token is four characters.
 
-    Raises ValueError for an unknown name, a file that cannot be read and a blend without solution.
+    Raises ValueError for an unknown name, a file that cannot be read, arrivals that were not recorded and a blend
+    without solution.
     """
     name = str(spec)
     generated = _generator(name)
     if generated is None and name not in offline_names():
+        if recorded_arrivals:
+            return _arriving_set(Path(spec), limit)
         return _file_set(Path(spec), seed, keep_order, limit, tokenize)
+    if recorded_arrivals:
+        raise ValueError(f"offline set {name!r} has no recorded arrivals: give a trace file, or ROWS@SECONDS")
     base = content_base(_namespace(name, 0))
     rng = np.random.default_rng([base >> 31, seed])
     if generated is None:
@@ -194,13 +205,22 @@ def _bundled(name: str, base: int, limit: int | None) -> list[TraceRequest]:
     return load_lengths(data_file("offline", f"{name}.{suffix}"), base, limit)
 
 
+def arriving(offline: OfflineSet, rows: int, seconds: float) -> OfflineSet:
+    """The same set in parts: so many rows at once, the next so many seconds later. The first ones come at 0."""
+    requests = [replace(request, arrival_s=k // rows * seconds) for k, request in enumerate(offline.requests)]
+    return replace(offline, requests=requests)
+
+
+def _arriving_set(path: Path, limit: int | None) -> OfflineSet:
+    _check_file(path)
+    content = content_name(path)
+    requests = load_lengths(path, content_base(_namespace(content, 0)), limit, recorded_arrivals=True)
+    return OfflineSet(path.name, requests, synthetic=False, content=content)
+
+
 def _file_set(path: Path, seed: int, keep_order: bool, limit: int | None, tokenize: Tokenize | None) -> OfflineSet:
     """Of an OpenAI batch file, or of a trace; the same bytes under another name are the same set."""
-    if not path.is_file():
-        raise ValueError(
-            f"no offline set {str(path)!r}: neither a file nor one of {', '.join(offline_names())}, nor of the form "
-            f"{', '.join(PATTERNS)}"
-        )
+    _check_file(path)
     content = content_name(path)
     base = content_base(_namespace(content, 0))
     if text_sets.is_openai_batch(path):
@@ -209,3 +229,11 @@ def _file_set(path: Path, seed: int, keep_order: bool, limit: int | None, tokeni
         requests = load_lengths(path, base, limit)
     rng = np.random.default_rng([base >> 31, seed])
     return OfflineSet(path.name, _ordered(requests, rng, keep_order), synthetic=False, content=content)
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(
+            f"no offline set {str(path)!r}: neither a file nor one of {', '.join(offline_names())}, nor of the form "
+            f"{', '.join(PATTERNS)}"
+        )

@@ -89,12 +89,20 @@ def load_online(
     return select(requests, window_s=window_s, speed=speed, max_input_tokens=max_input_tokens)
 
 
-def load_lengths(path: Path, base: int, limit: int | None = None) -> list[TraceRequest]:
-    """The requests of a trace with or without arrivals (0.0 then), in the order of the file, with content ids from
-    ``base`` on. Raises ValueError as ``read_trace``."""
-    trace = read_trace(path, needs_arrivals=False)
+def load_lengths(
+    path: Path, base: int, limit: int | None = None, *, recorded_arrivals: bool = False
+) -> list[TraceRequest]:
+    """The requests of a trace in the order of the file, with content ids from ``base`` on; arrivals are 0.
+
+    recorded_arrivals: sorted by their arrivals instead; the trace must have them.
+
+    Raises ValueError as ``read_trace``.
+    """
+    trace = read_trace(path, needs_arrivals=recorded_arrivals)
+    if recorded_arrivals:
+        return _requests(trace, base)[:limit]
     trace.rows.sort(key=lambda row: row.number)
-    return _requests(trace, base)[:limit]
+    return [replace(request, arrival_s=0.0) for request in _requests(trace, base)[:limit]]
 
 
 def select(
