@@ -13,7 +13,7 @@ from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, arriving, load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
-from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.loadgen.workloads.traces import TraceRequest, window_of
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 
@@ -73,7 +73,9 @@ def online_of(args: argparse.Namespace) -> list[TraceRequest]:
         if args.online_window is not None:
             raise ValueError("--online-window needs --online")
         return []
-    online = online_requests(args.online, args.seed, window_s=_window(args.online_window), speed=args.speed)
+    online = online_requests(
+        args.online, args.seed, window_s=window_of(args.online_window, "--online-window"), speed=args.speed
+    )
     if not online:
         raise ValueError(f"no request of {args.online} lies in the window")
     return online
@@ -126,18 +128,6 @@ def scenario_of(
         max_model_len=args.max_model_len,
         max_output_tokens=args.max_tokens,
     )
-
-
-def _window(text: str | None) -> tuple[float, float] | None:
-    if text is None:
-        return None
-    start, colon, end = text.partition(":")
-    try:
-        if not colon:
-            raise ValueError
-        return float(start), float(end)
-    except ValueError:
-        raise ValueError(f"--online-window is two numbers A:B in seconds, not {text!r}") from None
 
 
 @contextmanager

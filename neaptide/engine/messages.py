@@ -157,6 +157,8 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     preempted_offline: int
     recomputed_tokens: int
     """Tokens whose KV was dropped by this step's preemptions."""
+    blocks_reserved: int = 0
+    """That offline admissions leave for online work, those that it holds included."""
 
 
 class Outlook(StrEnum):

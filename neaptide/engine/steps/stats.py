@@ -51,4 +51,5 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         preempted_online=step.preempted.online,
         preempted_offline=step.preempted.offline,
         recomputed_tokens=step.preempted.recomputed_tokens,
+        blocks_reserved=scheduler.headroom.headroom_blocks(timer.end_s),
     )

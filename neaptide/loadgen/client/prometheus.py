@@ -12,6 +12,9 @@ class Samples:
             for sample in family.samples:
                 self._values.setdefault(sample.name, []).append((sample.labels, sample.value))
 
+    def has(self, name: str) -> bool:
+        return name in self._values
+
     def sum(self, name: str, **labels: str) -> float:
         """Sum over all series of ``name`` that carry ``labels``; 0 if there are none."""
         return sum(

@@ -143,6 +143,19 @@ def check_cut(window_s: tuple[float, float] | None, speed: float) -> None:
         raise ValueError(f"window {start_s:g}:{end_s:g} has no length")
 
 
+def window_of(text: str | None, flag: str) -> tuple[float, float] | None:
+    """``A:B`` in seconds, as the command line has it. Raises ValueError, which names the flag."""
+    if text is None:
+        return None
+    start, colon, end = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return float(start), float(end)
+    except ValueError:
+        raise ValueError(f"{flag} is two numbers A:B in seconds, not {text!r}") from None
+
+
 def empty_window(window_s: tuple[float, float], last_s: float) -> ValueError:
     start_s, end_s = window_s
     return ValueError(f"no request lies in the window {start_s:g}:{end_s:g}: the last one arrives at {last_s:.1f} s")
