@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
@@ -141,3 +142,16 @@ def test_ticks_are_few_and_hold_the_range(low: float, span: float) -> None:
     assert 2 <= len(found) <= 8
     assert found[0] <= low + 1e-6 * max(1.0, span, abs(low))
     assert found[-1] >= low + span - 1e-6 * max(1.0, span, abs(low))
+
+
+async def test_only_the_series_that_are_looked_at_are_parsed() -> None:
+    exposition_ = exposition(1, 2, 3.0) + "neaptide_broken{ 5\n"
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text=exposition_)
+
+    async with httpx.AsyncClient(base_url="http://fake", transport=httpx.MockTransport(handle)) as http:
+        watch = Watch(http)
+        await watch.look(0.0)
+        await watch.look(1.0)
+    assert len(watch.samples) == 1

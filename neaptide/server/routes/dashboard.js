@@ -1,10 +1,11 @@
 "use strict";
 const PERIOD_MS = 2000, KEPT = 150, SHOWN_BATCHES = 20;
 const TIERS = ["priority", "default", "flex", "batch"];
-const WIDTH = 380, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
+const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
 const SVG = "http://www.w3.org/2000/svg";
 const history = [];
-let key = "";
+let key = "", width = COLUMN;
+let locked = !document.getElementById("key").hidden;  // until a key is given, batches are not asked for
 const at = (id) => document.getElementById(id);
 
 // ---- figures ----
@@ -109,15 +110,15 @@ function plot(title, unit, series, { stacked = false, most = 0 } = {}) {
   });
   highest = most || roundUp(highest || 1);
   const end = times[count - 1], span = Math.max(60, end - times[0]);
-  const x = (s) => LEFT + (1 - (end - s) / span) * (WIDTH - LEFT - RIGHT);
+  const x = (s) => LEFT + (1 - (end - s) / span) * (width - LEFT - RIGHT);
   const y = (value) => HEIGHT - BOTTOM - Math.min(value, highest) / highest * (HEIGHT - TOP - BOTTOM);
-  const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${unit}, the last minutes` });
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${unit}, the last minutes` });
   for (const share of [0, 0.5, 1]) {
-    svg.append(drawn("path", { class: "grid", d: `M${LEFT} ${y(share * highest)}H${WIDTH - RIGHT}` }));
+    svg.append(drawn("path", { class: "grid", d: `M${LEFT} ${y(share * highest)}H${width - RIGHT}` }));
     svg.append(drawn("text", { x: LEFT - 5, y: y(share * highest) + 4, "text-anchor": "end" }, short(share * highest)));
   }
   svg.append(drawn("text", { x: LEFT, y: HEIGHT - 4 }, `−${duration(span)}`));
-  svg.append(drawn("text", { x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "now"));
+  svg.append(drawn("text", { x: width - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "now"));
   let floor = new Array(count).fill(0);
   series.forEach(({ mark }, k) => {
     const point = (i, value) => `${x(times[i]).toFixed(1)} ${y(value).toFixed(1)}`;
@@ -155,6 +156,8 @@ function lines(figure) {
 }
 
 function showPlots() {
+  const whole = at("plots").clientWidth;
+  width = whole < 2 * COLUMN + GAP ? whole : (whole - GAP) / 2;  // as the style's columns, so that letters keep their size
   const tokens = (name) => lines((before, now) => rate(before, now, "neaptide_step_tokens_total", { class: name }));
   const blocks = (state) => history.map((one) => sum(one.samples, "neaptide_kv_blocks", { state }));
   const met = (slo) => history.map((now, k) => {
@@ -189,20 +192,26 @@ function showFigures() {
     ["running, online / offline", ["online", "offline"].map((name) => sum(now.samples, "neaptide_requests_running", { class: name })).join(" / ")],
     ["waiting, online / offline", ["online", "offline"].map((name) => short(sum(now.samples, "neaptide_requests_waiting", { class: name }))).join(" / ")],
     ["preempted, 5 min", short(grown(first, now, "neaptide_preemptions_total"))],
-    ["step error / within margin", `${percent(error)} / ${percent(covered)}`],
+    ["steps within their margin", percent(covered)],
+    ["error of step times", percent(error)],
   ];
   at("figures").replaceChildren(...figures.map(([name, value]) => {
     const card = made("div");
     card.append(made("b", value), made("span", name));
     return card;
   }));
-  at("tiers").replaceChildren(...TIERS.map((tier) => row([
+  at("tiers").replaceChildren(...TIERS.map((tier) => tier === "batch" ? row([
+    tier,
+    short(sum(now.samples, "neaptide_batch_requests_pending")),
+    "–",
+    "–",
+    short(sum(now.samples, "neaptide_batch_requests_total")),
+  ]) : row([
     tier,
     String(sum(now.samples, "neaptide_requests_in_flight", { tier })),
     percent(attained(first, now, { tier, slo: "ttft" })),
     percent(attained(first, now, { tier, slo: "tpot" })),
     short(sum(now.samples, "neaptide_requests_total", { tier })),
-    short(sum(now.samples, "neaptide_tokens_total", { tier, kind: "generated" })),
   ])));
   const paused = sum(now.samples, "neaptide_besteffort_paused") > 0;
   const failing = sum(now.samples, "neaptide_storage_failing") > 0;
@@ -232,11 +241,13 @@ function batchRow(batch) {
 }
 
 async function showBatches() {
+  if (locked) return;
   const reply = await fetch(`v1/batches?limit=${SHOWN_BATCHES}`, key ? { headers: { Authorization: `Bearer ${key}` } } : {});
-  at("key").hidden = reply.status !== 401;
+  locked = reply.status === 401;
+  at("key").hidden = !locked;
   if (!reply.ok) {
     at("batches").replaceChildren();
-    at("note").textContent = reply.status === 401 && key ? "the server does not know this key" : reply.status === 401 ? "" : `batches: HTTP ${reply.status}`;
+    at("note").textContent = locked ? "The server does not know this key." : `Batches: HTTP ${reply.status}.`;
     return;
   }
   const list = await reply.json();
@@ -264,6 +275,7 @@ async function refresh() {
 at("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key = at("keyfield").value;
-  showBatches();
+  locked = false;
+  showBatches().catch((error) => say(`the server does not answer: ${error.message}`, true));
 });
 refresh();

@@ -9,27 +9,32 @@ import hashlib
 from functools import cache
 from importlib import resources
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
+
+from neaptide.server.edge.auth import KeyRing
 
 router = APIRouter()
 
 
 @router.head("/dashboard", include_in_schema=False)
 @router.get("/dashboard", include_in_schema=False)
-async def dashboard() -> HTMLResponse:
+async def dashboard(request: Request) -> HTMLResponse:
     """The page."""
-    page, policy = _page()
+    keys: KeyRing = request.app.state.keys
+    page, policy = _page(keys.required)
     return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
 @cache
-def _page() -> tuple[str, str]:
+def _page(wants_key: bool) -> tuple[str, str]:
     """The page, and the policy that lets its own script run, no other, and nothing be loaded from elsewhere."""
     parts = {name: _part(f"dashboard.{name}") for name in ("css", "js")}
     page = _part("dashboard.html")
     for name, content in parts.items():
         page = page.replace(f"<!-- {name} -->", content)
+    if wants_key:
+        page = page.replace('<form id="key" hidden>', '<form id="key">')
     digest = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
     allowed = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
     return page, f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

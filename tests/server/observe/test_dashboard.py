@@ -7,14 +7,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from neaptide.engine.messages import Outlook
 from neaptide.engine.params import Tier
+from neaptide.server.app import ServerState, create_app
+from neaptide.server.edge.auth import KeyRing
 from neaptide.server.openai.stored_replies import Batch, BatchExtension
 from neaptide.server.routes import dashboard
+from neaptide.server.text.tokenizer import Tokenizer
 from tests.deploy.test_deploy import series
-from tests.server.conftest import Server
+from tests.server.conftest import Server, make_context
 
 SCRIPT = (Path(dashboard.__file__).parent / "dashboard.js").read_text(encoding="utf-8")
 
@@ -30,6 +34,14 @@ async def test_the_page_carries_everything_and_may_load_nothing_from_elsewhere(s
     assert f"script-src 'sha256-{digest}';" in policy
     assert policy.startswith("default-src 'none'; ")
     assert "connect-src 'self'" in policy
+
+
+async def test_with_keys_the_page_asks_for_one_before_it_asks_for_batches(tokenizer: Tokenizer) -> None:
+    for keys, form in ((("alpha",), '<form id="key">'), ((), '<form id="key" hidden>')):
+        app = create_app(ServerState(context=make_context(tokenizer), keys=KeyRing(keys)))
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+            assert form in (await http.get("/dashboard")).text
 
 
 def test_every_metric_that_the_page_reads_exists() -> None:
