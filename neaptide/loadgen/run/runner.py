@@ -1,6 +1,7 @@
 """Sends a load to one server and keeps what every request got."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,6 +110,7 @@ async def _send_all(http: httpx.AsyncClient, progress: Progress, how: How, model
         sending = open_loop([shot.request.arrival_s for shot in shots], send, note)
     else:
         sending = closed_loop(len(shots), how.users.count, how.users.think_s, send, note)
+    await _first_look(progress.watch)
     following = asyncio.create_task(progress.watch.follow())
     showing = asyncio.create_task(_show(progress, on_progress))
     try:
@@ -119,6 +121,12 @@ async def _send_all(http: httpx.AsyncClient, progress: Progress, how: How, model
         await asyncio.gather(following, showing, return_exceptions=True)
         await _end(http, progress, how)
     on_progress(progress)
+
+
+async def _first_look(watch: Watch) -> None:
+    """Before the first request is due: the first of everything takes longest."""
+    with contextlib.suppress(httpx.HTTPError, ValueError):
+        await watch.look(0.0)
 
 
 async def _show(progress: Progress, on_progress: OnProgress) -> None:
