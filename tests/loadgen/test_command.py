@@ -9,7 +9,18 @@ import pytest
 from neaptide.cli import main
 from tests.loadgen.fake_server import FakeServer, fake_server
 
-SYNTH = ["--rate", "200", "--duration", "0.05", "--output-tokens", "2", "--input-tokens", "30"]
+SYNTH = [
+    "--rate",
+    "200",
+    "--duration",
+    "0.05",
+    "--output-tokens",
+    "2",
+    "--input-tokens",
+    "30",
+    "--target",
+    "60000:60000",
+]
 TRACE = "arrival_s,input_tokens,output_tokens\n0.0,20,2\n0.02,30,3\n5.0,30,3\n"
 
 

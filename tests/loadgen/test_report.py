@@ -152,6 +152,16 @@ async def test_only_the_series_that_are_looked_at_are_parsed() -> None:
 
     async with httpx.AsyncClient(base_url="http://fake", transport=httpx.MockTransport(handle)) as http:
         watch = Watch(http)
-        await watch.look(0.0)
-        await watch.look(1.0)
-    assert len(watch.samples) == 1
+        await watch.look()
+    assert watch.failures == 0
+    assert watch._last is not None
+
+
+def test_samples_of_a_moment_are_no_rates() -> None:
+    watch: Any = Watch(None)  # type: ignore[arg-type]
+    for at_s, tokens in ((0.0, 0), (0.01, 900), (1.0, 1000), (4.0, 1600)):
+        watch._take(at_s, Samples(exposition(tokens, 0, 1.0)))
+    assert [(s.seconds, s.tokens_per_s["online"]) for s in watch.samples] == [(1.0, 1000.0), (3.0, 200.0)]
+    progress = given((EASY, answered(0.3)))
+    progress.watch = watch
+    assert summary(progress)["online_tokens_per_s"] == 400.0

@@ -157,8 +157,8 @@ async def test_times_count_from_when_a_request_was_due() -> None:
 
     await open_loop([0.0], late, lambda index, record: records.append(record))
     (record,) = records
-    assert record.ttft_s == pytest.approx(3.0, abs=0.2)
-    assert record.late_s == pytest.approx(2.0, abs=0.2)
+    assert record.late_s >= 2.0
+    assert record.ttft_s == pytest.approx(record.late_s + 1.0)
 
 
 async def test_users_wait_for_their_answers() -> None:

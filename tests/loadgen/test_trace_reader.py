@@ -219,6 +219,11 @@ def test_ticks_of_an_unsorted_file_are_spread_in_the_files_order(tmp_path: Path)
     assert shape(written(tmp_path, jsonl(*rows))) == [(0, 1001, 5), (1.5, 1003, 5), (3, 1000, 5), (4.5, 1002, 5)]
 
 
+def test_a_window_holds_requests_whose_tick_began_before_it(tmp_path: Path) -> None:
+    path = written(tmp_path, jsonl(*(MOONCAKE | {"timestamp": t} for t in (0, 0, 3000))))
+    assert [r.arrival_s for r in load_online(path, window_s=(1.0, 2.0))] == [0.5]
+
+
 def test_a_sorted_file_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_online(written(tmp_path, LENGTHS + "1,1,1\n1,1,1\n2,1,1\n"))
     load_online(written(tmp_path, jsonl(AGENT, AGENT | {"session": 1}, AGENT)))

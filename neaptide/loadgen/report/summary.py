@@ -9,7 +9,7 @@ from neaptide.loadgen.client.recorder import Record
 from neaptide.loadgen.percentiles import percentiles
 from neaptide.loadgen.run.load import Shot
 from neaptide.loadgen.run.runner import Progress
-from neaptide.loadgen.run.samples import Watch
+from neaptide.loadgen.run.samples import CLASSES, Sample, Watch
 
 Pair = tuple[Shot, Record]
 Summary = dict[str, Any]
@@ -104,8 +104,7 @@ def _of_server(watch: Watch, warm_up_s: float) -> dict[str, Any]:
         counts = watch.batch["request_counts"]
         batch = {"id": watch.batch["id"], "status": watch.batch["status"], "request_counts": counts}
     return {
-        "offline_tokens_per_s": _mean([sample.tokens_per_s["offline"] for sample in samples]),
-        "online_tokens_per_s": _mean([sample.tokens_per_s["online"] for sample in samples]),
+        **{f"{name}_tokens_per_s": _mean_rate(samples, name) for name in CLASSES},
         "step_prediction_error": _mean(errors),
         "batch": batch,
         "failed_scrapes": watch.failures,
@@ -119,6 +118,13 @@ def _three_ms(seconds: Iterable[float | None]) -> dict[str, float | None]:
 
 def _rate(count: float, seconds: float) -> float | None:
     return round(count / seconds, 2) if seconds > 0 else None
+
+
+def _mean_rate(samples: Sequence[Sample], name: str) -> float | None:
+    """A long sample counts for more than a short one."""
+    seconds = sum(sample.seconds for sample in samples)
+    tokens = sum(sample.seconds * sample.tokens_per_s[name] for sample in samples)
+    return round(tokens / seconds, 2) if samples else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

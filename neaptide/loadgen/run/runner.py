@@ -1,7 +1,6 @@
 """Sends a load to one server and keeps what every request got."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +109,7 @@ async def _send_all(http: httpx.AsyncClient, progress: Progress, how: How, model
         sending = open_loop([shot.request.arrival_s for shot in shots], send, note)
     else:
         sending = closed_loop(len(shots), how.users.count, how.users.think_s, send, note)
-    await _first_look(progress.watch)
+    await progress.watch.look()  # before the first request is due, for the first of everything takes longest
     following = asyncio.create_task(progress.watch.follow())
     showing = asyncio.create_task(_show(progress, on_progress))
     try:
@@ -121,12 +120,6 @@ async def _send_all(http: httpx.AsyncClient, progress: Progress, how: How, model
         await asyncio.gather(following, showing, return_exceptions=True)
         await _end(http, progress, how)
     on_progress(progress)
-
-
-async def _first_look(watch: Watch) -> None:
-    """Before the first request is due: the first of everything takes longest."""
-    with contextlib.suppress(httpx.HTTPError, ValueError):
-        await watch.look(0.0)
 
 
 async def _show(progress: Progress, on_progress: OnProgress) -> None:
@@ -141,11 +134,11 @@ async def _show(progress: Progress, on_progress: OnProgress) -> None:
 async def _end(http: httpx.AsyncClient, progress: Progress, how: How) -> None:
     """A last look, and the batch's end."""
     watch = progress.watch
+    await watch.look()
     try:
-        await watch.look(progress.elapsed_s)
         if watch.batch is not None and watch.batch["status"] not in TERMINAL and not how.keeps_batch:
             await http.post(f"/v1/batches/{watch.batch['id']}/cancel")
-    except (httpx.HTTPError, ValueError):
+    except httpx.HTTPError:
         watch.failures += 1
 
 

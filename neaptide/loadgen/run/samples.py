@@ -13,6 +13,8 @@ from neaptide.loadgen.client.batches import TERMINAL, get_batch
 from neaptide.loadgen.client.prometheus import Samples
 
 PERIOD_S = 1.0
+LEAST_S = 0.2
+"""Of a sample: steps count when they end, and rates over less than a few of them scatter."""
 KV_STATES = ("online", "offline", "cached", "free")
 CLASSES = ("online", "offline")
 SERIES = ("neaptide_step_tokens_total", "neaptide_step_seconds_", "neaptide_steps_", "neaptide_kv_blocks")
@@ -23,6 +25,8 @@ class Sample:
     """Between this moment and the sample before."""
 
     at_s: float
+    seconds: float
+    """Since the sample before."""
     tokens_per_s: dict[str, float]
     """By class, as the engine computed them."""
     kv_blocks: dict[str, float]
@@ -42,20 +46,24 @@ class Watch:
     failures: int = 0
     """Scrapes that did not succeed."""
     _last: tuple[float, Samples] | None = None
+    _start_s: float | None = None
 
     async def follow(self) -> None:
-        """Until it is cancelled."""
-        now = asyncio.get_running_loop().time
-        start_s = now()
+        """From a period after the first look on, until it is cancelled."""
         while True:
-            try:
-                await self.look(now() - start_s)
-            except (httpx.HTTPError, ValueError):
-                self.failures += 1
             await asyncio.sleep(PERIOD_S)
+            await self.look()
 
-    async def look(self, at_s: float) -> None:
-        """Takes one sample. Raises httpx.HTTPError and ValueError."""
+    async def look(self) -> None:
+        """Takes one sample, or counts a failure. Time begins at the first look."""
+        now_s = asyncio.get_running_loop().time()
+        self._start_s = now_s if self._start_s is None else self._start_s
+        try:
+            await self._look(now_s - self._start_s)
+        except (httpx.HTTPError, ValueError):
+            self.failures += 1
+
+    async def _look(self, at_s: float) -> None:
         response = await self.http.get("/metrics")
         if response.is_success:
             self._take(at_s, Samples(_wanted(response.text)))
@@ -65,8 +73,11 @@ class Watch:
             self.batch_progress.append((at_s, counts["completed"] + counts["failed"], counts["total"]))
 
     def _take(self, at_s: float, samples: Samples) -> None:
-        last, self._last = self._last, (at_s, samples)
-        if not samples.has("neaptide_step_tokens_total") or last is None or at_s <= last[0]:
+        last = self._last
+        if last is not None and at_s - last[0] < LEAST_S:
+            return
+        self._last = (at_s, samples)
+        if not samples.has("neaptide_step_tokens_total") or last is None:
             return
         before = last[1]
         seconds = at_s - last[0]
@@ -79,6 +90,7 @@ class Watch:
         self.samples.append(
             Sample(
                 at_s,
+                seconds,
                 {name: delta("neaptide_step_tokens_total", **{"class": name}) / seconds for name in CLASSES},
                 {state: samples.sum("neaptide_kv_blocks", state=state) for state in KV_STATES},
                 delta("neaptide_steps_predicted_seconds_total") / predicted if predicted else None,
