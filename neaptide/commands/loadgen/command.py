@@ -119,7 +119,7 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
     if len(runs) > 1:
         found["ratios"] = {name: ratios(runs[first][1], figures) for name, (_, figures) in runs.items()}
     title = f"neaptide loadgen, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    args.html.write_text(report(runs, settings, title), encoding="utf-8")
+    args.html.write_text(report(runs, settings, title, found.get("ratios")), encoding="utf-8")
     line = json.dumps(found, allow_nan=False)
     if args.json is not None:
         args.json.write_text(line + "\n", encoding="utf-8")

@@ -35,10 +35,17 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def report(runs: Mapping[str, tuple[Progress, Summary]], settings: Mapping[str, Any], title: str) -> str:
-    """The whole page."""
+def report(
+    runs: Mapping[str, tuple[Progress, Summary]],
+    settings: Mapping[str, Any],
+    title: str,
+    ratios: Mapping[str, Mapping[str, float | None]] | None = None,
+) -> str:
+    """The whole page; ``ratios`` of every run over the first, by their names."""
     several = len(runs) > 1
     sections = [_table(runs)]
+    if ratios:
+        sections.append(_ratios(ratios))
     if several:
         sections.append(f"<section class='plots'>{_shared(runs)}</section>")
     for name, (progress, _) in runs.items():
@@ -63,6 +70,20 @@ def _table(runs: Mapping[str, tuple[Progress, Summary]]) -> str:
     body = "".join(rows)
     table = f"<table><thead><tr><td></td>{names}</tr></thead><tbody>{body}</tbody></table>"
     return f"<div class='wide' tabindex='0'>{table}</div>"
+
+
+def _ratios(ratios: Mapping[str, Mapping[str, float | None]]) -> str:
+    first, *others = ratios
+    names = "".join(f"<th scope='col'>{escape(name)}</th>" for name in others)
+    rows = []
+    for figure_name in ratios[first]:
+        values = [ratios[name][figure_name] for name in others]
+        cells = "".join(f"<td>{'-' if value is None else f'{value:.3f}'}</td>" for value in values)
+        rows.append(f"<tr><th scope='row'>{figure_name.replace('_', ' ')}</th>{cells}</tr>")
+    head = (
+        f"<h2>Over {escape(first)}</h2><div class='wide' tabindex='0'><table><thead><tr><td></td>{names}</tr></thead>"
+    )
+    return f"{head}<tbody>{''.join(rows)}</tbody></table></div>"
 
 
 def cell_text(label: str, found: Summary, path: Sequence[str]) -> str:
@@ -126,9 +147,7 @@ def _attainment(progress: Progress) -> Plot:
     for shot, record in pairs:
         bins[math.floor(record.arrival_s / width_s)] += [a and b for a, b in met([(shot, record)])]
     ys = [100 * sum(each) / len(each) if each else None for each in bins]
-    return Plot(
-        "Requests that met both targets", "s", "% of those that arrived then", [Line("both", xs, ys)], y_max=100.0
-    )
+    return Plot("Requests that met both targets", "s", "% of arrivals", [Line("both", xs, ys)], y_max=100.0)
 
 
 def _throughput(progress: Progress) -> Plot:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 380, 230
-LEFT, RIGHT, TOP, BOTTOM = 48, 10, 10, 34
+LEFT, RIGHT, TOP, BOTTOM = 48, 16, 10, 34
 MOST_TICKS = 5
+LEAST_SPAN = 1e-9
+"""Of an axis, relative to where it begins: less is a single value."""
 MOST_POINTS = 400
 """Of a line: more cannot be seen."""
 
@@ -89,7 +91,7 @@ def _svg(plot: Plot) -> str:
 
 def ticks(low: float, high: float) -> list[float]:
     """Round numbers from at most ``low`` to at least ``high``."""
-    if not high > low:
+    if high - low <= LEAST_SPAN * max(1.0, abs(low)):
         high = low + 1.0
     raw = (high - low) / MOST_TICKS
     power = 10.0 ** math.floor(math.log10(raw))
