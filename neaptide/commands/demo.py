@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from neaptide.commands.demo_view import DemoView, View, plain_view
+from neaptide.commands.demo_view import SERIES, DemoView, View, plain_view
 from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch
@@ -138,7 +138,7 @@ async def _watch(http: httpx.AsyncClient, state: DemoState, view: View, deadline
     while time.monotonic() < deadline_s:
         if "id" in state.batch:
             state.batch = await get_batch(http, state.batch["id"])
-        state.metrics = Samples((await http.get("/metrics")).text)
+        state.metrics = Samples((await http.get("/metrics")).text, SERIES)
         state.elapsed_s = time.monotonic() - start_s
         view.update(state)
         if state.batch["status"] in TERMINAL:
