@@ -25,6 +25,7 @@ import httpx
 from benchmarks.common import Reference, model_111m, print_table, random_prompts, vocab_size
 from neaptide.commands.server_process import ServerProcess
 from neaptide.engine.scheduler.slack import IDLE_SHARE
+from neaptide.loadgen.client.batches import BatchError, submit_batch, wait_until_it_runs
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record, attainment
@@ -114,16 +115,11 @@ async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
     for i, prompt in enumerate(prompts):
         body = {"model": "m", "prompt": prompt, "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
         lines.append(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}))
-    files = {"file": ("w5.jsonl", "\n".join(lines).encode(), "application/jsonl")}
-    upload = await http.post("/v1/files", files=files, data={"purpose": "batch"})
-    upload.raise_for_status()
-    body = {"input_file_id": upload.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-    batch = (await http.post("/v1/batches", json=body)).raise_for_status().json()
-    while batch["status"] == "validating":
-        await asyncio.sleep(0.2)
-        batch = (await http.get(f"/v1/batches/{batch['id']}")).json()
-    if batch["status"] != "in_progress":
-        raise SystemExit(f"the batch is {batch['status']}: {batch['errors']}")
+    batch = await submit_batch(http, "w5.jsonl", "\n".join(lines).encode())
+    try:
+        await wait_until_it_runs(http, batch)
+    except BatchError as error:
+        raise SystemExit(str(error)) from None
 
 
 async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> Window:

@@ -96,6 +96,7 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "demo": _from_commands("demo"),
     "batch": _from_commands("batch", client_base_url),
     "data": _from_commands("data"),
+    "loadgen": _from_commands("loadgen.command", client_base_url),
     "calibrate": _from_commands("calibrate"),
     "experiment": _from_commands("experiment"),
     "simulate": _from_commands("simulate"),

@@ -13,9 +13,9 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from neaptide.loadgen.client.batches import TERMINAL
 from neaptide.server.settings import client_api_key
 
-TERMINAL = ("completed", "failed", "expired", "cancelled")
 POLL_S = 1.0
 SHOWN_ERRORS = 10
 PAGE = 100

@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from neaptide.commands.demo_view import DemoView, View, plain_view
+from neaptide.commands.demo_view import SERIES, DemoView, View, plain_view
 from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
+from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
@@ -30,7 +31,6 @@ PREFIX_SKILLS = ("add", "subtract", "compare", "upper", "reverse", "spell")
 TICK_S = 0.5
 DATA_DIR = "demo-data"
 NO_COUNTS = {"total": 0, "completed": 0, "failed": 0}
-TERMINAL = ("completed", "failed", "expired", "cancelled")
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
                 with view:
                     await _watch(http, state, view, min(deadline_s, time.monotonic() + args.lead_seconds))
                     state.submitted_s = state.elapsed_s
-                    state.batch = await _submit(http, batch_jsonl(examples))
+                    state.batch = await submit_batch(http, "demo.jsonl", batch_jsonl(examples))
                     await _watch(http, state, view, deadline_s)
                 if chats.done():
                     chats.result()  # a fault of the client is not an empty success
@@ -117,18 +117,6 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
                 chats.cancel()
                 await asyncio.gather(chats, return_exceptions=True)
             return await _report(http, state, examples, args.dir, console)
-
-
-async def _submit(http: httpx.AsyncClient, content: bytes) -> dict[str, Any]:
-    upload = await http.post(
-        "/v1/files", files={"file": ("demo.jsonl", content, "application/jsonl")}, data={"purpose": "batch"}
-    )
-    upload.raise_for_status()
-    request = {"input_file_id": upload.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    created = await http.post("/v1/batches", json=request)
-    created.raise_for_status()
-    batch: dict[str, Any] = created.json()
-    return batch
 
 
 async def _chat(http: httpx.AsyncClient, state: DemoState, args: argparse.Namespace) -> None:
@@ -149,8 +137,8 @@ async def _watch(http: httpx.AsyncClient, state: DemoState, view: View, deadline
     start_s = time.monotonic() - state.elapsed_s
     while time.monotonic() < deadline_s:
         if "id" in state.batch:
-            state.batch = (await http.get(f"/v1/batches/{state.batch['id']}")).json()
-        state.metrics = Samples((await http.get("/metrics")).text)
+            state.batch = await get_batch(http, state.batch["id"])
+        state.metrics = Samples((await http.get("/metrics")).text, SERIES)
         state.elapsed_s = time.monotonic() - start_s
         view.update(state)
         if state.batch["status"] in TERMINAL:

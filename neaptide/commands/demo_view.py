@@ -15,6 +15,7 @@ from neaptide.loadgen.percentiles import percentiles
 if TYPE_CHECKING:
     from neaptide.commands.demo import DemoState
 
+SERIES = ("neaptide_step_tokens_total", "neaptide_requests_", "neaptide_kv_blocks")
 RATE_WINDOW = 8
 """Updates that a rate is averaged over."""
 

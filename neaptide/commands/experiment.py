@@ -13,6 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from rich.table import Table
 
 from neaptide.commands.outputs import check_plot, check_writable, draw
+from neaptide.experiments.forecast_coverage import NAME as FORECAST
+from neaptide.experiments.forecast_coverage import run_trace
 from neaptide.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide.experiments.result import ExperimentResult, Row
 
@@ -31,6 +33,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("name", metavar="NAME", help="an experiment, or list")
     parser.add_argument("--quick", action="store_true", help="smaller samples, same definitions")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the result to this file")
+    trace_help = "forecast-coverage: measure on this recorded trace, a name or a file, instead of the bundled ones"
+    parser.add_argument("--trace", metavar="FILE", help=trace_help)
+    parser.add_argument("--speed", type=float, metavar="X", help="with --trace: arrival times are divided by it (1)")
     parser.add_argument(
         "--plot", type=Path, metavar="OUT.png", help="draw the experiment's plot into this file (.png, .pdf, .svg, ...)"
     )
@@ -50,9 +55,11 @@ def run_command(args: argparse.Namespace) -> int:
         for name in EXPERIMENT_NAMES:
             print(f"{name:<20} {load_experiment(name).ABOUT}")
         return 0
-    experiment = load_experiment(args.name)
-    with _progress(args.name):
-        result = experiment.run(args.quick)
+    try:
+        with _progress(args.name):
+            result = _run(args)
+    except TraceError as error:
+        return _refuse(str(error))
     _show(result)
     found = result.to_json()
     line = json.dumps(found, allow_nan=False)
@@ -68,14 +75,31 @@ def run_command(args: argparse.Namespace) -> int:
     return status
 
 
+class TraceError(Exception):
+    """The user's trace cannot be measured."""
+
+
+def _run(args: argparse.Namespace) -> ExperimentResult:
+    if args.trace is None:
+        return load_experiment(args.name).run(args.quick)
+    try:
+        return run_trace(args.trace, 1.0 if args.speed is None else args.speed, args.quick)
+    except (ValueError, OSError) as error:
+        raise TraceError(str(error)) from error
+
+
 def _check(args: argparse.Namespace) -> None:
     """What cannot be done is told before minutes of work. Raises ValueError with one line."""
     if args.name == "list":
-        if args.quick or args.json is not None or args.plot is not None:
-            raise ValueError("list takes no --quick, --json or --plot")
+        if args.quick or args.trace is not None or args.json is not None or args.plot is not None:
+            raise ValueError("list takes no --quick, --trace, --json or --plot")
         return
     if args.name not in EXPERIMENT_NAMES:
         raise ValueError(f"there is no experiment {args.name!r}; there are: {', '.join(EXPERIMENT_NAMES)}")
+    if args.trace is not None and args.name != FORECAST:
+        raise ValueError(f"--trace goes with {FORECAST}")
+    if args.speed is not None and args.trace is None:
+        raise ValueError("--speed goes with --trace")
     if args.json is not None:
         check_writable(args.json)
     if args.plot is not None:

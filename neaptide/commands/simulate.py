@@ -42,6 +42,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     without_help = f"leave parts of the policy neaptide out: {', '.join(PARTS)}"
     add("--without", default="", metavar="PART,...", help=without_help)
     add_load(parser)
+    arrivals_help = "so many rows of each set, and the next ones so much later, or recorded: as its trace file has them"
+    add("--offline-arrivals", metavar="ROWS@SECONDS", help=f"{arrivals_help} (all at once)")
     add("--warm-up-s", type=float, default=0.0, metavar="X", help="offline work alone, before the first arrival (0)")
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
     add_limits(parser)
@@ -110,7 +112,8 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         raise ValueError("--warm-up-s must be at least 0")
     online = delayed(online_of(args), args.warm_up_s)
     left_out = tuple(part for part in args.without.split(",") if part)
-    return replace(scenario_of(args, load_profile(args.profile), online, offline_of(args)), left_out=left_out)
+    offline = offline_of(args, args.offline_arrivals)
+    return replace(scenario_of(args, load_profile(args.profile), online, offline), left_out=left_out)
 
 
 def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer | None) -> Run:

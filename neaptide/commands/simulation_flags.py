@@ -1,6 +1,7 @@
 """What the commands that simulate have in common: flags of load, targets and limits, and a bar that shows progress."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS
-from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
+from neaptide.loadgen.workloads.offline_sets import OfflineSet, arriving, load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
-from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.loadgen.workloads.traces import TraceRequest, window_of
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 
@@ -77,15 +78,33 @@ def online_of(args: argparse.Namespace) -> list[TraceRequest]:
         if args.online_window is not None:
             raise ValueError("--online-window needs --online")
         return []
-    online = online_requests(args.online, args.seed, window_s=_window(args.online_window), speed=args.speed)
+    online = online_requests(
+        args.online, args.seed, window_s=window_of(args.online_window, "--online-window"), speed=args.speed
+    )
     if not online:
         raise ValueError(f"no request of {args.online} lies in the window")
     return online
 
 
-def offline_of(args: argparse.Namespace) -> list[OfflineSet]:
-    """Raises ValueError if there is no such set."""
-    return [load_offline(spec, args.seed, args.keep_order) for spec in args.offline if spec != "none"]
+def offline_of(args: argparse.Namespace, arrivals: str | None = None) -> list[OfflineSet]:
+    """``arrivals`` is ROWS@SECONDS or ``recorded``; without it all rows come at once. Raises ValueError if there is no
+    such set, or it cannot arrive so."""
+    specs = [spec for spec in args.offline if spec != "none"]
+    if arrivals is None:
+        return [load_offline(spec, args.seed, args.keep_order) for spec in specs]
+    if not specs:
+        raise ValueError("--offline-arrivals needs --offline")
+    if arrivals == "recorded":
+        return [load_offline(spec, args.seed, recorded_arrivals=True) for spec in specs]
+    rows, seconds = _rows_and_seconds(arrivals)
+    return [arriving(load_offline(spec, args.seed, args.keep_order), rows, seconds) for spec in specs]
+
+
+def _rows_and_seconds(text: str) -> tuple[int, float]:
+    match = re.fullmatch(r"([1-9]\d*)@(\d+\.?\d*|\.\d+)", text)
+    if match is None or float(match[2]) == 0.0:
+        raise ValueError(f"--offline-arrivals is ROWS@SECONDS, such as 100@60, or recorded, not {text!r}")
+    return int(match[1]), float(match[2])
 
 
 def scenario_of(
@@ -115,18 +134,6 @@ def scenario_of(
         max_output_tokens=args.max_tokens,
         host_cache_bytes=int(args.host_cache_gib * (1 << 30)),
     )
-
-
-def _window(text: str | None) -> tuple[float, float] | None:
-    if text is None:
-        return None
-    start, colon, end = text.partition(":")
-    try:
-        if not colon:
-            raise ValueError
-        return float(start), float(end)
-    except ValueError:
-        raise ValueError(f"--online-window is two numbers A:B in seconds, not {text!r}") from None
 
 
 @contextmanager

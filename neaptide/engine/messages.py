@@ -161,6 +161,8 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     """Copied to host memory as they left the cache ..."""
     loaded_blocks: int = 0
     """... and back, for requests that this step admitted."""
+    blocks_reserved: int = 0
+    """That offline admissions leave for online work, those that it holds included."""
 
 
 class Outlook(StrEnum):

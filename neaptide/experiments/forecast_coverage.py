@@ -7,6 +7,7 @@ only, says how much to reserve; it is right if the most that is held in the next
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from neaptide.experiments.kv_demand import (
     QUICK_REPLAY_S,
     TICK_S,
     VARIANTS,
+    Case,
     Requests,
     Tokens,
     demand_tokens,
@@ -70,6 +72,11 @@ CONFORMAL = Family(
     lambda alpha: ConformalForecast(CAPACITY_TOKENS, alpha, horizon_s=HORIZON_S),
 )
 FAMILIES = (MU_SIGMA, QUANTILE, CONFORMAL)
+DEFINITION = (
+    "Coverage: share of seconds at which the most held in the next 30 s is within the reservation. The oracle reserves "
+    "exactly that peak."
+)
+INTERPOLATED = "Between the knobs tried is interpolated."
 CLAIMED = 95.0
 """Percent of cases that Echo (section 5.3) says mu + 2 sigma covers."""
 
@@ -170,6 +177,23 @@ def run(quick: bool) -> ExperimentResult:
     return ExperimentResult(NAME, rows, _notes(traces, variants, quick), data, lambda figure: _plot(traces, figure))
 
 
+def run_trace(trace: str, speed: float, quick: bool) -> ExperimentResult:
+    """The same measure on a trace of the user's: a name or a file.
+
+    Raises ValueError for a trace that cannot be read or is over before a forecast can be judged.
+    """
+    requests = requests_of(Case(Path(trace).name, trace, speed), quick)
+    if len(requests[0]) <= WARM_UP_ARRIVALS or requests[0][-1] < requests[0][WARM_UP_ARRIVALS - 1] + 3 * HORIZON_S:
+        raise ValueError(
+            f"{trace} is too short: the forecasts need {WARM_UP_ARRIVALS} requests, and {3 * HORIZON_S} s after them "
+            "to be judged by; a longer trace or a lower --speed helps"
+        )
+    curves = measure(Path(trace).name, requests)
+    data = {"quick": quick, "capacity_tokens": CAPACITY_TOKENS, "speed": speed, "traces": [asdict(curves)]}
+    notes = [DEFINITION, f"Judged on {curves.seconds // HORIZON_S} horizons that do not overlap. " + INTERPOLATED]
+    return ExperimentResult(NAME, _trace_rows(curves), notes, data, lambda figure: _plot([curves], figure))
+
+
 def one_knob(traces: Sequence[Curves], family: Family) -> tuple[float, float]:
     """Mean and worst coverage over the traces with the one knob that reserves as much as conformal 95% on average."""
     reserved = float(np.mean([trace.nominal(CONFORMAL).reserved_of_oracle for trace in traces]))
@@ -245,15 +269,14 @@ def _notes(traces: Sequence[Curves], variants: Sequence[Curves], quick: bool) ->
     published = [trace.nominal(MU_SIGMA) for trace in traces]
     independent = [trace.seconds // HORIZON_S for trace in traces]
     notes = [
-        "Coverage: share of seconds at which the most held in the next 30 s is within the reservation. The oracle "
-        "reserves exactly that peak.",
+        DEFINITION,
         f"mu + 2 sigma covers {_span([o.momentary_coverage for o in published])} of the moments, which is how we read "
         f"Echo's 95%, but only {_span([o.coverage for o in published])} of the peaks that offline work must make "
         "room for.",
         f"To cover 95% of the peaks k would have to be {', '.join(_k_for_95(trace) for trace in traces)}.",
         f"A replay has {min(independent)} to {max(independent)} horizons that do not overlap: a difference of two or "
         "three points on one trace means little.",
-        "Between the knobs tried is interpolated. The fixed settings of conformal (gain, weight of the present) were "
+        f"{INTERPOLATED} The fixed settings of conformal (gain, weight of the present) were "
         "picked on the recommended speeds; the starts of the agents' sessions are drawn.",
     ]
     for label, group in (("At the recommended speeds", traces), ("At other speeds and seeds", variants)):
@@ -277,7 +300,8 @@ def _span(shares: Sequence[float]) -> str:
 
 def _plot(traces: Sequence[Curves], figure: Any) -> None:
     """Coverage against reserved memory, a panel a trace; the large marks are the nominal knobs."""
-    panels = figure.subplots(2, 3, sharey=True)
+    rows = 1 if len(traces) == 1 else 2
+    panels = figure.subplots(rows, -(-len(traces) // rows), sharey=True, squeeze=False)
     for trace, axes in zip(traces, panels.flat, strict=True):
         for family in FAMILIES:
             points = sorted((o.reserved_of_oracle, 100 * o.coverage) for o in trace.outcomes[family.label])

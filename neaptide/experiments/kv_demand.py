@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neaptide.loadgen.workloads.traces import CHARS_PER_TOKEN, data_file, load_online, read_jsonl
+from neaptide.loadgen.workloads.trace_formats import CHARS_PER_TOKEN
+from neaptide.loadgen.workloads.traces import data_file, load_online, read_jsonl
 
 PREFILL_TOKENS_PER_S = 30_000
 TICK_S = 0.025

@@ -1,6 +1,8 @@
 """Offline work for a simulation: sets of requests become batch jobs over token files, as the server makes them."""
 
+import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,7 +22,8 @@ class OfflineFeed:
     """Submits the sets as one job after another, and refills the pool before it runs dry.
 
     The sets are submitted together; their order is shuffled by the seed unless ``keep_order``. A set with a batch
-    size comes in batches instead, each when the one before has ended.
+    size comes in batches instead, each when the one before has ended. Sets whose rows have arrivals come as these say,
+    rows that are due together as one job, and are not refilled: their pool may be empty at times.
 
     Args:
         output_limit: ``max_tokens`` of a request; those without room for a token are left out, longer outputs are cut.
@@ -29,7 +32,8 @@ class OfflineFeed:
         deadline_s: of every job, counted from its submission.
 
     Raises:
-        ValueError: a set with a batch size beside others, no request fits, or a set cannot be refilled.
+        ValueError: a set with a batch size beside others or with arrivals, no request fits, or a set cannot be
+            refilled.
     """
 
     def __init__(
@@ -47,6 +51,10 @@ class OfflineFeed:
         batch_sizes = [one.batch_size for one in sets if one.batch_size is not None]
         if batch_sizes and len(sets) > 1:
             raise ValueError("a set that is submitted in batches cannot be mixed with other sets")
+        self.arrives = any(request.arrival_s > 0 for one in sets for request in one.requests)
+        if batch_sizes and self.arrives:
+            raise ValueError("a set that is submitted in batches cannot arrive over time as well")
+        refill = refill and not self.arrives
         if refill:
             for one in sets:
                 one.check_refill()
@@ -68,7 +76,7 @@ class OfflineFeed:
         self.num_cut = sum(request.output_tokens > output_limit(request) for request in fitting)
         """Rows of the sets whose answer is longer than its limit."""
         self.batch_size = batch_sizes[0] if batch_sizes else None
-        self._pending = fitting
+        self._pending = sorted(fitting, key=lambda request: request.arrival_s) if self.arrives else fitting
         self._generation = 0
         self.first_generation_size = self._first_open = len(fitting)
         self._low_water = max(low_water, len(fitting) // 2)
@@ -80,6 +88,11 @@ class OfflineFeed:
     def first_generation_done(self) -> bool:
         return not self._first_open
 
+    @property
+    def next_arrival_s(self) -> float:
+        """Of rows that arrive over time; infinite if none will."""
+        return self._pending[0].arrival_s if self.arrives and self._pending else math.inf
+
     def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
         """Jobs to submit now, while ``waiting`` rows wait in the pool. The engine must take each one before the next
         is asked for: its token file is gone then."""
@@ -89,7 +102,12 @@ class OfflineFeed:
                 rows, self._pending = self._pending[: self.batch_size], self._pending[self.batch_size :]
                 yield from self._submit(rows, now_s)
             return
-        if self._pending:
+        if self.arrives:
+            due = bisect_right(self._pending, now_s, key=lambda request: request.arrival_s)
+            rows, self._pending = self._pending[:due], self._pending[due:]
+            if rows:
+                yield from self._submit(rows, now_s)
+        elif self._pending:
             rows, self._pending = self._pending, []
             waiting += len(rows)
             yield from self._submit(rows, now_s)

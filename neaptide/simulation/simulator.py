@@ -66,7 +66,7 @@ class Run:
     num_left_out: int
     """Requests whose prompt leaves no room in the context: never submitted, and counted nowhere else."""
     num_cut: int
-    """Requests whose answer is longer than their ``max_tokens`` and ends there; offline, of the sets as submitted."""
+    """Requests whose answer ends at their ``max_tokens``, for it is longer; offline, of the sets as submitted."""
     num_unfinished: int
     """Online requests without an end; they count as missed."""
     num_failed: int
@@ -86,7 +86,7 @@ def simulate(
     offline sets is (or as many rows as two of them have, under a policy that leaves some for last).
 
     Raises:
-        ValueError: there is nothing to simulate, or the offline sets do not go together or cannot be refilled.
+        ValueError: nothing to simulate, no online request fits, or offline sets that do not go together or refill.
         SimulationError: the policy stands still.
         OSError: the step log or a token file cannot be written.
     """
@@ -138,6 +138,8 @@ class _Simulation:
         self._on_progress = on_progress
         self.plan_s = array("d")
         self._online = [r for r in scenario.online if r.segments and scenario.output_limit(r) > 0]
+        if scenario.online and not self._online:
+            raise ValueError(f"no online request and its answer fit into a context of {scenario.max_tokens} tokens")
         self._next_online = 0
         self._feed = OfflineFeed(
             scenario.offline,
@@ -152,8 +154,7 @@ class _Simulation:
         self._submitted_s: dict[str, float] = {}
         """Of every offline job."""
         self._makespan_s: float | None = None
-        self._dry_s: float | None = None
-        """When planning took the last row for the first time since the window opened."""
+        self._dry_s: float | None = None  # as ``Run.dry_s``
         self._num_failed = 0
         self._late_rows = 0
         self._open_rows: dict[str, int] = {}
@@ -162,10 +163,8 @@ class _Simulation:
         """... and those of them without a first step."""
         self._tally = StepTally()
         """Of the step that was done last ..."""
-        self._swapped_blocks = 0
-        """... and the blocks that it swapped."""
-        self._started_ids: set[str] = set()
-        """Rows between their first step and their end."""
+        self._swapped_blocks = 0  # ... and the blocks that it swapped
+        self._started_ids: set[str] = set()  # rows between their first step and their end
         config = scenario.engine_config()
         self._executor = self._build_executor()
         self._recorder = None
@@ -212,12 +211,12 @@ class _Simulation:
             self._hand_in()
             if not core.has_work:
                 self.check_pool(clock.now())
-                if self._next_online == len(self._online):
+                if self._next_change_s() == math.inf:
                     return
-                clock.sleep_until(self._next_arrival_s)
+                clock.sleep_until(self._next_change_s())
                 continue
             if core.plan_at_s > clock.now():
-                clock.sleep_until(min(core.plan_at_s, self._next_arrival_s))
+                clock.sleep_until(min(core.plan_at_s, self._next_change_s()))
                 continue
             outputs = core.step()
             self._take_in(outputs)
@@ -243,6 +242,9 @@ class _Simulation:
     @property
     def _next_arrival_s(self) -> float:
         return self._online[self._next_online].arrival_s if self._next_online < len(self._online) else math.inf
+
+    def _next_change_s(self) -> float:
+        return min(self._next_arrival_s, self._feed.next_arrival_s)
 
     def _hand_in(self) -> None:
         now_s = self._clock.now()
@@ -270,7 +272,7 @@ class _Simulation:
 
     def check_pool(self, now_s: float) -> None:
         """After planning: with a seat free and no row left to take it, offline work is missing."""
-        if self._dry_s is not None or not self._scenario.offline or self._feed.batch_size is not None:
+        if self._dry_s is not None or not self._scenario.offline or self._feed.batch_size or self._feed.arrives:
             return
         queues = self._core.scheduler.queues
         if now_s >= self._window_s()[0] and queues.num_running < self._scenario.max_num_seqs and not len(queues.pool):
@@ -305,14 +307,14 @@ class _Simulation:
 
     def _wait_for_change(self, blocked_since_s: float) -> None:
         now_s = self._clock.now()
-        if now_s - blocked_since_s > MAX_BLOCKED_S and self._next_arrival_s == math.inf:
+        if now_s - blocked_since_s > MAX_BLOCKED_S and self._next_change_s() == math.inf:
             queues = self._core.scheduler.queues
+            waiting = f"{len(queues.waiting_online)} online and {len(queues.pool)} offline requests waiting"
             raise SimulationError(
                 f"policy {self._scenario.policy} has run no request for {MAX_BLOCKED_S:.0f} s at {now_s:.3f} s with "
-                f"{queues.num_running} running, {len(queues.waiting_online)} online and {len(queues.pool)} offline "
-                "requests waiting"
+                f"{queues.num_running} running, {waiting}"
             )
-        self._clock.sleep_until(min(now_s + BLOCKED_WAIT_S, self._next_arrival_s))
+        self._clock.sleep_until(min(now_s + BLOCKED_WAIT_S, self._next_change_s()))
 
     def _output_tokens(self, request_id: str) -> int:
         if request_id.startswith(OFFLINE_PREFIX):
@@ -388,8 +390,8 @@ class _Simulation:
     def _misses(self, end_s: float) -> int:
         """Rows that ended late, and rows that are late and not ended."""
         deadline_s = self._scenario.offline_deadline_s
-        late_jobs = [job for job, submitted_s in self._submitted_s.items() if end_s > submitted_s + deadline_s]
-        return self._late_rows + sum(self._open_rows[job] for job in late_jobs)
+        late = (job for job, submitted_s in self._submitted_s.items() if end_s > submitted_s + deadline_s)
+        return self._late_rows + sum(self._open_rows[job] for job in late)
 
     def _bound(self) -> float | None:
         if not self._scenario.offline:

@@ -23,3 +23,10 @@ def test_the_abort_of_the_last_online_request_is_observed() -> None:
     assert held_blocks(harness) == 3
     harness.core.handle(AbortRequest(["a"]))
     assert held_blocks(harness) == 0
+
+
+def test_every_step_says_what_is_kept_for_online_work() -> None:
+    harness = Harness()
+    harness.core.handle(online("a", [7] * 9, max_tokens=9))
+    (stats,) = harness.core.step().stats
+    assert stats.blocks_reserved == held_blocks(harness) == 3

@@ -241,3 +241,32 @@ def test_nan_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Made(Row("broken", float("nan"))))
     with pytest.raises(ValueError, match="not JSON compliant"):
         main(["experiment", "golden"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["golden", "--trace", "azure_conv_2023"], "--trace goes with forecast-coverage"),
+        (["forecast-coverage", "--speed", "2"], "--speed goes with --trace"),
+        (["forecast-coverage", "--trace", "nowhere.csv"], "no trace 'nowhere.csv'"),
+        (["forecast-coverage", "--trace", "azure_conv_2023", "--speed", "100"], "is too short: the forecasts need 200"),
+        (["forecast-coverage", "--trace", "azure_conv_2023", "--speed", "0"], "speed must be positive"),
+    ],
+)
+def test_a_trace_that_cannot_be_measured_is_one_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_trace_of_the_users_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "mine.csv"
+    rows = "".join(f"{k * 0.5},{100 + k % 7},{20 + k % 5}\n" for k in range(500))
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    plot = ["--plot", str(tmp_path / "out.svg")]
+    assert main(["experiment", "forecast-coverage", "--trace", str(trace), *plot]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["rows"][0]["case"] == "mine.csv: mu + 2 sigma, moments of the next 30 s"
+    assert found["data"]["traces"][0]["seconds"] == 250 - 30 - 100
+    assert (tmp_path / "out.svg").read_text().count("mine.csv") >= 1

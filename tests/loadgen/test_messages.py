@@ -34,8 +34,8 @@ def test_a_binary_file_is_named(tmp_path: Path) -> None:
     assert complaint_about(tmp_path / "bad.bin", b"\xff\xfe\x00") == "bad.bin: not text in UTF-8"
 
 
-@pytest.mark.parametrize("content", [b"plain", gzip.compress(b"cut off" * 99, mtime=0)[:30]])
-def test_a_broken_gzip_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_gzip_file_is_named(tmp_path: Path) -> None:
+    content = gzip.compress(b"cut off" * 99, mtime=0)[:30]
     assert complaint_about(tmp_path / "bad.jsonl.gz", content) == "bad.jsonl.gz: not a gzip file, or cut off"
 
 
@@ -101,8 +101,8 @@ def test_a_window_that_holds_nothing_is_refused(window_s: tuple[float, float], c
     ("content", "complaint"),
     [
         ("", "mine.csv has no requests"),
-        ("arrival_s,input_tokens\n1,2\n", "mine.csv: a row has no 'output_tokens'"),
-        ("arrival_s,input_tokens,output_tokens\n1,many,2\n", "mine.csv: a row is not as its format wants it"),
+        ("arrival_s,input_tokens\n1,2\n", "no columns of a known trace format: it has arrival_s, input_tokens; known"),
+        ("arrival_s,input_tokens,output_tokens\n1,many,2\n", "line 2, column input_tokens: 'many' is not a number"),
     ],
 )
 def test_a_trace_file_with_a_bad_row_is_named(tmp_path: Path, content: str, complaint: str) -> None:

@@ -68,3 +68,8 @@ def test_samples_sum_over_series() -> None:
     assert samples.sum("x_total", a="1") == 5
     assert samples.sum("x_total") == 10
     assert samples.sum("y_total") == 0
+
+
+def test_only_the_series_that_are_asked_for_are_parsed() -> None:
+    samples = Samples("# TYPE a counter\na_total 2\nb{broken 5\nab 3\n", only=("a_", "ab"))
+    assert (samples.sum("a_total"), samples.sum("ab"), samples.has("b")) == (2, 3, False)

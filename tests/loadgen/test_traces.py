@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.loadgen.workloads.offline_sets import prefix_sharing
+from neaptide.loadgen.workloads.trace_rows import content_name
 from neaptide.loadgen.workloads.traces import (
     FIRST_TOKEN_ID,
     TraceRequest,
@@ -99,10 +100,10 @@ def test_a_trace_file_is_read_by_its_columns(tmp_path) -> None:
     path = tmp_path / "mine.jsonl.gz"
     rows = [
         {"timestamp": 1000, "input_length": 1000, "output_length": 5, "hash_ids": [7, 8]},
-        {"timestamp": 1500, "input_length": 512, "output_length": 0, "hash_ids": [7]},
+        {"timestamp": 1500, "input_length": 512, "output_length": 1, "hash_ids": [7]},
     ]
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    base = content_base(path.name)
+    base = content_base(content_name(path))
     assert load_online(path) == [
         TraceRequest(0.0, ((base + 7, 512), (base + 8, 488)), 5),
         TraceRequest(0.5, ((base + 7, 512),), 1),

@@ -1,6 +1,8 @@
 """``neaptide simulate`` from the outside."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -229,6 +231,11 @@ def test_noise_and_headroom_reach_the_run(
         (["--json", "/nowhere/out.json"], "/nowhere/out.json"),
         (["--step-log", "/nowhere/log"], "/nowhere/log"),
         (["--offline", "bros-be", "bros-be-64"], "cannot be mixed"),
+        (["--max-model-len", "1"], "no online request and its answer fit into a context of 1 tokens"),
+        (["--offline-arrivals", "0@5"], "--offline-arrivals is ROWS@SECONDS, such as 100@60, or recorded, not '0@5'"),
+        (["--offline-arrivals", "5@0"], "ROWS@SECONDS"),
+        (["--offline", "bbh", "--offline-arrivals", "recorded"], "'bbh' has no recorded arrivals"),
+        (["--offline", "none", "--offline-arrivals", "5@1"], "--offline-arrivals needs --offline"),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -253,3 +260,25 @@ def test_a_pool_that_runs_dry_is_said(capsys: pytest.CaptureFixture[str], monkey
     assert "the offline pool ran dry at 0.0 s" in captured.err
     assert "NOT VALID" in captured.out
     assert json.loads(captured.out.splitlines()[-1])["valid"] is False
+
+
+def test_offline_rows_may_arrive_in_parts(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--online", "none", "--offline-arrivals", "20@30"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 30 < result["offline"]["makespan_s"] < 35
+    assert result["valid"]
+
+
+def test_an_offline_trace_arrives_as_recorded(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offline = ["--offline", str(tmp_path / "trace.csv"), "--offline-arrivals", "recorded"]
+    assert main([*arguments, "--online", "none", *offline]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 9 < result["offline"]["makespan_s"] < 10
+
+
+def test_an_unsorted_trace_is_said_on_stderr(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "trace.csv").write_text(TRACE + "0.0,5,5,a\n")
+    done = subprocess.run([sys.executable, "-m", "neaptide", *arguments], capture_output=True, text=True)
+    assert "trace.csv: 1 of 5 rows come after a later one: sorted by arrival\n" in done.stderr

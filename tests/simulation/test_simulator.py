@@ -14,6 +14,7 @@ from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.simulator import SimulationError, simulate
@@ -348,3 +349,40 @@ def test_who_sits_out_and_why_is_explained() -> None:
     simulate(mixed(tpot_slo_s=0.004), observers=explainers)
     said = [explainer.text for explainer in explainers if explainer.text and "sit out" in explainer.text]
     assert any("one more token would break the time budget" in text for text in said)
+
+
+# ---- offline rows that arrive over time ----
+
+
+def arriving_scene(*arrivals_s: float) -> OfflineSet:
+    rows = offline(*((0, 8, 2) for _ in arrivals_s)).requests
+    return OfflineSet("scene", [replace(r, arrival_s=a) for r, a in zip(rows, arrivals_s, strict=True)], synthetic=True)
+
+
+def test_offline_rows_start_when_they_arrive() -> None:
+    run = simulate(constant(offline_sets=[arriving_scene(0.0, 0.0, 5.0, 2.0)]))
+    assert run.measures.offline_ends_s == pytest.approx([0.2, 0.2, 2.2, 5.2])
+    assert run.result.valid
+    assert run.result.offline.makespan_s == pytest.approx(5.2)
+
+
+def test_rows_that_arrive_beside_online_work_are_not_refilled() -> None:
+    run = simulate(constant(online((0.0, 8, 2), (4.0, 8, 2)), [arriving_scene(1.0, 3.0)]))
+    assert run.measures.offline_ends_s == pytest.approx([1.2, 3.2])
+    assert run.result.valid
+
+
+def test_rows_that_would_arrive_after_the_end_are_not_waited_for() -> None:
+    run = simulate(constant(online((0.0, 8, 2), (1.0, 8, 2)), [arriving_scene(0.5, 50.0)]))
+    assert len(run.measures.offline_ends_s) == 1
+
+
+def test_batches_by_turns_cannot_arrive_over_time() -> None:
+    scene = replace(arriving_scene(0.0, 1.0), batch_size=1)
+    with pytest.raises(ValueError, match="cannot arrive over time"):
+        simulate(constant(offline_sets=[scene]))
+
+
+def test_a_context_that_no_online_request_fits_into_is_refused() -> None:
+    with pytest.raises(ValueError, match="fit into a context of 1 tokens"):
+        simulate(constant(online((0.0, 8, 2)), max_model_len=1))

@@ -53,4 +53,5 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         recomputed_tokens=step.preempted.recomputed_tokens,
         saved_blocks=len(plan.saves),
         loaded_blocks=len(plan.loads),
+        blocks_reserved=scheduler.headroom.headroom_blocks(timer.end_s),
     )

@@ -13,6 +13,9 @@ class Record:
     sent_s: float
     arrival_s: float = 0.0
     """Scheduled arrival, from the start of the run."""
+    due_s: float | None = None
+    """When it should have been sent: a client that falls behind must not make the server look fast. ``None`` where the
+    one before decides when the next is sent."""
     token_times_s: list[float] = field(default_factory=list)
     """When each chunk with text arrived."""
     end_s: float = 0.0
@@ -21,6 +24,8 @@ class Record:
     num_prompt_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None
+    cancelled: bool = False
+    """By the client, on purpose: it says nothing about the server."""
 
     def add_chunk(self, chunk: dict[str, Any], now_s: float) -> None:
         """Takes in one decoded event of a chat or completions stream."""
@@ -38,8 +43,22 @@ class Record:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
     @property
+    def start_s(self) -> float:
+        """What its times count from."""
+        return self.sent_s if self.due_s is None else self.due_s
+
+    @property
+    def late_s(self) -> float:
+        """So much later than it should have been was it sent."""
+        return self.sent_s - self.start_s
+
+    @property
     def ttft_s(self) -> float | None:
-        return self.token_times_s[0] - self.sent_s if self.token_times_s else None
+        return self.token_times_s[0] - self.start_s if self.token_times_s else None
+
+    @property
+    def e2e_s(self) -> float | None:
+        return self.end_s - self.start_s if self.end_s and self.error is None and not self.cancelled else None
 
     @property
     def tpot_s(self) -> float | None:

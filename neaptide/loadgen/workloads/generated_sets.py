@@ -10,7 +10,8 @@ import numpy as np
 
 from neaptide.loadgen.workloads.lengths import Tokens, lognormal_lengths, sampled_lengths, shares_of, uniform_lengths
 from neaptide.loadgen.workloads.text_sets import loogle_articles
-from neaptide.loadgen.workloads.traces import CHARS_PER_TOKEN, TraceRequest
+from neaptide.loadgen.workloads.trace_formats import CHARS_PER_TOKEN
+from neaptide.loadgen.workloads.traces import TraceRequest
 
 ContentIds = Iterator[int]
 Generator = Callable[[ContentIds, np.random.Generator, int], list[TraceRequest]]

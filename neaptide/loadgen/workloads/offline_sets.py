@@ -21,15 +21,8 @@ from neaptide.loadgen.workloads.generated_sets import (
     loogle_qa,
 )
 from neaptide.loadgen.workloads.text_sets import Tokenize
-from neaptide.loadgen.workloads.traces import (
-    Segments,
-    TraceRequest,
-    block_segments,
-    content_base,
-    data_file,
-    read_csv,
-    read_jsonl,
-)
+from neaptide.loadgen.workloads.trace_rows import content_name
+from neaptide.loadgen.workloads.traces import Segments, TraceRequest, content_base, data_file, load_lengths
 
 TEXT_SETS = {
     "mmlu": text_sets.mmlu,
@@ -39,7 +32,6 @@ TEXT_SETS = {
 }
 LENGTH_SETS = ("arxiv_summarization_lengths", "sharegpt_lengths")
 EXCERPTS = ("servegen_generation_excerpt", "servegen_translation_excerpt")
-EXCERPT_BLOCK_TOKENS = 16
 FIXED_GENERATORS: dict[str, tuple[Generator, int]] = {
     "loogle-qa-short": (loogle_qa("short"), LOOGLE_REQUESTS),
     "loogle-qa-long": (loogle_qa("long"), LOOGLE_REQUESTS),
@@ -72,12 +64,14 @@ class Sharing:
 class OfflineSet:
     name: str
     requests: list[TraceRequest]
-    """In the order of submission; arrivals are 0."""
+    """In the order of submission. Arrivals are 0 where the source has none."""
     synthetic: bool
     """Drawn to stated moments, not recorded."""
     batch_size: int | None = None
     """So many requests are submitted at once, the next ones when these have ended; ``None``: all at the start."""
     generation: int = 0
+    content: str | None = None
+    """What names its contents; ``None``: its name does."""
 
     def sharing(self, block_size: int = 1) -> Sharing:
         """See ``prefix_sharing``; a block size of 1 is the unaligned bound."""
@@ -85,7 +79,7 @@ class OfflineSet:
 
     def check_refill(self) -> None:
         """Raises ValueError if a content id lies outside the set's own namespace, which a refill moves."""
-        namespace = _namespace(self.name, self.generation)
+        namespace = self._namespace(self.generation)
         base = content_base(namespace)
         for request in self.requests:
             for content, _ in request.segments:
@@ -101,12 +95,15 @@ class OfflineSet:
         Raises ValueError as ``check_refill``.
         """
         self.check_refill()
-        shift = content_base(_namespace(self.name, generation)) - content_base(_namespace(self.name, self.generation))
+        shift = content_base(self._namespace(generation)) - content_base(self._namespace(self.generation))
         requests = [
             TraceRequest(r.arrival_s, tuple((content + shift, n) for content, n in r.segments), r.output_tokens)
             for r in self.requests
         ]
         return replace(self, requests=requests, generation=generation)
+
+    def _namespace(self, generation: int) -> str:
+        return _namespace(self.content or self.name, generation)
 
 
 def offline_names() -> tuple[str, ...]:
@@ -115,22 +112,33 @@ def offline_names() -> tuple[str, ...]:
 
 
 def load_offline(
-    spec: str | Path, seed: int, keep_order: bool = False, limit: int | None = None, tokenize: Tokenize | None = None
+    spec: str | Path,
+    seed: int,
+    keep_order: bool = False,
+    limit: int | None = None,
+    tokenize: Tokenize | None = None,
+    recorded_arrivals: bool = False,
 ) -> OfflineSet:
     """An offline set, shuffled by the seed unless ``keep_order``.
 
     spec: a name of ``offline_names()``; ``bros-be-N`` (batches of N), ``batchllm-P-O-sD`` (prefix P, own part O,
-        sharing degree D) or ``blend-RHO-S`` (density RHO, sharing S: the grid, such as ``blend-1.10-0.25``); or an
-        OpenAI batch file.
+        sharing degree D) or ``blend-RHO-S`` (density RHO, sharing S: the grid, such as ``blend-1.10-0.25``); or a
+        file: an OpenAI batch file, or a trace in a format of ``trace_formats``.
     limit: at most so many requests: the first of a file, before shuffling; a generated set is drawn that large.
+    recorded_arrivals: those of a trace, whose order is kept then; else all arrive at once.
     tokenize: turns the texts of an OpenAI batch file into tokens; without it a token is four characters.
 
-    Raises ValueError for an unknown name, a batch line without a prompt and a blend without solution.
+    Raises ValueError for an unknown name, a file that cannot be read, arrivals that were not recorded and a blend
+    without solution.
     """
     name = str(spec)
     generated = _generator(name)
     if generated is None and name not in offline_names():
-        return _openai_set(Path(spec), seed, keep_order, limit, tokenize)
+        if recorded_arrivals:
+            return _arriving_set(Path(spec), limit)
+        return _file_set(Path(spec), seed, keep_order, limit, tokenize)
+    if recorded_arrivals:
+        raise ValueError(f"offline set {name!r} has no recorded arrivals: give a trace file, or ROWS@SECONDS")
     base = content_base(_namespace(name, 0))
     rng = np.random.default_rng([base >> 31, seed])
     if generated is None:
@@ -193,29 +201,39 @@ def _batch_size(name: str) -> int | None:
 def _bundled(name: str, base: int, limit: int | None) -> list[TraceRequest]:
     if name in TEXT_SETS:
         return TEXT_SETS[name](base, limit)
-    if name in LENGTH_SETS:
-        rows = read_csv(data_file("offline", f"{name}.csv.gz"))[:limit]
-        return [
-            TraceRequest(0.0, ((base + k, int(row["num_prefill_tokens"])),), int(row["num_decode_tokens"]))
-            for k, row in enumerate(rows)
-        ]
-    requests = []
-    for k, row in enumerate(read_jsonl(data_file("offline", f"{name}.jsonl"))[:limit]):
-        blocks, size = (row["hash_ids"], EXCERPT_BLOCK_TOKENS) if "hash_ids" in row else ([k], row["input_length"])
-        # the source has no outputs for the translations: one token, so prefill work
-        requests.append(
-            TraceRequest(0.0, block_segments(base, blocks, size, row["input_length"]), row.get("output_length", 1))
-        )
-    return requests
+    suffix = "csv.gz" if name in LENGTH_SETS else "jsonl"
+    return load_lengths(data_file("offline", f"{name}.{suffix}"), base, limit)
 
 
-def _openai_set(path: Path, seed: int, keep_order: bool, limit: int | None, tokenize: Tokenize | None) -> OfflineSet:
+def arriving(offline: OfflineSet, rows: int, seconds: float) -> OfflineSet:
+    """The same set in parts: so many rows at once, the next so many seconds later. The first ones come at 0."""
+    requests = [replace(request, arrival_s=k // rows * seconds) for k, request in enumerate(offline.requests)]
+    return replace(offline, requests=requests)
+
+
+def _arriving_set(path: Path, limit: int | None) -> OfflineSet:
+    _check_file(path)
+    content = content_name(path)
+    requests = load_lengths(path, content_base(_namespace(content, 0)), limit, recorded_arrivals=True)
+    return OfflineSet(path.name, requests, synthetic=False, content=content)
+
+
+def _file_set(path: Path, seed: int, keep_order: bool, limit: int | None, tokenize: Tokenize | None) -> OfflineSet:
+    """Of an OpenAI batch file, or of a trace; the same bytes under another name are the same set."""
+    _check_file(path)
+    content = content_name(path)
+    base = content_base(_namespace(content, 0))
+    if text_sets.is_openai_batch(path):
+        requests = text_sets.openai_batch(base, path, limit, tokenize)
+    else:
+        requests = load_lengths(path, base, limit)
+    rng = np.random.default_rng([base >> 31, seed])
+    return OfflineSet(path.name, _ordered(requests, rng, keep_order), synthetic=False, content=content)
+
+
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise ValueError(
             f"no offline set {str(path)!r}: neither a file nor one of {', '.join(offline_names())}, nor of the form "
             f"{', '.join(PATTERNS)}"
         )
-    base = content_base(_namespace(path.name, 0))
-    requests = text_sets.openai_batch(base, path, limit, tokenize)
-    rng = np.random.default_rng([base >> 31, seed])
-    return OfflineSet(path.name, _ordered(requests, rng, keep_order), synthetic=False)

@@ -12,6 +12,7 @@ from neaptide.loadgen.workloads.traces import (
     TraceRequest,
     content_base,
     data_file,
+    load_lengths,
     load_online,
     online_names,
     read_csv,
@@ -134,10 +135,9 @@ def _day(rng: np.random.Generator, name: str, rate_rps: float) -> list[TraceRequ
     model = name.removeprefix("servegen-day-")
     curve, bin_s = (echo_day_curve(), CURVE_BIN_S) if name == "echo-day" else (servegen_day_curve(model), RATE_WINDOW_S)
     arrivals = poisson_arrivals(rng, rate_rps * curve, bin_s)
-    rows = read_csv(data_file("offline", "sharegpt_lengths.csv.gz"))
-    drawn = [rows[k] for k in rng.integers(len(rows), size=len(arrivals)).tolist()]
-    prompts = [int(row["num_prefill_tokens"]) for row in drawn]
-    return _unshared(name, arrivals, prompts, [int(row["num_decode_tokens"]) for row in drawn])
+    rounds = load_lengths(data_file("offline", "sharegpt_lengths.csv.gz"), 0)
+    drawn = [rounds[k] for k in rng.integers(len(rounds), size=len(arrivals)).tolist()]
+    return _unshared(name, arrivals, [r.input_tokens for r in drawn], [r.output_tokens for r in drawn])
 
 
 def _unshared(name: str, arrivals: list[float], prompts: list[int], outputs: list[int]) -> list[TraceRequest]:

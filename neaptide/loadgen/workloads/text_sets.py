@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from neaptide.loadgen.workloads.trace_formats import CHARS_PER_TOKEN, TEXT_BLOCK_TOKENS, format_of
+from neaptide.loadgen.workloads.trace_rows import trace_rows
 from neaptide.loadgen.workloads.traces import (
-    CHARS_PER_TOKEN,
-    TEXT_BLOCK_TOKENS,
     Row,
     Segments,
     TraceRequest,
@@ -78,6 +78,12 @@ def loogle_articles() -> list[tuple[str, list[tuple[str, str]]]]:
     rows = read_jsonl(data_file("offline", "loogle_wiki_qa.jsonl.gz"))
     # the source keeps the pairs as a Python literal inside a string
     return [(row["input"], [(p["Q"], str(p["A"])) for p in ast.literal_eval(row["qa_pairs"])]) for row in rows]
+
+
+def is_openai_batch(path: Path) -> bool:
+    """Or else a trace: the first line tells. Raises ValueError as ``trace_rows``."""
+    first = next(trace_rows(path), None)
+    return first is not None and first.is_json and format_of(first) is None
 
 
 def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | None) -> list[TraceRequest]:

@@ -7,10 +7,11 @@ cache finds in a replay what it could have found in production. ``token_ids`` tu
 import csv
 import gzip
 import json
+import logging
+import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neaptide.loadgen.workloads.trace_reader import WHOLE, TraceFile, read_trace
+from neaptide.loadgen.workloads.trace_rows import content_name
+
+log = logging.getLogger(__name__)
+
 Segments = tuple[tuple[int, int], ...]
 Row = dict[str, Any]
 
 FIRST_TOKEN_ID = 6
 """Ids below are the special tokens of the bundled tokenizer."""
-CHARS_PER_TOKEN = 4
-"""What a token is taken to be where a source has characters only."""
-TEXT_BLOCK_TOKENS = 16
-MOONCAKE_BLOCK_TOKENS = 512
-MOONCAKE_TICK_MS = 3000
-AGENT_SESSION_GAP_S = 10.0
-"""The agents' sessions were recorded one after the other; a replay starts one every so many seconds."""
 ONLINE_TRACES = {
     "azure_conv_2023": "azure_conv_2023.csv.gz",
     "azure_code_2023": "azure_code_2023.csv.gz",
@@ -70,18 +69,40 @@ def load_online(
 ) -> list[TraceRequest]:
     """The requests of a trace, sorted by arrival.
 
-    name_or_path: a name of ``online_names()``, or a file in one of their formats (its columns tell which).
+    name_or_path: a name of ``online_names()``, or a file in one of the formats of ``trace_formats`` (its columns tell
+        which).
     window_s: ``(A, B)`` keeps the requests with A <= arrival < B, in trace seconds before ``speed``; their arrivals
         then count from A.
     speed: arrival times are divided by it.
     max_input_tokens: leaves out the requests with longer prompts.
 
-    Content ids depend on the trace and on a request's place in it only: another window or speed keeps them.
-    Raises ValueError for an unknown name or format, and as ``select`` does.
+    Content ids depend on what the trace contains and on a request's place in it only: another window, speed or name of
+    the file keeps them. Raises ValueError for an unknown name, as ``read_trace`` for the file, and as ``select`` does.
     """
+    check_cut(window_s, speed)
     path = _online_path(name_or_path)
-    requests = _read_online(path, content_base(path.name))
+    bundled = str(name_or_path) in ONLINE_TRACES
+    trace = read_trace(path, window_s or WHOLE)
+    if window_s is not None and not trace.rows:
+        raise empty_window(window_s, trace.last_s)
+    requests = _requests(trace, content_base(path.name if bundled else content_name(path)))
     return select(requests, window_s=window_s, speed=speed, max_input_tokens=max_input_tokens)
+
+
+def load_lengths(
+    path: Path, base: int, limit: int | None = None, *, recorded_arrivals: bool = False
+) -> list[TraceRequest]:
+    """The requests of a trace in the order of the file, with content ids from ``base`` on; arrivals are 0.
+
+    recorded_arrivals: sorted by their arrivals instead; the trace must have them.
+
+    Raises ValueError as ``read_trace``.
+    """
+    trace = read_trace(path, needs_arrivals=recorded_arrivals)
+    if recorded_arrivals:
+        return _requests(trace, base)[:limit]
+    trace.rows.sort(key=lambda row: row.number)
+    return [replace(request, arrival_s=0.0) for request in _requests(trace, base)[:limit]]
 
 
 def select(
@@ -96,23 +117,48 @@ def select(
     Raises ValueError for a speed that is not positive, and for a window that starts before 0, has no length or holds
     no request.
     """
-    if not speed > 0:
-        raise ValueError(f"speed must be positive, not {speed}")
-    start_s, end_s = window_s or (0.0, float("inf"))
-    if not start_s >= 0:
-        raise ValueError(f"window {start_s:g}:{end_s:g} starts before the trace, which starts at 0")
-    if not end_s > start_s:
-        raise ValueError(f"window {start_s:g}:{end_s:g} has no length")
+    check_cut(window_s, speed)
+    start_s, end_s = window_s or WHOLE
     inside = [request for request in requests if start_s <= request.arrival_s < end_s]
     if requests and not inside:
-        last_s = max(request.arrival_s for request in requests)
-        raise ValueError(f"no request lies in the window {start_s:g}:{end_s:g}: the last one arrives at {last_s:.1f} s")
+        raise empty_window((start_s, end_s), max(request.arrival_s for request in requests))
     kept = [
         TraceRequest((request.arrival_s - start_s) / speed, request.segments, request.output_tokens)
         for request in inside
         if max_input_tokens is None or request.input_tokens <= max_input_tokens
     ]
+    if left_out := len(inside) - len(kept):
+        log.info("%d of %d requests have prompts above %s tokens: left out", left_out, len(inside), max_input_tokens)
     return sorted(kept, key=lambda request: request.arrival_s)
+
+
+def check_cut(window_s: tuple[float, float] | None, speed: float) -> None:
+    """Raises ValueError for a speed that is not positive, and a window that starts before 0 or has no length."""
+    if not 0 < speed < math.inf:
+        raise ValueError(f"speed must be positive, not {speed}")
+    start_s, end_s = window_s or WHOLE
+    if not start_s >= 0:
+        raise ValueError(f"window {start_s:g}:{end_s:g} starts before the trace, which starts at 0")
+    if not end_s > start_s:
+        raise ValueError(f"window {start_s:g}:{end_s:g} has no length")
+
+
+def window_of(text: str | None, flag: str) -> tuple[float, float] | None:
+    """``A:B`` in seconds, as the command line has it. Raises ValueError, which names the flag."""
+    if text is None:
+        return None
+    start, colon, end = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return float(start), float(end)
+    except ValueError:
+        raise ValueError(f"{flag} is two numbers A:B in seconds, not {text!r}") from None
+
+
+def empty_window(window_s: tuple[float, float], last_s: float) -> ValueError:
+    start_s, end_s = window_s
+    return ValueError(f"no request lies in the window {start_s:g}:{end_s:g}: the last one arrives at {last_s:.1f} s")
 
 
 def token_ids(segments: Segments, vocab_size: int) -> NDArray[np.int32]:
@@ -215,87 +261,15 @@ def _online_path(name_or_path: str | Path) -> Path:
     return path
 
 
-def _read_online(path: Path, base: int) -> list[TraceRequest]:
-    rows: Sequence[Row] = read_csv(path) if ".csv" in path.suffixes else read_jsonl(path)
-    if not rows:
-        raise ValueError(f"{path.name} has no requests")
-    read = _format(path, set(rows[0]))
-    try:
-        return read(rows, base)
-    except KeyError as error:
-        raise ValueError(f"{path.name}: a row has no {error}") from error
-    except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{path.name}: a row is not as its format wants it: {error}") from error
-
-
-def _format(path: Path, columns: set[str]) -> Callable[[Sequence[Row], int], list[TraceRequest]]:
-    if "TIMESTAMP" in columns:
-        return _azure
-    if "arrival_s" in columns:
-        return _resampled
-    if "session" in columns:
-        return _agents
-    if {"timestamp", "hash_ids"} <= columns:
-        return _mooncake
-    raise ValueError(f"{path.name} has no columns of a known trace format: {sorted(columns)}")
-
-
-def _azure(rows: Sequence[Row], base: int) -> list[TraceRequest]:
-    stamps_s = [_azure_seconds(row["TIMESTAMP"]) for row in rows]
-    return [
-        _unshared(base + k, stamp_s - stamps_s[0], int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        for k, (stamp_s, row) in enumerate(zip(stamps_s, rows, strict=True))
-    ]
-
-
-def _azure_seconds(stamp: str) -> float:
-    # seven decimals: one more than datetime reads
-    whole, _, fraction = stamp.partition(".")
-    return datetime.fromisoformat(whole + "+00:00").timestamp() + float("0." + (fraction or "0"))
-
-
-def _resampled(rows: Sequence[Row], base: int) -> list[TraceRequest]:
-    return [
-        _unshared(base + k, float(row["arrival_s"]), int(row["input_tokens"]), int(row["output_tokens"]))
-        for k, row in enumerate(rows)
-    ]
-
-
-def _unshared(content_id: int, arrival_s: float, input_tokens: int, output_tokens: int) -> TraceRequest:
-    return TraceRequest(arrival_s, ((content_id, input_tokens),), max(1, output_tokens))
-
-
-def _mooncake(rows: Sequence[Row], base: int) -> list[TraceRequest]:
-    arrivals_s = _spread_ticks([row["timestamp"] for row in rows])
+def _requests(trace: TraceFile, base: int) -> list[TraceRequest]:
+    size = trace.format.block_tokens
     return [
         TraceRequest(
-            arrival_s,
-            block_segments(base, row["hash_ids"], MOONCAKE_BLOCK_TOKENS, row["input_length"]),
-            max(1, row["output_length"]),
+            row.arrival_s,
+            ((base + row.number, row.entry.input_tokens),)
+            if row.entry.block_ids is None
+            else block_segments(base, row.entry.block_ids, size, row.entry.input_tokens),
+            row.entry.output_tokens,
         )
-        for arrival_s, row in zip(arrivals_s, rows, strict=True)
-    ]
-
-
-def _spread_ticks(stamps_ms: list[int]) -> list[float]:
-    """Arrival seconds of sorted stamps; where all stamps are ticks, a tick's requests are spread evenly over it."""
-    stamps = np.array(stamps_ms)
-    ticks = np.rint(stamps / MOONCAKE_TICK_MS).astype(np.int64)
-    if np.abs(stamps - ticks * MOONCAKE_TICK_MS).max() > 1:  # the recorded ticks are up to 1 ms off
-        return [(stamp - stamps_ms[0]) / 1000 for stamp in stamps_ms]
-    _, ranks, counts = np.unique(ticks, return_inverse=True, return_counts=True)
-    place = np.arange(len(ticks)) - (np.cumsum(counts) - counts)[ranks]
-    spread: list[float] = ((ticks - ticks[0] + place / counts[ranks]) * (MOONCAKE_TICK_MS / 1000)).tolist()
-    return spread
-
-
-def _agents(rows: Sequence[Row], base: int) -> list[TraceRequest]:
-    order = {session: k for k, session in enumerate(dict.fromkeys(row["session"] for row in rows))}
-    return [
-        TraceRequest(
-            order[row["session"]] * AGENT_SESSION_GAP_S + row["offset_ms"] / 1000,
-            block_segments(base, row["hash_ids"], TEXT_BLOCK_TOKENS, row["input_chars"] // CHARS_PER_TOKEN),
-            max(1, row["output_chars"] // CHARS_PER_TOKEN),
-        )
-        for row in rows
+        for row in trace.rows
     ]

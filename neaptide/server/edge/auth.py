@@ -15,8 +15,9 @@ from neaptide.engine.params import Tier
 from neaptide.server.edge.error_replies import error_response
 from neaptide.server.edge.errors import ApiError, AuthenticationError, PermissionDeniedError
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics", "/version"})
-"""Probes and scrapers have no key. Every other path needs one, also paths that do not exist."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/livez", "/readyz", "/metrics", "/version", "/dashboard"})
+"""Probes and scrapers have no key, and a browser can send none for a page: the dashboard's is the same for all and asks
+for batches with a key. Every other path needs one, also paths that do not exist."""
 
 KEY_ID_CHARS = 8
 """Enough to tell an operator's keys apart, and no more of a key than that."""

@@ -213,6 +213,11 @@ class ServerMetrics:
             registry=registry,
         )
         self.steps = Counter("neaptide_steps_total", "Number of steps whose time was predicted.", registry=registry)
+        self.predicted_seconds = Counter(
+            "neaptide_steps_predicted_seconds_total",
+            "Sum of the predicted times of all steps whose time was predicted.",
+            registry=registry,
+        )
         self.steps_within_margin = Counter(
             "neaptide_steps_within_margin_total",
             "Number of steps that took no longer than predicted plus their margin.",
@@ -252,6 +257,11 @@ class ServerMetrics:
         )
         blocks = Gauge("neaptide_kv_blocks", "Number of KV blocks in each state.", ["state"], registry=registry)
         gauges = {
+            "blocks_reserved": Gauge(
+                "neaptide_kv_reserved_blocks",
+                "Number of KV blocks that are kept for online work, those that it holds now included.",
+                registry=registry,
+            ),
             "predicted_s": Gauge(
                 "neaptide_step_predicted_seconds", "Time that was predicted for the last step.", registry=registry
             ),
@@ -284,6 +294,7 @@ class ServerMetrics:
         if stats.duration_s > 0 and stats.predicted_s > 0:
             self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
             self.steps.inc()
+            self.predicted_seconds.inc(stats.predicted_s)
             if stats.duration_s <= stats.predicted_s + stats.margin_s:
                 self.steps_within_margin.inc()
         for field, counter in self._step_counters:

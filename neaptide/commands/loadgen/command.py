@@ -1,0 +1,184 @@
+"""``neaptide loadgen``: recorded or made-up load on any OpenAI-compatible server, over HTTP, and a report."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from neaptide.commands.loadgen.flags import add_common, add_synth, add_trace, how_of, shots_of
+from neaptide.commands.loadgen.view import RunView
+from neaptide.commands.outputs import check_writable
+from neaptide.loadgen.client.batches import BatchError
+from neaptide.loadgen.report.page import ROWS, cell_text, report
+from neaptide.loadgen.report.summary import COMPARED, Summary, ratios, summary
+from neaptide.loadgen.run.load import Shot
+from neaptide.loadgen.run.runner import TIMEOUT_S, How, Progress, RunError, run
+from neaptide.server.settings import client_api_key
+
+Runs = dict[str, tuple[Progress, Summary]]
+CLIENT_BEHIND_MS = 20.0
+"""A client that is later than this at p99 has too little of the machine to measure by."""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]", base_url: str) -> None:
+    parser = subparsers.add_parser("loadgen", help="recorded or made-up load on a running server, with a report")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    replay = actions.add_parser("replay", help="send a recorded trace")
+    add_trace(replay, required=True)
+    synth = actions.add_parser("synth", help="send made-up load")
+    add_synth(synth)
+    compare = actions.add_parser("compare", help="send the same load to several servers in turn")
+    add_trace(compare, required=False)
+    add_synth(compare)
+    server_help = "a server and its name in the report; ratios are over the first"
+    compare.add_argument("--server", action="append", required=True, metavar="NAME=URL", help=server_help)
+    for one in (replay, synth):
+        one.add_argument("--server", default=base_url, metavar="URL", help=f"with or without /v1 ({base_url})")
+    for one, default in ((replay, {}), (synth, {"trace": None}), (compare, {})):
+        add_common(one)
+        one.set_defaults(func=run_command, **default)
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Returns 0, 1 if a server could not be tested or no request was answered, or 2 if the command makes no sense."""
+    try:
+        servers = _servers(args.server)
+        shots, how = shots_of(args), how_of(args)
+        for path in (args.html, args.json):
+            if path is not None:
+                check_writable(path)
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}", 2)
+    except ValueError as error:
+        return _refuse(str(error), 2)
+    try:
+        runs = asyncio.run(_run_all(servers, shots, how, args))
+    except (RunError, BatchError) as error:
+        return _refuse(str(error), 1)
+    try:
+        return _write(runs, args)
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}", 1)
+
+
+def _servers(given: str | Sequence[str]) -> dict[str, str]:
+    """URLs by name. Raises ValueError."""
+    if isinstance(given, str):
+        url = _url(given)
+        return {urlsplit(url).netloc: url}
+    named: dict[str, str] = {}
+    for text in given:
+        name, equals, url = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--server is NAME=URL here, not {text!r}")
+        if name in named:
+            raise ValueError(f"two servers are called {name!r}")
+        named[name] = _url(url)
+    if len(named) < 2:
+        raise ValueError("compare needs two servers at least: --server A=URL --server B=URL")
+    return named
+
+
+def _url(text: str) -> str:
+    # where OpenAI clients want /v1, we do not mind it
+    url = text.rstrip("/").removesuffix("/v1")
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise ValueError(f"{text!r} is no URL of a server, such as http://127.0.0.1:8000")
+    return url
+
+
+async def _run_all(servers: Mapping[str, str], shots: Sequence[Shot], how: How, args: argparse.Namespace) -> Runs:
+    """One server after another."""
+    key = args.api_key or client_api_key()
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    runs: Runs = {}
+    for name, url in servers.items():
+        view = RunView(Console(stderr=True), name)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits) as http:
+            with view.shown:
+                progress = await run(http, shots, how, view.update)
+        runs[name] = (progress, summary(progress, args.warm_up_s))
+        _warn(name, *runs[name])
+    return runs
+
+
+def _write(runs: Runs, args: argparse.Namespace) -> int:
+    settings = _settings(args)
+    first = next(iter(runs))
+    found: dict[str, Any] = {"settings": settings, "servers": {name: figures for name, (_, figures) in runs.items()}}
+    if len(runs) > 1:
+        found["ratios"] = {name: ratios(runs[first][1], figures) for name, (_, figures) in runs.items()}
+    title = f"neaptide loadgen, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    args.html.write_text(report(runs, settings, title, found.get("ratios")), encoding="utf-8")
+    line = json.dumps(found, allow_nan=False)
+    if args.json is not None:
+        args.json.write_text(line + "\n", encoding="utf-8")
+    console = Console(width=1000)
+    console.print(_table(runs), highlight=False)
+    if len(runs) > 1:
+        console.print(_ratios(found["ratios"], first), highlight=False)
+    print(f"report: {args.html}")
+    print(line)
+    return 0 if all(figures["failed"] < figures["requests"] for _, figures in runs.values()) else 1
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """All but the key and what writes files."""
+    hidden = {"func", "api_key", "html", "json"}
+    return {name: value if value is None else _plain(value) for name, value in vars(args).items() if name not in hidden}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | list) else str(value)
+
+
+def _table(runs: Runs) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for name in runs:
+        table.add_column(name, justify="right")
+    for label, path in ROWS:
+        table.add_row(label, *(cell_text(label, figures, path) for _, figures in runs.values()))
+    return table
+
+
+def _ratios(found: Mapping[str, Mapping[str, float | None]], first: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"over {first}", title_justify="left")
+    table.add_column("")
+    others = [name for name in found if name != first]
+    for name in others:
+        table.add_column(name, justify="right")
+    for figure in COMPARED:
+        values = [found[name][figure] for name in others]
+        table.add_row(figure, *("-" if value is None else f"{value:.3f}" for value in values))
+    return table
+
+
+def _warn(name: str, progress: Progress, figures: Summary) -> None:
+    notes = []
+    if (late_ms := figures["late_ms"]["p99"] or 0.0) > CLIENT_BEHIND_MS:
+        notes.append(f"1% of the requests were sent more than {late_ms:.0f} ms late: this client is short of time")
+    if not progress.wording.exact:
+        notes.append("the server does not say how it counts tokens: prompts have about the recorded lengths")
+    if figures["failed"]:
+        notes.append(f"{figures['failed']} of {figures['requests']} requests failed: {next(iter(figures['errors']))}")
+    batch = progress.watch.batch
+    if batch is not None and batch["status"] == "completed":
+        notes.append("the batch was completed before the end: what came after had the server for itself")
+    for note in notes:
+        print(f"neaptide loadgen: {name}: {note}", file=sys.stderr)
+
+
+def _refuse(message: str, status: int) -> int:
+    print(f"neaptide loadgen: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,51 @@
+"""Batch files over HTTP, as any client of the batches API sends them."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+
+TERMINAL = frozenset({"completed", "failed", "expired", "cancelled"})
+VALIDATION_POLL_S = 0.2
+
+
+class BatchError(Exception):
+    """The server took the file and then refused the batch."""
+
+
+def endpoint_of(content: bytes) -> str:
+    """The endpoint that a batch file's first line asks for.
+
+    Raises ValueError for a file whose first line asks for none.
+    """
+    try:
+        url = json.loads(content[: content.find(b"\n")] if b"\n" in content else content)["url"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("the first line is no batch request: it has no url") from None
+    return str(url)
+
+
+async def submit_batch(http: httpx.AsyncClient, name: str, content: bytes, window: str = "24h") -> dict[str, Any]:
+    """Uploads the file and creates the batch. Raises httpx.HTTPError, and ValueError as ``endpoint_of``."""
+    endpoint = endpoint_of(content)
+    files = {"file": (name, content, "application/jsonl")}
+    upload = (await http.post("/v1/files", files=files, data={"purpose": "batch"})).raise_for_status().json()
+    body = {"input_file_id": upload["id"], "endpoint": endpoint, "completion_window": window}
+    batch: dict[str, Any] = (await http.post("/v1/batches", json=body)).raise_for_status().json()
+    return batch
+
+
+async def get_batch(http: httpx.AsyncClient, batch_id: str) -> dict[str, Any]:
+    batch: dict[str, Any] = (await http.get(f"/v1/batches/{batch_id}")).raise_for_status().json()
+    return batch
+
+
+async def wait_until_it_runs(http: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns when the file is validated. Raises BatchError if the batch is over by then."""
+    while batch["status"] == "validating":
+        await asyncio.sleep(VALIDATION_POLL_S)
+        batch = await get_batch(http, batch["id"])
+    if batch["status"] in TERMINAL - {"completed"}:
+        raise BatchError(f"the batch is {batch['status']}: {batch['errors']}")
+    return batch

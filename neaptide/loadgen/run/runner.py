@@ -1,0 +1,151 @@
+"""Sends a load to one server and keeps what every request got."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from neaptide.loadgen.client.batches import TERMINAL, submit_batch, wait_until_it_runs
+from neaptide.loadgen.client.client import StreamClient, closed_loop, open_loop
+from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.client.wording import Counting, Wording
+from neaptide.loadgen.run.load import Shot
+from neaptide.loadgen.run.samples import Watch
+
+SHOW_PERIOD_S = 0.5
+TIMEOUT_S = 600.0
+
+
+@dataclass(slots=True, frozen=True)
+class Users:
+    """A closed loop: so many users, each waits for its answer and thinks before it asks again."""
+
+    count: int
+    think_s: float = 0.0
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class How:
+    """How a load is sent."""
+
+    is_chat: bool = True
+    model: str | None = None
+    """None takes the first that the server lists."""
+    users: Users | None = None
+    """None is an open loop: requests come when they are due, whatever became of the others."""
+    ignores_end: bool = True
+    """Asks for answers of exactly the recorded lengths (``ignore_eos``), which vLLM, SGLang and Neaptide know."""
+    sends_targets: bool = False
+    """As ``ttft_slo_ms`` and ``tpot_slo_ms``."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """More for the body of every request."""
+    batch: tuple[str, bytes] | None = None
+    """Name and content of a batch file that is submitted beside."""
+    keeps_batch: bool = False
+    """It goes on when the run is over; else it is cancelled."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """A run while it goes on."""
+
+    shots: Sequence[Shot]
+    watch: Watch
+    wording: Wording
+    records: list[tuple[Shot, Record]] = field(default_factory=list)
+    """In the order in which they ended."""
+    num_sent: int = 0
+    elapsed_s: float = 0.0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class RunError(Exception):
+    """The server cannot be tested; one line says why."""
+
+
+async def run(http: httpx.AsyncClient, shots: Sequence[Shot], how: How, on_progress: OnProgress) -> Progress:
+    """One run. Raises RunError if it cannot begin."""
+    try:
+        model = how.model or await _first_model(http)
+        wording = await Counting(http, model, how.is_chat).wording()
+        progress = Progress(shots, Watch(http), wording)
+        if how.batch is not None:
+            progress.watch.batch = await wait_until_it_runs(http, await submit_batch(http, *how.batch))
+    except httpx.HTTPStatusError as error:
+        text = error.response.text[:200] if error.response.is_closed else ""
+        raise RunError(f"{http.base_url}: {error.response.status_code} to {error.request.url.path}: {text}") from error
+    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+        raise RunError(f"{http.base_url}: {type(error).__name__}: {error}") from error
+    await _send_all(http, progress, how, model, on_progress)
+    return progress
+
+
+async def _first_model(http: httpx.AsyncClient) -> str:
+    return str((await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"])
+
+
+async def _send_all(http: httpx.AsyncClient, progress: Progress, how: How, model: str, on_progress: OnProgress) -> None:
+    client, shots = StreamClient(http, model), progress.shots
+    # Before the first is due: what a prompt costs to make must not make the next one late.
+    prompts = [progress.wording.text(shot.request.segments) for shot in shots]
+
+    async def send(index: int) -> Record:
+        shot = shots[index]
+        progress.num_sent += 1
+        arguments = _fields(shot, how) | {"cancel_after_s": shot.cancel_after_s}
+        if how.is_chat:
+            message = {"role": "user", "content": prompts[index]}
+            return await client.chat([message], shot.request.output_tokens, **arguments)
+        return await client.complete(prompts[index], shot.request.output_tokens, **arguments)
+
+    def note(index: int, record: Record) -> None:
+        progress.records.append((shots[index], record))
+
+    if how.users is None:
+        sending = open_loop([shot.request.arrival_s for shot in shots], send, note)
+    else:
+        sending = closed_loop(len(shots), how.users.count, how.users.think_s, send, note)
+    await progress.watch.look()  # before the first request is due, for the first of everything takes longest
+    following = asyncio.create_task(progress.watch.follow())
+    showing = asyncio.create_task(_show(progress, on_progress))
+    try:
+        await sending
+    finally:
+        for task in (following, showing):
+            task.cancel()
+        await asyncio.gather(following, showing, return_exceptions=True)
+        await _end(http, progress, how)
+    on_progress(progress)
+
+
+async def _show(progress: Progress, on_progress: OnProgress) -> None:
+    now = asyncio.get_running_loop().time
+    start_s = now()
+    while True:
+        progress.elapsed_s = now() - start_s
+        on_progress(progress)
+        await asyncio.sleep(SHOW_PERIOD_S)
+
+
+async def _end(http: httpx.AsyncClient, progress: Progress, how: How) -> None:
+    """A last look, and the batch's end."""
+    watch = progress.watch
+    await watch.look()
+    try:
+        if watch.batch is not None and watch.batch["status"] not in TERMINAL and not how.keeps_batch:
+            await http.post(f"/v1/batches/{watch.batch['id']}/cancel")
+    except httpx.HTTPError:
+        watch.failures += 1
+
+
+def _fields(shot: Shot, how: How) -> dict[str, Any]:
+    fields = dict(how.fields)
+    if how.ignores_end:
+        fields["ignore_eos"] = True
+    if how.sends_targets:
+        fields |= {"ttft_slo_ms": 1e3 * shot.target.ttft_s, "tpot_slo_ms": 1e3 * shot.target.tpot_s}
+    return fields

@@ -1,0 +1,126 @@
+"""Made-up online load: arrivals of a shape, lengths of a distribution, prefixes that some prompts share."""
+
+import itertools
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from neaptide.loadgen.workloads.lengths import lognormal_lengths, uniform_lengths
+from neaptide.loadgen.workloads.online_sets import echo_day_curve, poisson_arrivals
+from neaptide.loadgen.workloads.traces import TraceRequest, content_base
+
+SHAPES = ("poisson", "gamma", "on-off", "diurnal")
+
+
+@dataclass(slots=True, frozen=True)
+class Arrivals:
+    """When requests come; the rate is the mean."""
+
+    rate_rps: float
+    duration_s: float
+    shape: str = "poisson"
+    cv: float = 3.0
+    """gamma: standard deviation of the gaps over their mean; 1 is Poisson."""
+    on_s: float = 10.0
+    off_s: float = 20.0
+    """on-off: so long requests come, so long none."""
+
+    def check(self) -> None:
+        """Raises ValueError with one line."""
+        for name, value in (("--rate", self.rate_rps), ("--duration", self.duration_s), ("--cv", self.cv)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive")
+        if not (0 < self.on_s < math.inf and 0 <= self.off_s < math.inf):
+            raise ValueError("--on-s must be positive, and --off-s not negative")
+
+    def draw(self, rng: np.random.Generator) -> list[float]:
+        """Sorted, in [0, duration)."""
+        if self.shape == "gamma":
+            return self._gamma(rng)
+        if self.shape == "diurnal":
+            curve = echo_day_curve()
+            arrivals = poisson_arrivals(rng, self.rate_rps * curve, self.duration_s / len(curve))
+        elif self.shape == "on-off":
+            arrivals = self._on_off(rng)
+        else:
+            arrivals = poisson_arrivals(rng, np.array([self.rate_rps]), self.duration_s)
+        return arrivals
+
+    def _gamma(self, rng: np.random.Generator) -> list[float]:
+        form = 1 / self.cv**2
+        gaps = rng.gamma(form, 1 / (self.rate_rps * form), max(16, int(4 * self.rate_rps * self.duration_s)))
+        times = np.cumsum(gaps)
+        while times[-1] < self.duration_s:
+            more = rng.gamma(form, 1 / (self.rate_rps * form), len(gaps))
+            times = np.concatenate([times, times[-1] + np.cumsum(more)])
+        arrivals: list[float] = times[times < self.duration_s].tolist()
+        return arrivals
+
+    def _on_off(self, rng: np.random.Generator) -> list[float]:
+        """Poisson while it is on; the rate while it is on is such that the mean of a whole cycle is the given one."""
+        cycle_s = self.on_s + self.off_s
+        cycles = math.ceil(self.duration_s / cycle_s)
+        busy = poisson_arrivals(rng, np.array([self.rate_rps * cycle_s / self.on_s]), cycles * self.on_s)
+        arrivals = (on_s + on_s // self.on_s * self.off_s for on_s in busy)
+        return [arrival_s for arrival_s in arrivals if arrival_s < self.duration_s]
+
+
+@dataclass(slots=True, frozen=True)
+class Lengths:
+    """Tokens of a prompt or an answer."""
+
+    kind: str
+    first: float
+    second: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "Lengths":
+        """``128``, ``uniform:64:256`` or ``lognormal:MEAN:DEVIATION``. Raises ValueError."""
+        if re.fullmatch(r"[1-9]\d*", text):
+            return cls("fixed", int(text))
+        match = re.fullmatch(r"(uniform|lognormal):(\d+\.?\d*):(\d+\.?\d*)", text)
+        if match is None or float(match[2]) < 1 or (match[1] == "uniform" and float(match[3]) < float(match[2])):
+            raise ValueError(f"lengths are N, uniform:LOW:HIGH or lognormal:MEAN:DEVIATION in tokens, not {text!r}")
+        return cls(match[1], float(match[2]), float(match[3]))
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        if self.kind == "fixed":
+            return [int(self.first)] * count
+        if self.kind == "uniform":
+            drawn = uniform_lengths(rng, count, int(self.first), int(self.second))
+        else:
+            drawn = lognormal_lengths(rng, count, self.first, self.second)
+        lengths: list[int] = drawn.tolist()
+        return lengths
+
+
+@dataclass(slots=True, frozen=True)
+class Sharing:
+    """Prompts begin with one of so many prefixes of so many tokens."""
+
+    prefixes: int = 0
+    tokens: int = 0
+
+
+def made_load(
+    arrivals: Arrivals, inputs: Lengths, outputs: Lengths, seed: int, sharing: Sharing = Sharing()
+) -> list[TraceRequest]:
+    """Raises ValueError for numbers that make no load."""
+    arrivals.check()
+    base = content_base("made")
+    rng = np.random.default_rng([base >> 31, seed])
+    times = arrivals.draw(rng)
+    if not times:
+        raise ValueError("no request arrives in this time at this rate: raise --rate or --duration")
+    ids = itertools.count(base + sharing.prefixes)
+    prompts, answers = inputs.draw(rng, len(times)), outputs.draw(rng, len(times))
+    heads = rng.integers(max(1, sharing.prefixes), size=len(times)).tolist()
+    requests = []
+    for arrival_s, prompt, answer, head in zip(times, prompts, answers, heads, strict=True):
+        shared = min(sharing.tokens, prompt - 1) if sharing.prefixes else 0
+        own = (next(ids), prompt - shared)
+        segments = ((base + head, shared), own) if shared else (own,)
+        requests.append(TraceRequest(arrival_s, segments, answer))
+    return requests

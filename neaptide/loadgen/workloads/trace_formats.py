@@ -1,0 +1,210 @@
+"""The trace formats that are read, told apart by their columns. ``docs/workloads.md`` has their table."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from neaptide.loadgen.workloads.trace_rows import Row
+
+CHARS_PER_TOKEN = 4
+"""What a token is taken to be where a source has characters only."""
+TEXT_BLOCK_TOKENS = 16
+MOONCAKE_BLOCK_TOKENS = 512
+MOONCAKE_TICK_MS = 3000
+AGENT_SESSION_GAP_S = 10.0
+"""The agents' sessions were recorded one after the other; a replay starts one every so many seconds."""
+ARRIVAL_COLUMNS = ("arrival_s", "arrived_at", "arrival_time_s")
+LENGTH_COLUMNS = (
+    ("input_tokens", "output_tokens"),
+    ("prompt_tokens", "completion_tokens"),
+    ("num_prefill_tokens", "num_decode_tokens"),
+    ("input_length", "output_length"),
+)
+FAILED = "failed requests, which have no response"
+
+
+class Entry(NamedTuple):
+    """What a row says."""
+
+    stamp: float
+    """In the format's own unit."""
+    input_tokens: int
+    output_tokens: int
+    block_ids: Sequence[int] | None = None
+    """None: nothing is known of shared prefixes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TraceFormat:
+    """How the rows of one file are read; it may remember those before."""
+
+    name: str
+    read: Callable[[Row], Entry | str]
+    """An entry, or why the row is no request."""
+    has_arrivals: bool = True
+    from_first: bool = False
+    """Arrivals count from the earliest stamp; else from 0."""
+    in_order: bool = True
+    """Whether the source is sorted by arrival, so that a file that is not was changed."""
+    stamps_per_s: float = 1.0
+    tick: float | None = None
+    """Where all stamps are multiples of it, requests are spread evenly over it."""
+    block_tokens: int = 1
+
+
+def format_of(row: Row) -> TraceFormat | None:
+    """The format whose columns the first row of a file has; None if it has those of none."""
+    return next((make(row) for fits, make in _FORMATS if fits(row.columns)), None)
+
+
+KNOWN = (
+    "TIMESTAMP, ContextTokens, GeneratedTokens (Azure)",
+    "Timestamp, Request tokens, Response tokens (BurstGPT)",
+    "timestamp, input_length, output_length, hash_ids as JSON lines (Mooncake)",
+    "session, offset_ms, input_chars, output_chars, hash_ids or timestamp, session_id, input, output (LMCache agents)",
+    "input_length, output_length, hash_ids as JSON lines (ServeGen's batch jobs)",
+    "arrival_s or arrived_at, or neither for offline work, with one of "
+    + "; ".join(f"{a}, {b}" for a, b in LENGTH_COLUMNS),
+)
+"""For people who hold a file that is none of these."""
+
+
+def _azure(row: Row) -> TraceFormat:
+    def read(row: Row) -> Entry:
+        return Entry(row.stamp_s("timestamp"), row.length("contexttokens"), row.length("generatedtokens"))
+
+    return TraceFormat(name="Azure", read=read, from_first=True)
+
+
+def _burstgpt(row: Row) -> TraceFormat:
+    def read(row: Row) -> Entry | str:
+        stamp_s, output_tokens = row.number("timestamp"), row.count("response tokens")
+        if not output_tokens:
+            return FAILED
+        return Entry(stamp_s, row.length("request tokens"), output_tokens)
+
+    return TraceFormat(name="BurstGPT", read=read, from_first=True)
+
+
+def _mooncake(row: Row) -> TraceFormat:
+    def read(row: Row) -> Entry:
+        input_tokens = row.length("input_length")
+        blocks = row.block_ids("hash_ids", input_tokens, MOONCAKE_BLOCK_TOKENS) if row.has("hash_ids") else None
+        return Entry(row.number("timestamp"), input_tokens, row.length("output_length"), blocks)
+
+    return TraceFormat(
+        name="Mooncake",
+        read=read,
+        from_first=True,
+        stamps_per_s=1000.0,
+        tick=MOONCAKE_TICK_MS,
+        block_tokens=MOONCAKE_BLOCK_TOKENS,
+    )
+
+
+def _agents(row: Row) -> TraceFormat:
+    starts_s: dict[Any, float] = {}
+
+    def read(row: Row) -> Entry:
+        start_s = starts_s.setdefault(_session(row, "session"), len(starts_s) * AGENT_SESSION_GAP_S)
+        # a few characters may be too few for a token
+        input_tokens = max(1, row.length("input_chars") // CHARS_PER_TOKEN)
+        output_tokens = max(1, row.length("output_chars") // CHARS_PER_TOKEN)
+        blocks = row.block_ids("hash_ids", input_tokens, TEXT_BLOCK_TOKENS)
+        return Entry(start_s + row.number("offset_ms") / 1000, input_tokens, output_tokens, blocks)
+
+    return TraceFormat(name="LMCache agents", read=read, in_order=False, block_tokens=TEXT_BLOCK_TOKENS)
+
+
+@dataclass(slots=True)
+class _AgentTexts:
+    """The agents' traces as published: texts, whose common beginnings become common block ids."""
+
+    starts_s: dict[Any, tuple[float, float]] = field(default_factory=dict)
+    """Of each session, in the replay and in the file."""
+    blocks: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def read(self, row: Row) -> Entry:
+        stamp_s, session = row.number("timestamp"), _session(row, "session_id")
+        started = (len(self.starts_s) * AGENT_SESSION_GAP_S, stamp_s)
+        start_s, first_s = self.starts_s.setdefault(session, started)
+        if stamp_s < first_s:
+            raise row.fault("timestamp", f"{stamp_s:g} is before the session's first row, {first_s:g}")
+        text = row.cell("input")
+        text = text if isinstance(text, str) else _conversation(row, text)
+        output = row.cell("output")
+        if not isinstance(output, str):
+            raise row.fault("output", "is not a text")
+        input_tokens = max(1, len(text) // CHARS_PER_TOKEN)
+        chars = TEXT_BLOCK_TOKENS * CHARS_PER_TOKEN
+        chain, before = [], -1
+        for at in range(0, input_tokens * CHARS_PER_TOKEN, chars):
+            before = self.blocks.setdefault((before, text[at : at + chars]), len(self.blocks))
+            chain.append(before)
+        return Entry(start_s + stamp_s - first_s, input_tokens, max(1, len(output) // CHARS_PER_TOKEN), chain)
+
+
+def _agent_texts(row: Row) -> TraceFormat:
+    return TraceFormat(
+        name="LMCache agents, texts", read=_AgentTexts().read, in_order=False, block_tokens=TEXT_BLOCK_TOKENS
+    )
+
+
+def _batch_job(row: Row) -> TraceFormat:
+    def read(row: Row) -> Entry:
+        input_tokens = row.length("input_length")
+        blocks = row.block_ids("hash_ids", input_tokens, TEXT_BLOCK_TOKENS) if row.has("hash_ids") else None
+        # a source without outputs: one token, so prefill work
+        output_tokens = row.length("output_length") if row.has("output_length") else 1
+        return Entry(0.0, input_tokens, output_tokens, blocks)
+
+    return TraceFormat(name="ServeGen batch job", read=read, has_arrivals=False, block_tokens=TEXT_BLOCK_TOKENS)
+
+
+def _lengths(row: Row) -> TraceFormat:
+    arrival = next((name for name in ARRIVAL_COLUMNS if name in row.columns), None)
+    inputs, outputs = next(names for names in LENGTH_COLUMNS if row.columns.issuperset(names))
+
+    def read(row: Row) -> Entry:
+        return Entry(row.number(arrival) if arrival else 0.0, row.length(inputs), row.length(outputs))
+
+    return TraceFormat(name="lengths", read=read, has_arrivals=arrival is not None)
+
+
+def _session(row: Row, column: str) -> Any:
+    session = row.cell(column)
+    if not isinstance(session, str | int):
+        raise row.fault(column, "is not a name or a number")
+    return session
+
+
+def _conversation(row: Row, messages: Any) -> str:
+    """The text of a list of messages."""
+    try:
+        return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    except (KeyError, TypeError):
+        raise row.fault("input", "is neither a text nor a list of messages") from None
+
+
+def _has_lengths(columns: set[str]) -> bool:
+    """Without block ids, which say how large a block is only beside the other columns of their format."""
+    return any(columns.issuperset(names) for names in LENGTH_COLUMNS) and "hash_ids" not in columns
+
+
+def _with(*columns: str) -> Callable[[set[str]], bool]:
+    wanted = set(columns)
+    return lambda columns: wanted <= columns
+
+
+_FORMATS: tuple[tuple[Callable[[set[str]], bool], Callable[[Row], TraceFormat]], ...] = (
+    (_with("timestamp", "contexttokens", "generatedtokens"), _azure),
+    (_with("timestamp", "request tokens", "response tokens"), _burstgpt),
+    (_with("session", "offset_ms", "input_chars", "output_chars", "hash_ids"), _agents),
+    (_with("timestamp", "session_id", "input", "output"), _agent_texts),
+    (_with("timestamp", "input_length", "output_length"), _mooncake),
+    (
+        lambda columns: any(columns.issuperset(names) for names in LENGTH_COLUMNS) and "hash_ids" not in columns,
+        _lengths,
+    ),
+    (_with("input_length"), _batch_job),
+)

@@ -1,0 +1,220 @@
+"""Rows of trace files, one at a time: CSV or JSON lines, gzipped or not, told apart by their content.
+
+A file is never held whole. What a row cannot mean is refused with the file, the line and the column, for a trace that
+is silently wrong gives a figure that is silently wrong.
+"""
+
+import csv
+import gzip
+import io
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+GZIP_MAGIC = b"\x1f\x8b"
+DELIMITERS = ",;\t"
+MAX_TOKENS = 1 << 24
+"""Longer than any context: a length above it is a mistake, and would be as many tokens in memory."""
+MAX_BLOCK_ID = (1 << 31) - 1
+"""Content ids of a set have this much room."""
+MAX_NUMBER = 1e15
+"""Above it a stamp in milliseconds is no whole number any more."""
+SHOWN_CHARS = 40
+
+
+class Row:
+    """One row. Its readers raise ValueError with file, line and column."""
+
+    __slots__ = ("_cells", "_file", "_names", "line")
+
+    def __init__(self, file: str, line: int, cells: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
+        self._file = file
+        self.line = line
+        self._cells = cells
+        self._names = names
+
+    @property
+    def columns(self) -> set[str]:
+        return set(self._cells)
+
+    @property
+    def is_json(self) -> bool:
+        """Or else CSV."""
+        return self._names is None
+
+    def has(self, column: str) -> bool:
+        """Whether the column is there and not null."""
+        return self._cells.get(column) is not None
+
+    def cell(self, column: str) -> Any:
+        value = self._cells.get(column)
+        if value is None or value == "":
+            raise self.fault(column, "is missing")
+        return value
+
+    def fault(self, column: str, complaint: str) -> ValueError:
+        shown = self._names.get(column, column) if self._names else column
+        return ValueError(f"{self._file}, line {self.line}, column {shown}: {complaint}")
+
+    def number(self, column: str) -> float:
+        """A finite number that is not negative."""
+        value = self.cell(column)
+        try:
+            if isinstance(value, str):
+                if "_" in value or not value.isascii():
+                    raise ValueError
+                number = float(value)
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError
+            else:
+                number = float(value)
+        except (ValueError, OverflowError):
+            raise self.fault(column, f"{_shown(value)} is not a number") from None
+        if not math.isfinite(number):
+            raise self.fault(column, f"{_shown(value)} is not finite")
+        if not 0 <= number <= MAX_NUMBER:
+            raise self.fault(column, f"{_shown(value)} is {'negative' if number < 0 else 'too large'}")
+        return number
+
+    def count(self, column: str) -> int:
+        """A whole number of at least 0; ``12.0`` is one, as tables with gaps write them."""
+        number = self.number(column)
+        if number != int(number):
+            raise self.fault(column, f"{_shown(self.cell(column))} is not a whole number")
+        if number > MAX_TOKENS:
+            raise self.fault(column, f"{_shown(self.cell(column))} is more than {MAX_TOKENS:,}")
+        return int(number)
+
+    def length(self, column: str) -> int:
+        """Tokens or characters, at least 1."""
+        tokens = self.count(column)
+        if tokens == 0:
+            raise self.fault(column, "a length must be at least 1, not 0")
+        return tokens
+
+    def stamp_s(self, column: str) -> float:
+        """Seconds since 1970 of a date and time, with any number of decimals and any zone; without a zone it is UTC."""
+        text = self.cell(column)
+        if not isinstance(text, str):
+            raise self.fault(column, f"{_shown(text)} is not a date and time")
+        whole, dot, rest = text.strip().partition(".")
+        digits = len(rest) - len(rest.lstrip("0123456789"))
+        if dot and not digits:
+            raise self.fault(column, f"{_shown(text)} is not a date and time")
+        try:
+            moment = datetime.fromisoformat(whole + rest[digits:])
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            # more decimals than datetime reads
+            return moment.timestamp() + float("0." + (rest[:digits] or "0"))
+        except (ValueError, OverflowError):
+            raise self.fault(column, f"{_shown(text)} is not a date and time") from None
+
+    def block_ids(self, column: str, input_tokens: int, block_tokens: int) -> Sequence[int]:
+        """One id for each block of the prompt; one more is let through, for a source may count in other units."""
+        ids = self.cell(column)
+        if not isinstance(ids, list):
+            raise self.fault(column, f"{_shown(ids)} is not a list of block ids")
+        for block in ids:
+            if isinstance(block, bool) or not isinstance(block, int):
+                raise self.fault(column, f"{_shown(block)} is not a block id")
+            if not 0 <= block <= MAX_BLOCK_ID:
+                raise self.fault(column, f"block id {_shown(block)} is not in 0 to {MAX_BLOCK_ID}")
+        needed = -(-input_tokens // block_tokens)
+        if not needed <= len(ids) <= needed + 1:
+            raise self.fault(
+                column, f"{len(ids)} block ids for {input_tokens} tokens in blocks of {block_tokens}: {needed} expected"
+            )
+        return ids
+
+
+def trace_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file. Empty lines are passed over.
+
+    Raises ValueError, with the file and as far as it is known the line, for what is not text in UTF-8, cut off, or
+    neither CSV with a header nor JSON lines.
+    """
+    with _text(path) as text:
+        first = _first_char(text, path.name)
+        text.seek(0)
+        yield from _json_rows(path.name, text) if first == "{" else _csv_rows(path.name, text)
+
+
+def content_name(path: Path) -> str:
+    """Names what a file contains: the same bytes under another name are the same trace."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _text(path: Path) -> Iterator[TextIO]:
+    with path.open("rb") as raw:
+        packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        raw.seek(0)
+        binary: BinaryIO = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
+        text = io.TextIOWrapper(binary, "utf-8-sig", newline="")
+        try:
+            yield text
+        except UnicodeDecodeError:
+            raise ValueError(f"{path.name}: not text in UTF-8") from None
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            raise ValueError(f"{path.name}: not a gzip file, or cut off") from None
+        finally:
+            text.close()
+
+
+def _first_char(text: TextIO, file: str) -> str:
+    while chunk := text.read(4096):
+        if "\0" in chunk:
+            raise ValueError(f"{file}: not a text file")
+        if found := chunk.lstrip():
+            if found[0] == "[":
+                raise ValueError(f"{file}: a JSON list; write one object a line instead")
+            return found[0]
+    raise ValueError(f"{file} has no requests")
+
+
+def _json_rows(file: str, text: TextIO) -> Iterator[Row]:
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        try:
+            cells = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file}, line {number}: not JSON: {error}") from None
+        if not isinstance(cells, dict):
+            raise ValueError(f"{file}, line {number}: not a JSON object")
+        yield Row(file, number, cells)
+
+
+def _csv_rows(file: str, text: TextIO) -> Iterator[Row]:
+    before, header_line = next((number, line) for number, line in enumerate(text, 1) if line.strip())
+    delimiter = max(DELIMITERS, key=header_line.count)
+    names = [name.strip() for name in next(csv.reader([header_line], delimiter=delimiter))]
+    columns = [name.lower() for name in names]
+    if len(set(columns)) < len(columns):
+        twice = next(name for name, column in zip(names, columns, strict=True) if columns.count(column) > 1)
+        raise ValueError(f"{file}, line {before}: two columns are called {twice}")
+    shown = dict(zip(columns, names, strict=True))
+    reader = csv.reader(text, delimiter=delimiter)
+    try:
+        for cells in reader:
+            line = before + reader.line_num
+            if not cells or (len(cells) == 1 and not cells[0].strip()):
+                continue
+            if len(cells) != len(columns):
+                raise ValueError(f"{file}, line {line}: {len(cells)} columns, but the header has {len(columns)}")
+            yield Row(file, line, dict(zip(columns, cells, strict=True)), shown)
+    except csv.Error as error:
+        raise ValueError(f"{file}, line {before + reader.line_num}: not CSV: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."

@@ -1,0 +1,281 @@
+"use strict";
+const PERIOD_MS = 2000, KEPT = 150, SHOWN_BATCHES = 20;
+const TIERS = ["priority", "default", "flex", "batch"];
+const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
+const SVG = "http://www.w3.org/2000/svg";
+const history = [];
+let key = "", width = COLUMN;
+let locked = !document.getElementById("key").hidden;  // until a key is given, batches are not asked for
+const at = (id) => document.getElementById(id);
+
+// ---- figures ----
+
+function parse(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const match = /^(neaptide_\w+)(?:\{(.*)\})? (\S+)/.exec(line);
+    if (!match) continue;
+    const labels = {};
+    for (const [, name, value] of (match[2] || "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) labels[name] = value;
+    if (!found.has(match[1])) found.set(match[1], []);
+    found.get(match[1]).push([labels, Number(match[3])]);
+  }
+  return found;
+}
+
+function sum(samples, name, labels = {}) {
+  let total = 0;
+  for (const [own, value] of samples.get(name) || [])
+    if (Object.entries(labels).every(([k, v]) => own[k] === v)) total += value;
+  return total;
+}
+
+// A counter that fell belongs to a server that was started anew.
+function grown(before, now, name, labels) {
+  return Math.max(0, sum(now.samples, name, labels) - sum(before.samples, name, labels));
+}
+
+function rate(before, now, name, labels) {
+  return grown(before, now, name, labels) / Math.max(0.001, now.s - before.s);
+}
+
+function attained(before, now, labels) {
+  const met = grown(before, now, "neaptide_slo_attained_total", labels);
+  const missed = grown(before, now, "neaptide_slo_violated_total", labels);
+  return met + missed > 0 ? met / (met + missed) : null;
+}
+
+function mean(before, now, total, totalLabels, count, countLabels) {
+  const n = grown(before, now, count, countLabels);
+  return n > 0 ? grown(before, now, total, totalLabels) / n : null;
+}
+
+// ---- words ----
+
+const percent = (share) => share === null ? "–" : (100 * share).toFixed(share > 0.995 && share < 1 ? 2 : 1) + "%";
+const ms = (seconds) => seconds === null ? "–" : (1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0) + " ms";
+
+function short(value) {
+  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
+    if (Math.abs(value) >= size) return Number((value / size).toPrecision(3)) + unit;
+  return String(Number(value.toPrecision(3)));
+}
+
+function duration(seconds) {
+  const size = Math.abs(seconds), sign = seconds < 0 ? "−" : "";
+  for (const [length, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
+    if (size >= 2 * length) return sign + (size / length).toFixed(1) + " " + unit;
+  return sign + size.toFixed(0) + " s";
+}
+
+// ---- pieces of the page ----
+
+function made(tag, text, name) {
+  const element = document.createElement(tag);
+  if (text !== undefined) element.textContent = text;
+  if (name) element.className = name;
+  return element;
+}
+
+function drawn(tag, attributes, text) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+function row(cells) {
+  const line = made("tr");
+  for (const cell of cells) {
+    const place = made("td");
+    place.append(cell);
+    line.append(place);
+  }
+  return line;
+}
+
+function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((top) => top >= value * 0.999);
+}
+
+function plot(title, unit, series, { stacked = false, most = 0 } = {}) {
+  const times = history.map((one) => one.s), count = times.length;
+  let below = new Array(count).fill(0), highest = most;
+  const tops = series.map(({ ys, mark }) => {
+    const top = stacked && !mark ? ys.map((y, k) => below[k] + (y || 0)) : ys;
+    if (stacked && !mark) below = top;
+    for (const y of top) if (y !== null && y > highest) highest = y;
+    return top;
+  });
+  highest = most || roundUp(highest || 1);
+  const end = times[count - 1], span = Math.max(60, end - times[0]);
+  const x = (s) => LEFT + (1 - (end - s) / span) * (width - LEFT - RIGHT);
+  const y = (value) => HEIGHT - BOTTOM - Math.min(value, highest) / highest * (HEIGHT - TOP - BOTTOM);
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${unit}, the last minutes` });
+  for (const share of [0, 0.5, 1]) {
+    svg.append(drawn("path", { class: "grid", d: `M${LEFT} ${y(share * highest)}H${width - RIGHT}` }));
+    svg.append(drawn("text", { x: LEFT - 5, y: y(share * highest) + 4, "text-anchor": "end" }, short(share * highest)));
+  }
+  svg.append(drawn("text", { x: LEFT, y: HEIGHT - 4 }, `−${duration(span)}`));
+  svg.append(drawn("text", { x: width - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "now"));
+  let floor = new Array(count).fill(0);
+  series.forEach(({ mark }, k) => {
+    const point = (i, value) => `${x(times[i]).toFixed(1)} ${y(value).toFixed(1)}`;
+    if (stacked && !mark) {
+      const there = tops[k].map((value, i) => point(i, value)).join("L");
+      const back = floor.map((value, i) => point(i, value)).reverse().join("L");
+      svg.append(drawn("path", { class: `area s${k}`, d: `M${there}L${back}Z` }));
+      floor = tops[k];
+      return;
+    }
+    let path = "", pen = "M";
+    tops[k].forEach((value, i) => {
+      path += value === null ? "" : pen + point(i, value) + (pen === "M" ? "h0" : "");
+      pen = value === null ? "M" : "L";
+    });
+    svg.append(drawn("path", { class: mark ? "line mark" : `line s${k}`, d: path || "M0 0" }));
+  });
+  const caption = made("figcaption", title + " ");
+  caption.append(made("span", unit));
+  const legend = made("div", undefined, "legend");
+  series.forEach(({ name, mark }, k) => {
+    const entry = made("span", undefined, mark ? "mark" : `s${k}`);
+    entry.append(made("i"), name);
+    legend.append(entry);
+  });
+  const figure = made("figure");
+  figure.append(caption, svg, legend);
+  return figure;
+}
+
+// ---- the page ----
+
+function lines(figure) {
+  return history.map((now, k) => k === 0 ? null : figure(history[k - 1], now));
+}
+
+function showPlots() {
+  const whole = at("plots").clientWidth;
+  width = whole < 2 * COLUMN + GAP ? whole : (whole - GAP) / 2;  // as the style's columns, so that letters keep their size
+  const tokens = (name) => lines((before, now) => rate(before, now, "neaptide_step_tokens_total", { class: name }));
+  const blocks = (state) => history.map((one) => sum(one.samples, "neaptide_kv_blocks", { state }));
+  const met = (slo) => history.map((now, k) => {
+    const share = attained(history[Math.max(0, k - 15)], now, { slo });
+    return share === null ? null : 100 * share;
+  });
+  const inMs = (values) => values.map((value) => value === null ? null : 1000 * value);
+  const measured = (a, b) => mean(a, b, "neaptide_step_seconds_sum", { phase: "total" }, "neaptide_step_seconds_count", { phase: "total" });
+  const predicted = (a, b) => mean(a, b, "neaptide_steps_predicted_seconds_total", {}, "neaptide_steps_total", {});
+  at("plots").replaceChildren(
+    plot("Tokens computed, by tier", "tokens/s", [
+      { name: "online", ys: tokens("online") }, { name: "offline", ys: tokens("offline") },
+    ], { stacked: true }),
+    plot("Targets met", "% of the last 30 s", [{ name: "TTFT", ys: met("ttft") }, { name: "TPOT", ys: met("tpot") }], { most: 100 }),
+    plot("KV blocks, and what is kept for online work", "blocks", [
+      { name: "online", ys: blocks("online") }, { name: "offline", ys: blocks("offline") },
+      { name: "cached", ys: blocks("cached") }, { name: "free", ys: blocks("free") },
+      { name: "kept, by the forecast", ys: history.map((one) => sum(one.samples, "neaptide_kv_reserved_blocks")), mark: true },
+    ], { stacked: true }),
+    plot("Mean time of a step", "ms", [{ name: "predicted", ys: inMs(lines(predicted)) }, { name: "measured", ys: inMs(lines(measured)) }]),
+  );
+}
+
+function showFigures() {
+  const now = history[history.length - 1], before = history[Math.max(0, history.length - 6)], first = history[0];
+  const online = (name) => rate(before, now, "neaptide_step_tokens_total", { class: name });
+  const covered = mean(first, now, "neaptide_steps_within_margin_total", {}, "neaptide_steps_total", {});
+  const error = mean(first, now, "neaptide_step_prediction_error_ratio_sum", {}, "neaptide_step_prediction_error_ratio_count", {});
+  const figures = [
+    ["online tokens/s", short(online("online"))],
+    ["offline tokens/s", short(online("offline"))],
+    ["running, online / offline", ["online", "offline"].map((name) => sum(now.samples, "neaptide_requests_running", { class: name })).join(" / ")],
+    ["waiting, online / offline", ["online", "offline"].map((name) => short(sum(now.samples, "neaptide_requests_waiting", { class: name }))).join(" / ")],
+    ["preempted, 5 min", short(grown(first, now, "neaptide_preemptions_total"))],
+    ["steps within their margin", percent(covered)],
+    ["error of step times", percent(error)],
+  ];
+  at("figures").replaceChildren(...figures.map(([name, value]) => {
+    const card = made("div");
+    card.append(made("b", value), made("span", name));
+    return card;
+  }));
+  at("tiers").replaceChildren(...TIERS.map((tier) => tier === "batch" ? row([
+    tier,
+    short(sum(now.samples, "neaptide_batch_requests_pending")),
+    "–",
+    "–",
+    short(sum(now.samples, "neaptide_batch_requests_total")),
+  ]) : row([
+    tier,
+    String(sum(now.samples, "neaptide_requests_in_flight", { tier })),
+    percent(attained(first, now, { tier, slo: "ttft" })),
+    percent(attained(first, now, { tier, slo: "tpot" })),
+    short(sum(now.samples, "neaptide_requests_total", { tier })),
+  ])));
+  const paused = sum(now.samples, "neaptide_besteffort_paused") > 0;
+  const failing = sum(now.samples, "neaptide_storage_failing") > 0;
+  say((paused ? "offline work is paused by the operator" : "serving") + (failing ? "; the disk refuses data of batches" : ""), failing);
+}
+
+function say(text, bad) {
+  const state = at("state");
+  if (state.textContent !== text) state.textContent = text;
+  state.className = bad ? "bad" : "";
+}
+
+function batchRow(batch) {
+  const counts = batch.request_counts, ended = counts.completed + counts.failed, seen = batch.neaptide;
+  const bar = made("progress");
+  bar.max = Math.max(1, counts.total);
+  bar.value = ended;
+  bar.setAttribute("aria-label", `${ended} of ${counts.total} lines`);
+  let takes = "–", slack = "–", outlook = made("span", "–");
+  if (seen) {
+    const latest = seen.expected_seconds === null ? null : Math.max(seen.expected_seconds, seen.needed_seconds);
+    takes = duration(seen.needed_seconds) + " to " + (latest === null ? "?" : duration(latest));
+    slack = duration(seen.left_seconds - (latest === null ? seen.needed_seconds : latest));
+    outlook = made("span", seen.outlook.replace("_", " "), seen.outlook);
+  }
+  return row([batch.id.slice(0, 18), batch.status, bar, `${short(ended)} of ${short(counts.total)}`, takes, slack, outlook]);
+}
+
+async function showBatches() {
+  if (locked) return;
+  const reply = await fetch(`v1/batches?limit=${SHOWN_BATCHES}`, key ? { headers: { Authorization: `Bearer ${key}` } } : {});
+  locked = reply.status === 401;
+  at("key").hidden = !locked;
+  if (!reply.ok) {
+    at("batches").replaceChildren();
+    at("note").textContent = locked ? "The server does not know this key." : `Batches: HTTP ${reply.status}.`;
+    return;
+  }
+  const list = await reply.json();
+  at("batches").replaceChildren(...list.data.map(batchRow));
+  at("note").textContent = list.data.length === 0 ? "No batches." :
+    "Will take: with the whole device, to at the rate of late. Slack: what is left of the window after that." +
+    (list.has_more ? ` The latest ${SHOWN_BATCHES}.` : "");
+}
+
+async function refresh() {
+  try {
+    const reply = await fetch("metrics");
+    if (!reply.ok) throw new Error(`HTTP ${reply.status}`);
+    history.push({ s: performance.now() / 1000, samples: parse(await reply.text()) });
+    if (history.length > KEPT) history.shift();
+    showFigures();
+    showPlots();
+    await showBatches();
+  } catch (error) {
+    say(`the server does not answer: ${error.message}`, true);
+  }
+  setTimeout(refresh, PERIOD_MS);
+}
+
+at("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key = at("keyfield").value;
+  locked = false;
+  showBatches().catch((error) => say(`the server does not answer: ${error.message}`, true));
+});
+refresh();

@@ -1,0 +1,44 @@
+"""``GET /dashboard``: what the server does now, as a page for people that shows itself again every two seconds.
+
+One page with all it needs inside: it asks for ``/metrics`` and ``/v1/batches`` of this server and nothing else. It is
+the same for everybody; what it shows of batches, the server tells it for the key that its reader types in.
+"""
+
+import base64
+import hashlib
+from functools import cache
+from importlib import resources
+
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse
+
+from neaptide.server.edge.auth import KeyRing
+
+router = APIRouter()
+
+
+@router.head("/dashboard", include_in_schema=False)
+@router.get("/dashboard", include_in_schema=False)
+async def dashboard(request: Request) -> HTMLResponse:
+    """The page."""
+    keys: KeyRing = request.app.state.keys
+    page, policy = _page(keys.required)
+    return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+
+@cache
+def _page(wants_key: bool) -> tuple[str, str]:
+    """The page, and the policy that lets its own script run, no other, and nothing be loaded from elsewhere."""
+    parts = {name: _part(f"dashboard.{name}") for name in ("css", "js")}
+    page = _part("dashboard.html")
+    for name, content in parts.items():
+        page = page.replace(f"<!-- {name} -->", content)
+    if wants_key:
+        page = page.replace('<form id="key" hidden>', '<form id="key">')
+    digest = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
+    allowed = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    return page, f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def _part(name: str) -> str:
+    return resources.files("neaptide.server.routes").joinpath(name).read_text(encoding="utf-8")

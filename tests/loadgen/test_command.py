@@ -1,0 +1,141 @@
+"""``neaptide loadgen`` from the outside."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neaptide.cli import main
+from tests.loadgen.fake_server import FakeServer, fake_server
+
+SYNTH = [
+    "--rate",
+    "200",
+    "--duration",
+    "0.05",
+    "--output-tokens",
+    "2",
+    "--input-tokens",
+    "30",
+    "--target",
+    "60000:60000",
+]
+TRACE = "arrival_s,input_tokens,output_tokens\n0.0,20,2\n0.02,30,3\n5.0,30,3\n"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with fake_server() as state:
+        yield state
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> list[str]:
+    return ["--html", str(tmp_path / "out.html"), "--json", str(tmp_path / "out.json")]
+
+
+def test_made_load_ends_in_a_table_a_json_and_a_page(
+    server: FakeServer, report: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["loadgen", "synth", "--server", f"{server.url}/v1", *SYNTH, *report]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])
+    (figures,) = found["servers"].values()
+    assert figures["requests"] == len(server.bodies) > 0
+    assert figures["attainment"]["both"] == 1.0
+    assert "TTFT p50, ms" in out
+    assert json.loads((tmp_path / "out.json").read_text()) == found
+    assert "<svg" in (tmp_path / "out.html").read_text()
+
+
+def test_a_window_of_a_trace_is_replayed_at_a_speed(server: FakeServer, report: list[str], tmp_path: Path) -> None:
+    trace = tmp_path / "mine"
+    trace.write_text(TRACE)
+    flags = ["--window", "0:1", "--speed", "2", "--server", server.url, "--endpoint", "completions"]
+    assert main(["loadgen", "replay", str(trace), *flags, *report]) == 0
+    assert sorted(body["max_tokens"] for body in server.bodies) == [2, 3]
+    assert sorted(len(body["prompt"].split()) for body in server.bodies) == [19, 29]
+
+
+def test_the_key_is_sent_and_not_written(server: FakeServer, report: list[str], tmp_path: Path) -> None:
+    assert main(["loadgen", "synth", "--server", server.url, "--api-key", "sekret", *SYNTH, *report]) == 0
+    assert server.keys == {"Bearer sekret"}
+    assert "sekret" not in (tmp_path / "out.html").read_text() + (tmp_path / "out.json").read_text()
+
+
+def test_servers_get_the_same_load_and_ratios(
+    server: FakeServer, report: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fake_server() as other:
+        servers = ["--server", f"A={server.url}", "--server", f"B={other.url}"]
+        assert main(["loadgen", "compare", *servers, *SYNTH, *report]) == 0
+        prompts = [sorted(str(body["messages"]) for body in one.bodies) for one in (server, other)]
+    assert prompts[0] == prompts[1] != []
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])
+    assert list(found["servers"]) == ["A", "B"]
+    assert set(found["ratios"]["A"].values()) == {1.0, None}
+    assert "over A" in out
+    page = (tmp_path / "out.html").read_text()
+    assert "<h2>B</h2>" in page
+    assert "<h2>Over A</h2>" in page
+    assert page.count("<td>1.000</td>") >= 1
+
+
+def test_a_failed_run_is_told_and_its_report_written(
+    server: FakeServer, report: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fails_every = 1
+    assert main(["loadgen", "synth", "--server", server.url, *SYNTH, *report]) == 1
+    assert "requests failed: HTTP 503" in capsys.readouterr().err
+    assert "overloaded" in (tmp_path / "out.html").read_text()
+
+
+def test_what_the_client_cannot_know_is_said(
+    server: FakeServer, report: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.can_tokenize = False
+    assert main(["loadgen", "synth", "--server", server.url, *SYNTH, *report]) == 0
+    assert "prompts have about the recorded lengths" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["replay", "nowhere.csv"], "no trace 'nowhere.csv'"),
+        (["replay", "azure_conv_2023", "--window", "5"], "--window is two numbers A:B in seconds, not '5'"),
+        (["replay", "azure_conv_2023", "--max-input-tokens", "1"], "is left: raise --max-input-tokens"),
+        (["replay", "azure_conv_2023", "--speed", "nan"], "speed must be positive"),
+        (["synth", "--rate", "0"], "--rate must be positive"),
+        (["synth", "--target", "5"], "a target is TTFT_MS:TPOT_MS"),
+        (["synth", "--cancel-share", "2"], "--cancel-share is a share"),
+        (["synth", "--cancel-within-s", "0"], "--cancel-within-s must be positive"),
+        (["synth", "--users", "0"], "--users must be at least 1"),
+        (["synth", "--think-s", "-1"], "--think-s must be at least 0"),
+        (["synth", "--body", "[1]"], "--body is not a JSON object"),
+        (["synth", "--body", "{"], "--body is not JSON"),
+        (["synth", "--batch", "/nowhere"], "/nowhere: No such file or directory"),
+        (["synth", "--batch", __file__], "the first line is no batch request"),
+        (["synth", "--html", "/nowhere/out.html"], "/nowhere: no such directory"),
+        (["synth", "--server", "localhost:8000"], "is no URL of a server, such as http://"),
+        (["synth", "--prefixes", "-1"], "--prefixes must not be negative"),
+        (["compare", "--server", "http://a"], "--server is NAME=URL here"),
+        (["compare", "--server", "A=http://a"], "compare needs two servers at least"),
+        (["compare", "--server", "A=http://a", "--server", "A=http://b"], "two servers are called 'A'"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["loadgen", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("neaptide loadgen: ")
+    assert complaint in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_server_that_is_not_there_is_one_line(
+    tmp_path: Path, report: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["loadgen", "synth", "--server", "http://127.0.0.1:9", *SYNTH, *report]) == 1
+    assert "ConnectError" in capsys.readouterr().err

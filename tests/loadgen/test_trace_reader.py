@@ -1,0 +1,308 @@
+"""Trace files as people have them: formats found by content, faults told with file, line and column."""
+
+import gzip
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.loadgen.workloads.trace_reader import read_trace
+from neaptide.loadgen.workloads.traces import load_online
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+LENGTHS = "arrival_s,input_tokens,output_tokens\n"
+MOONCAKE: dict[str, Any] = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [7, 8]}
+AGENT: dict[str, Any] = {"session": 0, "offset_ms": 0, "input_chars": 96, "output_chars": 8, "hash_ids": [1, 2]}
+
+
+def jsonl(*rows: dict[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def written(directory: Path, content: str | bytes, name: str = "mine.txt") -> Path:
+    path = directory / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def shape(path: Path) -> list[tuple[float, int, int]]:
+    return [(round(r.arrival_s, 6), r.input_tokens, r.output_tokens) for r in load_online(path)]
+
+
+# ---- formats: the file's name says nothing ----
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:47.6805900,9,1\n", [(0, 374, 44), (1, 9, 1)]),
+        (
+            AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2399,6\n",
+            [(0, 2162, 5), (0.99007, 2399, 6)],
+        ),
+        (
+            AZURE + "2024-05-10T00:00:00Z,1,5\n2024-05-10T02:00:01+02:00,2,6\n2024-05-10T00:00:02.5,3,7\n",
+            [(0, 1, 5), (1, 2, 6), (2.5, 3, 7)],
+        ),
+        (jsonl(MOONCAKE, MOONCAKE | {"timestamp": 1500, "hash_ids": None}), [(0, 600, 5), (1.5, 600, 5)]),
+        (LENGTHS.strip() + ",client\n0.5,10,2,31\n", [(0.5, 10, 2)]),
+        (
+            jsonl(AGENT, AGENT | {"offset_ms": 700}, AGENT | {"session": 4, "hash_ids": [9, 9, 9]}),
+            [(0, 24, 2), (0.7, 24, 2), (10, 24, 2)],
+        ),
+        (
+            jsonl(*({"timestamp": t, "session_id": "a", "input": "x" * 80, "output": "y" * 40} for t in (5.0, 6.5))),
+            [(0, 20, 10), (1.5, 20, 10)],
+        ),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens\n0.25,100,7\n", [(0.25, 100, 7)]),
+        (
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+            "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,30,2,32,API log\n",
+            [(0, 472, 18), (40, 30, 2)],
+        ),
+    ],
+    ids=["azure-2023", "azure-2024", "iso-zones", "mooncake", "servegen", "agents", "agent-texts", "vidur", "burstgpt"],
+)
+def test_a_format_is_found_by_its_content(tmp_path: Path, content: str, expected: list[tuple[float, int, int]]) -> None:
+    assert shape(written(tmp_path, content)) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n10,2,12,5\n20,3,23,6.7\n",
+        "input_tokens,output_tokens\n10,2\n20,3\n",
+        LENGTHS + "4,10,2\n1,20,3\n",
+        jsonl({"request_id": 1, "input_length": 10, "output_length": 2}, {"input_length": 20, "output_length": 3}),
+    ],
+    ids=["vidur", "plain", "with-arrivals", "servegen-batch"],
+)
+def test_lengths_are_offline_work_in_the_files_order(tmp_path: Path, content: str) -> None:
+    requests = load_offline(written(tmp_path, content), seed=1, keep_order=True).requests
+    assert [(r.input_tokens, r.output_tokens) for r in requests] == [(10, 2), (20, 3)]
+
+
+def test_a_batch_job_shares_blocks_of_sixteen(tmp_path: Path) -> None:
+    rows = [{"input_length": 20, "hash_ids": [5, 6]}, {"input_length": 18, "hash_ids": [5, 7]}]
+    offline = load_offline(written(tmp_path, jsonl(*rows)), seed=1, keep_order=True)
+    first, second = (request.segments for request in offline.requests)
+    assert (first[0], [n for _, n in first], [n for _, n in second]) == (second[0], [16, 4], [16, 2])
+
+
+def test_agents_texts_share_the_blocks_that_they_begin_with(tmp_path: Path) -> None:
+    texts = ("a" * 128, "a" * 64 + "b" * 64, [{"role": "user", "content": "c"}])
+    rows = [{"timestamp": k, "session_id": 1, "input": text, "output": "y"} for k, text in enumerate(texts)]
+    one, two, three = (request.segments for request in load_online(written(tmp_path, jsonl(*rows))))
+    assert one[0] == two[0]
+    assert one[1] != two[1]
+    assert three[0][1] == len("user: c\n") // 4
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.jsonl", "mine", "mine.jsonl.gz"])
+def test_the_name_says_nothing_about_the_format(tmp_path: Path, name: str) -> None:
+    assert shape(written(tmp_path, LENGTHS + "1,10,2\n", name)) == [(1, 10, 2)]
+    assert shape(written(tmp_path, gzip.compress((LENGTHS + "1,10,2\n").encode()), name)) == [(1, 10, 2)]
+
+
+def test_the_same_bytes_under_another_name_are_the_same_trace(tmp_path: Path) -> None:
+    content = "input_tokens,output_tokens\n" + "".join(f"{k},{k}\n" for k in range(1, 40))
+    one, two = (written(tmp_path, content, name) for name in ("one.csv", "two.txt"))
+    assert load_offline(one, seed=3).requests == load_offline(two, seed=3).requests
+    one, two = (written(tmp_path, LENGTHS + "1,10,2\n", name) for name in ("three.csv", "four.csv"))
+    assert load_online(one) == load_online(two)
+
+
+# ---- faults ----
+
+FAULTS = {
+    # named by users
+    "negative": (AZURE + "2024-05-10 00:00:00,-100,5\n", "line 2, column ContextTokens: '-100' is negative"),
+    "nan": (LENGTHS + "1,nan,5\n", "line 2, column input_tokens: 'nan' is not finite"),
+    "infinite": (LENGTHS + "1,10,inf\n", "line 2, column output_tokens: 'inf' is not finite"),
+    "json-nan": ('{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', "line 1, column timestamp: nan is not"),
+    "zero": (LENGTHS + "1,10,5\n2,0,5\n", "line 3, column input_tokens: a length must be at least 1, not 0"),
+    "zero-output": (
+        jsonl(MOONCAKE | {"output_length": 0}),
+        "line 1, column output_length: a length must be at least",
+    ),
+    "negative-block": (
+        jsonl(MOONCAKE, MOONCAKE | {"hash_ids": [7, -8]}),
+        "line 2, column hash_ids: block id -8 is",
+    ),
+    # more of them
+    "short-row": (LENGTHS + "1,10\n", "line 2: 2 columns, but the header has 3"),
+    "long-row": (LENGTHS + "1,10,5,\n", "line 2: 4 columns, but the header has 3"),
+    "empty-cell": (LENGTHS + "1,,5\n", "line 2, column input_tokens: is missing"),
+    "no-key": (jsonl(MOONCAKE, {"timestamp": 3, "input_length": 5}), "line 2, column output_length: is missing"),
+    "fraction": (LENGTHS + "1,10.5,5\n", "line 2, column input_tokens: '10.5' is not a whole number"),
+    "huge": (LENGTHS + "1,99999999999,5\n", "line 2, column input_tokens: '99999999999' is more than 16,777,216"),
+    "bool": (jsonl(MOONCAKE | {"input_length": True}), "line 1, column input_length: True is not a number"),
+    "no-date": (AZURE + "2024-13-10 00:00:00,1,5\n", "line 2, column TIMESTAMP: '2024-13-10 00:00:00' is not a date"),
+    "no-decimals": (AZURE + "2024-10-10 00:00:00.,1,5\n", "line 2, column TIMESTAMP: '2024-10-10 00:00:00.' is not a"),
+    "few-blocks": (jsonl(MOONCAKE | {"hash_ids": [7]}), "1 block ids for 600 tokens in blocks of 512: 2 expected"),
+    "many-blocks": (jsonl(MOONCAKE | {"hash_ids": [7, 8, 9, 10]}), "column hash_ids: 4 block ids for 600 tokens"),
+    "text-blocks": (jsonl(MOONCAKE | {"hash_ids": ["7", 8]}), "line 1, column hash_ids: '7' is not a block id"),
+    "no-blocks": (jsonl(MOONCAKE | {"hash_ids": 7}), "line 1, column hash_ids: 7 is not a list of block ids"),
+    "negative-stamp": (LENGTHS + "-1,10,5\n", "line 2, column arrival_s: '-1' is negative"),
+    "endless-stamp": (LENGTHS + "1e300,10,5\n", "line 2, column arrival_s: '1e300' is too large"),
+    "underscores": (LENGTHS + "1,1_0,5\n", "line 2, column input_tokens: '1_0' is not a number"),
+    "two-columns-alike": ("arrival_s,Arrival_s,input_tokens,output_tokens\n1,1,1,1\n", "two columns are called"),
+    "session-before": (
+        jsonl(*({"timestamp": t, "session_id": "a", "input": "x", "output": "y"} for t in (5, 4))),
+        "line 2, column timestamp: 4 is before the session's first row, 5",
+    ),
+    "no-session": (jsonl(AGENT | {"session": [1]}), "line 1, column session: is not a name or a number"),
+    "a-list": ('[{"timestamp": 0}]\n', "a JSON list; write one object a line instead"),
+    "half-a-line": (jsonl(MOONCAKE) + '{"timestamp": 5, "inp', "line 2: not JSON"),
+    "no-object": (jsonl(MOONCAKE) + "7\n", "line 2: not a JSON object"),
+    "lengths-only": ("input_tokens,output_tokens\n1,1\n", "has lengths but no arrival times: give it as offline work"),
+    "unknown": ("a,b\n1,2\n", "no columns of a known trace format: it has a, b; known are TIMESTAMP, ContextTokens"),
+    "header-only": (AZURE, "has no requests"),
+    "blank": (" \n\n", "has no requests"),
+    "binary": (b"PAR1\0\0\0", "not a text file"),
+    "latin": ("arrival_s,input_tokens,output_tokens,caf\xe9\n".encode("latin-1"), "not text in UTF-8"),
+    "cut-off": (gzip.compress((LENGTHS + "1,10,5\n" * 500).encode())[:-20], "not a gzip file, or cut off"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_file_is_refused_and_the_place_is_told(tmp_path: Path, fault: str) -> None:
+    content, complaint = FAULTS[fault]
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        load_online(written(tmp_path, content))
+    assert str(raised.value).startswith("mine.txt")
+    assert complaint in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\ufeff" + LENGTHS + "1,10,5\n",
+        LENGTHS.replace(",", ";") + "1;10;5\n",
+        LENGTHS.replace("\n", "\r\n") + "\r\n1,10,5\r\n\r\n",
+        " arrival_s , input_tokens , output_tokens \n 1 , 10.0 , 5 \n",
+    ],
+    ids=["bom", "semicolons", "crlf-and-blank-lines", "spaces-and-floats"],
+)
+def test_what_can_be_meant_one_way_only_is_read(tmp_path: Path, content: str) -> None:
+    assert shape(written(tmp_path, content)) == [(1, 10, 5)]
+
+
+# ---- order, and what is left out ----
+
+
+def test_an_unsorted_file_is_sorted_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stamps = ("00:00:05", "00:00:01", "00:00:09", "00:00:00")
+    path = written(tmp_path, AZURE + "".join(f"2024-05-10 {s},{k + 1},1\n" for k, s in enumerate(stamps)))
+    assert shape(path) == [(0, 4, 1), (1, 2, 1), (5, 1, 1), (9, 3, 1)]
+    assert caplog.messages == ["mine.txt: 2 of 4 rows come after a later one: sorted by arrival"]
+
+
+def test_a_window_of_an_unsorted_file_is_that_of_the_sorted_one(tmp_path: Path) -> None:
+    path = written(tmp_path, jsonl(*(MOONCAKE | {"timestamp": t} for t in (9001, 4000, 1000, 2500))))
+    assert [r.arrival_s for r in load_online(path, window_s=(1.0, 4.0))] == [0.5, 2.0]
+
+
+def test_ticks_of_an_unsorted_file_are_spread_in_the_files_order(tmp_path: Path) -> None:
+    rows = [MOONCAKE | {"timestamp": t, "input_length": 1000 + k} for k, t in enumerate((3000, 0, 3000, 0))]
+    assert shape(written(tmp_path, jsonl(*rows))) == [(0, 1001, 5), (1.5, 1003, 5), (3, 1000, 5), (4.5, 1002, 5)]
+
+
+def test_a_window_holds_requests_whose_tick_began_before_it(tmp_path: Path) -> None:
+    path = written(tmp_path, jsonl(*(MOONCAKE | {"timestamp": t} for t in (0, 0, 3000))))
+    assert [r.arrival_s for r in load_online(path, window_s=(1.0, 2.0))] == [0.5]
+
+
+def test_a_sorted_file_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_online(written(tmp_path, LENGTHS + "1,1,1\n1,1,1\n2,1,1\n"))
+    load_online(written(tmp_path, jsonl(AGENT, AGENT | {"session": 1}, AGENT)))
+    assert not caplog.messages
+
+
+def test_failed_requests_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path, "Timestamp,Request tokens,Response tokens\n3,10,0\n5,10,2\n6,0,0\n8,20,3\n")
+    assert shape(path) == [(0, 10, 2), (3, 20, 3)]
+    assert caplog.messages == [
+        "mine.txt: of 4 rows are left out: 2 failed requests, which have no response",
+    ]
+
+
+def test_long_prompts_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    load_online(written(tmp_path, LENGTHS + "1,10,1\n2,30,1\n"), max_input_tokens=20)
+    assert caplog.messages == ["1 of 2 requests have prompts above 20 tokens: left out"]
+
+
+def test_a_row_outside_the_window_is_checked_too(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="line 3"):
+        load_online(written(tmp_path, LENGTHS + "1,10,1\n900,-1,1\n"), window_s=(0, 10))
+
+
+def test_a_window_that_no_row_of_a_file_lies_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"window 5:10: the last one arrives at 2\.0 s"):
+        load_online(written(tmp_path, LENGTHS + "1,10,1\n2,10,1\n"), window_s=(5, 10))
+
+
+@given(
+    stamps=st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    window=st.tuples(st.integers(0, 40), st.integers(1, 20)),
+    tick_ms=st.sampled_from([700, 3000]),
+)
+def test_cutting_while_reading_is_cutting_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, stamps: list[int], window: tuple[int, int], tick_ms: int
+) -> None:
+    rows = [{"timestamp": t * tick_ms, "input_length": 1 + k, "output_length": 1} for k, t in enumerate(stamps)]
+    path = written(tmp_path_factory.mktemp("cut"), jsonl(*rows))
+    low, high = float(window[0]), float(window[0] + window[1])
+    whole = read_trace(path)
+    assert len(whole.rows) == whole.num_rows == len(stamps)
+    assert read_trace(path, (low, high)).rows == [row for row in whole.rows if low <= row.arrival_s < high]
+
+
+# ---- memory ----
+
+
+def million(path: Path, rows: int) -> None:
+    draw = random.Random(1)
+    with path.open("w") as file:
+        file.write(LENGTHS)
+        for k in range(rows):
+            file.write(f"{k / 100},{draw.randrange(1, 4000)},{draw.randrange(1, 500)}\n")
+
+
+def test_a_window_costs_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "many.csv"
+    million(path, 20_000)
+    tracemalloc.start()
+    try:
+        assert len(load_online(path, window_s=(100.0, 101.0))) == 100
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 500_000  # all rows take 8 MB
+
+
+@pytest.mark.full
+def test_a_window_of_a_million_rows_stays_below_a_hundred_megabytes(tmp_path: Path) -> None:
+    path = tmp_path / "many.csv"
+    million(path, 1_000_000)
+    code = (
+        "import resource, sys; from neaptide.loadgen.workloads.traces import load_online; "
+        "print(len(load_online(sys.argv[1], window_s=(5000, 5060))), "
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, env=os.environ)
+    count, mib = map(int, done.stdout.split())
+    assert count == 6000
+    assert mib < 95

@@ -1,0 +1,185 @@
+"""Writes the Grafana board: ``python -m tools.grafana_board``. A test says that the file is what this makes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+BOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "dashboards" / "neaptide.json"
+SOURCE = {"type": "prometheus", "uid": "prometheus"}
+WIDTH, HEIGHT = 8, 8
+ACROSS = 3
+Query = tuple[str, str]
+"""What its line is called, and the expression."""
+
+PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
+    (
+        "Tokens computed, by tier",
+        "short",
+        True,
+        (("{{class}}", "sum by (class) (rate(neaptide_step_tokens_total[$__rate_interval]))"),),
+    ),
+    (
+        "Targets met",
+        "percentunit",
+        False,
+        (
+            (
+                "{{tier}} {{slo}}",
+                "sum by (tier, slo) (rate(neaptide_slo_attained_total[5m])) / (sum by (tier, slo) "
+                "(rate(neaptide_slo_attained_total[5m])) + (sum by (tier, slo) (rate(neaptide_slo_violated_total[5m])) "
+                "or 0 * sum by (tier, slo) (rate(neaptide_slo_attained_total[5m]))))",
+            ),
+        ),
+    ),
+    (
+        "TTFT",
+        "s",
+        False,
+        tuple(
+            (
+                f"{{{{tier}}}} p{q}",
+                f"histogram_quantile(0.{q}, sum by (tier, le) (rate(neaptide_request_ttft_seconds_bucket[5m])))",
+            )
+            for q in (50, 99)
+        ),
+    ),
+    (
+        "TPOT",
+        "s",
+        False,
+        tuple(
+            (
+                f"{{{{tier}}}} p{q}",
+                f"histogram_quantile(0.{q}, sum by (tier, le) (rate(neaptide_request_tpot_seconds_bucket[5m])))",
+            )
+            for q in (50, 99)
+        ),
+    ),
+    ("Requests in flight, by tier", "short", False, (("{{tier}}", "neaptide_requests_in_flight"),)),
+    (
+        "Running and waiting",
+        "short",
+        False,
+        (("{{class}} running", "neaptide_requests_running"), ("{{class}} waiting", "neaptide_requests_waiting")),
+    ),
+    ("KV blocks", "short", True, (("{{state}}", "neaptide_kv_blocks"),)),
+    (
+        "Headroom: held by online work against what is kept for it",
+        "short",
+        False,
+        (("held", 'neaptide_kv_blocks{state="online"}'), ("kept, by the forecast", "neaptide_kv_reserved_blocks")),
+    ),
+    (
+        "Preemptions",
+        "short",
+        False,
+        (("{{class}}", "sum by (class) (rate(neaptide_preemptions_total[$__rate_interval]))"),),
+    ),
+    (
+        "Mean time of a step",
+        "s",
+        False,
+        (
+            ("predicted", "rate(neaptide_steps_predicted_seconds_total[1m]) / rate(neaptide_steps_total[1m])"),
+            (
+                "measured",
+                'rate(neaptide_step_seconds_sum{phase="total"}[1m]) '
+                '/ rate(neaptide_step_seconds_count{phase="total"}[1m])',
+            ),
+        ),
+    ),
+    (
+        "Prediction: error, and steps within their margin",
+        "percentunit",
+        False,
+        (
+            (
+                "error",
+                "rate(neaptide_step_prediction_error_ratio_sum[5m]) "
+                "/ rate(neaptide_step_prediction_error_ratio_count[5m])",
+            ),
+            ("within margin", "rate(neaptide_steps_within_margin_total[5m]) / rate(neaptide_steps_total[5m])"),
+        ),
+    ),
+    (
+        "Prompt tokens found in the cache",
+        "percentunit",
+        False,
+        (
+            (
+                "found",
+                "rate(neaptide_prefix_cache_hit_tokens_total[5m]) / rate(neaptide_prefix_cache_query_tokens_total[5m])",
+            ),
+        ),
+    ),
+    (
+        "Batch lines",
+        "short",
+        False,
+        (("pending", "neaptide_batch_requests_pending"), ("ended, {{outcome}}", "neaptide_batch_requests_total")),
+    ),
+    (
+        "Deadlines: slack of the first batch to expire",
+        "s",
+        False,
+        (
+            ("slack", "neaptide_batch_deadline_slack_seconds"),
+            ("age of the oldest", "neaptide_batch_oldest_age_seconds"),
+        ),
+    ),
+    ("Batches by outlook", "short", True, (("{{outlook}}", "neaptide_batches_by_outlook"),)),
+    (
+        "Refused and failed",
+        "short",
+        False,
+        (
+            ("refused, {{tier}}", "sum by (tier) (rate(neaptide_admission_rejected_total[5m]))"),
+            ("engine errors, {{code}}", "rate(neaptide_engine_errors_total[5m])"),
+            ("HTTP 5xx", 'sum(rate(neaptide_http_requests_total{code=~"5.."}[5m]))'),
+        ),
+    ),
+    (
+        "Operator",
+        "short",
+        False,
+        (("offline work paused", "neaptide_besteffort_paused"), ("disk failing", "neaptide_storage_failing")),
+    ),
+    ("Connections", "short", False, (("open", "neaptide_connections"),)),
+)
+"""Title, unit, whether lines are stacked, queries."""
+
+
+def board() -> dict[str, Any]:
+    return {
+        "uid": "neaptide",
+        "title": "Neaptide",
+        "schemaVersion": 39,
+        "refresh": "5s",
+        "time": {"from": "now-15m", "to": "now"},
+        "panels": [_panel(number, *panel) for number, panel in enumerate(PANELS)],
+    }
+
+
+def _panel(number: int, title: str, unit: str, stacked: bool, queries: tuple[Query, ...]) -> dict[str, Any]:
+    custom = {"fillOpacity": 60 if stacked else 0, "stacking": {"mode": "normal" if stacked else "none"}}
+    across, down = number % ACROSS, number // ACROSS
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": title,
+        "datasource": SOURCE,
+        "gridPos": {"x": across * WIDTH, "y": down * HEIGHT, "w": WIDTH, "h": HEIGHT},
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": custom}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + k), "datasource": SOURCE, "legendFormat": name, "expr": expression}
+            for k, (name, expression) in enumerate(queries)
+        ],
+    }
+
+
+def text() -> str:
+    return json.dumps(board(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    BOARD.write_text(text(), encoding="utf-8")
