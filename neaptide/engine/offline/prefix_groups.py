@@ -39,6 +39,11 @@ class Prefixes:
         return self.depth_tokens - np.where(self.parent == NO_NODE, 0, self.depth_tokens[self.parent])
 
     @property
+    def num_levels(self) -> int:
+        """Of shared prefixes above one another."""
+        return max(_levels(self.parent.tolist()), default=-1) + 1
+
+    @property
     def num_below(self) -> IntArray:
         """[prefixes] prompts that begin with it."""
         below = [*self.num_prompts.tolist(), 0]

@@ -103,7 +103,7 @@ class PrefixTree:
     def of(cls, tokens: TokenFile) -> "PrefixTree":
         """Compares all prompts."""
         order = PromptOrder.of(Prompts([tokens]))
-        rows, shared_tokens = _groups_in_file_order(order.rows, whole_units(order.shared_tokens, UNIT_TOKENS))
+        rows, shared_tokens = groups_in_file_order(order.rows, whole_units(order.shared_tokens, UNIT_TOKENS))
         return cls(rows, *_nodes(shared_tokens))
 
     @classmethod
@@ -126,7 +126,7 @@ def write_prefixes(stem: str | Path) -> None:
     tree.save(stem)
 
 
-def _groups_in_file_order(rows: IntArray, shared_tokens: IntArray) -> tuple[IntArray, IntArray]:
+def groups_in_file_order(rows: IntArray, shared_tokens: IntArray) -> tuple[IntArray, IntArray]:
     """Rows that share something stay together; the groups stand in the order of their first rows in the file."""
     if not len(rows):
         return rows, shared_tokens
