@@ -101,10 +101,10 @@ class TokenFile:
         it is wide."""
         begins = self._offsets[rows] + start
         ends = np.minimum(begins + into.shape[1], self._offsets[rows + 1])
-        tokens = self._tokens
+        tokens = self._tokens.view(np.uint32)
         for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
             if begin < end:
-                np.add(tokens[begin:end], 1, out=into[place, : end - begin], casting="unsafe")
+                np.add(tokens[begin:end], 1, out=into[place, : end - begin])
 
     def content(self, row: int) -> bytes:
         """A prompt as it stands in the file."""

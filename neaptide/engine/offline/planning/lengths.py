@@ -13,20 +13,29 @@ PRIOR_OUTPUT_TOKENS = 256
 """Where nothing was sampled."""
 
 
-def sampled_rows(rows: IntArray, job: IntArray, share: float = SAMPLED_SHARE) -> IntArray:
-    """The rows to run first: of every job, spread evenly over its part of the tree, so that large subtrees have some.
+def sampled_rows(tree: PrefixTree, job: IntArray, share: float = SAMPLED_SHARE) -> IntArray:
+    """The rows to run first: of every job, spread evenly over its part of the tree, so that large groups have some.
+
+    Groups are what stands below a prefix at the top. Those that are left without a sample get one, the largest first,
+    until as many rows are sampled again: a few dozen long answers among thousands of others are most of the memory.
 
     Args:
-        rows: in the tree's order.
         job: [rows of the pool] a number for the job of each.
     """
-    by_job = rows[np.argsort(job[rows], kind="stable")]
-    bounds = np.concatenate(([0], np.cumsum(np.bincount(job[rows]))))
+    none = np.zeros(len(tree.rows), np.int64)
+    group = np.cumsum(tree.new_tokens(none) == 0)  # a row that shares nothing with the one before it begins one
+    by_job = np.argsort(job[tree.rows], kind="stable")
+    bounds = np.concatenate(([0], np.cumsum(np.bincount(job[tree.rows]))))
     found = [np.zeros(0, np.int64)]
     for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         count = min(max(MIN_SAMPLED, int(np.ceil(share * (end - first)))), end - first)
         if count:
-            found.append(by_job[first + ((np.arange(count) + 0.5) * ((end - first) / count)).astype(np.int64)])
+            places = by_job[first:end]
+            even = places[((np.arange(count) + 0.5) * ((end - first) / count)).astype(np.int64)]
+            groups, begins, sizes = np.unique(group[places], return_index=True, return_counts=True)
+            missed = np.flatnonzero(~np.isin(groups, group[even]) & (sizes > 1))
+            missed = missed[np.argsort(-sizes[missed], kind="stable")][:count]
+            found += [tree.rows[even], tree.rows[places[begins[missed] + sizes[missed] // 2]]]
     return np.concatenate(found)
 
 

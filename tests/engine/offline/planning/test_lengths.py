@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from neaptide.engine.offline.planning.lengths import PRIOR_OUTPUT_TOKENS, estimated_outputs, sampled_rows
+from neaptide.engine.offline.prefix_tree import PrefixTree
 from tests.engine.offline.planning.pools import grouped, made
 
 UNKNOWN = np.nan
@@ -34,20 +35,32 @@ def test_without_samples_it_is_the_prior_and_never_above_the_limit(tmp_path: Pat
     assert estimates(tmp_path, [UNKNOWN] * 7, limit=5) == [5] * 7
 
 
+def alone(count: int) -> PrefixTree:
+    return PrefixTree.without_sharing(count)
+
+
 @pytest.mark.parametrize(("count", "expected"), [(0, 0), (3, 3), (100, 8), (2000, 20)])
 def test_so_many_are_sampled(count: int, expected: int) -> None:
-    rows = sampled_rows(np.arange(count), np.zeros(count, np.int64))
-    assert len(set(rows.tolist())) == expected
+    rows = sampled_rows(alone(count), np.zeros(count, np.int64))
+    assert len(set(rows.tolist())) == len(rows) == expected
 
 
 def test_every_job_is_sampled_over_all_of_its_tree() -> None:
-    order, job = np.arange(3000)[::-1], np.repeat([0, 1], [1000, 2000])
-    rows = sampled_rows(order, job)
+    job = np.repeat([0, 1], [1000, 2000])
+    rows = sampled_rows(alone(3000), job)
     assert np.bincount(job[rows]).tolist() == [10, 20]
     assert np.bincount(rows[rows < 1000] // 100).tolist() == [1] * 10
 
 
 def test_a_sample_sees_the_large_groups(tmp_path: Path) -> None:
     tree = made(tmp_path, grouped((300, 16, 1), (500, 32, 1)), [1] * 800).tree
-    rows = sampled_rows(tree.rows, np.zeros(800, np.int64))
+    rows = sampled_rows(tree, np.zeros(800, np.int64))
     assert np.bincount((rows >= 300).astype(int)).tolist() == [3, 5]
+
+
+def test_a_small_group_that_it_misses_gets_one_the_largest_first(tmp_path: Path) -> None:
+    tree = made(tmp_path, grouped((800, 16, 1), (3, 16, 1), (5, 16, 1), *[(2, 16, 1)] * 20), [1] * 848).tree
+    rows = sampled_rows(tree, np.zeros(848, np.int64))
+    assert len(set(rows.tolist())) == len(rows) <= 18
+    assert any(800 <= row < 803 for row in rows)
+    assert any(803 <= row < 808 for row in rows)
