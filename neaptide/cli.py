@@ -101,6 +101,7 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "experiment": _from_commands("experiment"),
     "simulate": _from_commands("simulate"),
     "plan": _from_commands("plan"),
+    "offline-plan": _from_commands("offline.plan"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from neaptide.engine.offline.density import kv_bytes_per_token
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import SLOW_CORE, DeviceProfile, Efficiencies, PlanningCost
 
@@ -69,7 +70,7 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * BYTES_PER_VALUE * self.layers * self.kv_heads * self.head_dim
+        return kv_bytes_per_token(self.layers, self.kv_heads, self.head_dim, value_bytes=BYTES_PER_VALUE)
 
 
 # Data sheets: A100 80G SXM 2.04 TB/s, 40G 1.56 TB/s, both 312 TFLOP/s; H100 SXM 3.35 TB/s, 989 TFLOP/s;

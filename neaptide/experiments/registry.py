@@ -30,6 +30,13 @@ _MODULES = {
     "echo-timeline": "echo.timeline",
     "tuned-rivals": "tuned_rivals",
     "ablation": "ablation",
+    "batchllm-saving": "batchllm.saving",
+    "batchllm-micro": "batchllm.micro",
+    "batchllm-industry": "batchllm.industry",
+    "cache-bound": "batchllm.cache_bound",
+    "planning-time": "blend.planning_time",
+    "blend-sharing": "blend.sharing",
+    "blend-sampling": "blend.sampling",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
 """As on the command line."""

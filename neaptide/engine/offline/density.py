@@ -6,6 +6,12 @@ BlendServe (ASPLOS'26), sections 4.1 and 4.2. All closed forms: no device is ask
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from neaptide.engine.arrays import FloatArray
+
+Tokens = TypeVar("Tokens", float, FloatArray)
+"""Of one request, or of many."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,13 +28,19 @@ class DensityModel:
     """Prefill attention per (query, key) pair: ``4 * H * L``. 0 leaves it out, as the paper does after defining it: it
     is small for prompts of a few hundred tokens. The paper counts all p^2 pairs; a causal kernel computes half."""
 
-    def compute_s(self, input_tokens: float, output_tokens: float) -> float:
+    @classmethod
+    def in_seconds(cls, token_s: float, kv_token_s: float, pair_s: float = 0.0) -> "DensityModel":
+        """From what a device profile tells: seconds for a token's matrix products, to read a cached token, and for a
+        (query, key) pair. A causal kernel computes half of the pairs."""
+        return cls(token_s / 2.0, 1.0, 1.0, kv_token_s, pair_s / 2.0)
+
+    def compute_s(self, input_tokens: Tokens, output_tokens: Tokens) -> Tokens:
         """``Comp(r) = (2 (p + d) P + 4 p^2 H L) / compute``."""
         projections = 2.0 * (input_tokens + output_tokens) * self.parameters
         attention = self.attention_flops_per_pair * input_tokens**2
         return (projections + attention) / self.flops_per_s
 
-    def memory_s(self, input_tokens: float, output_tokens: float) -> float:
+    def memory_s(self, input_tokens: Tokens, output_tokens: Tokens) -> Tokens:
         """``Mem(r) = (p d + d^2 / 2) H_kv L 4 / bandwidth``: the KV cache that all decode steps read."""
         read_tokens = input_tokens * output_tokens + output_tokens**2 / 2.0
         return read_tokens * self.kv_bytes_per_token / self.bytes_per_s
@@ -54,6 +66,15 @@ class DensityModel:
         decodes, prefill_tokens = chunk_budget(kv_memory_bytes, input_tokens, output_tokens, self.kv_bytes_per_token)
         compute_s = 2.0 * (decodes + prefill_tokens) * self.parameters / self.flops_per_s
         return compute_s / (kv_memory_bytes / self.bytes_per_s)
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, latent_dim: int = 0, value_bytes: int = 2) -> int:
+    """What attention keeps of a token: as many KV heads as query heads (multi-head), fewer (grouped-query) or one
+    (multi-query). Multi-head latent attention keeps, in every layer, one latent vector with the part of the key that
+    carries the position: ``latent_dim`` values in all, whatever the heads.
+    """
+    of_layer = latent_dim or 2 * kv_heads * head_dim
+    return layers * of_layer * value_bytes
 
 
 def chunk_budget(

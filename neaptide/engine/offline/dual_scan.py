@@ -4,8 +4,12 @@ BlendServe (ASPLOS'26), section 5.3 and Algorithm 3: the scanner takes compute-h
 memory-heavy ones from the right, so that the batch has the density of the whole set.
 """
 
+from heapq import heappop, heappush
 from typing import NamedTuple
 
+import numpy as np
+
+from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.offline.density import chunk_budget
 
 
@@ -54,3 +58,61 @@ def prefill_budgets(
         for part, side in zip(parts, (left, right), strict=True)
     )
     return Split(*tokens)
+
+
+WINDOW_ROWS = 64
+"""The density of an end is that of so many rows around it: that of a single one says little ..."""
+MIN_WINDOWS = 16
+"""... but no more than this part of the pool."""
+
+
+def dual_scan_order(
+    compute_s: FloatArray, memory_s: FloatArray, held_tokens: FloatArray, lasting_steps: FloatArray, kv_tokens: float
+) -> IntArray:
+    """In which order the two scanners take rows that stand by density: numbers of them.
+
+    Each end fills its part of the memory (``split_memory``, by the densities at the ends as they are now); where there
+    is no room, time passes to the next end of a request. An end without any may start one that is larger than its part.
+    What a request holds it holds on average over as many steps as it has output tokens, which is Algorithm 3's steady
+    state; the prefill tokens per step follow. Where both ends have room the one goes first that is further from its
+    part, and of equals the right one, which lasts longer.
+
+    Args:
+        held_tokens: ``p + d/2`` of each.
+        lasting_steps: output tokens of each.
+        kv_tokens: of the whole memory.
+    """
+    count = len(compute_s)
+    width = max(min(WINDOW_ROWS, count // MIN_WINDOWS), 1)
+    windows = np.arange(0, count, width)
+    densities = (np.add.reduceat(compute_s, windows) / np.add.reduceat(memory_s, windows)).tolist() if count else []
+    root = float(compute_s.sum() / memory_s.sum()) if count else 0.0
+    held, lasting = held_tokens.tolist(), lasting_steps.tolist()
+    ends: list[tuple[float, int, float]] = []
+    """When a request ends, its side, what it holds."""
+    used, now, order = [0.0, 0.0], 0.0, list[int]()
+    at, last = [0, count - 1], (-1, -1)
+    parts = Split(0.0, 0.0)
+    while at[0] <= at[1]:
+        ends_at = (at[0] // width, at[1] // width)
+        if ends_at != last:
+            parts, last = split_memory(kv_tokens, densities[ends_at[0]], densities[ends_at[1]], root), ends_at
+        spare = kv_tokens - used[0] - used[1]
+        room = [
+            used[side] + held[at[side]] <= parts[side] or (not used[side] and (held[at[side]] <= spare or not ends))
+            for side in (0, 1)
+        ]
+        if any(room):
+            # Compared without a division: a part may be 0.
+            right = room[1] and (not room[0] or used[1] * parts[0] <= used[0] * parts[1])
+        else:
+            now, side, tokens = heappop(ends)
+            used[side] = used[side] - tokens if used[side] > tokens else 0.0
+            continue
+        side = int(right)
+        row = at[side]
+        order.append(row)
+        used[side] += held[row]
+        heappush(ends, (now + lasting[row], side, held[row]))
+        at[side] += -1 if right else 1
+    return np.array(order, np.int64)

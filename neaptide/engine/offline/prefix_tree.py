@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
+from neaptide.engine.offline.planning.order import PromptOrder
+from neaptide.engine.offline.planning.prompts import Prompts
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.private_files import private_opener
 
@@ -99,18 +101,19 @@ class PrefixTree:
 
     @classmethod
     def of(cls, tokens: TokenFile) -> "PrefixTree":
-        """Compares all prompts. Rows whose first ``UNIT_TOKENS`` are nobody else's drop out at once."""
-        candidates = _alike_at_first(tokens)
-        if not len(candidates):
-            return cls.without_sharing(len(tokens))
-        keys = [tokens.sort_key(row) for row in candidates.tolist()]
-        sorted_rows = candidates[sorted(range(len(keys)), key=keys.__getitem__)]
-        shared_tokens = np.zeros(len(tokens), np.int64)
-        shared_tokens[1 : len(sorted_rows)] = _num_shared(tokens, sorted_rows[:-1], sorted_rows[1:])
-        alone = np.ones(len(tokens), np.bool_)
-        alone[candidates] = False
-        rows, shared_tokens = _groups_in_file_order(np.concatenate((sorted_rows, np.flatnonzero(alone))), shared_tokens)
+        """Compares all prompts."""
+        order = PromptOrder.of(Prompts([tokens]))
+        rows, shared_tokens = groups_in_file_order(order.rows, whole_units(order.shared_tokens, UNIT_TOKENS))
         return cls(rows, *_nodes(shared_tokens))
+
+    @classmethod
+    def of_order(cls, order: PromptOrder, unit_tokens: int = UNIT_TOKENS) -> "PrefixTree":
+        """The tree of sorted prompts, in their order. With a unit of 1 it has every token that is shared."""
+        return cls(order.rows, *_nodes(whole_units(order.shared_tokens, unit_tokens)))
+
+
+def whole_units(num_tokens: IntArray, unit_tokens: int) -> IntArray:
+    return num_tokens // unit_tokens * unit_tokens
 
 
 def write_prefixes(stem: str | Path) -> None:
@@ -123,32 +126,10 @@ def write_prefixes(stem: str | Path) -> None:
     tree.save(stem)
 
 
-def _alike_at_first(tokens: TokenFile) -> IntArray:
-    """Rows whose first ``UNIT_TOKENS`` tokens are another row's, too."""
-    long_enough = np.flatnonzero(tokens.lengths(np.arange(len(tokens))) >= UNIT_TOKENS)
-    if not len(long_enough):
-        return long_enough
-    heads = tokens.units(long_enough, 0, UNIT_TOKENS)
-    _, group, count = np.unique(heads, axis=0, return_inverse=True, return_counts=True)
-    return long_enough[count[group.reshape(-1)] > 1]
-
-
-def _num_shared(tokens: TokenFile, rows: IntArray, others: IntArray) -> IntArray:
-    """How many tokens each row shares with the other one, unit by unit, for all pairs that are alike so far."""
-    num_shared = np.zeros(len(rows), np.int64)
-    num_units = np.minimum(tokens.lengths(rows), tokens.lengths(others)) // UNIT_TOKENS
-    alike, unit = np.flatnonzero(num_units > 0), 0
-    while len(alike):
-        start = unit * UNIT_TOKENS
-        units = [tokens.units(side[alike], start, UNIT_TOKENS) for side in (rows, others)]
-        alike, unit = alike[(units[0] == units[1]).all(axis=1)], unit + 1
-        num_shared[alike] = unit * UNIT_TOKENS
-        alike = alike[num_units[alike] > unit]
-    return num_shared
-
-
-def _groups_in_file_order(rows: IntArray, shared_tokens: IntArray) -> tuple[IntArray, IntArray]:
+def groups_in_file_order(rows: IntArray, shared_tokens: IntArray) -> tuple[IntArray, IntArray]:
     """Rows that share something stay together; the groups stand in the order of their first rows in the file."""
+    if not len(rows):
+        return rows, shared_tokens
     starts = np.flatnonzero(shared_tokens == 0)
     group = np.cumsum(shared_tokens == 0) - 1
     place = np.argsort(np.minimum.reduceat(rows, starts)[group], kind="stable")

@@ -90,10 +90,21 @@ class TokenFile:
         """Orders prompts as their token ids do (none is negative); comparing is one memcmp."""
         return self._tokens[self._offsets[row] : self._offsets[row + 1]].astype(">u4").tobytes()
 
-    def units(self, rows: npt.NDArray[np.int64], start: int, num_tokens: int) -> npt.NDArray[np.int32]:
-        """[rows, num_tokens] tokens from ``start`` on, of prompts that reach so far."""
-        units: npt.NDArray[np.int32] = self._tokens[self._offsets[rows][:, None] + np.arange(start, start + num_tokens)]
-        return units
+    def tokens(self, row: int) -> npt.NDArray[np.int32]:
+        """A view of one prompt."""
+        return self._tokens[self._offsets[row] : self._offsets[row + 1]]
+
+    def fill_windows(
+        self, rows: npt.NDArray[np.int64], start: int, into: npt.NDArray[np.uint32], places: npt.NDArray[np.int64]
+    ) -> None:
+        """Writes token ids plus one, from ``start`` of each prompt on, to these places of a table of zeros, as far as
+        it is wide."""
+        begins = self._offsets[rows] + start
+        ends = np.minimum(begins + into.shape[1], self._offsets[rows + 1])
+        tokens = self._tokens.view(np.uint32)
+        for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            if begin < end:
+                np.add(tokens[begin:end], 1, out=into[place, : end - begin])
 
     def content(self, row: int) -> bytes:
         """A prompt as it stands in the file."""

@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.engine.offline.density import DensityModel, chunk_budget, optimal_time_s
+from neaptide.engine.offline.density import DensityModel, chunk_budget, kv_bytes_per_token, optimal_time_s
 
 A100 = {"flops_per_s": 312e12, "bytes_per_s": 2.039e12, "kv_bytes_per_token": 131_072}
 LLAMA_8B = DensityModel(8.03e9, **A100)
@@ -79,3 +80,23 @@ def test_optimal_time_with_overlap(kappa: float, expected_s: float) -> None:
 
 def test_optimal_time_is_bound_by_memory_once_enough_compute_is_shared() -> None:
     assert optimal_time_s(8.0, 3.0, sharing=0.75) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "latent_dim", "expected"),
+    [
+        (32, 0, 524_288),  # multi-head, as Llama-2-7B
+        (8, 0, 131_072),  # grouped-query, as Llama-3.1-8B
+        (1, 0, 16_384),  # multi-query
+        (32, 576, 36_864),  # latent: 512 values and 64 of the position, as DeepSeek-V2's layers
+    ],
+)
+def test_bytes_of_a_token_by_kind_of_attention(kv_heads: int, latent_dim: int, expected: int) -> None:
+    assert kv_bytes_per_token(32, kv_heads, 128, latent_dim) == expected
+
+
+def test_densities_of_many_requests_at_once() -> None:
+    model = DensityModel.in_seconds(2.0, 0.5, 0.1)
+    compute_s = model.compute_s(np.array([3.0, 4.0]), np.array([2.0, 1.0]))
+    assert compute_s.tolist() == [pytest.approx(10 + 0.05 * 9), pytest.approx(10 + 0.05 * 16)]
+    assert model.memory_s(np.array([3.0, 4.0]), np.array([2.0, 1.0])).tolist() == [4.0, 2.25]

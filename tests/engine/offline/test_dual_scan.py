@@ -1,10 +1,11 @@
 """BlendServe's split of memory between the two ends (ASPLOS'26, section 5.3, Algorithm 3)."""
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from neaptide.engine.offline.dual_scan import Side, Split, prefill_budgets, split_memory
+from neaptide.engine.offline.dual_scan import Side, Split, dual_scan_order, prefill_budgets, split_memory
 
 DENSITIES = st.floats(1e-3, 1e3)
 
@@ -39,3 +40,36 @@ def test_prefill_budgets_by_hand() -> None:
     # Memory 1,000 splits 250 / 750: the left holds 250 / (8 * 1) requests, the right 750 / (5 * 1).
     budgets = prefill_budgets(1000.0, Side(4.0, 6, 4), Side(0.0, 1, 8), root_density=1.0, kv_bytes_per_token=1.0)
     assert budgets == Split(250 / 8 * 6 / 4, 750 / 5 * 1 / 8)
+
+
+def scanned(compute_s: list[float], memory_s: list[float], held: list[int], lasting: list[int], kv: int) -> list[int]:
+    columns = (np.array(column, float) for column in (compute_s, memory_s, held, lasting))
+    return dual_scan_order(*columns, kv).tolist()
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), st.integers(1, 100), st.integers(1, 50))), st.data())
+def test_the_scanners_take_every_row_once_each_from_its_end(
+    rows: list[tuple[float, float, int, int]], data: st.DataObject
+) -> None:
+    rows.sort(key=lambda row: -row[0] / row[1])
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+    order = scanned(*columns, data.draw(st.integers(1, 500)))  # type: ignore[arg-type]
+    assert sorted(order) == list(range(len(rows)))
+    left = right = 0
+    for row in order:
+        assert row in (left, len(rows) - 1 - right)
+        left, right = left + (row == left), right + (row != left)
+
+
+def test_each_end_fills_its_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.engine.offline.dual_scan.WINDOW_ROWS", 1)
+    # Densities 3 and 0.5 with root 1.5 part a memory of 100 into 40 and 60. Left ones hold 20 for a step, so two run at
+    # once; right ones hold 60 for ten steps, so one does, and 2 * 11 left ones pass until the next one starts.
+    compute_s, memory_s = [3.0] * 24 + [3.0] * 6, [1.0] * 24 + [6.0] * 6
+    assert split_memory(100, 3.0, 0.5, 90 / 60) == (pytest.approx(40.0), pytest.approx(60.0))
+    order = scanned(compute_s, memory_s, [20] * 24 + [60] * 6, [1] * 24 + [10] * 6, 100)
+    assert order == [29, *range(22), 28, 22, 23, 27, 26, 25, 24]
+
+
+def test_requests_larger_than_the_memory_run_one_by_one() -> None:
+    assert scanned([2.0, 1.0], [1.0, 1.0], [900, 900], [5, 5], 100) == [1, 0]

@@ -3,33 +3,50 @@
 from collections.abc import Iterator
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.offline.prefix_groups import (
-    PrefixNode,
-    best_single_level_saving,
-    enlarge_first_level,
-    first_level_saving,
-    greedy_saving,
+    Grouping,
+    Prefixes,
+    best_single_level,
+    enlarged_first_level,
+    first_level,
     multi_level_saving,
     saving_ratio,
 )
+from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
+from neaptide.experiments.golden import Branch, prefixes_of
 
-LEAF = PrefixNode(1)
+LEAF = Branch(1)
 
 
-def forest(*children: PrefixNode) -> PrefixNode:
-    return PrefixNode(0, children)
+def forest(*branches: Branch) -> Branch:
+    return Branch(0, branches)
+
+
+def greedy_saving(tree: Branch) -> int:
+    return enlarged_first_level(prefixes_of(tree)).saving
+
+
+def exact_saving(tree: Branch) -> int:
+    return best_single_level(prefixes_of(tree)).saving
+
+
+def groups(grouping: Grouping) -> list[tuple[int, int]]:
+    """Depth and members of each."""
+    depths, members = grouping.prefixes.depth_tokens.tolist(), grouping.num_members.tolist()
+    return sorted((depth, count) for depth, count in zip(depths, members, strict=True) if count)
 
 
 NODES = st.recursive(
-    st.integers(1, 12).map(PrefixNode),
-    lambda below: st.builds(PrefixNode, st.integers(1, 12), st.lists(below, min_size=2, max_size=3).map(tuple)),
+    st.integers(1, 12).map(Branch),
+    lambda below: st.builds(Branch, st.integers(1, 12), st.lists(below, min_size=2, max_size=3).map(tuple)),
     max_leaves=14,
 )
-TREES = st.lists(NODES, min_size=1, max_size=3).map(lambda children: forest(*children))
+TREES = st.lists(NODES, min_size=1, max_size=3).map(lambda branches: forest(*branches))
 
 
 @pytest.mark.parametrize(
@@ -58,64 +75,68 @@ def test_only_whole_blocks_are_shared(prefix: int, shared: int) -> None:
 
 @given(st.integers(1, 500), st.integers(0, 100), st.integers(1, 20))
 def test_saving_ratio_is_that_of_the_tree(prefix: int, own: int, degree: int) -> None:
-    tree = forest(PrefixNode(prefix, (PrefixNode(own),) * degree))
+    tree = prefixes_of(forest(Branch(prefix, (Branch(own),) * degree)))
     saved = saving_ratio(prefix, own, degree) * degree * (prefix + own)
-    assert first_level_saving(tree) == multi_level_saving(tree) == pytest.approx(saved)
+    assert first_level(tree).saving == multi_level_saving(tree) == pytest.approx(saved)
 
 
 def test_a_child_of_10_over_two_grandchildren_of_9() -> None:
-    grandchild = PrefixNode(9, (LEAF, LEAF))
-    tree = forest(PrefixNode(10, (grandchild, grandchild)))
-    assert greedy_saving(tree) == 30
-    assert best_single_level_saving(tree) == 38
-    assert multi_level_saving(tree) == 48
+    grandchild = Branch(9, (LEAF, LEAF))
+    tree = forest(Branch(10, (grandchild, grandchild)))
+    assert (greedy_saving(tree), exact_saving(tree), multi_level_saving(prefixes_of(tree))) == (30, 38, 48)
 
 
 def test_numbers_of_batchllms_figure_4() -> None:
     # One token 'b' before five prompts; two of them share seven more. The text names these two savings; the rest of
     # the figure's tree is not in it.
-    pair = PrefixNode(7, (LEAF, LEAF))
-    tree = forest(LEAF, PrefixNode(1, (LEAF, LEAF, pair, LEAF)))
-    assert first_level_saving(tree) == 4
-    assert first_level_saving(forest(PrefixNode(8, (LEAF, LEAF)))) == 8
+    pair = Branch(7, (LEAF, LEAF))
+    tree = prefixes_of(forest(LEAF, Branch(1, (LEAF, LEAF, pair, LEAF))))
+    assert first_level(tree).saving == 4
+    assert first_level(prefixes_of(forest(Branch(8, (LEAF, LEAF))))).saving == 8
     # The pair is forked off: 8 for it, and 'b' still saves 2 among the other three.
-    assert enlarge_first_level(tree) == forest(LEAF, PrefixNode(8, (LEAF, LEAF)), PrefixNode(1, (LEAF, LEAF, LEAF)))
-    assert greedy_saving(tree) == best_single_level_saving(tree) == 10
+    assert groups(enlarged_first_level(tree)) == [(1, 3), (8, 2)]
+    assert enlarged_first_level(tree).saving == best_single_level(tree).saving == 10
 
 
 def test_a_fork_must_gain_more_than_it_costs() -> None:
-    tree = forest(PrefixNode(9, (PrefixNode(9, (LEAF, LEAF)), LEAF)))
-    assert enlarge_first_level(tree) == tree
+    tree = prefixes_of(forest(Branch(9, (Branch(9, (LEAF, LEAF)), LEAF))))
+    assert groups(enlarged_first_level(tree)) == [(9, 3)]
 
 
 def test_a_child_whose_grandchildren_are_all_forked_off_is_gone() -> None:
-    pair = PrefixNode(5, (LEAF, LEAF))
-    expected = PrefixNode(7, (LEAF, LEAF))
-    assert enlarge_first_level(forest(PrefixNode(2, (pair, pair)))) == forest(expected, expected)
+    pair = Branch(5, (LEAF, LEAF))
+    assert groups(enlarged_first_level(prefixes_of(forest(Branch(2, (pair, pair)))))) == [(7, 2), (7, 2)]
 
 
-def inner_nodes(node: PrefixNode, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    if node.children and path:
+def test_what_is_merged_goes_on_with_the_child_although_a_group_between_is_forked_off() -> None:
+    # Of the middle (3 tokens, 4 prompts of its own) the pair below is no fork (1 < 3): its prompts are the middle's.
+    # The middle, with six prompts, gains 15 > 10.
+    middle = Branch(3, (LEAF, LEAF, LEAF, LEAF, Branch(1, (LEAF, LEAF))))
+    assert groups(enlarged_first_level(prefixes_of(forest(Branch(10, (middle, LEAF)))))) == [(10, 1), (13, 6)]
+
+
+def inner_nodes(node: Branch, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    if node.branches and path:
         yield path
-    for index, child in enumerate(node.children):
-        yield from inner_nodes(child, (*path, index))
+    for index, branch in enumerate(node.branches):
+        yield from inner_nodes(branch, (*path, index))
 
 
-def saving_of(root: PrefixNode, opened: frozenset[tuple[int, ...]]) -> int:
+def saving_of(root: Branch, opened: frozenset[tuple[int, ...]]) -> int:
     """Leaf by leaf, from the definition."""
 
-    def walk(node: PrefixNode, path: tuple[int, ...], depth: int, best: int) -> int:
+    def walk(node: Branch, path: tuple[int, ...], depth: int, best: int) -> int:
         depth += node.tokens
         cost = depth if path in opened else 0
         best = depth if path in opened else best
-        if not node.children:
+        if not node.branches:
             return best
-        return sum(walk(child, (*path, i), depth, best) for i, child in enumerate(node.children)) - cost
+        return sum(walk(branch, (*path, i), depth, best) for i, branch in enumerate(node.branches)) - cost
 
     return walk(root, (), 0, 0)
 
 
-def brute_force(root: PrefixNode) -> int:
+def brute_force(root: Branch) -> int:
     nodes = list(inner_nodes(root))
     choices = (frozenset(chosen) for size in range(len(nodes) + 1) for chosen in combinations(nodes, size))
     return max(saving_of(root, chosen) for chosen in choices)
@@ -123,22 +144,57 @@ def brute_force(root: PrefixNode) -> int:
 
 @given(TREES.filter(lambda tree: len(list(inner_nodes(tree))) <= 9))
 @settings(max_examples=60)
-def test_the_exact_choice_is_the_best_of_all_choices(tree: PrefixNode) -> None:
-    assert best_single_level_saving(tree) == brute_force(tree)
+def test_the_exact_choice_is_the_best_of_all_choices(tree: Branch) -> None:
+    assert exact_saving(tree) == brute_force(tree)
 
 
 @given(TREES)
-def test_greedy_is_at_most_exact_is_at_most_multi_level(tree: PrefixNode) -> None:
-    first, greedy, exact, multi = (
-        saving(tree) for saving in (first_level_saving, greedy_saving, best_single_level_saving, multi_level_saving)
+@settings(max_examples=200)
+def test_greedy_is_at_most_exact_is_at_most_multi_level(tree: Branch) -> None:
+    prefixes = prefixes_of(tree)
+    savings = [grouping(prefixes).saving for grouping in (first_level, enlarged_first_level, best_single_level)]
+    assert [*savings, multi_level_saving(prefixes)] == sorted([*savings, multi_level_saving(prefixes)])
+
+
+@given(TREES)
+def test_a_group_shares_a_prefix_that_all_its_prompts_begin_with(tree: Branch) -> None:
+    prefixes = prefixes_of(tree)
+    for grouping in (first_level(prefixes), enlarged_first_level(prefixes), best_single_level(prefixes)):
+        for prefix, owner in enumerate(grouping.owner.tolist()):
+            above = {NO_NODE, prefix}
+            while (prefix := int(prefixes.parent[prefix])) != NO_NODE:
+                above.add(prefix)
+            assert owner in above
+
+
+def test_10_000_levels_are_grouped_without_recursion() -> None:
+    # Two prompts end at every level; with one more at the last, the greedy one forks just that off.
+    levels = 10_000
+    chain = Prefixes(
+        np.arange(levels) - 1, 1 + np.arange(levels), np.full(levels, 2) + (np.arange(levels) == levels - 1)
     )
-    assert first <= greedy <= exact <= multi
+    assert multi_level_saving(chain) == sum(2 * (levels - level) for level in range(levels))
+    greedy, exact = enlarged_first_level(chain), best_single_level(chain)
+    assert (greedy.saving < exact.saving < multi_level_saving(chain), len(exact.owner)) == (True, levels)
 
 
-@given(TREES)
-def test_enlarging_keeps_every_prompt(tree: PrefixNode) -> None:
-    def prompts(node: PrefixNode, before: int = 0) -> list[int]:
-        tokens = before + node.tokens
-        return [tokens] if not node.children else [n for child in node.children for n in prompts(child, tokens)]
+def test_without_shared_prefixes_nothing_is_grouped() -> None:
+    prefixes = Prefixes.of(PrefixTree.without_sharing(3))
+    for grouping in (first_level(prefixes), enlarged_first_level(prefixes), best_single_level(prefixes)):
+        assert (grouping.saving, len(grouping.num_members)) == (0, 0)
+    assert multi_level_saving(prefixes) == 0
 
-    assert sorted(prompts(enlarge_first_level(tree))) == sorted(prompts(tree))
+
+def test_the_prefixes_of_a_tree_stand_in_preorder() -> None:
+    # Nodes as a tree may number them: the deeper one first.
+    tree = PrefixTree(
+        np.arange(4),
+        np.array([0, 0, 1, 1]),
+        np.array([1, NO_NODE]),
+        np.array([32, 16]),
+        np.array([0, 0]),
+        np.array([2, 4]),
+    )
+    prefixes = Prefixes.of(tree)
+    found = (prefixes.parent, prefixes.depth_tokens, prefixes.num_prompts, prefixes.nodes, prefixes.num_below)
+    assert [column.tolist() for column in found] == [[NO_NODE, 0], [16, 32], [2, 2], [1, 0], [4, 2]]

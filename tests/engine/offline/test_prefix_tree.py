@@ -115,10 +115,10 @@ def test_without_one_that_fits_every_row_is_alone(tmp_path: Path, damage: str) -
 
 
 def test_a_file_too_large_to_compare_goes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sort_key(tokens: TokenFile, row: int) -> bytes:
+    def fill_windows(tokens: TokenFile, *args: object) -> None:
         raise MemoryError
 
     written(tmp_path, [[*UNITS[1], 3], [*UNITS[1], 4]])
-    monkeypatch.setattr(TokenFile, "sort_key", sort_key)
+    monkeypatch.setattr(TokenFile, "fill_windows", fill_windows)
     write_prefixes(tmp_path / "job")
     assert len(PrefixTree.load(tmp_path / "job", 2).parent) == 0

@@ -1,0 +1,161 @@
+"""``neaptide offline-plan``: the order in which offline work should run, and what it shares, for anybody to check."""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neaptide.commands.outputs import check_writable
+from neaptide.engine.arrays import FloatArray, IntArray
+from neaptide.engine.offline.planning.lengths import PRIOR_OUTPUT_TOKENS
+from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
+from neaptide.engine.offline.prefix_groups import Prefixes
+from neaptide.estimator.device_profile import DeviceProfile, load_profile
+from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.loadgen.workloads.traces import TraceRequest, numbered_jsonl
+from neaptide.simulation.pools.planned import pool_of, prompts_of, true_outputs
+from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens, sharing, windowed_density
+from neaptide.simulation.result import peak_memory_bytes
+
+WINDOWS = 10
+"""Of every order, of equal work: whether its density is even."""
+MAX_REPLICAS = 1024
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser("offline-plan", help="plan the order of offline work and say what it shares")
+    add = parser.add_argument
+    add("input", nargs="+", metavar="INPUT", help="OpenAI batch files, or offline sets by name")
+    add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
+    policy_help = f"who plans: {', '.join(PLANNED_POLICIES)} (neaptide)"
+    add("--policy", default="neaptide", metavar="P", help=policy_help)
+    add("--replicas", type=int, default=1, metavar="R", help="parts of equal work and density, an order each (1)")
+    add("--order", type=Path, metavar="OUT.txt", help="write the order, a custom_id a line; OUT.0.txt ... of replicas")
+    add("--json", type=Path, metavar="OUT.json", help="also write the result to this file")
+    parser.set_defaults(func=run_command)
+
+
+@dataclass(slots=True, frozen=True)
+class Input:
+    custom_ids: list[str]
+    requests: list[TraceRequest]
+    output_tokens: FloatArray
+    """As far as they are known before anything has run."""
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Returns 0, or 2 if the command cannot be carried out."""
+    try:
+        found = _planned(args)
+        line = json.dumps(found, allow_nan=False)
+        if args.json is not None:
+            args.json.write_text(line + "\n", encoding="utf-8")
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ValueError as error:
+        return _refuse(str(error))
+    print(line)
+    return 0
+
+
+def _refuse(message: str) -> int:
+    print(f"neaptide offline-plan: {message}", file=sys.stderr)
+    return 2
+
+
+def _planned(args: argparse.Namespace) -> dict[str, Any]:
+    if args.policy not in PLANNED_POLICIES:
+        raise ValueError(f"no policy {args.policy!r} plans an order; there are: {', '.join(PLANNED_POLICIES)}")
+    if not 1 <= args.replicas <= MAX_REPLICAS:
+        raise ValueError(f"--replicas must be 1 to {MAX_REPLICAS}")
+    profile = load_profile(args.profile)
+    targets = [] if args.order is None else order_paths(args.order, args.replicas)
+    for path in [*targets, *([] if args.json is None else [args.json])]:
+        check_writable(path)
+    inputs = [_read(name) for name in args.input]
+    custom_ids = [custom_id for one in inputs for custom_id in one.custom_ids]
+    _check_ids(custom_ids)
+    requests = [request for one in inputs for request in one.requests]
+    prompts = prompts_of([one.requests for one in inputs])
+    started_s = time.perf_counter()
+    pool = pool_of(requests, profile, np.concatenate([one.output_tokens for one in inputs]), prompts)
+    orders = plan_pool(pool, args.policy, args.replicas)
+    planning_s = time.perf_counter() - started_s
+    for path, rows in zip(targets, orders, strict=bool(targets)):
+        path.write_text("".join(f"{custom_ids[row]}\n" for row in rows.tolist()), encoding="utf-8")
+    settings = {"policy": args.policy, "profile": profile.name, "inputs": args.input}
+    return (
+        settings
+        | describe(pool, orders, profile)
+        | {
+            "planning_s": planning_s,
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+    )
+
+
+def order_paths(path: Path, num_replicas: int) -> list[Path]:
+    if num_replicas == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}.{number}{path.suffix}") for number in range(num_replicas)]
+
+
+def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> dict[str, Any]:
+    """What is in the pool, and what the orders make of it. Sharing is counted by a cache of the device's size that
+    evicts what was not used for longest, each replica with its own, and not by the planner."""
+    lengths, outputs = pool.work.prompt_tokens, pool.work.output_tokens
+    total = int(lengths.sum())
+    found = [
+        cached_tokens(pool.tree, lengths, rows, pool.kv_tokens, Eviction.LRU, profile.block_size) for rows in orders
+    ]
+    prefixes = Prefixes.of(pool.tree)
+    replicas, windows = [], list[float]()
+    for rows, hits in zip(orders, found, strict=True):
+        compute_s = pool.work.compute_s[rows] * (1.0 - hits / (lengths + outputs)[rows])
+        memory_s = pool.work.memory_s[rows]
+        windows += windowed_density(compute_s, memory_s, WINDOWS)
+        times = {"compute_s": float(compute_s.sum()), "memory_s": float(memory_s.sum())}
+        replicas.append({"requests": len(rows), **times, "sharing": sharing(lengths[rows], hits)})
+    bound = float(pool.shared_tokens.sum()) / total if total else 0.0
+    unshared_s = pool.work.compute_s.sum() * (1.0 - pool.shared_tokens.sum() / (total + outputs.sum()))
+    return {
+        "requests": len(lengths),
+        "tokens": total,
+        "tree": {"nodes": len(prefixes.nodes), "depth": prefixes.num_levels},
+        "sharing": {
+            "bound": bound,
+            "order": sum(int(hits.sum()) for hits in found) / total if total else 0.0,
+            "capacity_tokens": pool.kv_tokens,
+        },
+        "density": {"root": float(unshared_s / pool.work.memory_s.sum()), "windows": windows},
+        "groups": sum(pool.num_runs(rows) for rows in orders),
+        "replicas": replicas,
+    }
+
+
+def _read(name: str) -> Input:
+    """Raises ValueError or OSError."""
+    requests = load_offline(name, seed=0, keep_order=True).requests
+    outputs = true_outputs(requests)
+    if not Path(name).is_file():
+        return Input([f"{name}-{row}" for row in range(len(requests))], requests, outputs)
+    custom_ids = []
+    for number, line in numbered_jsonl(Path(name)):
+        custom_id = line.get("custom_id")
+        if not isinstance(custom_id, str) or not custom_id or "\n" in custom_id:
+            raise ValueError(f"{name}, line {number}: custom_id must be a string of one line")
+        custom_ids.append(custom_id)
+    return Input(custom_ids, requests, np.minimum(outputs, PRIOR_OUTPUT_TOKENS))
+
+
+def _check_ids(custom_ids: Sequence[str]) -> None:
+    custom_id, count = Counter(custom_ids).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"custom_id {custom_id!r} stands {count} times: an order could not tell its lines apart")

@@ -1,0 +1,56 @@
+"""Parts of equal work and density for replicas."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neaptide.engine.offline.planning.blend import Ranked, rank
+from neaptide.engine.offline.planning.order import PromptOrder
+from neaptide.engine.offline.planning.partition import partition
+from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.prefix_tree import PrefixTree
+from tests.engine.offline.planning.files import pool
+from tests.engine.offline.planning.pools import MODEL, grouped
+
+
+def mixed(tmp_path: Path) -> tuple[Pool, list[list[int]]]:
+    """Groups that share much and answer briefly, rows alone, and long answers of many lengths."""
+    prompts = grouped((120, 160, 16), (90, 320, 16), (400, 16, 48), *[(1, 0, 64)] * 300, *[(1, 0, 8)] * 200)
+    rng = np.random.default_rng(0)
+    outputs = [*[2] * 210, *rng.integers(20, 80, 400), *rng.integers(20, 80, 300), *rng.exponential(1500, 200) + 1]
+    pool_ = Pool.of(pool(tmp_path, [prompts]), np.array(outputs, float), MODEL, 100_000, 16)
+    return pool_, prompts
+
+
+def shared_tokens(tmp_path: Path, prompts: list[list[int]], rows: list[int]) -> int:
+    order = PromptOrder.of(pool(tmp_path, [[prompts[row] for row in rows]]))
+    tree = PrefixTree.of_order(order)
+    lengths = np.array([len(prompts[row]) for row in rows])[tree.rows]
+    return int((lengths - tree.new_tokens(lengths)).sum())
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4])
+def test_work_and_density_are_equal_within_two_percent_and_sharing_stays(tmp_path: Path, num_replicas: int) -> None:
+    pool_, prompts = mixed(tmp_path)
+    ranked = rank(pool_.tree, pool_.work, kept_sharing=1.0)
+    parts = partition(ranked, num_replicas)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(prompts)))
+    compute_s = np.array([ranked.compute_s[part].sum() for part in parts])
+    memory_s = np.array([ranked.memory_s[part].sum() for part in parts])
+    for column in (compute_s, memory_s, compute_s / memory_s):
+        assert np.abs(column / column.mean() - 1).max() <= 0.02
+    kept = sum(shared_tokens(tmp_path, prompts, ranked.rows[part].tolist()) for part in parts)
+    assert kept >= 0.99 * pool_.shared_tokens.sum()
+
+
+def test_a_group_too_large_for_a_replica_is_cut_where_least_is_shared() -> None:
+    shared = np.array([0, *[8] * 49, 3, *[8] * 49])
+    ranked = Ranked(np.arange(100), shared, np.ones(100), np.ones(100), np.zeros(100, np.int64))
+    assert sorted(part.tolist() for part in partition(ranked, 2)) == [list(range(50)), list(range(50, 100))]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_replicas_without_work(rows: int) -> None:
+    ranked = Ranked(*[np.zeros(rows, np.int64)] * 2, *[np.ones(rows)] * 2, np.zeros(rows, np.int64))
+    assert [part.tolist() for part in partition(ranked, 3)] == [[0] * rows, [], []]
