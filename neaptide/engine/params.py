@@ -38,6 +38,8 @@ INVALID_TOKEN = "invalid_token"  # noqa: S105
 """A token id outside the vocabulary got past the edge."""
 INTERNAL_ERROR = "internal_error"
 """The engine raised while it worked on this request."""
+GRAMMAR_ERROR = "grammar_error"
+"""The grammar that this request's output has to follow could not be followed any further."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -71,3 +73,6 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
     """Top-k log-probabilities for each output token; 0 gives the chosen token's alone."""
     prompt_logprobs: int | None = None
     """The same for prompt tokens 1..n-1 (token 0 has no condition)."""
+    grammar: str = ""
+    """What the output has to follow, as ``neaptide.models.grammars`` reads it: the edge has compiled it, so that it is
+    known to be one. Empty allows any output."""

@@ -1,9 +1,12 @@
-"""Changes to logits that name single tokens: penalties, biases, tokens that may not come yet.
+"""Changes to logits: penalties, biases, tokens that may not come yet, tokens that a grammar does not allow.
 
-All edits of a step are collected on the host as (row, token, value) triples and applied at once.
+Edits that name single tokens are collected on the host as (row, token, value) triples and applied at once; grammars
+come as bits.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +14,15 @@ from torch import Tensor
 
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.kernels.transfer import to_device
+
+
+class Allowed(NamedTuple):
+    """What grammars allow."""
+
+    rows: list[int]
+    """Of the logits, ascending."""
+    bits: Tensor
+    """[rows, ceil(vocab_size / 32)] int32 on the device of the logits: token t is bit t % 32 of word t // 32."""
 
 
 @dataclass(slots=True)
@@ -39,11 +51,13 @@ class _Triples:
         return rows, tokens, values
 
 
-def edit_logits(logits: Tensor, states: list[RequestState], output_positions: list[int]) -> Tensor:
+def edit_logits(
+    logits: Tensor, states: list[RequestState], output_positions: list[int], allowed: Allowed | None = None
+) -> Tensor:
     """Applies what the requests ask for.
 
     Repetition penalty first (on the raw logits, as in transformers), then presence and frequency penalties over the
-    output (as OpenAI defines them), then biases, then the mask of ``min_tokens``.
+    output (as OpenAI defines them), then biases, then the mask of ``min_tokens``, then the grammars'.
 
     Args:
         logits: [rows, vocab_size] fp32; not changed.
@@ -64,7 +78,8 @@ def edit_logits(logits: Tensor, states: list[RequestState], output_positions: li
             additive.add(row, tokens, biases)
         if position < params.min_tokens and state.masked_ids:
             additive.add(row, np.array(state.masked_ids, dtype=np.int64), -np.inf)
-    return _apply(logits, repetition, additive)
+    edited = _apply(logits, repetition, additive)
+    return edited if allowed is None else _keep_allowed(edited, allowed, may_write=edited is not logits)
 
 
 def _collect_penalties(row: int, state: RequestState, repetition: _Triples, additive: _Triples) -> None:
@@ -90,3 +105,28 @@ def _apply(logits: Tensor, repetition: _Triples, additive: _Triples) -> Tensor:
         rows, tokens, values = terms
         edited.index_put_((rows, tokens), values, accumulate=True)
     return edited
+
+
+def _keep_allowed(logits: Tensor, allowed: Allowed, *, may_write: bool) -> Tensor:
+    """The logits, minus infinity where a grammar's bit is not set."""
+    forbidden = _unset(allowed.bits, logits.shape[1])
+    if len(allowed.rows) == len(logits):
+        return logits.masked_fill_(forbidden, -torch.inf) if may_write else logits.masked_fill(forbidden, -torch.inf)
+    edited = logits if may_write else logits.clone()
+    rows = to_device(torch.tensor(allowed.rows), logits.device)
+    edited[rows] = edited[rows].masked_fill_(forbidden, -torch.inf)
+    return edited
+
+
+def _unset(bits: Tensor, vocab_size: int) -> Tensor:
+    """[rows, vocab_size] bool: the bit of the token is 0."""
+    table = _unset_bits_of_bytes(bits.device)
+    octets = bits.view(torch.uint8)  # the lowest first, as every device here has them
+    return table[octets.flatten().int()].view(len(bits), -1)[:, :vocab_size]
+
+
+@cache
+def _unset_bits_of_bytes(device: torch.device) -> Tensor:
+    """[256, 8] bool: bit i of byte b is 0. Looked up, a byte costs one read; shifted and compared, sixteen."""
+    octets = torch.arange(256, device=device).unsqueeze(1)
+    return (octets >> torch.arange(8, device=device)) & 1 == 0

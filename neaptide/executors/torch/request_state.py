@@ -8,6 +8,7 @@ import numpy.typing as npt
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
+from neaptide.executors.torch.grammar_masks import Follower
 from neaptide.executors.torch.placeholders import RecentTokens
 from neaptide.executors.torch.random_stream import request_seed
 
@@ -30,6 +31,7 @@ class RequestState:
         """How often each token stands in the output, for penalties."""
         self.output_len = 0
         self.recent_tokens = RecentTokens()
+        self.follower = Follower(params.grammar) if params.grammar else None
 
     @cached_property
     def prompt_tokens(self) -> npt.NDArray[np.int64]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from neaptide.executors.torch.logits_edits import edit_logits
+from neaptide.executors.torch.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.random_stream import uniforms
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.kernels.transfer import to_device
@@ -29,17 +29,20 @@ class Sampled(NamedTuple):
     """[rows] bool: the row's logits were all finite."""
 
 
-def sample(logits: Tensor, states: list[RequestState], output_positions: list[int]) -> Sampled:
+def sample(
+    logits: Tensor, states: list[RequestState], output_positions: list[int], allowed: Allowed | None = None
+) -> Sampled:
     """One token per row.
 
     Args:
         logits: [rows, vocab_size] fp32, raw.
         states: the row's request.
         output_positions: index of the new token in the request's output.
+        allowed: what the grammars of some rows allow.
     """
     low, high = torch.aminmax(logits, dim=-1)  # both carry NaN
     finite = torch.isfinite(low) & torch.isfinite(high)
-    edited = edit_logits(logits, states, output_positions)
+    edited = edit_logits(logits, states, output_positions, allowed)
     drawn_rows = [row for row, state in enumerate(states) if state.params.temperature > 0]
     if not drawn_rows:
         return Sampled(edited.argmax(dim=-1), finite)

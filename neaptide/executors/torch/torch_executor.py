@@ -3,6 +3,7 @@
 import logging
 import math
 import pkgutil
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -14,7 +15,9 @@ from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
+from neaptide.executors.torch.grammar_masks import Constrained, GrammarMasks, StepMask
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
+from neaptide.executors.torch.logits_edits import Allowed
 from neaptide.executors.torch.logprobs import score
 from neaptide.executors.torch.model_runner import ModelRunner
 from neaptide.executors.torch.models.base import TorchModel
@@ -67,14 +70,19 @@ class TorchExecutor:
         self._clock = clock
         self._seed = seed
         self._states: dict[str, RequestState] = {}
+        self._constrained: set[str] = set()
+        """Requests with a grammar."""
+        model = self.model_config
+        self._grammar_masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
+        self._grammar_masks.warm_up()
         with torch.inference_mode():
-            model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[self.model_config.architecture].torch_class)
-            model = model_class(self.model_config, self.dtype, self.device)
-            load_weights(model, model_dir)
+            model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[model.architecture].torch_class)
+            layers = model_class(model, self.dtype, self.device)
+            load_weights(layers, model_dir)
             self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
             self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
             self._runner = ModelRunner(
-                model,
+                layers,
                 self._num_blocks,
                 cache.block_size,
                 dtype=self.dtype,
@@ -124,13 +132,19 @@ class TorchExecutor:
     def submit(self, plan: StepPlan) -> TorchHandle:
         """Runs the step on a CPU, starts it on CUDA.
 
-        The host then waits only where a request with penalties reads a token that an earlier step still samples: its
-        penalties are counted on the host.
+        The host then waits only where a request with penalties or a grammar reads a token that an earlier step still
+        samples: penalties are counted and grammars followed on the host. For a grammar it waits when the model's work
+        has been launched.
         """
         for request_id in plan.finished_ids:
             self._states.pop(request_id, None)
+            self._constrained.discard(request_id)
         for request in plan.new_requests:
-            self._states[request.request_id] = RequestState(request, self.model_config.eos_token_ids, self._seed)
+            state = RequestState(request, self.model_config.eos_token_ids, self._seed)
+            self._states[request.request_id] = state
+            if state.follower is not None:
+                self._constrained.add(request.request_id)
+                self._grammar_masks.compile(state.follower)
         pending = Pending(StepResult.of(plan))
         with torch.inference_mode():
             self._runner.save(plan.saves)
@@ -142,6 +156,7 @@ class TorchExecutor:
     def close(self) -> None:
         """Drops weights, cache and request state; the executor cannot be used after."""
         self._states.clear()
+        self._grammar_masks.close()
         if hasattr(self, "_runner"):
             del self._runner
 
@@ -153,13 +168,14 @@ class TorchExecutor:
         )
         result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
         self._count_tokens(plan)
+        mask = self._fill_mask(plan) if self._constrained else None
         prepared_s = self._clock.now()
         hidden = runner.hidden_states(batch)
         sampling = np.flatnonzero(plan.sample[batch.parts])
         logits = runner.logits(hidden, batch.last_rows[sampling].tolist()) if len(sampling) else None
         computed_s = self._clock.now()
         if logits is not None:
-            self._sample(plan, batch.parts[sampling], logits, pending)
+            self._sample(plan, batch.parts[sampling], logits, pending, mask)
         self._score_prompts(plan, batch, hidden, pending)
         result.prepare_s = prepared_s - start_s
         result.model_s = computed_s - prepared_s
@@ -173,12 +189,28 @@ class TorchExecutor:
                 start, count = int(plan.num_computed[part]), int(plan.num_tokens[part])
                 state.observe(plan.table.tokens[plan.rows[part], start : start + count].tolist(), start)
 
-    def _sample(self, plan: StepPlan, parts: IntArray, logits: Tensor, pending: Pending) -> None:
+    def _fill_mask(self, plan: StepPlan) -> "Future[StepMask] | None":
+        """Begins to find out what may come next, for the requests of the step that sample and have a grammar."""
+        constrained: list[Constrained] = []
+        for part in np.flatnonzero(plan.sample).tolist():
+            state = self._states[plan.request_ids[part]]
+            if state.follower is not None:
+                start, position = len(state.prompt_token_ids), int(plan.output_position[part])
+                # A copy: when it is read, the row may be another's.
+                output = plan.table.tokens[plan.rows[part], start : start + position].copy()
+                last = state.recent_tokens.at(position - 1)
+                constrained.append(Constrained(plan.request_ids[part], state.follower, output, last))
+        return self._grammar_masks.fill(constrained) if constrained else None
+
+    def _sample(
+        self, plan: StepPlan, parts: IntArray, logits: Tensor, pending: Pending, mask: "Future[StepMask] | None"
+    ) -> None:
         """``parts`` of the plan sample, a row of ``logits`` each."""
         request_ids = [plan.request_ids[part] for part in parts.tolist()]
         states = [self._states[request_id] for request_id in request_ids]
         output_positions = plan.output_position[parts].tolist()
-        sampled = sample(logits, states, output_positions)
+        allowed = None if mask is None else self._allowed(mask.result(), request_ids, pending)
+        sampled = sample(logits, states, output_positions, allowed)
         on_host = HostCopy(sampled)
         pending.sampled = SampledTokens(request_ids, parts, on_host)
         for row, (state, output_position) in enumerate(zip(states, output_positions, strict=True)):
@@ -189,6 +221,14 @@ class TorchExecutor:
             tops = [top for _, top in wanted]
             scored = score(logits[rows], sampled.token_ids[rows], max(tops))
             pending.scores = TokenScores([request_ids[row] for row, _ in wanted], tops, HostCopy(scored))
+
+    def _allowed(self, mask: StepMask, request_ids: list[str], pending: Pending) -> Allowed:
+        for request_id, error in mask.errors.items():
+            pending.result.errors.setdefault(request_id, error)
+        place = {request_id: index for index, request_id in enumerate(mask.request_ids)}
+        rows = [row for row, request_id in enumerate(request_ids) if request_id in place]
+        bits = mask.bits[[place[request_ids[row]] for row in rows]]
+        return Allowed(rows, to_device(torch.from_numpy(bits), self.device))
 
     def _score_prompts(self, plan: StepPlan, batch: InputBatch, hidden: Tensor, pending: Pending) -> None:
         """Scores prompt token p + 1 at every position p of the step, for the requests that want it."""
