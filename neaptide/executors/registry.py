@@ -23,11 +23,13 @@ class Kind(NamedTuple):
     """It tells itself whether it computes a model; the others compute the families of ``neaptide.models`` only."""
     has_host_cache: bool = False
     """It copies KV blocks to host memory and back (``CacheConfig.host_cache_bytes``)."""
+    follows_grammars: bool = False
+    """It enforces what ``SamplingParams.grammar`` asks for."""
 
 
 EXECUTORS: dict[str, Kind] = {
     "sim": Kind("neaptide.simulation.served:start"),
-    "torch": Kind("neaptide.executors.torch.start:start", has_host_cache=True),
+    "torch": Kind("neaptide.executors.torch.start:start", has_host_cache=True, follows_grammars=True),
     "vllm": Kind("neaptide.executors.vllm.start:start", takes_arguments=True, knows_families=True),
 }
 

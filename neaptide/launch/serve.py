@@ -189,6 +189,7 @@ async def _serve(
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await service.stop()
+        context.grammars.close()
         await supervisor.stop()
     return 0
 
@@ -319,7 +320,8 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
     try:
         is_embedded = settings.model == EMBEDDED_MODEL
         model_path = embedded_model_path() if is_embedded else resolve_model(settings.model)
-        knows_families = settings.executor in EXECUTORS and EXECUTORS[settings.executor].knows_families
+        kind = EXECUTORS.get(settings.executor)
+        knows_families = kind is not None and kind.knows_families
         model: ModelFacts = load_model_facts(model_path) if knows_families else load_model_config(model_path)
         tokenizer = Tokenizer(model_path)
         defaults = GenerationDefaults.load(model_path)
@@ -341,6 +343,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
         ttft_slo_s=config.scheduler.ttft_slo_s,
         tpot_slo_s=config.scheduler.tpot_slo_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
+        follows_grammars=kind is not None and kind.follows_grammars,
     )
     return context, config
 

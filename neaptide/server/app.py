@@ -19,7 +19,17 @@ from neaptide.server.edge.middleware import EdgeMiddleware
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
 from neaptide.server.openai.openapi import install_openapi
-from neaptide.server.routes import admin, chat, completions, dashboard, docs, health, models, tokenize
+from neaptide.server.routes import (
+    admin,
+    chat,
+    completions,
+    dashboard,
+    docs,
+    health,
+    models,
+    responses,
+    tokenize,
+)
 
 __all__ = ["ServerState", "ServingContext", "create_app"]
 
@@ -85,7 +95,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         )
     app.add_middleware(AuditMiddleware, clock=state.context.clock)
     app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock, hosts=state.hosts)
-    own = (chat, completions, models, tokenize, health, admin, docs, dashboard)
+    own = (chat, completions, responses, models, tokenize, health, admin, docs, dashboard)
     for router in (*(module.router for module in own), *extra_routers):
         app.include_router(router)
     return app

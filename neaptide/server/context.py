@@ -13,6 +13,8 @@ from neaptide import __version__
 from neaptide.engine.params import RequestClass
 from neaptide.server.edge.errors import OverloadedError, UnavailableError
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.structured.call_formats import CallFormat, format_of
+from neaptide.server.structured.checker import GrammarChecker
 from neaptide.server.text.tokenizer import Tokenizer
 
 
@@ -98,8 +100,20 @@ class ServingContext:
     """Threads that tokenize at once; a burst of long prompts must not take every core."""
     shape_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
     """Threads that shape long replies at once; streams must not wait for those that tokenize."""
+    grammar_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
+    """Threads that wait for a grammar to be compiled; other requests must not wait for those."""
+    follows_grammars: bool = True
+    """Whether the executor enforces structured output."""
+    grammars: GrammarChecker = field(init=False)
+    call_format: CallFormat = field(init=False)
+    """How the model writes calls of functions."""
     draining: bool = False
     """Set at shutdown: new work is refused, streams that run may end."""
+
+    def __post_init__(self) -> None:
+        self.grammars = GrammarChecker(self.tokenizer.directory, self.vocab_size, self.eos_token_ids)
+        template = self.tokenizer.template
+        self.call_format = format_of(None if template is None else template.source)
 
     @property
     def system_fingerprint(self) -> str | None:

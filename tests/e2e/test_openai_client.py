@@ -166,16 +166,6 @@ def test_tools_that_the_model_does_not_call_leave_a_plain_answer(client: openai.
     assert reply.choices[0].finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    "format",
-    [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}}],
-)
-def test_formats_that_are_not_enforced_are_refused(client: openai.OpenAI, format: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model=MODEL, messages=QUESTION, response_format=format)
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "response_format")
-
-
 # ---- completions -----------------------------------------------------------------------------------------
 
 

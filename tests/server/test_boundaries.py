@@ -75,7 +75,7 @@ REFUSED: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
     ("a regex of another server's name", BOTH, {"regex": "a+"}, "regex"),
     ("a chat template of the caller", (CHAT,), {"chat_template": "{{ messages }}"}, "chat_template"),
     ("documents", (CHAT,), {"documents": [{"text": "x"}]}, "documents"),
-    ("json_object", BOTH, {"response_format": {"type": "json_object"}}, "response_format"),
+    ("an unknown format", BOTH, {"response_format": {"type": "yaml"}}, "response_format.type"),
     ("300 tools", (CHAT,), {"tools": [{"type": "function", "function": {"name": "f"}}] * 300}, "tools"),
     ("prompt above the context", (COMPLETIONS,), {"prompt": [6] * 8192}, "prompt"),
     ("a text above 8 characters per token", (COMPLETIONS,), {"prompt": "x" * (8 * 8192 + 1)}, "prompt"),

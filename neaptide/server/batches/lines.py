@@ -17,6 +17,7 @@ from neaptide.server.edge.errors import ApiError
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.openai.prepare import prepare
 from neaptide.server.openai.respond import ResponseAssembler
+from neaptide.server.structured.constraints import ensure_held
 from neaptide.server.text.tokenizer import Tokenizer
 
 
@@ -67,7 +68,9 @@ class LineCompiler(Protocol):
         """Raises ApiError exactly where the synchronous endpoint would answer with that error."""
         ...
 
-    def assembler(self, line: CompiledLine) -> Assembler: ...
+    def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
+        """For a line that has been compiled once: its grammar is not compiled again."""
+        ...
 
 
 class ContextCompiler:
@@ -85,12 +88,20 @@ class ContextCompiler:
 
     def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
         """Raises ApiError as the synchronous endpoint would."""
+        line = self._line(endpoint, body)
+        constraint = line.prepared.constraint
+        if constraint is not None:
+            ensure_held(constraint, self._context)
+        return line
+
+    def _line(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
         prepared = prepare(endpoint, body, self._context, Tier.BATCH)
         params = [prepared.params_for(choice) for choice in range(prepared.num_choices)]
         return CompiledLine(prepared.requests, params, bool(prepared.stop), prepared)
 
-    def assembler(self, line: CompiledLine) -> Assembler:
-        return ResponseAssembler(line.prepared)
+    def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
+        """Raises ApiError as the synchronous endpoint would."""
+        return ResponseAssembler(self._line(endpoint, body).prepared)
 
     def recipe(self) -> "Recipe":
         """What makes the same compiler in another process."""
@@ -111,6 +122,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: GenerationDefaults
     ttft_slo_s: float
     tpot_slo_s: float
+    follows_grammars: bool
 
     def compiler(self) -> ContextCompiler:
         """A compiler that only compiles: no engine is behind it."""

@@ -31,10 +31,10 @@ class _Suspicion:
     """Notes while parsing what has to be looked for afterwards, when its path can be named."""
 
     def __init__(self) -> None:
-        self.bad_number = False
+        self.bad_number = self.no_number = False
 
     def constant(self, text: str) -> float:
-        self.bad_number = True
+        self.no_number = True
         return math.nan
 
     def real(self, text: str) -> float:
@@ -58,8 +58,10 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def parse_json(raw: bytes) -> object:
+def parse_json(raw: bytes, *, any_number: bool = False) -> object:
     """The parsed document: UTF-8, finite 64-bit numbers, unique keys, bounded depth, no lone surrogates.
+
+    ``any_number`` allows numbers beyond 64 bits, for a reader who keeps their text.
 
     Raises:
         InvalidRequestError: anything else; ``param`` names the place where that is known.
@@ -84,7 +86,7 @@ def parse_json(raw: bytes) -> object:
         raise InvalidRequestError("The request body is not valid JSON.", code="invalid_json") from None
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         _check_depth(document)
-    if suspicion.bad_number:
+    if suspicion.no_number or (suspicion.bad_number and not any_number):
         _refuse_where(document, _is_bad_number, "The number is not finite or does not fit 64 bits.")
     if b"\\u" in raw:
         _refuse_where(document, _is_bad_text, "The text has a lone surrogate.")

@@ -24,8 +24,8 @@ _SEPARATORS = tuple((character.encode(), rb"\u%04x" % ord(character)) for charac
 _T = TypeVar("_T")
 
 
-def event(data: object) -> bytes:
-    """One event with ``data`` as JSON.
+def event(data: object, name: str = "") -> bytes:
+    """One event with ``data`` as JSON, and a name if the API gives its events one.
 
     Unicode's own line ends are escaped: readers that split lines as Python's ``splitlines`` does would see half an
     event.
@@ -33,7 +33,8 @@ def event(data: object) -> bytes:
     encoded = msgspec.json.encode(data)
     for character, escaped in _SEPARATORS:
         encoded = encoded.replace(character, escaped)
-    return b"data: " + encoded + b"\n\n"
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + encoded + b"\n\n"
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -29,9 +29,13 @@ from neaptide.server.link.engine_client import EngineUnavailableError
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import ChoiceTiming, RequestTiming
-from neaptide.server.openai.prepare import Prepared, asked_tier, prepare
+from neaptide.server.openai.prepare import RESPONSES, Prepared, asked_tier, prepare
+from neaptide.server.openai.replies import ChatCompletionChunk, CompletionChunk
 from neaptide.server.openai.respond import Delta, ResponseAssembler, response_id
+from neaptide.server.openai.responses.events import ResponseEvents
+from neaptide.server.openai.responses.replies import ResponseEvent
 from neaptide.server.openai.stream import ChunkShaper
+from neaptide.server.structured.constraints import ensure_held
 
 INLINE_LOGPROBS = 64
 """Scored tokens that are shaped on the event loop."""
@@ -54,6 +58,9 @@ async def answer(request: Request, endpoint: str) -> Response:
         context.admission.check(request_class(tier))
         work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await anyio.to_thread.run_sync(work, limiter=context.prepare_limiter)
+        if prepared.constraint is not None:
+            check = partial(ensure_held, prepared.constraint, context)
+            await anyio.to_thread.run_sync(check, limiter=context.grammar_limiter)
         tier = prepared.tier
         principal.require(tier)
         if not context.client.is_ready:
@@ -131,14 +138,14 @@ class Generation:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Encoded events of a streamed reply, without the closing ``[DONE]``."""
-        shaper = ChunkShaper(self.assembler, response_id(self._prepared, self._id))
+        shaper = _shaper(self.assembler, response_id(self._prepared, self._id))
         async with aclosing(self._deltas()) as deltas:
             async for delta in deltas:
-                data = await self._aside(len(delta.tokens), partial(_encode_chunks, shaper, delta))
+                data = await self._aside(len(delta.tokens), partial(_encode_delta, shaper, delta))
                 if data:
                     yield data
-        if self._prepared.include_usage:
-            yield event(shaper.usage(self.timing.as_metrics()))
+        if last := shaper.finish(self.timing.as_metrics()):
+            yield _encode(last)
 
     async def _aside(self, tokens: int, encode: Callable[[], bytes]) -> bytes:
         """Long tables of log-probabilities are made in a thread: others' tokens go on meanwhile."""
@@ -276,8 +283,17 @@ class Generation:
         )
 
 
-def _encode_chunks(shaper: ChunkShaper, delta: Delta) -> bytes:
-    return b"".join(map(event, shaper.shape(delta)))
+def _shaper(assembler: ResponseAssembler, reply_id: str) -> ChunkShaper | ResponseEvents:
+    is_response = assembler.prepared.endpoint == RESPONSES
+    return ResponseEvents(assembler, reply_id) if is_response else ChunkShaper(assembler, reply_id)
+
+
+def _encode_delta(shaper: ChunkShaper | ResponseEvents, delta: Delta) -> bytes:
+    return _encode(shaper.shape(delta))
+
+
+def _encode(events: Sequence[ChatCompletionChunk | CompletionChunk | ResponseEvent]) -> bytes:
+    return b"".join(event(data, str(data.get("type", ""))) for data in events)
 
 
 def _ms(seconds: float | None) -> float | None:

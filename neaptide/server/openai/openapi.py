@@ -5,7 +5,7 @@ is not described for a defect.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -14,6 +14,8 @@ from pydantic.json_schema import models_json_schema
 
 from neaptide.server.edge.auth import OPEN_PATHS, KeyRing
 from neaptide.server.openai.replies import ChatCompletionChunk, CompletionChunk, ErrorReply
+from neaptide.server.openai.responses.bodies import ResponsesBody
+from neaptide.server.openai.responses.replies import ResponseEvent
 from neaptide.server.openai.schemas import (
     ChatBody,
     CompletionBody,
@@ -26,6 +28,7 @@ from neaptide.server.openai.schemas import (
 BODIES: tuple[type[BaseModel], ...] = (
     ChatBody,
     CompletionBody,
+    ResponsesBody,
     TokenizeTextBody,
     TokenizeChatBody,
     DetokenizeBody,
@@ -83,7 +86,7 @@ def body_schema(media_type: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 def replies(
     shape: type[Any] | None,
     *errors: int,
-    events: type[Any] | None = None,
+    events: Any = None,
     raw: Mapping[str, str] | None = None,
 ) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route: the body of its 200 and the errors that it may answer beside those of every route.
@@ -103,8 +106,10 @@ def replies(
     return {200: success, **{status: {"model": ErrorReply, "description": _ERRORS[status]} for status in errors}}
 
 
-def _event_schema(chunk: type[Any]) -> dict[str, Any]:
-    bodies = [{"$ref": f"#/components/schemas/{shape.__name__}"} for shape in (chunk, ErrorReply)]
+def _event_schema(chunks: Any) -> dict[str, Any]:
+    bodies = [
+        {"$ref": f"#/components/schemas/{shape.__name__}"} for shape in (*(get_args(chunks) or (chunks,)), ErrorReply)
+    ]
     as_json = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": bodies}}
     data = {"anyOf": [{"const": "[DONE]"}, as_json]}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
@@ -126,7 +131,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     _, bodies = models_json_schema(
         [(model, "validation") for model in BODIES], ref_template="#/components/schemas/{model}"
     )
-    shapes: tuple[Any, ...] = (ErrorReply, ChatCompletionChunk, CompletionChunk)
+    shapes: tuple[Any, ...] = (ErrorReply, ChatCompletionChunk, CompletionChunk, *get_args(ResponseEvent))
     _, others = TypeAdapter.json_schemas(
         [(shape.__name__, "serialization", TypeAdapter(shape)) for shape in shapes],
         ref_template="#/components/schemas/{model}",

@@ -4,7 +4,7 @@ Pure computation on the caller's thread: no clock but the wall clock's stamp, no
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.errors import (
+    ApiError,
     ContextLengthError,
     InvalidRequestError,
     NotFoundError,
@@ -21,22 +22,23 @@ from neaptide.server.edge.errors import (
     model_not_found,
 )
 from neaptide.server.openai.replies import TierName
+from neaptide.server.openai.responses.bodies import ResponsesBody
+from neaptide.server.openai.responses.replies import Asked
+from neaptide.server.openai.responses.shape import asked_of
+from neaptide.server.openai.responses.translate import as_chat, own_name
 from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody
+from neaptide.server.structured.constraints import Constraint, constraint_of
 from neaptide.server.text.prompts import MAX_CHOICES, completion_prompts, encode_conversation, offered_tools
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-ENDPOINTS = (CHAT, COMPLETIONS)
+RESPONSES = "/v1/responses"
+ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES)
 
 _OUTPUT_CONTEXTS = 8
 """n times max_tokens may be this many contexts."""
 
 _UNSUPPORTED = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
     "regex",
     "ebnf",
     "json_schema",
@@ -96,11 +98,15 @@ class Prepared:
     tools: frozenset[str]
     """Functions that the model may call; where it is empty, output is not searched for calls."""
     parallel_tool_calls: bool
+    constraint: Constraint | None
+    """What the output has to follow. Whether that can be held is not known yet."""
+    asked: Asked | None = None
+    """What a reply of the Responses API repeats of the request."""
 
     @property
     def is_chat(self) -> bool:
-        """Whether the reply has the shape of chat completions."""
-        return self.endpoint == CHAT
+        """Whether it is a conversation, and not a text to go on with."""
+        return self.endpoint != COMPLETIONS
 
     @property
     def requests(self) -> list[list[int]]:
@@ -137,8 +143,11 @@ def prepare(endpoint: str, body: object, context: ServingContext, default_tier: 
         prompt = encode_conversation(chat, body.get("tools"), context)
         logprobs = _chat_logprobs(chat)
         limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
-        names = frozenset(tool.function.name for tool in offered_tools(chat))
-        wanted = _Asked([prompt], [""], limit, logprobs, tools=names, parallel_tool_calls=chat.parallel_tool_calls)
+        tools = offered_tools(chat)
+        names = frozenset(tool.function.name for tool in tools)
+        constraint = constraint_of(chat, tools, context)
+        several = chat.parallel_tool_calls
+        wanted = _Asked([prompt], [""], limit, logprobs, False, names, several, constraint)
         return _finish(endpoint, chat, context, default_tier, wanted)
     if endpoint == COMPLETIONS:
         completion = parse_body(CompletionBody, body)
@@ -146,9 +155,27 @@ def prepare(endpoint: str, body: object, context: ServingContext, default_tier: 
         _check_common(completion, default_tier)
         _check_completion(completion)
         prompts, texts = completion_prompts(completion, context)
-        asked = _Asked(prompts, texts, completion.max_tokens, completion.logprobs, completion.echo)
+        constraint = constraint_of(completion, (), context)
+        limit, logprobs = completion.max_tokens, completion.logprobs
+        asked = _Asked(prompts, texts, limit, logprobs, completion.echo, constraint=constraint)
         return _finish(endpoint, completion, context, default_tier, asked)
+    if endpoint == RESPONSES:
+        return _prepare_response(parse_body(ResponsesBody, body), context, default_tier)
     raise NotFoundError("Unknown request URL.", code="unknown_url")
+
+
+def _prepare_response(body: ResponsesBody, context: ServingContext, default_tier: Tier) -> Prepared:
+    chat = as_chat(body)
+    try:
+        prepared = prepare(CHAT, chat, context, default_tier)
+    except ApiError as error:
+        error.param = None if error.param is None else own_name(error.param)
+        raise
+    constraint = prepared.constraint
+    if constraint is not None:
+        constraint = replace(constraint, param=own_name(constraint.param))
+    asked = asked_of(body, prepared.params.temperature, prepared.params.top_p)
+    return replace(prepared, endpoint=RESPONSES, asked=asked, constraint=constraint)
 
 
 def parse_body(model: type[_B], body: dict[str, Any]) -> _B:
@@ -176,6 +203,7 @@ class _Asked:
     echo: bool = False
     tools: frozenset[str] = frozenset()
     parallel_tool_calls: bool = True
+    constraint: Constraint | None = None
 
 
 def _finish(
@@ -215,6 +243,7 @@ def _finish(
         cache_salt=body.cache_salt,
         tools=asked.tools,
         parallel_tool_calls=asked.parallel_tool_calls,
+        constraint=asked.constraint,
     )
 
 
@@ -229,11 +258,6 @@ def _check_common(body: GenerationBody, default_tier: Tier) -> None:
             raise UnsupportedParameterError(f"'{name}' is not supported.", param=name)
     if body.return_token_ids and body.stream:
         raise UnsupportedParameterError("Not with stream.", param="return_token_ids")
-    if body.response_format is not None and body.response_format.type != "text":
-        known = body.response_format.type in ("json_object", "json_schema")
-        if not known:
-            raise InvalidRequestError("Unknown type.", param="response_format.type", code="invalid_value")
-        raise UnsupportedParameterError("Only text output is supported.", param="response_format")
     if body.stream and default_tier is Tier.BATCH:
         raise InvalidRequestError("A batch line cannot stream.", param="stream", code="streaming_unsupported")
     if body.cache_salt is not None and default_tier is Tier.BATCH:
@@ -325,6 +349,7 @@ def _sampling(body: GenerationBody, context: ServingContext, asked: _Asked) -> S
         ignore_eos=body.ignore_eos,
         logprobs=asked.logprobs,
         prompt_logprobs=asked.logprobs if asked.echo else None,
+        grammar="" if asked.constraint is None else asked.constraint.grammar,
     )
 
 

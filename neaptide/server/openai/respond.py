@@ -7,7 +7,7 @@ from neaptide.engine.messages import RequestOutput, TokenLogprobs
 from neaptide.engine.params import FinishReason
 from neaptide.server.edge.errors import ApiError, EngineFailedError, UnavailableError
 from neaptide.server.openai.logprobs import ScoredToken, chat_logprobs, completion_logprobs
-from neaptide.server.openai.prepare import Prepared
+from neaptide.server.openai.prepare import CHAT, COMPLETIONS, RESPONSES, Prepared
 from neaptide.server.openai.replies import (
     AssistantMessage,
     ChatChoice,
@@ -21,6 +21,8 @@ from neaptide.server.openai.replies import (
     Usage,
     WholeAnswer,
 )
+from neaptide.server.openai.responses.replies import ResponseObject
+from neaptide.server.openai.responses.shape import build_response
 from neaptide.server.openai.tool_calls import MAX_CALLS, ToolCall, ToolCallParser
 from neaptide.server.text.detokenizer import IncrementalDecoder, StopScanner
 
@@ -63,11 +65,15 @@ class ChoiceAssembler:
         self._prepared = prepared
         self._prompt = index // prepared.n
         tokenizer = prepared.context.tokenizer
-        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=prepared.skip_special_tokens)
+        form = prepared.context.call_format
+        shown_id = tokenizer.special_id(form.begin) if prepared.tools else None
+        skip = prepared.skip_special_tokens
+        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip, shown_id=shown_id)
         self._scanner = StopScanner(prepared.stop, include_stop=prepared.include_stop)
         self._calls: ToolCallParser | None = None
         if prepared.tools:
-            self._calls = ToolCallParser(prepared.tools, max_calls=MAX_CALLS if prepared.parallel_tool_calls else 1)
+            max_calls = MAX_CALLS if prepared.parallel_tool_calls else 1
+            self._calls = ToolCallParser(prepared.tools, form, max_calls=max_calls)
         self._wants_logprobs = prepared.params.logprobs is not None
         self._parts: list[str] = []
         self._num_chars = 0
@@ -225,7 +231,9 @@ class ResponseAssembler:
         """Token counts so far."""
         return usage(self.prepared, self.choices)
 
-    def body(self, request_id: str, metrics: RequestMetrics | None = None) -> ChatCompletion | Completion:
+    def body(
+        self, request_id: str, metrics: RequestMetrics | None = None
+    ) -> ChatCompletion | Completion | ResponseObject:
         """The complete reply. Raises the choices' ApiError if the engine failed one of them."""
         if self.error is not None:
             raise self.error
@@ -234,14 +242,16 @@ class ResponseAssembler:
 
 def response_id(prepared: Prepared, request_id: str) -> str:
     """The body's id: the given one behind the endpoint's prefix."""
-    prefix = "chatcmpl-" if prepared.is_chat else "cmpl-"
+    prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[prepared.endpoint]
     return request_id if request_id.startswith(prefix) else prefix + request_id
 
 
 def build_body(
     prepared: Prepared, choices: Sequence[ChoiceAssembler], meta: ResponseMeta
-) -> ChatCompletion | Completion:
+) -> ChatCompletion | Completion | ResponseObject:
     """The whole answer, in the endpoint's shape."""
+    if prepared.endpoint == RESPONSES:
+        return build_response(prepared, choices[0], usage(prepared, choices), meta.id)
     whole: WholeAnswer = {
         "id": meta.id,
         "created": prepared.created,

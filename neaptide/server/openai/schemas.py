@@ -42,10 +42,35 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
+JsonObject = dict[str, Any]
+
+
+class JsonSchemaFormat(Body):
+    """``response_format.json_schema``. The schema is enforced whether ``strict`` is set or not."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
+    description: str | None = None
+    schema_: JsonObject | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
 class ResponseFormat(Body):
-    """``response_format``; only type text is served."""
+    """``response_format``: text, json_object or json_schema."""
 
     type: str = Field(max_length=64)
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body):
+    """``structured_outputs``, as in vLLM: one of its fields says what the output has to be."""
+
+    json_: JsonObject | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """In Lark's notation."""
+    json_object: bool | None = None
+    structural_tag: Unsupported = None
 
 
 class GenerationBody(Body):
@@ -76,11 +101,11 @@ class GenerationBody(Body):
     ttft_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     tpot_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     response_format: ResponseFormat | None = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     regex: Unsupported = None
     ebnf: Unsupported = None
     json_schema: Unsupported = None
@@ -141,10 +166,17 @@ class Tool(Body):
     function: FunctionDefinition
 
 
+class ToolChoiceFunction(Body):
+    """The function of a forced choice."""
+
+    name: str = Field(max_length=64)
+
+
 class ToolChoiceObject(Body):
-    """A forced choice; refused in ``prepare``."""
+    """A forced choice."""
 
     type: str = Field(max_length=64)
+    function: ToolChoiceFunction | None = None
 
 
 class Conversation(Body):

@@ -42,10 +42,12 @@ class ChunkShaper:
         """Zero or more chunks: text that is held back gives none, unless its tokens are asked for."""
         return self._chat(delta) if self._prepared.is_chat else self._completion(delta)
 
-    def usage(self, metrics: RequestMetrics) -> ChatCompletionChunk | CompletionChunk:
+    def finish(self, metrics: RequestMetrics) -> Sequence[ChatCompletionChunk | CompletionChunk]:
         """The extra chunk at the end of a stream with ``include_usage``."""
+        if not self._prepared.include_usage:
+            return []
         chunk: Chunk = {**self._head, "usage": self._assembler.usage(), "metrics": metrics}
-        return _chat_chunk(chunk, []) if self._prepared.is_chat else _completion_chunk(chunk, [])
+        return [_chat_chunk(chunk, []) if self._prepared.is_chat else _completion_chunk(chunk, [])]
 
     def _chat(self, delta: Delta) -> list[ChatCompletionChunk]:
         deltas: list[tuple[ChatDelta, ChatLogprobs | None]] = []

@@ -1,21 +1,26 @@
-"""Tool calls in a model's output: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as in Hermes.
+"""Tool calls in a model's output, as ``structured.call_formats`` describes how the model writes them.
 
 The output is not to be trusted. The parser reads each character a fixed number of times, holds back a bounded
-part, and evaluates nothing. What is not exactly a call of a tool that the caller offered stays text.
+part, and evaluates nothing. What is not exactly a call of a tool that the caller offered stays text: also one that the
+end of the output cut.
 """
 
 import json
 import secrets
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from neaptide.server.edge.errors import InvalidRequestError
-from neaptide.server.edge.jsonbody import parse_object
-from neaptide.server.openai import replies
+import msgspec
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+from neaptide.server.edge.errors import InvalidRequestError
+from neaptide.server.edge.jsonbody import parse_json
+from neaptide.server.openai import replies
+from neaptide.server.structured.call_formats import HERMES, CallFormat
+
 MAX_CALL_CHARS = 1 << 16
 MAX_CALLS = 128
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """A JSON object, as text."""
+    """A JSON object, as the model wrote it."""
 
     def as_message_part(self) -> replies.ToolCall:
         """An entry of a message's ``tool_calls``."""
@@ -39,14 +44,17 @@ class ToolCallParser:
     start and after a call: it belongs to the notation, unless other text follows it.
     """
 
-    def __init__(self, names: Set[str], *, max_calls: int = MAX_CALLS) -> None:
+    def __init__(self, names: Set[str], form: CallFormat = HERMES, *, max_calls: int = MAX_CALLS) -> None:
         self.calls: list[ToolCall] = []
         self._names = names
+        self._form = form
         self._max_calls = max_calls
-        self._tail = ""  # outside a call what may begin OPEN, inside what may begin CLOSE
+        self._tail = ""  # outside a call what may begin one, inside what may end it
         self._body: list[str] | None = None  # inside a call its text up to the tail
         self._body_chars = 0
         self._blank: list[str] | None = []  # white space held back; None while text is being shown
+        self._may_begin = True
+        """Where calls are the whole output: nothing but white space has come."""
 
     def push(self, piece: str) -> str:
         """The text that may be shown now. New calls stand at the end of ``calls``."""
@@ -63,9 +71,9 @@ class ToolCallParser:
     def finish(self) -> str:
         """What was held back and is text after all, because the output ended."""
         shown: list[str] = []
-        if self._body is not None:
-            self._show(OPEN + "".join(self._body), shown)
-            self._body = None
+        body, self._body = self._body, None
+        if body is not None and (self._form.end or not self._accept("".join(body))):
+            self._show(self._form.begin + "".join(body), shown)
         self._show(self._tail, shown)
         self._tail = ""
         if self._blank and not self.calls:
@@ -74,20 +82,34 @@ class ToolCallParser:
 
     def _outside(self, text: str, position: int, shown: list[str]) -> int:
         """Reads on from ``position``; returns how far."""
-        begin = text.find(OPEN, position)
+        mark = self._form.begin
+        if not mark:
+            return self._at_start(text, position, shown)
+        begin = text.find(mark, position)
         if begin >= 0:
             self._show(text[position:begin], shown)
             self._body, self._body_chars = [], 0
-            return begin + len(OPEN)
-        longest = min(len(text) - position, len(OPEN) - 1)
-        keep = next((n for n in range(longest, 0, -1) if text.endswith(OPEN[:n])), 0)
+            return begin + len(mark)
+        longest = min(len(text) - position, len(mark) - 1)
+        keep = next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
         self._show(text[position : len(text) - keep], shown)
         self._tail = text[len(text) - keep :]
         return len(text)
 
+    def _at_start(self, text: str, position: int, shown: list[str]) -> int:
+        """Where calls are the whole output, its first character tells whether it may be calls."""
+        rest = text[position:].lstrip() if self._may_begin else ""
+        if rest.startswith("{"):
+            self._may_begin, self._body, self._body_chars = False, [], 0
+            return len(text) - len(rest)
+        self._may_begin &= not rest
+        self._show(text[position:], shown)
+        return len(text)
+
     def _inside(self, text: str, position: int, body: list[str], shown: list[str]) -> int:
-        end = text.find(CLOSE, position)
-        cut = end if end >= 0 else max(position, len(text) - len(CLOSE) + 1)
+        mark = self._form.end
+        end = text.find(mark, position) if mark else -1
+        cut = end if end >= 0 else len(text) if not mark else max(position, len(text) - len(mark) + 1)
         body.append(text[position:cut])
         self._body_chars += cut - position
         if end < 0 and self._body_chars <= MAX_CALL_CHARS:
@@ -95,17 +117,16 @@ class ToolCallParser:
             return len(text)
         self._body = None
         if end >= 0 and self._accept("".join(body)):
-            return end + len(CLOSE)
-        self._show(OPEN + "".join(body), shown)
+            return end + len(mark)
+        self._show(self._form.begin + "".join(body), shown)
         return cut
 
     def _accept(self, body: str) -> bool:
-        """Whether the text is a call. One beyond the limit is one, too, but is left out."""
-        call = _parse(body, self._names) if len(body) <= MAX_CALL_CHARS else None
-        if call is None:
+        """Whether the text is calls. One beyond the limit is one, too, but is left out."""
+        found = _parse(body, self._names, self._form) if len(body) <= MAX_CALL_CHARS else None
+        if not found:
             return False
-        if len(self.calls) < self._max_calls:
-            self.calls.append(call)
+        self.calls += found[: self._max_calls - len(self.calls)]
         self._blank = []
         return True
 
@@ -119,14 +140,46 @@ class ToolCallParser:
         shown.append(text)
 
 
-def _parse(body: str, names: Set[str]) -> ToolCall | None:
+def _parse(body: str, names: Set[str], form: CallFormat) -> list[ToolCall] | None:
+    """The calls that the text is; None if any part of it is none."""
+    calls = []
     try:
-        call = parse_object(body.encode())
-    except InvalidRequestError:
+        for raw in _split(body, form):
+            call = _parse_one(raw, names, form)
+            if call is None:
+                return None
+            calls.append(call)
+    except (InvalidRequestError, msgspec.DecodeError, ValueError, RecursionError):
         return None
-    name, arguments = call.get("name"), call.get("arguments", {})
-    if not set(call) <= {"name", "arguments"} or not isinstance(name, str) or name not in names:
+    return calls
+
+
+def _split(body: str, form: CallFormat) -> Iterator[bytes]:
+    """The JSON of each call. Raises ValueError where it is not even that."""
+    if form.is_list:
+        yield from map(bytes, _list.decode(body))
+    elif form.begin:
+        yield body.encode()
+    else:
+        decoder, position = json.JSONDecoder(), 0
+        while position < len(body):
+            _, end = decoder.raw_decode(body, position)
+            yield body[position:end].encode()
+            rest = body[end:].lstrip()
+            if rest and not rest.startswith(form.separator.strip()):
+                raise ValueError
+            rest = rest.removeprefix(form.separator.strip()).lstrip()
+            position = len(body) - len(rest)
+
+
+def _parse_one(raw: bytes, names: Set[str], form: CallFormat) -> ToolCall | None:
+    # Numbers may have any size here: the caller's, not ours, has to hold them.
+    call = parse_json(raw, any_number=True)
+    if not isinstance(call, dict) or not set(call) <= {"name", form.arguments_key}:
         return None
-    if not isinstance(arguments, dict):
+    name = call.get("name")
+    if not isinstance(name, str) or name not in names or not isinstance(call.get(form.arguments_key, {}), dict):
         return None
-    return ToolCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))
+    fields = _fields.decode(raw)
+    arguments = bytes(fields[form.arguments_key]).decode() if form.arguments_key in fields else "{}"
+    return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments)

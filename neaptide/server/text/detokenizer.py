@@ -9,14 +9,16 @@ from neaptide.server.text.tokenizer import Tokenizer
 class IncrementalDecoder:
     """Bytes of tokens in, whole characters out; an unfinished UTF-8 sequence waits for its rest."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown_id: int | None = None) -> None:
+        """``shown_id``: a special token that is not skipped."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown_id = shown_id
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The characters that this token completed."""
-        if self._skip and self._tokenizer.is_special(token_id):
+        if self._skip and token_id != self._shown_id and self._tokenizer.is_special(token_id):
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 

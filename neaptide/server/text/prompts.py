@@ -6,7 +6,7 @@ from typing import Any
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 from neaptide.server.edge.jsonbody import parse_object
-from neaptide.server.openai.schemas import ChatBody, ChatMessage, CompletionBody, Conversation, Tool, ToolChoiceObject
+from neaptide.server.openai.schemas import ChatBody, ChatMessage, CompletionBody, Conversation, Tool
 
 MAX_CHOICES = 2048
 """Prompts times ``n`` in one request."""
@@ -76,8 +76,6 @@ def _check_chat(body: ChatBody) -> None:
     choice = body.tool_choice
     if choice is not None and choice != "none" and body.tools is None:
         raise InvalidRequestError("Only allowed with tools.", param="tool_choice", code="invalid_value")
-    if choice == "required" or isinstance(choice, ToolChoiceObject):
-        raise UnsupportedParameterError("Forced tool calls are not supported.", param="tool_choice")
 
 
 def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
@@ -89,7 +87,7 @@ def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
     if message.role == "tool" and message.tool_call_id is None:
         param = f"{place}.tool_call_id"
         raise InvalidRequestError(f"Missing required parameter: '{param}'.", param=param, code=_MISSING)
-    content = message.content
+    content = message.content or ""  # templates put it together with text, or ask whether there is any
     if isinstance(content, list):
         content = "\n".join(part.text for part in content)
     result: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}

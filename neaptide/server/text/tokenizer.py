@@ -132,6 +132,11 @@ class Tokenizer:
         """Whether the token is structure rather than text."""
         return token_id in self._special_ids
 
+    def special_id(self, text: str) -> int | None:
+        """The special token of this text, if there is one."""
+        token_id = self._fast.token_to_id(text) if text else None
+        return token_id if token_id is not None and self.is_special(token_id) else None
+
     def token_string(self, token_id: int) -> str:
         """The vocabulary's own spelling; empty for ids that only pad the embedding table."""
         return self._fast.id_to_token(token_id) or ""

@@ -63,5 +63,5 @@ class FakeCompiler:
         params = [SamplingParams(max_tokens=body.get("max_tokens", 16)) for _ in range(n)]
         return CompiledLine([prompt] * n, params, "stop" in body)
 
-    def assembler(self, line: CompiledLine) -> Assembler:
-        return FakeAssembler(line)
+    def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
+        return FakeAssembler(self.compile(endpoint, body))

@@ -116,7 +116,7 @@ CHAT_BODIES: list[dict[str, Any]] = [
     {"messages": USER, "temperature": 9},
     {"messages": [{"role": "user", "content": "word " * 3000}]},
     {"messages": [{"role": "nobody", "content": ""}]},
-    {"messages": USER, "response_format": {"type": "json_object"}},
+    {"messages": USER, "guided_json": {"not": {}}},
     {"messages": USER, "max_tokens": 3, "service_tier": "priority", "temperature": 0},
 ]
 COMPLETION_BODIES: list[dict[str, Any]] = [

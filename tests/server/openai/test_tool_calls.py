@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.openai.tool_calls import CLOSE, MAX_CALL_CHARS, OPEN, ToolCallParser
+from neaptide.server.openai.tool_calls import MAX_CALL_CHARS, ToolCallParser
+from neaptide.server.structured.call_formats import HERMES, LLAMA, MISTRAL, CallFormat, format_of
 from tests.server.conftest import MODEL_ID, USER, Server
 
+OPEN, CLOSE = HERMES.begin, HERMES.end
 NAMES = frozenset({"weather", "add"})
 TOOLS: list[Any] = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in sorted(NAMES)]
 WEATHER = OPEN + '\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n' + CLOSE
@@ -187,3 +189,56 @@ async def test_dashboards_see_a_call_as_an_output_that_stopped(server: Server) -
     metrics = (await server.http.get("/metrics")).text
     (line,) = [line for line in metrics.splitlines() if line.startswith("vllm:request_success_total{")]
     assert 'finished_reason="stop"' in line
+
+
+# ---- other families' formats -----------------------------------------------------------------------------
+
+
+def parse_as(form: CallFormat, *pieces: str) -> tuple[str, list[tuple[str, str]]]:
+    parser = ToolCallParser(NAMES, form)
+    text = "".join([*map(parser.push, pieces), parser.finish()])
+    return text, [(call.name, call.arguments) for call in parser.calls]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        (MISTRAL, '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]', ("", [("add", '{"a": 1}')])),
+        (
+            MISTRAL,
+            'So: [TOOL_CALLS] [{"name": "add"}, {"name": "weather"}]',
+            ("So: ", [("add", "{}"), ("weather", "{}")]),
+        ),
+        (MISTRAL, '[TOOL_CALLS][{"name": "add"', ('[TOOL_CALLS][{"name": "add"', [])),
+        (MISTRAL, '[TOOL_CALLS][{"name": "evil"}]', ('[TOOL_CALLS][{"name": "evil"}]', [])),
+        (LLAMA, '{"name": "add", "parameters": {"a": 1}}', ("", [("add", '{"a": 1}')])),
+        (LLAMA, '\n{"name": "add"}; {"name": "weather"}', ("", [("add", "{}"), ("weather", "{}")])),
+        (LLAMA, '{"name": "add", "parameters": {"a"', ('{"name": "add", "parameters": {"a"', [])),
+        (LLAMA, 'No: {"name": "add"}', ('No: {"name": "add"}', [])),
+        (LLAMA, '{"name": "add"} {"name": "add"}', ('{"name": "add"} {"name": "add"}', [])),
+        (LLAMA, "", ("", [])),
+    ],
+)
+def test_calls_in_other_formats(form: CallFormat, text: str, expected: tuple[str, list[tuple[str, str]]]) -> None:
+    assert parse_as(form, text) == expected
+    assert parse_as(form, *text) == expected
+
+
+def test_numbers_of_any_size_keep_their_text() -> None:
+    arguments = '{"x": 123456789012345678901234567890, "y": 1e999}'
+    body = OPEN + '{"name": "add", "arguments": ' + arguments + "}" + CLOSE
+    assert parse_as(HERMES, body) == ("", [("add", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (None, HERMES),
+        ("{{ messages }}", HERMES),
+        ("... <tool_call> ...", HERMES),
+        ("... [TOOL_CALLS] ...", MISTRAL),
+        ('Respond in the format {"name": function name, "parameters": dictionary of ...}', LLAMA),
+    ],
+)
+def test_the_template_says_how_calls_are_written(template: str | None, form: CallFormat) -> None:
+    assert format_of(template) is form

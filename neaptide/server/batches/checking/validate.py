@@ -23,7 +23,7 @@ MAX_ERRORS = 100
 MAX_CUSTOM_ID_CHARS = 512
 LINES_PER_GROUP = 256
 _BOM = b"\xef\xbb\xbf"
-_PROMPT_FIELD = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
+_PROMPT_FIELD = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}
 ENDPOINTS = tuple(_PROMPT_FIELD)
 
 

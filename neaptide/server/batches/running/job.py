@@ -192,7 +192,7 @@ class Job:
 
     def _assembler(self, line: PendingLine) -> Assembler:
         body = read_body(self._input_path, line.byte_offset, line.num_bytes)
-        return self._compiler.assembler(self._compiler.compile(self.endpoint, body))
+        return self._compiler.assembler(self.endpoint, body)
 
     @staticmethod
     def _rows(line: PendingLine) -> range:
@@ -213,9 +213,10 @@ def _ended(line_no: int, assembler: Assembler) -> LineResult:
 
 def _usage(body: Mapping[str, Any]) -> Usage:
     usage = body.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
+    # The Responses API has names of its own.
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return Usage(
-        input_tokens=usage.get("prompt_tokens", 0),
+        input_tokens=usage.get("prompt_tokens", usage.get("input_tokens", 0)),
         cached_tokens=details.get("cached_tokens", 0),
-        output_tokens=usage.get("completion_tokens", 0),
+        output_tokens=usage.get("completion_tokens", usage.get("output_tokens", 0)),
     )

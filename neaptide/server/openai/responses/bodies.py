@@ -1,0 +1,93 @@
+"""The body of ``POST /v1/responses``, checked at the edge; see ``openai.schemas``."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from neaptide.server.openai.schemas import MAX_TOP_LOGPROBS, Body, Int64, JsonObject, ServiceTier, Unsupported
+
+_INT31 = (1 << 31) - 1
+
+
+class TextPart(Body):
+    """A part of an item's content; only text is served."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class InputItem(Body):
+    """An entry of ``input``: a message, a call that the model made, or what came of one."""
+
+    type: str = Field(default="message", max_length=64)
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[TextPart] | None = None
+    call_id: str | None = Field(default=None, max_length=256)
+    name: str | None = Field(default=None, max_length=256)
+    arguments: str = ""
+    output: str | list[TextPart] | None = None
+
+
+class TextFormat(Body):
+    """``text.format``"""
+
+    type: str = Field(max_length=64)
+    name: str | None = None
+    description: str | None = None
+    schema_: JsonObject | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """``text``"""
+
+    format: TextFormat | None = None
+
+
+class FunctionTool(Body):
+    """An entry of ``tools``; only functions are served."""
+
+    type: str = Field(max_length=64)
+    name: str = Field(default="", max_length=64)
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(Body):
+    """A forced choice."""
+
+    type: str = Field(max_length=64)
+    name: str = Field(default="", max_length=64)
+
+
+class ResponsesBody(Body):
+    """``POST /v1/responses``. Nothing is stored, whatever ``store`` says."""
+
+    model: str = Field(default="", max_length=512)
+    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=65_536)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=_INT31)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=_INT31)
+    seed: Int64 | None = None
+    stream: bool = False
+    text: TextOptions | None = None
+    tools: list[FunctionTool] = Field(default_factory=list, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool = True
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    include: list[str] = Field(default_factory=list, max_length=16)
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    service_tier: ServiceTier = "auto"
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    ttft_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
+    tpot_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
+    chat_template_kwargs: dict[str, str | int | float | bool | None] = Field(default_factory=dict, max_length=32)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    store: bool | None = None
+    previous_response_id: Unsupported = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
+    background: Any = False

@@ -1,0 +1,162 @@
+"""Events of a streamed reply of the Responses API."""
+
+from collections.abc import Sequence
+
+from neaptide.server.openai.replies import RequestMetrics, TokenLogprob
+from neaptide.server.openai.respond import Delta, ResponseAssembler
+from neaptide.server.openai.responses.replies import OutputItem, ResponseEvent, Status, WholeEvent
+from neaptide.server.openai.responses.shape import (
+    call_item,
+    logprobs_of,
+    message_item,
+    new_id,
+    response,
+    status_of,
+    text_part,
+)
+from neaptide.server.openai.tool_calls import ToolCall
+
+
+class ResponseEvents:
+    """Turns the deltas of one request into events, numbered; puts its items together on the way."""
+
+    def __init__(self, assembler: ResponseAssembler, response_id: str) -> None:
+        self._assembler = assembler
+        self._prepared = assembler.prepared
+        self._id = response_id
+        self._number = 0
+        self._items: list[OutputItem] = []
+        """Those that are done."""
+        self._message_id: str | None = None
+        """Of the message that is being written."""
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._has_begun = False
+
+    def shape(self, delta: Delta) -> Sequence[ResponseEvent]:
+        """What the delta brings; before the first one, that there is a response."""
+        events: list[ResponseEvent] = []
+        if not self._has_begun:
+            self._has_begun = True
+            begun = response(self._prepared, self._id, "in_progress", [], None)
+            events.append({"type": "response.created", "sequence_number": self._next(), "response": begun})
+            events.append({"type": "response.in_progress", "sequence_number": self._next(), "response": begun})
+        if delta.text or delta.tokens:
+            self._write(delta, events)
+        for call in delta.calls:
+            self._end_message("completed", events)
+            self._add_call(call, events)
+        if delta.finish_reason is not None:
+            if not self._items and self._message_id is None:
+                self._begin_message(events)  # an answer without a word is one
+            self._end_message(status_of(delta.finish_reason), events)
+        return events
+
+    def finish(self, metrics: RequestMetrics) -> Sequence[ResponseEvent]:
+        """The whole response, once more."""
+        (choice,) = self._assembler.choices
+        status = status_of(choice.finish_reason)
+        whole = response(self._prepared, self._id, status, self._items, self._assembler.usage())
+        last: WholeEvent = {"type": "response.completed", "sequence_number": self._next(), "response": whole}
+        if status == "incomplete":
+            last["type"] = "response.incomplete"
+        return [last]
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number - 1
+
+    @property
+    def _index(self) -> int:
+        return len(self._items)
+
+    def _write(self, delta: Delta, events: list[ResponseEvent]) -> None:
+        if self._message_id is None:
+            self._begin_message(events)
+        assert self._message_id is not None
+        logprobs = logprobs_of(self._prepared, delta.tokens)
+        self._text.append(delta.text)
+        self._logprobs += logprobs
+        events.append(
+            {
+                "type": "response.output_text.delta",
+                "sequence_number": self._next(),
+                "output_index": self._index,
+                "item_id": self._message_id,
+                "content_index": 0,
+                "delta": delta.text,
+                "logprobs": logprobs,
+            }
+        )
+
+    def _begin_message(self, events: list[ResponseEvent]) -> None:
+        item_id = self._message_id = new_id("msg")
+        self._text, self._logprobs = [], []
+        item = message_item(item_id, "in_progress", [])
+        events.append(self._item_event("added", item))
+        events.append(self._part_event("added", item_id, "", []))
+
+    def _end_message(self, status: Status, events: list[ResponseEvent]) -> None:
+        item_id, self._message_id = self._message_id, None
+        if item_id is None:
+            return
+        text = "".join(self._text)
+        events.append(
+            {
+                "type": "response.output_text.done",
+                "sequence_number": self._next(),
+                "output_index": self._index,
+                "item_id": item_id,
+                "content_index": 0,
+                "text": text,
+                "logprobs": self._logprobs,
+            }
+        )
+        events.append(self._part_event("done", item_id, text, self._logprobs))
+        self._add_done(message_item(item_id, status, [text_part(text, self._logprobs)]), events)
+
+    def _add_call(self, call: ToolCall, events: list[ResponseEvent]) -> None:
+        """A call is known when it is whole, so its arguments come in one piece."""
+        item_id = new_id("fc")
+        events.append(self._item_event("added", call_item(item_id, call, "in_progress", has_arguments=False)))
+        events.append(
+            {
+                "type": "response.function_call_arguments.delta",
+                "sequence_number": self._next(),
+                "output_index": self._index,
+                "item_id": item_id,
+                "delta": call.arguments,
+            }
+        )
+        events.append(
+            {
+                "type": "response.function_call_arguments.done",
+                "sequence_number": self._next(),
+                "output_index": self._index,
+                "item_id": item_id,
+                "arguments": call.arguments,
+            }
+        )
+        self._add_done(call_item(item_id, call, "completed"), events)
+
+    def _add_done(self, item: OutputItem, events: list[ResponseEvent]) -> None:
+        events.append(self._item_event("done", item))
+        self._items.append(item)
+
+    def _item_event(self, what: str, item: OutputItem) -> ResponseEvent:
+        return {
+            "type": "response.output_item.added" if what == "added" else "response.output_item.done",
+            "sequence_number": self._next(),
+            "output_index": self._index,
+            "item": item,
+        }
+
+    def _part_event(self, what: str, item_id: str, text: str, logprobs: list[TokenLogprob]) -> ResponseEvent:
+        return {
+            "type": "response.content_part.added" if what == "added" else "response.content_part.done",
+            "sequence_number": self._next(),
+            "output_index": self._index,
+            "item_id": item_id,
+            "content_index": 0,
+            "part": text_part(text, logprobs),
+        }

@@ -1,0 +1,125 @@
+"""From a choice that has ended, or is on its way, to the objects of the Responses API."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from neaptide.server.openai.logprobs import ScoredToken, chat_logprobs
+from neaptide.server.openai.replies import FinishName, TokenLogprob, Usage
+from neaptide.server.openai.responses.bodies import ResponsesBody
+from neaptide.server.openai.responses.replies import (
+    Asked,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+)
+from neaptide.server.openai.tool_calls import ToolCall
+
+if TYPE_CHECKING:
+    from neaptide.server.openai.prepare import Prepared
+    from neaptide.server.openai.respond import ChoiceAssembler
+
+
+def asked_of(body: ResponsesBody, temperature: float, top_p: float) -> Asked:
+    """What the reply repeats; ``temperature`` and ``top_p`` as they were settled."""
+    wanted = None if body.text is None else body.text.format
+    text_format = {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
+    choice = body.tool_choice
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "temperature": temperature,
+        "top_p": top_p,
+        "text": {"format": text_format},
+        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [tool.model_dump() for tool in body.tools],
+        "top_logprobs": body.top_logprobs or 0,
+        "truncation": body.truncation,
+    }
+
+
+def build_response(prepared: "Prepared", choice: "ChoiceAssembler", used: Usage, response_id: str) -> ResponseObject:
+    """The whole reply."""
+    status = status_of(choice.finish_reason)
+    items: list[OutputItem] = []
+    if choice.text or not choice.calls:
+        part = text_part(choice.text, logprobs_of(prepared, choice.tokens))
+        items.append(message_item(new_id("msg"), status, [part]))
+    items += [call_item(new_id("fc"), call, "completed") for call in choice.calls]
+    return response(prepared, response_id, status, items, used)
+
+
+def status_of(reason: FinishName | None) -> Status:
+    return "in_progress" if reason is None else "incomplete" if reason == "length" else "completed"
+
+
+def response(
+    prepared: "Prepared", response_id: str, status: Status, items: Sequence[OutputItem], used: Usage | None
+) -> ResponseObject:
+    """The object itself."""
+    assert prepared.asked is not None
+    return {
+        **prepared.asked,
+        "id": response_id,
+        "object": "response",
+        "created_at": prepared.created,
+        "completed_at": int(time.time()) if status == "completed" else None,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "model": prepared.model,
+        "output": list(items),
+        "usage": None if used is None else _usage(used),
+        "service_tier": prepared.service_tier,
+        "background": False,
+        "store": False,
+        "previous_response_id": None,
+    }
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def message_item(item_id: str, status: Status, content: list[OutputText]) -> OutputMessage:
+    return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
+
+
+def text_part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def call_item(item_id: str, call: ToolCall, status: Status, *, has_arguments: bool = True) -> OutputCall:
+    return {
+        "type": "function_call",
+        "id": item_id,
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments if has_arguments else "",
+        "status": status,
+    }
+
+
+def logprobs_of(prepared: "Prepared", tokens: Sequence[ScoredToken]) -> list[TokenLogprob]:
+    """Empty if the request did not ask."""
+    return chat_logprobs(tokens, prepared.context.tokenizer)["content"] if prepared.params.logprobs is not None else []
+
+
+def _usage(used: Usage) -> ResponseUsage:
+    return {
+        "input_tokens": used["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": used["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": used["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": used["total_tokens"],
+    }

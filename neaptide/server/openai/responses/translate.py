@@ -1,0 +1,142 @@
+"""A request of the Responses API as the conversation that it is, for everything behind to treat alike."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from neaptide.server.edge.errors import InvalidRequestError, UnsupportedParameterError
+from neaptide.server.openai.responses.bodies import FunctionTool, InputItem, NamedChoice, ResponsesBody, TextPart
+
+_STORED = {
+    "previous_response_id": "Responses are not stored here; send the whole conversation as input.",
+    "conversation": "Conversations are not stored here; send them whole as input.",
+    "prompt": "Prompts are not stored here.",
+}
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
+"""What ``include`` may name: output has no reasoning of its own, so nothing is left out."""
+_SAME = (
+    *("model", "temperature", "top_p", "top_k", "seed", "parallel_tool_calls", "service_tier", "cache_salt"),
+    *("ttft_slo_ms", "tpot_slo_ms", "chat_template_kwargs", "stream"),
+)
+_PLACES = (
+    ("messages", "input"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("max_completion_tokens", "max_output_tokens"),
+    ("tool_choice.function.name", "tool_choice.name"),
+)
+
+
+def as_chat(body: ResponsesBody) -> dict[str, Any]:
+    """The body of a chat that asks for the same.
+
+    Raises:
+        InvalidRequestError: something that is not offered, in the words of this API.
+    """
+    _check(body)
+    chat = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    chat["messages"] = _messages(body)
+    if body.max_output_tokens is not None:
+        chat["max_completion_tokens"] = body.max_output_tokens
+    if body.tools:
+        chat["tools"] = [_tool(tool, index) for index, tool in enumerate(body.tools)]
+        if body.tool_choice is not None:
+            chat["tool_choice"] = _choice(body.tool_choice)
+    if (response_format := _response_format(body)) is not None:
+        chat["response_format"] = response_format
+    if body.top_logprobs is not None or _LOGPROBS in body.include:
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    return chat
+
+
+def own_name(param: str) -> str:
+    """What a field of a chat is called in this API."""
+    for chats, ours in _PLACES:
+        if param.startswith(chats):
+            return ours + param.removeprefix(chats)
+    return param
+
+
+def _check(body: ResponsesBody) -> None:
+    for name, why in _STORED.items():
+        if getattr(body, name) is not None:
+            raise UnsupportedParameterError(why, param=name)
+    if body.background:
+        raise UnsupportedParameterError("Work in the background is what batches are for.", param="background")
+    if body.truncation == "auto":
+        raise UnsupportedParameterError("Input is never cut.", param="truncation")
+    if unknown := [name for name in body.include if name not in _INCLUDED]:
+        raise UnsupportedParameterError("This cannot be included.", param=f"include.{body.include.index(unknown[0])}")
+    if not body.tools and body.tool_choice not in (None, "none", "auto"):
+        raise InvalidRequestError("Only allowed with tools.", param="tool_choice", code="invalid_value")
+
+
+# ---- input -----------------------------------------------------------------------------------------------
+
+
+def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    for index, item in enumerate(body.input):
+        _add(item, f"input.{index}", messages)
+    return messages
+
+
+def _add(item: InputItem, place: str, messages: list[dict[str, Any]]) -> None:
+    """Appends the item; calls of one turn belong to one message."""
+    if item.type == "message":
+        role = _needed(item.role, f"{place}.role")
+        messages.append({"role": role, "content": _text(_needed(item.content, f"{place}.content"))})
+    elif item.type == "function_call":
+        function = {"name": _needed(item.name, f"{place}.name"), "arguments": item.arguments}
+        call = {"id": _needed(item.call_id, f"{place}.call_id"), "type": "function", "function": function}
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif item.type == "function_call_output":
+        call_id = _needed(item.call_id, f"{place}.call_id")
+        content = _text(_needed(item.output, f"{place}.output"))
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+    elif item.type != "reasoning":  # another model's, of which only that model could make something
+        raise UnsupportedParameterError("Items of this type are not supported.", param=f"{place}.type")
+
+
+def _needed(value: Any, param: str) -> Any:
+    if value is None:
+        raise InvalidRequestError(
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        )
+    return value
+
+
+def _text(content: str | Sequence[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+# ---- tools and format ------------------------------------------------------------------------------------
+
+
+def _tool(tool: FunctionTool, index: int) -> dict[str, Any]:
+    if tool.type != "function":
+        raise UnsupportedParameterError("Only functions are supported.", param=f"tools.{index}.type")
+    fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    return {"type": "function", "function": {key: value for key, value in fields.items() if value is not None}}
+
+
+def _choice(choice: str | NamedChoice) -> str | Mapping[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    return {"type": choice.type, "function": {"name": choice.name}}
+
+
+def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
+    wanted = None if body.text is None else body.text.format
+    if wanted is None or wanted.type in ("text", "json_object"):
+        return None if wanted is None else {"type": wanted.type}
+    if wanted.type != "json_schema":
+        raise InvalidRequestError("Unknown type.", param="text.format.type", code="invalid_value")
+    schema = {"name": wanted.name or "answer", "schema": _needed(wanted.schema_, "text.format.schema")}
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,161 @@
+"""Whether a grammar can be held, found out in a child process that is killed when it takes too long or too much."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from neaptide.server.structured.frames import NO_GRAMMARS_STATUS, read_frame, write_frame
+
+logger = logging.getLogger(__name__)
+
+CPU_S = 0.5
+"""Of one compilation. Real schemas take milliseconds; the engine will do the same again, beside others' tokens."""
+MEMORY_BYTES = 512 << 20
+WALL_S = 10.0
+"""For an answer, on a machine so busy that the child hardly runs."""
+START_S = 60.0
+CAPACITY = 1024
+"""Verdicts that are kept, by content."""
+
+TOO_LONG = "too complex: it took too much time or memory to compile"
+
+
+class NoGrammarsError(Exception):
+    """The model's tokenizer serves no grammars."""
+
+
+class CheckerBusyError(Exception):
+    """There was no answer: nothing is known of the grammar."""
+
+
+class GrammarChecker:
+    """Compiles one grammar at a time in a child that is started when there is one. Thread-safe; blocks.
+
+    Args:
+        model_dir, vocab_size, eos_token_ids: as for ``neaptide.models.grammars.Grammars``.
+    """
+
+    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int], cpu_s: float = CPU_S) -> None:
+        self._arguments = [
+            str(model_dir),
+            str(vocab_size),
+            ",".join(map(str, eos_token_ids)),
+            str(cpu_s),
+            str(MEMORY_BYTES),
+        ]
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes]], GrammarChecker] | None = None
+        self._serves_none = False
+
+    @property
+    def pid(self) -> int | None:
+        """The child's, while there is one."""
+        return None if self._child is None else self._child.pid
+
+    def complaint(self, grammar: str) -> str:
+        """What is wrong with the grammar, in the compiler's words; empty if it can be held.
+
+        Raises:
+            NoGrammarsError: with this model none can.
+            CheckerBusyError: there was no answer in time, for no fault of the grammar.
+        """
+        key = hashlib.sha256(grammar.encode()).digest()
+        with self._lock:
+            known = self._verdicts.get(key)
+            if known is not None:
+                self._verdicts.move_to_end(key)
+                return known
+            verdict = self._verdicts[key] = self._ask(grammar)
+            if len(self._verdicts) > CAPACITY:
+                self._verdicts.popitem(last=False)
+            return verdict
+
+    def close(self) -> None:
+        """Kills the child."""
+        with self._lock:
+            self._kill()
+
+    def _ask(self, grammar: str) -> str:
+        if self._serves_none:
+            raise NoGrammarsError
+        child = self._running()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        was_slow = threading.Event()
+
+        def give_up() -> None:
+            was_slow.set()
+            child.kill()
+
+        watch = threading.Timer(WALL_S, give_up)
+        watch.start()
+        try:
+            write_frame(_binary(child.stdin), grammar.encode())
+            answer = read_frame(_binary(child.stdout))
+        except OSError:
+            answer = None
+        finally:
+            watch.cancel()
+        if answer is not None:
+            return answer.decode()
+        self._kill()
+        if was_slow.is_set():
+            raise CheckerBusyError
+        logger.info("a grammar was too much for the compiler's process")
+        return TOO_LONG
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """The child, started and ready."""
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        self._kill()
+        child = self._child = subprocess.Popen(  # noqa: S603
+            # What lies in the working directory is not ours to import.
+            [sys.executable, "-P", "-m", "neaptide.server.structured.child", *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # it may quote the caller
+            env=os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        self._end = weakref.finalize(self, _end, child)
+        assert child.stdout is not None
+        watch = threading.Timer(START_S, child.kill)
+        watch.start()
+        is_ready = read_frame(_binary(child.stdout)) is not None
+        watch.cancel()
+        if not is_ready:
+            self._serves_none = child.wait() == NO_GRAMMARS_STATUS
+            self._kill()
+            raise NoGrammarsError if self._serves_none else CheckerBusyError
+        return child
+
+    def _kill(self) -> None:
+        if self._end is not None:
+            self._end()
+        self._child = self._end = None
+
+
+def _binary(pipe: object) -> BinaryIO:
+    assert hasattr(pipe, "read")
+    return pipe  # type: ignore[return-value]
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Nothing of it is left behind: no process and no descriptor."""
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

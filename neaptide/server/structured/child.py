@@ -1,0 +1,66 @@
+"""A process that compiles grammars which nobody has seen yet. It may be killed at any point of that.
+
+``python -m neaptide.server.structured.child MODEL_DIR VOCAB_SIZE EOS,EOS... CPU_S MEMORY_BYTES`` reads grammars from
+its standard input and answers each with the compiler's complaint on its standard output, empty for none: frames of a
+length (4 bytes, big-endian) and UTF-8. It says the empty frame once when it is ready.
+
+It ends by itself: of a grammar that takes longer than ``CPU_S`` by a signal, of one that takes more memory by whatever
+the compiler does then, and with its parent when its input ends.
+"""
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from neaptide.models.grammars import GrammarError, Grammars
+from neaptide.server.structured.frames import NO_GRAMMARS_STATUS, read_frame, write_frame
+
+NICENESS = 5
+"""What is served goes first."""
+
+
+def main(model_dir: Path, vocab_size: int, eos_token_ids: list[int], cpu_s: float, memory_bytes: int) -> int:
+    os.nice(NICENESS)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)  # stops are the parent's to act on
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not part of the conversation
+    try:
+        grammars = Grammars(model_dir, vocab_size, eos_token_ids)
+    except GrammarError:
+        return NO_GRAMMARS_STATUS
+    _bound_memory(memory_bytes)
+    write_frame(sink, b"")
+    _answer(source, sink, grammars, cpu_s)
+    return 0
+
+
+def _answer(source: BinaryIO, sink: BinaryIO, grammars: Grammars, cpu_s: float) -> None:
+    while (grammar := read_frame(source)) is not None:
+        complaint = ""
+        # Of CPU time, so that a busy machine refuses nothing; its default action is the end, in native code as well.
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        try:
+            grammars.compile(grammar.decode())
+        except GrammarError as error:
+            complaint = str(error) or "invalid"
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        write_frame(sink, complaint.encode(errors="replace"))
+
+
+def _bound_memory(memory_bytes: int) -> None:
+    """Of what a compilation may take beside what is here already."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    directory, vocab, eos, seconds, memory = sys.argv[1:]
+    ends = [int(token) for token in eos.split(",") if token]
+    sys.exit(main(Path(directory), int(vocab), ends, float(seconds), int(memory)))

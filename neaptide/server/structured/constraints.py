@@ -1,0 +1,216 @@
+"""From a request's fields to the one grammar that its output has to follow, and the 400 where that cannot be held."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from neaptide.server.context import ServingContext
+from neaptide.server.edge.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError
+from neaptide.server.edge.jsonbody import parse_json
+from neaptide.server.openai.schemas import ChatBody, GenerationBody, Tool, ToolChoiceObject
+from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError, NoGrammarsError
+from neaptide.server.structured.grammars import (
+    Calls,
+    OfferedTool,
+    Part,
+    answer_grammar,
+    calls_grammar,
+    choice_part,
+    lark_part,
+    regex_part,
+    schema_part,
+)
+from neaptide.server.structured.schemas import SchemaError, explain
+
+_ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the output has to follow."""
+
+    grammar: str
+    param: str
+    """The field that asks for it."""
+    is_schema: bool
+    """Complaints are about keywords of a schema."""
+
+
+class _Answer(NamedTuple):
+    part: Part
+    param: str
+    is_schema: bool
+
+
+def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingContext) -> Constraint | None:
+    """What the body asks of the output; None lets it be anything.
+
+    Args:
+        tools: those that the model gets to see.
+
+    Raises:
+        InvalidRequestError: two fields ask, or what one asks for is not well-formed.
+    """
+    answer = _answer(body)
+    calls = _calls(body, tools, context) if isinstance(body, ChatBody) else None
+    if calls is not None and not (calls.forced or answer is not None or any(tool.strict for tool in calls.tools)):
+        calls = None  # free text, searched for calls
+    if answer is None and calls is None:
+        return None
+    _check_company(body, "tools" if answer is None else answer.param, context)
+    try:
+        if calls is None:
+            assert answer is not None
+            return Constraint(answer_grammar(answer.part), answer.param, answer.is_schema)
+        grammar = calls_grammar(calls, None if answer is None else answer.part)
+        return Constraint(grammar, "tools", is_schema=True)
+    except SchemaError as error:
+        raise InvalidRequestError(str(error), param="tools", code="invalid_value") from None
+
+
+def ensure_held(constraint: Constraint, context: ServingContext) -> None:
+    """Compiles the grammar elsewhere, unless that has been done before. Blocks.
+
+    Raises:
+        InvalidRequestError: it cannot be held.
+        UnavailableError: the machine is too busy to tell.
+    """
+    try:
+        complaint = context.grammars.complaint(constraint.grammar)
+    except NoGrammarsError:
+        raise _not_served("The model's tokenizer does not allow it.", constraint.param) from None
+    except CheckerBusyError:
+        raise UnavailableError("The grammar could not be checked in time; try again.", code="overloaded") from None
+    if not complaint:
+        return
+    if complaint == TOO_LONG:
+        message = "The schema or grammar is too complex: it took too much time or memory to compile."
+    else:
+        message = explain(complaint) if constraint.is_schema else "The grammar or regular expression is not valid."
+    raise InvalidRequestError(message, param=constraint.param, code="invalid_value")
+
+
+def _not_served(why: str, param: str) -> UnsupportedParameterError:
+    return UnsupportedParameterError(f"Structured output is not served here. {why}", param=param)
+
+
+def _check_company(body: GenerationBody, param: str, context: ServingContext) -> None:
+    """Fields that say when an output ends do not go with a grammar, which says that, too."""
+    if not context.follows_grammars:
+        raise _not_served("The executor that this server runs does not enforce it.", param)
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(body, name):
+            raise UnsupportedParameterError(f"Not with {param}, which says when the output is complete.", param=name)
+
+
+# ---- the answer ------------------------------------------------------------------------------------------
+
+
+def _answer(body: GenerationBody) -> _Answer | None:
+    asked = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise InvalidRequestError(
+            "Only one field may say what the output has to be.", param=asked[1].param, code="invalid_value"
+        )
+    (param, make, value) = asked[0]
+    try:
+        return _Answer(make(value), param, is_schema=make is _schema)
+    except SchemaError as error:
+        raise InvalidRequestError(str(error), param=param, code="invalid_value") from None
+
+
+class _Wish(NamedTuple):
+    param: str
+    make: Callable[[Any], Part]
+    value: Any
+
+
+def _schema(schema: Any) -> Part:
+    if isinstance(schema, str):  # vLLM takes both
+        schema = parse_json(schema.encode())
+    return schema_part(schema)
+
+
+def _response_format(body: GenerationBody) -> list[_Wish]:
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return []
+    if wanted.type == "json_object":
+        return [_Wish("response_format", _schema, _ANY_OBJECT)]
+    if wanted.type != "json_schema":
+        raise InvalidRequestError("Unknown type.", param="response_format.type", code="invalid_value")
+    place = "response_format.json_schema"
+    if wanted.json_schema is None:
+        raise InvalidRequestError(
+            f"Missing required parameter: '{place}'.", param=place, code="missing_required_parameter"
+        )
+    schema = wanted.json_schema.schema_
+    return [_Wish(f"{place}.schema", _schema, _ANY_OBJECT if schema is None else schema)]
+
+
+def _structured_outputs(body: GenerationBody) -> list[_Wish]:
+    wanted = body.structured_outputs
+    if wanted is None:
+        return []
+    if wanted.structural_tag is not None:
+        raise UnsupportedParameterError("Structural tags are not supported.", param="structured_outputs.structural_tag")
+    wishes = [
+        _Wish("structured_outputs.json", _schema, wanted.json_),
+        _Wish("structured_outputs.regex", regex_part, wanted.regex),
+        _Wish("structured_outputs.choice", choice_part, wanted.choice),
+        _Wish("structured_outputs.grammar", lark_part, wanted.grammar),
+        _Wish("structured_outputs.json_object", _schema, _ANY_OBJECT if wanted.json_object else None),
+    ]
+    wishes = [wish for wish in wishes if wish.value is not None]
+    if not wishes:
+        raise InvalidRequestError(
+            "One of json, regex, choice, grammar and json_object is needed.",
+            param="structured_outputs",
+            code="invalid_value",
+        )
+    return wishes
+
+
+def _guided(body: GenerationBody) -> list[_Wish]:
+    """vLLM's older names."""
+    wishes = [
+        _Wish("guided_json", _schema, body.guided_json),
+        _Wish("guided_regex", regex_part, body.guided_regex),
+        _Wish("guided_choice", choice_part, body.guided_choice),
+        _Wish("guided_grammar", lark_part, body.guided_grammar),
+    ]
+    return [wish for wish in wishes if wish.value is not None]
+
+
+# ---- calls -----------------------------------------------------------------------------------------------
+
+
+def _calls(body: ChatBody, tools: Sequence[Tool], context: ServingContext) -> Calls | None:
+    if not tools:
+        return None
+    choice = body.tool_choice
+    forced, several = choice == "required", body.parallel_tool_calls
+    if isinstance(choice, ToolChoiceObject):
+        tools, forced, several = [_named(choice, tools)], True, False
+    form = context.call_format
+    return Calls(
+        [OfferedTool(t.function.name, t.function.parameters, t.function.strict is True) for t in tools],
+        form,
+        context.tokenizer.special_id(form.begin),
+        forced,
+        several,
+    )
+
+
+def _named(choice: ToolChoiceObject, tools: Sequence[Tool]) -> Tool:
+    if choice.type != "function":
+        raise UnsupportedParameterError("Only a function can be forced.", param="tool_choice.type")
+    name = None if choice.function is None else choice.function.name
+    found = next((tool for tool in tools if tool.function.name == name), None)
+    if found is None:
+        raise InvalidRequestError(
+            "There is no such function in tools.", param="tool_choice.function.name", code="invalid_value"
+        )
+    return found

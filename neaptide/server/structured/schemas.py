@@ -1,0 +1,146 @@
+"""JSON Schemas from callers, made ready for the grammar compiler, and its complaints in words that name a keyword.
+
+What the compiler would hold less strictly than a validator does is written out here or refused: a schema that is
+followed in part gives wrong answers that look right.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+MAX_GRAMMAR_CHARS = 1 << 16
+"""Of a schema, a regular expression or a grammar."""
+MAX_DEPTH = 64
+"""Of a schema: compilers of this kind have died of deep ones."""
+COMPILER_OPTIONS: dict[str, Any] = {
+    # One layout: where there is a choice, a weak model writes white space and nothing else, until it is cut.
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_OPTIONS_KEY = "x-guidance"
+
+_MONTHS_31, _MONTHS_30 = "(0[13578]|1[02])", "(0[469]|11)"
+_ANY_DAY = f"({_MONTHS_31}-(0[1-9]|[12][0-9]|3[01])|{_MONTHS_30}-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_FOURTHS = "(0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR = f"([0-9]{{2}}{_FOURTHS}|({_FOURTHS}|00)00)"
+_DATE = f"([0-9]{{4}}-{_ANY_DAY}|{_LEAP_YEAR}-02-29)"
+_HOURS_MINUTES = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOURS_MINUTES}:[0-5][0-9](\.[0-9]+)?([zZ]|[+-]{_HOURS_MINUTES})"
+_LETTER, _INNER = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+# Two hyphens in the third and fourth place belong to encoded names, whose rules no grammar can hold.
+_LABEL = (
+    f"({_LETTER}|{_LETTER}{_LETTER}|{_LETTER}{_INNER}{_LETTER}"
+    f"|{_LETTER}{_INNER}({_LETTER}{_LETTER}|-{_LETTER})|{_LETTER}{_INNER}({_LETTER}{_INNER}|-{_LETTER})"
+    f"{_INNER}{{0,58}}{_LETTER})"
+)
+_FORMATS: dict[str, dict[str, Any]] = {
+    "date": {"pattern": f"^{_DATE}$"},
+    "date-time": {"pattern": f"^{_DATE}[tT]{_TIME}$"},
+    "time": {"pattern": f"^{_TIME}$"},
+    "hostname": {"pattern": rf"^{_LABEL}(\.{_LABEL})*$", "maxLength": 253},
+}
+"""Formats that the compiler takes too lightly (the 29th of February, leap seconds at any minute, encoded names) and
+what holds them."""
+
+_OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
+_UNHELD = ("contentMediaType", "contentEncoding")
+"""Keywords that the compiler passes over."""
+
+_KEYWORDS = (
+    *("additionalItems", "additionalProperties", "allOf", "anyOf", "const", "contains", "dependencies"),
+    *("dependentRequired", "dependentSchemas", "else", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "if"),
+    *("items", "maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains", "minItems"),
+    *("minLength", "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern", "patternProperties"),
+    *("prefixItems", "properties", "propertyNames", "required", "then", "type", "unevaluatedItems"),
+    *("unevaluatedProperties", "uniqueItems", "$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveRef"),
+    *("$ref", "$schema", "$vocabulary"),
+)
+
+
+class SchemaError(ValueError):
+    """The schema cannot be held; the message names the keyword and quotes nothing else of it."""
+
+
+def prepare_schema(schema: Any) -> dict[str, Any]:
+    """A schema that the compiler holds exactly, or refuses.
+
+    Raises:
+        SchemaError: a keyword that it would pass over, or it is too long or too deep.
+    """
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise SchemaError("A schema must be an object.")
+    if len(json.dumps(schema, ensure_ascii=False)) > MAX_GRAMMAR_CHARS:
+        raise SchemaError(f"The schema has more than {MAX_GRAMMAR_CHARS} characters.")
+    prepared = _prepare(schema, 0)
+    assert isinstance(prepared, dict)
+    return prepared | {_OPTIONS_KEY: COMPILER_OPTIONS}
+
+
+def _prepare(node: Any, depth: int, *, of_names: bool = False) -> Any:
+    """A copy of a (sub)schema, of a list of them, or of a mapping from names to them."""
+    if depth > MAX_DEPTH:
+        raise SchemaError(f"The schema has more than {MAX_DEPTH} levels.")
+    if isinstance(node, list):
+        return [_prepare(child, depth + 1) for child in node]
+    if not isinstance(node, dict):
+        return node
+    if of_names:
+        return {name: _prepare(child, depth + 1) for name, child in node.items()}
+    for keyword in _UNHELD:
+        if keyword in node:
+            raise SchemaError(_not_held(keyword))
+    if "$ref" in node and "$id" in node and depth:  # which of the two bases counts depends on the draft
+        raise SchemaError(_not_held("$id"))
+    copy = {
+        key: child if key in _VALUES else _prepare(child, depth + 1, of_names=key in _OF_NAMES)
+        for key, child in node.items()
+        if key != _OPTIONS_KEY
+    }
+    written_out = _FORMATS.get(copy["format"]) if isinstance(copy.get("format"), str) else None
+    if written_out is not None:
+        del copy["format"]
+        others = copy.get("allOf", [])
+        copy["allOf"] = [*(others if isinstance(others, list) else []), written_out]
+    return copy
+
+
+def explain(complaint: str) -> str:
+    """The compiler's complaint about a schema, without what it quotes."""
+    for keyword in _named(complaint):
+        return _not_held(keyword)
+    if "atisfiable" in complaint:
+        return "No document can satisfy the schema."
+    if re.search("too (large|complex|big|many|deep)|limit|fuel", complaint):
+        return "The schema is too complex."
+    return "The schema cannot be enforced."
+
+
+def _named(complaint: str) -> Iterator[str]:
+    """Keywords that stand in the complaint, in its order."""
+    if complaint.startswith("Unknown format"):
+        yield "format"
+    elif complaint.startswith("patternProperty"):
+        yield "patternProperties"
+    elif complaint.startswith(("Resource", "Anchor", "Pointer")):
+        yield "$ref"
+    elif "regex parse error" in complaint or "invalid regex" in complaint:
+        yield "pattern"
+    elif "float range" in complaint or "integer range" in complaint:
+        yield "minimum" if "min=Some" in complaint else "maximum"
+    elif complaint.startswith("min/maxProperties"):
+        yield "minProperties"
+    else:
+        for word in re.findall(r"\$?[A-Za-z]+", complaint.partition("while processing")[0]):
+            if word in _KEYWORDS:
+                yield word
+
+
+def _not_held(keyword: str) -> str:
+    return f"The schema cannot be enforced: keyword '{keyword}' is not supported as it is used."

@@ -1,0 +1,89 @@
+"""Grammars are compiled in a process that may be killed: a hostile one costs its own caller a 400."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from neaptide.launch.serve import embedded_model_path
+from neaptide.server.structured.checker import TOO_LONG, GrammarChecker, NoGrammarsError
+
+SLOW = "start: T\nT: " + " & ".join(f"/.*{letter}.{{{30 + i}}}/" for i, letter in enumerate("abcd"))
+"""It takes the compiler a tenth of a second to give up."""
+
+
+@pytest.fixture
+def checker() -> Iterator[GrammarChecker]:
+    made = GrammarChecker(embedded_model_path(), 400, [5])
+    yield made
+    made.close()
+
+
+def test_verdicts_and_that_they_are_kept(checker: GrammarChecker) -> None:
+    assert checker.pid is None
+    assert checker.complaint('start: "a"') == ""
+    assert "start" in checker.complaint('begin: "a"')
+    pid = checker.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert checker.complaint('start: "a"') == ""  # nobody is asked
+
+
+def test_a_grammar_that_takes_too_long_ends_the_child_and_the_next_one_finds_another() -> None:
+    checker = GrammarChecker(embedded_model_path(), 400, [5], cpu_s=0.01)
+    try:
+        assert checker.complaint('start: "a"') == ""
+        first = checker.pid
+        assert checker.complaint(SLOW) == TOO_LONG
+        assert checker.pid is None
+        assert first is not None
+        assert not psutil.pid_exists(first)
+        assert checker.complaint('start: "b"') == ""
+    finally:
+        checker.close()
+
+
+def test_a_child_that_was_killed_between_two_grammars_is_replaced(checker: GrammarChecker) -> None:
+    assert checker.complaint('start: "a"') == ""
+    assert checker.pid is not None
+    child = psutil.Process(checker.pid)
+    child.kill()
+    psutil.wait_procs([child], timeout=10)
+    assert checker.complaint('start: "b"') == ""
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: /" + "(" * 20_000 + "a" + ")" * 20_000 + "/",
+        "start: " + "(" * 20_000 + '"a"' + ")" * 20_000,
+        "start: /(?<=x)*/",
+        SLOW,
+        "",
+        "start: start",
+        "\0",
+    ],
+)
+@pytest.mark.acceptance("A25", "hostile expressions and grammars, compiled in the child")
+def test_hostile_grammars_are_complaints(checker: GrammarChecker, grammar: str) -> None:
+    assert checker.complaint(grammar) or grammar == "start: start"
+    assert checker.complaint('start: "after"') == ""
+
+
+def test_a_model_whose_tokenizer_cannot_be_used_serves_none() -> None:
+    checker = GrammarChecker(embedded_model_path().parent, 400, [5])
+    with pytest.raises(NoGrammarsError):
+        checker.complaint('start: "a"')
+    with pytest.raises(NoGrammarsError):
+        checker.complaint('start: "a"')
+
+
+def test_nothing_is_left_behind() -> None:
+    checker = GrammarChecker(embedded_model_path(), 400, [5])
+    checker.complaint('start: "a"')
+    pid = checker.pid
+    del checker
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
