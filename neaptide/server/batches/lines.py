@@ -122,7 +122,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: GenerationDefaults
     ttft_slo_s: float
     tpot_slo_s: float
-    follows_grammars: bool
+    follows_grammars: bool = True
 
     def compiler(self) -> ContextCompiler:
         """A compiler that only compiles: no engine is behind it."""
