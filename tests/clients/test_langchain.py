@@ -26,9 +26,15 @@ def test_stream_arrives_in_pieces_and_ends_with_usage(server: RunningServer) -> 
     assert usage["output_tokens"] >= len(pieces)
 
 
-def test_structured_output_is_refused_as_documented(server: RunningServer) -> None:
+def test_structured_output_by_every_method(server: RunningServer) -> None:
     seen = LANGCHAIN.drive("structured_output", server.base_url)
-    assert seen == {"status": 400, "code": "unsupported_parameter", "param": "response_format"}
+    assert seen["json_schema"]["side"] in ("left", "right")
+    assert seen["function_calling"]["side"] in ("left", "right")
+    assert seen["json_mode"].startswith("{")
+
+
+def test_the_responses_api(server: RunningServer) -> None:
+    assert LANGCHAIN.drive("responses", server.base_url) == {"text": ANSWER}
 
 
 def test_flex_is_told_back(server: RunningServer) -> None:

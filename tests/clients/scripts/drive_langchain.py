@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import openai
 from langchain_openai import ChatOpenAI, OpenAI
 
 QUESTION = "What is 21 + 34?"
@@ -33,12 +32,27 @@ def stream() -> dict[str, Any]:
 
 
 def structured_output() -> dict[str, Any]:
-    schema = {"title": "Sum", "type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
-    try:
-        ChatOpenAI(**OPTIONS).with_structured_output(schema, method="json_schema").invoke(QUESTION)
-    except openai.BadRequestError as refused:
-        return {"status": refused.status_code, "code": refused.code, "param": refused.param}
-    return {}
+    schema = {
+        "title": "Side",
+        "description": "A side.",
+        "type": "object",
+        "properties": {"side": {"enum": ["left", "right"]}},
+        "required": ["side"],
+        "additionalProperties": False,
+    }
+    seen: dict[str, Any] = {}
+    chat = ChatOpenAI(**OPTIONS | {"max_tokens": 300})
+    for method in ("json_schema", "function_calling"):
+        seen[method] = chat.with_structured_output(schema, method=method).invoke(QUESTION)
+    # No schema reaches the server: what comes is an object, or was cut.
+    whole = chat.with_structured_output(None, method="json_mode", include_raw=True).invoke(QUESTION)
+    seen["json_mode"] = whole["raw"].content
+    return seen
+
+
+def responses() -> dict[str, Any]:
+    (part,) = ChatOpenAI(**OPTIONS, use_responses_api=True).invoke(QUESTION).content
+    return {"text": part["text"]}
 
 
 def flex() -> dict[str, Any]:
@@ -58,6 +72,7 @@ SCENARIOS: list[Callable[[], dict[str, Any]]] = [
     invoke,
     stream,
     structured_output,
+    responses,
     flex,
     completion,
     completion_stream,

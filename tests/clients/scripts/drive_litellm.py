@@ -40,7 +40,7 @@ def stream(provider: str) -> dict[str, Any]:
 
 def refusal() -> dict[str, Any]:
     try:
-        complete("openai", response_format={"type": "json_object"})
+        complete("openai", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}})
     except litellm.BadRequestError as refused:
         return {"status": refused.status_code}
     return {}

@@ -1,0 +1,108 @@
+"""From fields to one grammar in the engine's hands, and 400s for what cannot be held."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from neaptide.engine.messages import AddRequest
+from neaptide.server.context import ServingContext
+from neaptide.server.openai.prepare import CHAT, COMPLETIONS, RESPONSES, prepare
+from neaptide.server.structured.checker import CheckerBusyError
+from neaptide.server.text.tokenizer import Tokenizer
+from tests.server.conftest import USER, Server, make_context
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SIMPLE = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
+
+
+def grammar_of(context: ServingContext, **fields: Any) -> str:
+    return prepare(CHAT, {"messages": USER, **fields}, context).params.grammar
+
+
+def test_text_is_free_unless_something_is_asked_for(tokenizer: Tokenizer) -> None:
+    context = make_context(tokenizer)
+    for fields in (
+        {},
+        {"response_format": {"type": "text"}},
+        {"tools": [TOOL]},
+        {"tools": [TOOL], "tool_choice": "none"},
+    ):
+        assert grammar_of(context, **fields) == ""
+
+
+def test_names_of_one_thing_ask_for_the_same(tokenizer: Tokenizer) -> None:
+    context, schema = make_context(tokenizer), {"type": "integer"}
+    asked: list[dict[str, Any]] = [
+        {"response_format": SIMPLE},
+        {"structured_outputs": {"json": schema}},
+        {"structured_outputs": {"json": json.dumps(schema)}},
+        {"guided_json": schema},
+    ]
+    assert len({grammar_of(context, **fields) for fields in asked}) == 1
+    completion = prepare(COMPLETIONS, {"prompt": "x", "guided_json": schema}, context)
+    text = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
+    response = prepare(RESPONSES, {"input": "x", "text": text}, context)
+    assert completion.params.grammar == response.params.grammar == grammar_of(context, guided_json=schema)
+
+
+async def test_the_engine_gets_the_grammar_with_every_choice(server: Server) -> None:
+    body = {"messages": USER, "response_format": SIMPLE, "n": 3, "max_tokens": 4}
+    assert (await server.http.post(CHAT, json=body)).status_code == 200
+    grammars = {message.params.grammar for message in server.engine.received if isinstance(message, AddRequest)}
+    assert grammars == {grammar_of(server.context, response_format=SIMPLE)}
+
+
+async def test_an_executor_that_follows_no_grammars_is_not_asked_to(server: Server) -> None:
+    server.context.follows_grammars = False
+    for body, param in (
+        ({"response_format": SIMPLE}, "response_format.json_schema.schema"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    ):
+        reply = await server.http.post(CHAT, json={"messages": USER, **body})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", param)
+    assert (await server.http.post(CHAT, json={"messages": USER, "tools": [TOOL]})).status_code == 200
+
+
+async def test_a_machine_that_is_too_busy_to_tell_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(_: str) -> str:
+        raise CheckerBusyError
+
+    monkeypatch.setattr(server.context.grammars, "complaint", busy)
+    reply = await server.http.post(CHAT, json={"messages": USER, "response_format": SIMPLE})
+    assert reply.status_code == 503
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "deep nesting": {"guided_json": json.loads('{"items":' * 80 + "{}" + "}" * 80)},
+    "a huge enumeration": {"guided_json": {"enum": [f"value {i}" for i in range(20_000)]}},
+    "a choice of everything": {"guided_choice": [str(i) for i in range(5_000)]},
+    "1 MB": {"guided_grammar": "start: " + " | ".join(['"a"'] * 200_000)},
+    "an expression with look-behind": {"guided_regex": "(?<=x)*"},
+    "an expression that is deep": {"guided_regex": "(" * 9_000 + "a" + ")" * 9_000},
+    "an intersection that explodes": {
+        "guided_grammar": "start: T\nT: " + " & ".join(f"/.*{c}.{{{30 + i}}}/" for i, c in enumerate("abcdefgh"))
+    },
+    "a reference to itself": {"guided_json": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}},
+    "a reference to a file": {"guided_json": {"$ref": "file:///etc/passwd"}},
+    "no grammar": {"guided_grammar": "\x00\x01"},
+    "an empty grammar": {"guided_grammar": " "},
+    "an unsatisfiable schema": {"guided_json": {"type": "integer", "minimum": 3, "maximum": 1}},
+    "a tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}]},
+}
+
+
+@pytest.mark.acceptance("A25", "hostile schemas, expressions, grammars and tools, each behind a good one")
+async def test_hostile_ones_are_400s_in_time_and_the_next_good_one_is_served(server: Server) -> None:
+    good = {"messages": USER, "response_format": SIMPLE, "max_tokens": 2}
+    assert (await server.http.post(CHAT, json=good)).status_code == 200
+    for name, fields in HOSTILE.items():
+        start_s = time.monotonic()
+        reply = await server.http.post(CHAT, json={"messages": USER, **fields})
+        assert reply.status_code == 400, name
+        assert time.monotonic() - start_s < 30, name  # two seconds on a quiet machine
+        assert len(reply.content) < 1_000
+    server.context.grammars._verdicts.clear()
+    assert (await server.http.post(CHAT, json=good)).status_code == 200
