@@ -47,7 +47,7 @@ class Poison:
         last_positions = dict(zip(batch.request_ids, batch.positions[batch.last_rows].tolist(), strict=True))
         self._raise(last_positions.get(POISON, -1) + 1 >= self._least_tokens)
 
-    def sampler(self, logits: Any, states: Iterable[Any], positions: Iterable[int]) -> None:
+    def sampler(self, logits: Any, states: Iterable[Any], positions: Iterable[int], *rest: Any) -> None:
         due = self._least_tokens - len(self._prompt)
         found = [p for s, p in zip(states, positions, strict=True) if s.prompt_token_ids == self._prompt and p >= due]
         self._raise(bool(found))
