@@ -82,7 +82,7 @@ ROWS = {
     "A24": Fault(
         "parameters at their edges, online and in a batch line", f"{_APP}; {_SERVER} (90)", f"{_STEPS} or {_FAKE}"
     ),
-    "A25": Fault("hostile schemas and grammars", "the whole ASGI app; the child that compiles", "engine (in-process fake)"),
+    "A25": Fault("hostile schemas and grammars", f"{_APP}; the child that compiles", _FAKE),
     "A26": Fault("text made to be slow to tokenize", f"the embedded model's tokenizer, {_APP}", _FAKE),
     "A27": Fault(
         "every route by key, tenant, path, host and method", f"{_APP}; {_SERVER} (14)", f"{_STEPS} or {_FAKE}"
