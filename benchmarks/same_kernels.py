@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 from benchmarks import same_kernels_offline
 from benchmarks.common import model_111m, random_prompts, vocab_size
@@ -49,6 +50,7 @@ from benchmarks.live_coserving import (
     summary,
 )
 from benchmarks.vllm_server import Machine, Rival, vllm_server
+from neaptide.executors.torch.device import pick_dtype
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentiles
@@ -236,7 +238,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--check-model", type=Path, help="whose texts are checked, in place of the model itself")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", help="bfloat16 unless given, or float32 on a CPU that would emulate it")
     parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--kv-gib", type=float, help="4 on a CPU unless given; vLLM's share on a GPU")
     parser.add_argument("--eager", action="store_true", help="neither engine compiles the model")
@@ -244,6 +246,8 @@ def parsed() -> argparse.Namespace:
     args = parser.parse_args()
     if args.workload != "W5" and args.device != "cpu":
         parser.error("W1 and W2 keep both servers up, for which a GPU has no room")
+    if args.dtype is None:
+        args.dtype = str(pick_dtype("auto", "bfloat16", torch.device(args.device))).removeprefix("torch.")
     return args
 
 
