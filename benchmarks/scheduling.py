@@ -44,8 +44,8 @@ class HostClock:
     def now(self) -> float:
         return time.perf_counter() + self._skipped_s
 
-    def sleep_until(self, time_s: float) -> None:
-        self._skipped_s += max(time_s - self.now(), 0.0)
+    def sleep_until(self, t_s: float) -> None:
+        self._skipped_s += max(t_s - self.now(), 0.0)
 
 
 class NullExecutor:

@@ -303,7 +303,9 @@ class BlockPool:
                 self.saves.append((block, slot))
 
     def _evict(self, count: int) -> list[int]:
-        num_unwanted, num_seen = self._cached.num_in(UNWANTED), self._cached.num_in(SEEN_ONLINE)
+        num_unwanted = num_seen = 0
+        if self.host is not None:
+            num_unwanted, num_seen = self._cached.num_in(UNWANTED), self._cached.num_in(SEEN_ONLINE)
         blocks = self._cached.pop(count)
         hashes, remove = self._hash, self.index.remove
         if self.host is not None:

@@ -116,11 +116,6 @@ class KVCacheManager:
         """Whether host memory takes in evicted blocks."""
         return self._host is not None
 
-    @property
-    def num_in_host(self) -> int:
-        """Blocks in host memory."""
-        return len(self._host) if self._host is not None else 0
-
     def set_copy_price(self, price: float) -> None:
         """What it costs to copy a block to host memory, or from it, from now on; to compute it costs 1.
 

@@ -300,7 +300,7 @@ def test_what_a_request_with_bad_numbers_left_is_not_kept_in_host_memory(tmp_pat
     assert not harness.core.kv.is_indexed(first)
     harness.core.handle(online("b", list(range(100, 121)), max_tokens=2))
     harness.run()
-    assert harness.core.kv.num_in_host == 0
+    assert device.num_saved == 0
 
 
 def test_an_aborted_request_frees_the_tier_of_nothing_that_others_want(tmp_path: Path) -> None:

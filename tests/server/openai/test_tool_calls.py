@@ -90,9 +90,9 @@ def test_time_grows_with_the_length_alone(unit: str) -> None:
         return min(times)
 
     for piece in (5, 1 << 20):
-        # Eight times the text in at most four times eight times the time, for a machine may change its speed in
-        # between: a quadratic parser would need 64 times.
-        assert seconds(1 << 17, piece) <= 32 * seconds(1 << 14, piece) + 0.02
+        # Eight times the text in at most twice eight times the time: a quadratic parser would need 64 times, each time.
+        # A machine may change its speed between the two, so that one try of three will do.
+        assert any(seconds(1 << 17, piece) <= 16 * seconds(1 << 14, piece) + 0.02 for _ in range(3))
 
 
 # ---- through the API -------------------------------------------------------------------------------------
