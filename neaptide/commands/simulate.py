@@ -27,6 +27,7 @@ from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.chrome_trace import write_chrome_trace
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.points import parse_points
+from neaptide.simulation.pools.inline_planner import ORDERS
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import Run, SimulationError, simulate
 
@@ -41,6 +42,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--policy", default="neaptide", metavar="P", help=policy_help)
     without_help = f"leave parts of the policy neaptide out: {', '.join(PARTS)}"
     add("--without", default="", metavar="PART,...", help=without_help)
+    plan_help = (
+        f"order that the offline pool follows, planned beside the engine: {', '.join(ORDERS)} (the policy's own)"
+    )
+    add("--plan", choices=ORDERS, metavar="ORDER", help=plan_help)
     add_load(parser)
     arrivals_help = "so many rows of each set, and the next ones so much later, or recorded: as its trace file has them"
     add("--offline-arrivals", metavar="ROWS@SECONDS", help=f"{arrivals_help} (all at once)")
@@ -113,7 +118,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     online = delayed(online_of(args), args.warm_up_s)
     left_out = tuple(part for part in args.without.split(",") if part)
     offline = offline_of(args, args.offline_arrivals)
-    return replace(scenario_of(args, load_profile(args.profile), online, offline), left_out=left_out)
+    return replace(scenario_of(args, load_profile(args.profile), online, offline), left_out=left_out, plan=args.plan)
 
 
 def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer | None) -> Run:

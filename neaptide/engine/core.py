@@ -18,6 +18,7 @@ from neaptide.engine.messages import (
     AddRequest,
     BatchOutlook,
     CancelBatch,
+    PlanReady,
     SetOffline,
     StepOutputs,
     StepStats,
@@ -25,6 +26,7 @@ from neaptide.engine.messages import (
 )
 from neaptide.engine.observer import EngineObserver, Observers
 from neaptide.engine.offline.outlook import Outlooks
+from neaptide.engine.offline.planned import PlannedOrder
 from neaptide.engine.offline.work import WholeDevice
 from neaptide.engine.params import INTERNAL_ERROR, FinishReason
 from neaptide.engine.request import Request
@@ -136,6 +138,8 @@ class EngineCore:
             self._add_batch(message, now_s)
         elif isinstance(message, CancelBatch):
             self._cancel_batch(message.batch_id)
+        elif isinstance(message, PlanReady):
+            self.scheduler.queues.pool.follow(PlannedOrder.of(message))
         elif isinstance(message, SetOffline):
             self.scheduler.offline_paused = message.paused
 

@@ -71,6 +71,37 @@ class CancelBatch(_Message):
     batch_id: str
 
 
+class TwoEnds(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What it takes to go along an order from both ends: it is sorted by compute density, the densest rows first."""
+
+    held_tokens: bytes
+    """[order] int32: tokens of KV that each row holds on average while it runs."""
+    densities: list[float]
+    """Compute over memory time of as many windows of equal numbers of rows, in the order."""
+    root_density: float
+    """Of all of it."""
+    token_s: float
+    """What the device takes to compute a token ..."""
+    kv_token_s: float
+    """... and to read the KV of one."""
+
+
+class PlanReady(_Message):
+    """An order over rows that waited when planning began. It takes the place of the one before at once.
+
+    Rows that have been handed out or have ended meanwhile are skipped, those that came later stand behind. Numbers are
+    raw arrays, for an order may have some hundred thousand.
+    """
+
+    batch_ids: list[str]
+    batches: bytes
+    """[order] int32: index into ``batch_ids``."""
+    rows: bytes
+    """[order] int32."""
+    ends: TwoEnds | None = None
+    """None: it is to be followed from its begin only."""
+
+
 class SetOffline(_Message):
     """The operator's switch: while paused no offline request takes part in a step."""
 
@@ -81,7 +112,7 @@ class Shutdown(_Message):
     pass
 
 
-ToEngine = AddRequest | AbortRequest | AddBatch | CancelBatch | SetOffline | Shutdown
+ToEngine = AddRequest | AbortRequest | AddBatch | CancelBatch | PlanReady | SetOffline | Shutdown
 
 
 # ---- engine -> API process -------------------------------------------------------------------------------

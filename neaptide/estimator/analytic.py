@@ -16,7 +16,7 @@ ACTIVATION_BYTES = 2 * GIB
 """... and of that, on each device, what activations and workspaces take."""
 HOST_S = 7e-4
 """Per step: launches and what preparation is not hidden."""
-PLANNING = PlanningCost(SLOW_CORE.fixed_s / 2, SLOW_CORE.running_request_s / 2)
+PLANNING = PlanningCost(SLOW_CORE.fixed_s / 2, SLOW_CORE.running_request_s / 2, SLOW_CORE.pooled_row_s / 2)
 """An assumption: a core of a GPU host is twice as fast as the one that was measured, and has nothing else to do."""
 ALL_REDUCE_LATENCY_S = 1e-5
 EFFICIENCIES = Efficiencies(gemm=0.85, attention=0.55, bandwidth=0.88, link=0.75)

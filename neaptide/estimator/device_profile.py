@@ -29,13 +29,16 @@ class PlanningCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fixed_s: float = 0.0
     running_request_s: float = 0.0
     """For each request that holds KV."""
+    pooled_row_s: float = 0.0
+    """Beside the engine, for each row that an offline plan orders: tree and BlendServe's order."""
 
     def seconds(self, num_running: int) -> float:
         return self.fixed_s + self.running_request_s * num_running
 
 
-SLOW_CORE = PlanningCost(7.5e-4, 5.5e-7)
-"""``benchmarks.scheduling`` on one shared 2.5 GHz core: 0.8 ms at 125 running requests, 1.3 at 1,000, however many rows
+SLOW_CORE = PlanningCost(7.5e-4, 5.5e-7, 2.6e-5)
+"""Offline plans: 10.3 s for 400,000 rows of 250 tokens (``neaptide experiment planning-time``, a busy core). Steps:
+``benchmarks.scheduling`` on one shared 2.5 GHz core: 0.8 ms at 125 running requests, 1.3 at 1,000, however many rows
 wait (docs/log.md). A calibration does not measure it: every measured profile has these figures."""
 
 

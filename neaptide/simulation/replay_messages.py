@@ -5,12 +5,32 @@ from pathlib import Path
 
 import numpy as np
 
-from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddBatch,
+    AddRequest,
+    CancelBatch,
+    PlanReady,
+    SetOffline,
+    ToEngine,
+    TwoEnds,
+)
+from neaptide.engine.offline.planned import raw
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile, TokenFileWriter
 from neaptide.engine.params import FinishReason, SamplingParams
 from neaptide.engine.record.block_numbers import Ranges
-from neaptide.engine.record.step_log import AbortLine, AddLine, BatchLine, CancelLine, Line, Message, StepLine
+from neaptide.engine.record.step_log import (
+    AbortLine,
+    AddLine,
+    BatchLine,
+    CancelLine,
+    Line,
+    Message,
+    OrderLine,
+    StepLine,
+)
+from neaptide.engine.row_id import RowId
 from neaptide.simulation.logged_requests import LoggedRequests
 from neaptide.simulation.replay_executor import Answer
 
@@ -59,7 +79,19 @@ class ReplayMessages:
             return AbortRequest(line.ids, FinishReason(line.reason))
         if isinstance(line, CancelLine):
             return CancelBatch(line.id)
+        if isinstance(line, OrderLine):
+            return self._order(line)
         return SetOffline(line.paused)
+
+    def _order(self, line: OrderLine) -> PlanReady:
+        """Rows that had ended keep their ranks, for windows go by these; they are of no batch."""
+        names = [RowId.parse(self.requests[handle].request_id) if handle >= 0 else None for handle in line.rows]
+        batch_ids = sorted({name.batch_id for name in names if name is not None})
+        number = {batch_id: index for index, batch_id in enumerate(batch_ids)}
+        batches = [-1 if name is None else number[name.batch_id] for name in names]
+        rows = [0 if name is None else name.row for name in names]
+        ends = TwoEnds(raw(line.held_tokens), line.densities, *line.ends) if line.ends else None
+        return PlanReady(batch_ids, raw(batches), raw(rows), ends)
 
     def row_rank(self, tokens: TokenFile, row: int) -> int:
         """A ``RowKey``: the place that the row had in its batch by its text, which the log does not have."""

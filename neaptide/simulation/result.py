@@ -74,6 +74,7 @@ class Settings(msgspec.Struct, kw_only=True):
     planning_scale: float
     num_host_blocks: int = 0
     left_out: tuple[str, ...] = ()
+    plan: str | None = None
 
 
 class SimResult(msgspec.Struct, kw_only=True):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -24,6 +25,8 @@ class Scenario:
     policy: str = "neaptide"
     left_out: tuple[str, ...] = ()
     """Parts of the policy, see ``neaptide.engine.scheduler.parts``."""
+    plan: str | None = None
+    """The order that the offline pool follows (``simulation.pools.inline_planner``); None leaves it to the policy."""
     ttft_slo_s: float = 1.0
     tpot_slo_s: float = 0.05
     overlap_kappa: float = 1.0
@@ -61,6 +64,11 @@ class Scenario:
     """How long steps really take; None takes the profile's model."""
     cost_model: Recipe | None = None
     """What the scheduler believes; None takes the profile's model, corrected online."""
+
+    @property
+    def order(self) -> str | None:
+        """Of a plan; None where none is made."""
+        return self.plan or POLICIES[self.policy].planned_order
 
     @property
     def num_blocks(self) -> int:
@@ -120,4 +128,5 @@ class Scenario:
             overlap_depth=self.overlap_depth,
             num_host_blocks=self.num_host_blocks,
             left_out=self.left_out,
+            plan=self.order,
         )

@@ -33,6 +33,8 @@ from neaptide.simulation import result as sim_result
 from neaptide.simulation.bound import bound_tokens_per_s
 from neaptide.simulation.measures import Measures, Window
 from neaptide.simulation.offline_feed import OFFLINE_PREFIX, OfflineFeed
+from neaptide.simulation.pools.inline_planner import InlinePlanner
+from neaptide.simulation.pools.ledger import RowLedger
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 
@@ -151,20 +153,18 @@ class _Simulation:
             low_water=LOW_WATER_SEATS * scenario.max_num_seqs,
             deadline_s=scenario.offline_deadline_s,
         )
-        self._submitted_s: dict[str, float] = {}
-        """Of every offline job."""
+        self._rows = RowLedger(scenario.offline_deadline_s)
+        self._planner = None
+        if (order := scenario.order) is not None:
+            self._planner = InlinePlanner(
+                order, scenario.profile, scenario.block_size, scenario.planning_scale, self._feed.output_tokens
+            )
         self._makespan_s: float | None = None
         self._dry_s: float | None = None  # as ``Run.dry_s``
         self._num_failed = 0
-        self._late_rows = 0
-        self._open_rows: dict[str, int] = {}
-        """Rows without an end, of every offline job ..."""
-        self._unstarted_rows: dict[str, int] = {}
-        """... and those of them without a first step."""
         self._tally = StepTally()
         """Of the step that was done last ..."""
         self._swapped_blocks = 0  # ... and the blocks that it swapped
-        self._started_ids: set[str] = set()  # rows between their first step and their end
         config = scenario.engine_config()
         self._executor = self._build_executor()
         self._recorder = None
@@ -244,7 +244,8 @@ class _Simulation:
         return self._online[self._next_online].arrival_s if self._next_online < len(self._online) else math.inf
 
     def _next_change_s(self) -> float:
-        return min(self._next_arrival_s, self._feed.next_arrival_s)
+        ready_s = self._planner.ready_s if self._planner is not None else math.inf
+        return min(self._next_arrival_s, self._feed.next_arrival_s, ready_s)
 
     def _hand_in(self) -> None:
         now_s = self._clock.now()
@@ -266,9 +267,12 @@ class _Simulation:
             )
         pool = self._core.scheduler.queues.pool
         for message in self._feed.messages(len(pool), now_s):
-            self._submitted_s[message.batch_id] = now_s
-            self._open_rows[message.batch_id] = self._unstarted_rows[message.batch_id] = len(message.rows)
+            self._rows.submitted(message.batch_id, len(message.rows), now_s)
             self._core.handle(message)
+            if self._planner is not None:
+                self._planner.submitted(message, now_s)
+        if self._planner is not None and (plan := self._planner.take_ready(now_s)) is not None:
+            self._core.handle(plan)
 
     def check_pool(self, now_s: float) -> None:
         """After planning: with a seat free and no row left to take it, offline work is missing."""
@@ -289,14 +293,9 @@ class _Simulation:
                 self._on_progress(self._feed.num_ended, self._feed.first_generation_size)
 
     def _row_ended(self, output: RequestOutput, now_s: float) -> None:
-        job = output.request_id.partition(":")[0]
-        submitted_s = self._submitted_s[job]
-        self._open_rows[job] -= 1
-        if output.request_id in self._started_ids:
-            self._started_ids.remove(output.request_id)
-        else:
-            self._unstarted_rows[job] -= 1
-        self._late_rows += now_s > submitted_s + self._scenario.offline_deadline_s
+        self._rows.ended(output.request_id, now_s)
+        if self._planner is not None:
+            self._planner.started(output.request_id)
         if output.finish_reason is FinishReason.ERROR:
             self._num_failed += 1
         else:
@@ -332,10 +331,9 @@ class _Simulation:
         self._swapped_blocks = step.plan.shape.swapped_blocks
 
     def row_started(self, request_id: str, now_s: float) -> None:
-        job = request_id.partition(":")[0]
-        self._unstarted_rows[job] -= 1
-        self._started_ids.add(request_id)
-        self._measures.offline_started(now_s - self._submitted_s[job])
+        self._measures.offline_started(self._rows.started(request_id, now_s))
+        if self._planner is not None:
+            self._planner.started(request_id)
 
     # ---- the numbers ----
 
@@ -364,7 +362,7 @@ class _Simulation:
                 window_s,
                 self._makespan_s,
                 self._longest_wait_s(end_s),
-                self._misses(end_s),
+                self._rows.misses(end_s),
                 bound_tokens_per_s(scenario, window_s),
             ),
             kv=sim_result.kv_result(measures, window_s, self._bound()),
@@ -382,16 +380,9 @@ class _Simulation:
 
     def _longest_wait_s(self, end_s: float) -> float | None:
         """A row that never started has waited until the end of the run."""
-        if not self._submitted_s:
+        if not self._rows.has_jobs:
             return None
-        unstarted_s = [end_s - self._submitted_s[job] for job, rows in self._unstarted_rows.items() if rows]
-        return max([self._measures.longest_offline_wait_s, *unstarted_s])
-
-    def _misses(self, end_s: float) -> int:
-        """Rows that ended late, and rows that are late and not ended."""
-        deadline_s = self._scenario.offline_deadline_s
-        late = (job for job, submitted_s in self._submitted_s.items() if end_s > submitted_s + deadline_s)
-        return self._late_rows + sum(self._open_rows[job] for job in late)
+        return max(self._measures.longest_offline_wait_s, self._rows.longest_wait_s(end_s))
 
     def _bound(self) -> float | None:
         if not self._scenario.offline:

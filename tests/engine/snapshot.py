@@ -119,7 +119,7 @@ def turns_state(pool: OfflinePool) -> Any:
 
 def lane_state(lane: Lane) -> Any:
     if isinstance(lane, JobLane):
-        return [(part.rows.tolist(), part.next_index) for part in lane.deliveries]
+        return [(part.rows_left.tolist(), part.ranks.tolist()) for part in lane.deliveries]
     assert isinstance(lane, FlexLane)
     return frozen(lane.requests)
 

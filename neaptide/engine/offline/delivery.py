@@ -17,6 +17,8 @@ from neaptide.engine.row_id import RowId
 
 RowKey = Callable[[TokenFile, int], Any]
 """A sortable key of one row of a job: the rows of a job are handed out in its order."""
+UNPLANNED = int(np.iinfo(np.int64).max)
+"""The rank of a row that no plan knows: it stands behind those of the plan, in the order that it would have without."""
 
 
 class Delivery:
@@ -33,12 +35,9 @@ class Delivery:
         self.batch_id = message.batch_id
         self.deadline_s = message.deadline_s
         self.tokens = tokens
-        self.rows = rows
-        self.next_index = 0
-        """Into ``rows``: what lies before has been handed out."""
         self.made: dict[int, Request] = {}
         """Requests of rows that were looked at and not handed out, by row."""
-        self._params_index = params_index
+        self._stand(rows, params_index, np.full(len(rows), UNPLANNED))
         self._params_table = list(message.params_table)
         self._stream_rows = frozenset(message.stream_rows)
         self._arrival_s = now_s
@@ -51,9 +50,54 @@ class Delivery:
         self.max_output_tokens = max(params.max_tokens for params in message.params_table)
         """Of any of its rows."""
 
+    def _stand(self, rows: IntArray, params_index: IntArray, ranks: IntArray) -> None:
+        """These rows wait, in this order: those of the plan first."""
+        self.rows = rows
+        self.ranks = ranks
+        """[rows] places in the plan, ascending; ``UNPLANNED`` of the others."""
+        self.num_left = len(rows)
+        self._params_index = params_index
+        self._is_left = np.ones(len(rows), np.bool_)
+        """[rows] False: it has been handed out."""
+        self._first = 0
+        """Where the first row that is left stands."""
+        self._planned_end = int(np.searchsorted(ranks, UNPLANNED))
+        """Behind the last row of the plan that is left."""
+
     @property
-    def num_left(self) -> int:
-        return len(self.rows) - self.next_index
+    def rows_left(self) -> IntArray:
+        """In their order."""
+        return self.rows[self._first :][self._is_left[self._first :]]
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a row of the plan is left."""
+        return self._first < self._planned_end
+
+    def indices(self) -> Iterator[int]:
+        """Into ``rows``, of those left, in their order."""
+        return (index for index in range(self._first, len(self.rows)) if self._is_left[index])
+
+    def planned_from_back(self) -> Iterator[int]:
+        """Into ``rows``, of those of the plan that are left, the last one first."""
+        return (index for index in range(self._planned_end - 1, self._first - 1, -1) if self._is_left[index])
+
+    def follow(self, rows: IntArray, ranks: IntArray) -> None:
+        """A plan has these rows, in this order; what of them is not left any more does not count.
+
+        No sort: a step of the engine waits.
+        """
+        params_of = np.zeros(len(self.tokens), np.int64)
+        params_of[self.rows] = self._params_index
+        is_open = np.zeros(len(self.tokens), np.bool_)
+        left = self.rows_left
+        is_open[left] = True
+        counts = rows < len(is_open)
+        counts[counts] = is_open[rows[counts]]
+        is_open[rows[counts]] = False
+        others = left[is_open[left]]
+        rows = np.concatenate((rows[counts], others))
+        self._stand(rows, params_of[rows], np.concatenate((ranks[counts], np.full(len(others), UNPLANNED))))
 
     def key(self, row_key: RowKey, index: int) -> Any:
         return row_key(self.tokens, int(self.rows[index]))
@@ -74,34 +118,28 @@ class Delivery:
         )
         return request
 
-    def take(self, index: int) -> Request:
-        """Hands the row out."""
-        request = self.made.pop(int(self.rows[index]), None)
-        if request is None:
-            request = self.make(index)
-            del self.made[int(self.rows[index])]
-        self._leave(index)
-        return request
-
     def drop(self, row: int) -> None:
-        """Forgets a row that is left; nearly always it is the first."""
+        """Hands a row out that was looked at, or forgets it."""
         del self.made[row]
         self._leave(self._index_of(row))
 
     def _index_of(self, row: int) -> int:
-        index = self.next_index
-        if self.rows[index] != row:
-            index += int(np.flatnonzero(self.rows[index:] == row)[0])
-        return index
+        """Of a row that is left; nearly always it is the first, or the last of the plan."""
+        for index in (self._first, max(self._planned_end - 1, 0)):
+            if self.rows[index] == row and self._is_left[index]:
+                return index
+        return self._first + int(np.flatnonzero((self.rows == row)[self._first :] & self._is_left[self._first :])[0])
 
     def _leave(self, index: int) -> None:
         row = int(self.rows[index])
         self.num_prompt_tokens_left -= self.tokens.num_tokens(row)
         self.num_new_tokens_left -= self._num_new_tokens(row)
-        if index == self.next_index:
-            self.next_index += 1
-        else:
-            self.rows, self._params_index = np.delete(self.rows, index), np.delete(self._params_index, index)
+        self._is_left[index] = False
+        self.num_left -= 1
+        while self._first < len(self.rows) and not self._is_left[self._first]:
+            self._first += 1
+        while self._planned_end > self._first and not self._is_left[self._planned_end - 1]:
+            self._planned_end -= 1
 
     def _num_new_tokens(self, row: int) -> int:
         return self.tokens.num_tokens(row)
@@ -136,12 +174,13 @@ class PrefixDelivery(Delivery):
 
     def extend(self, message: AddBatch, rows: IntArray, params_index: IntArray) -> None:
         """Takes in more rows of the file."""
-        rows = np.concatenate((self.rows[self.next_index :], rows))
-        params_index = np.concatenate((self._params_index[self.next_index :], params_index + len(self._params_table)))
-        self.num_prompt_tokens_left += int(self.tokens.lengths(rows[self.num_left :]).sum())
-        added = self._tree.restricted(rows[self.num_left :]).num_wanted
-        order = np.argsort(self._place[rows], kind="stable")
-        self.rows, self._params_index, self.next_index = rows[order], params_index[order], 0
+        self.num_prompt_tokens_left += int(self.tokens.lengths(rows).sum())
+        added = self._tree.restricted(rows).num_wanted
+        ranks = np.concatenate((self.ranks[self._is_left], np.full(len(rows), UNPLANNED)))
+        rows = np.concatenate((self.rows_left, rows))
+        params_index = np.concatenate((self._params_index[self._is_left], params_index + len(self._params_table)))
+        order = np.lexsort((self._place[rows], ranks))
+        self._stand(rows[order], params_index[order], ranks[order])
         self._groups = None
         self._params_table += message.params_table
         self.max_output_tokens = max(self.max_output_tokens, *(params.max_tokens for params in message.params_table))
@@ -152,19 +191,23 @@ class PrefixDelivery(Delivery):
         for node, segment in self._segments.items():
             segment.num_wanting += int(added[node])
 
+    def follow(self, rows: IntArray, ranks: IntArray) -> None:
+        super().follow(rows, ranks)
+        self._groups = None
+
     def _num_new_tokens(self, row: int) -> int:
         return int(self._new_tokens[row])
 
     def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
         """For every segment, how many of the rows that are left want it."""
-        left = self._tree.restricted(self.rows[self.next_index :]).num_wanted
+        left = self._tree.restricted(self.rows_left).num_wanted
         return [(segment, int(left[node])) for node, segment in self._segments.items()]
 
     def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
         """Length bucket and first row of every group whose prefix may be cached, and of every bucket the first of all
         other rows; none of ``taken``. Requests that are made for it are appended to ``looked_at``."""
         if self._groups is None:
-            rows = self.rows[self.next_index :]
+            rows = self.rows_left
             self._groups = RowGroups(rows, self.tokens.lengths(rows), self._tops(rows))
         with_other = set[int]()
         for bucket, top, rows_left in self._groups:

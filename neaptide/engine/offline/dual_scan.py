@@ -4,6 +4,7 @@ BlendServe (ASPLOS'26), section 5.3 and Algorithm 3: the scanner takes compute-h
 memory-heavy ones from the right, so that the batch has the density of the whole set.
 """
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -60,10 +61,63 @@ def prefill_budgets(
     return Split(*tokens)
 
 
+class MemoryShares:
+    """What each end holds of the memory while its requests run, and so which end is next (section 5.3).
+
+    A request that ends gives back what it held: where answers are shorter than expected more of its end follow, where
+    they are longer fewer.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[bool, float]] = {}
+        """By id, of requests that run: whether it is of the right end, and its tokens."""
+        self._used = [0.0, 0.0]
+
+    def copy(self) -> "MemoryShares":
+        """To look ahead with."""
+        other = MemoryShares()
+        other._held, other._used = dict(self._held), list(self._used)
+        return other
+
+    def is_right_next(self, left_density: float, right_density: float, root_density: float) -> bool:
+        """The end that is further from its part goes first, and of equals the right one, which lasts longer."""
+        parts = split_memory(1.0, left_density, right_density, root_density)
+        return parts.right > 0.0 and _is_right_next(self._used, parts)
+
+    def start(self, request_id: str, is_right: bool, held_tokens: float) -> None:
+        self._held[request_id] = is_right, held_tokens
+        self._used[is_right] += held_tokens
+
+    def end(self, request_id: str) -> None:
+        """Also of a request that was never started."""
+        is_right, tokens = self._held.pop(request_id, (False, 0.0))
+        self._used[is_right] -= tokens
+        if not self._held:
+            self._used = [0.0, 0.0]  # nothing is left of what rounding has
+
+
+def _is_right_next(used: Sequence[float], parts: Split) -> bool:
+    """Compared without a division: a part may be 0."""
+    return used[1] * parts.left <= used[0] * parts.right
+
+
 WINDOW_ROWS = 64
 """The density of an end is that of so many rows around it: that of a single one says little ..."""
 MIN_WINDOWS = 16
 """... but no more than this part of the pool."""
+
+
+def window_rows(count: int) -> int:
+    """Rows of a window in an order of so many."""
+    return max(min(WINDOW_ROWS, count // MIN_WINDOWS), 1)
+
+
+def window_densities(compute_s: FloatArray, memory_s: FloatArray) -> list[float]:
+    if not len(compute_s):
+        return []
+    starts = np.arange(0, len(compute_s), window_rows(len(compute_s)))
+    densities: list[float] = (np.add.reduceat(compute_s, starts) / np.add.reduceat(memory_s, starts)).tolist()
+    return densities
 
 
 def dual_scan_order(
@@ -83,9 +137,8 @@ def dual_scan_order(
         kv_tokens: of the whole memory.
     """
     count = len(compute_s)
-    width = max(min(WINDOW_ROWS, count // MIN_WINDOWS), 1)
-    windows = np.arange(0, count, width)
-    densities = (np.add.reduceat(compute_s, windows) / np.add.reduceat(memory_s, windows)).tolist() if count else []
+    width = window_rows(count)
+    densities = window_densities(compute_s, memory_s)
     root = float(compute_s.sum() / memory_s.sum()) if count else 0.0
     held, lasting = held_tokens.tolist(), lasting_steps.tolist()
     ends: list[tuple[float, int, float]] = []
@@ -103,8 +156,7 @@ def dual_scan_order(
             for side in (0, 1)
         ]
         if any(room):
-            # Compared without a division: a part may be 0.
-            right = room[1] and (not room[0] or used[1] * parts[0] <= used[0] * parts[1])
+            right = room[1] and (not room[0] or _is_right_next(used, parts))
         else:
             now, side, tokens = heappop(ends)
             used[side] = used[side] - tokens if used[side] > tokens else 0.0

@@ -4,14 +4,16 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.segments import Segment
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
+from neaptide.engine.offline.delivery import UNPLANNED, Delivery, PrefixDelivery, RowKey
 from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.offline.work import Work
 from neaptide.engine.request import Request, RequestStatus
@@ -20,6 +22,27 @@ from neaptide.engine.table import RequestTable
 
 PRIOR_OUTPUT_TOKENS = 256
 """Of an answer, if it may be so long and no row of its batch has ended."""
+
+
+class Place(NamedTuple):
+    """Of a row that waits."""
+
+    delivery: Delivery
+    at: int
+    """Into the delivery's rows."""
+
+    @property
+    def rank(self) -> int:
+        """In the plan; ``UNPLANNED`` without one."""
+        return int(self.delivery.ranks[self.at])
+
+    def request(self, looked_at: list[Request]) -> Request:
+        """One that is made for it is appended to ``looked_at``."""
+        request = self.delivery.made.get(int(self.delivery.rows[self.at]))
+        if request is None:
+            request = self.delivery.make(self.at)
+            looked_at.append(request)
+        return request
 
 
 class Lane(ABC):
@@ -55,10 +78,6 @@ class Lane(ABC):
         ``taken``. Requests that are made for it are appended to ``looked_at``."""
 
     @abstractmethod
-    def pop(self) -> Request:
-        """Takes the first."""
-
-    @abstractmethod
     def remove(self, request_id: str) -> Request | None:
         """Takes a request that was looked at, wherever it stands; None if there is none of the name."""
 
@@ -87,9 +106,6 @@ class FlexLane(Lane):
             if bucket not in seen and request not in taken:
                 seen.add(bucket)
                 yield bucket, request
-
-    def pop(self) -> Request:
-        return self.requests.popleft()
 
     def remove(self, request_id: str) -> Request | None:
         for request in self.requests:
@@ -185,24 +201,13 @@ class JobLane(Lane):
         return found if isinstance(found, PrefixDelivery) else None
 
     def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
-        for delivery, index in self._places():
-            request = delivery.made.get(int(delivery.rows[index]))
-            if request is None:
-                request = delivery.make(index)
-                looked_at.append(request)
-            yield request
+        return (place.request(looked_at) for place in self.places())
 
     def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
         """Of a pool that goes by prefix; others know no groups."""
         for delivery in self.deliveries:
             if isinstance(delivery, PrefixDelivery):
                 yield from delivery.heads(taken, looked_at)
-
-    def pop(self) -> Request:
-        delivery, index = next(self._places())
-        request = delivery.take(index)
-        self._drop_empty()
-        return request
 
     def remove(self, request_id: str) -> Request | None:
         row_id = RowId.parse(request_id)
@@ -224,20 +229,30 @@ class JobLane(Lane):
     def _drop_empty(self) -> None:
         self.deliveries = [delivery for delivery in self.deliveries if delivery.num_left]
 
-    def _places(self) -> Iterator[tuple[Delivery, int]]:
-        """Delivery and index of every row left, in order."""
-        if self._row_key is None or len(self.deliveries) == 1:
-            for delivery in self.deliveries:
-                yield from ((delivery, index) for index in range(delivery.next_index, len(delivery.rows)))
-        else:
-            yield from _merged(self.deliveries, self._row_key)
+    # ---- the plan ----
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether a row of the plan waits."""
+        return any(delivery.is_planned for delivery in self.deliveries)
 
-def _merged(deliveries: Sequence[Delivery], row_key: RowKey) -> Iterator[tuple[Delivery, int]]:
-    """Rows of deliveries that are each in order, by key; at equal key the earlier delivery's first."""
+    def follow(self, rows: IntArray, ranks: IntArray) -> None:
+        """A plan has these rows of the job, in this order."""
+        for delivery in self.deliveries:
+            delivery.follow(rows, ranks)
 
-    def keyed(rank: int, delivery: Delivery) -> Iterator[tuple[Any, int, int]]:
-        return ((delivery.key(row_key, index), rank, index) for index in range(delivery.next_index, len(delivery.rows)))
+    def places(self) -> Iterator[Place]:
+        """Of every row left, in order: those of the plan first."""
+        if len(self.deliveries) == 1 or (self._row_key is None and not self.is_planned):
+            return (Place(one, index) for one in self.deliveries for index in one.indices())
+        return heapq.merge(*(map(Place, repeat(one), one.indices()) for one in self.deliveries), key=self._order)
 
-    for _, rank, index in heapq.merge(*(keyed(rank, delivery) for rank, delivery in enumerate(deliveries))):
-        yield deliveries[rank], index
+    def planned_from_back(self) -> Iterator[Place]:
+        """Of every row of the plan that is left, the last one first."""
+        ends = (map(Place, repeat(one), one.planned_from_back()) for one in self.deliveries)
+        return heapq.merge(*ends, key=lambda place: -place.rank)
+
+    def _order(self, place: Place) -> tuple[int, Any]:
+        """At equal order the earlier delivery's first."""
+        is_keyed = self._row_key is not None and place.rank == UNPLANNED
+        return place.rank, place.delivery.key(self._row_key, place.at) if is_keyed and self._row_key else None

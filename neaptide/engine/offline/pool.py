@@ -12,7 +12,9 @@ import numpy as np
 from neaptide.engine.kv.segments import Segment, own_segment
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
+from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
+from neaptide.engine.offline.planned import Ends, PlannedOrder, Scan, in_planned_turn
 from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByDeadline, Turns
@@ -48,6 +50,14 @@ class OfflinePool:
         self._jobs: dict[str, JobLane] = {}
         """Batches with rows that have not ended, by id; in the lanes are those of them with rows that wait."""
         self._first_looked_at: list[Request] = []
+        self._ends: Ends | None = None
+        """Of the plan, if it is to be followed from both."""
+        self._memory_shares = MemoryShares()
+        """Of its two ends."""
+        self._last_scan: Scan | None = None
+        """Of the last look along the plan."""
+        self.target_density: float | None = None
+        """That requests at work together should have, if that is not the whole plan's."""
         self._now_s = 0.0
         """When the last step was planned."""
 
@@ -86,6 +96,12 @@ class OfflinePool:
     def in_turn(self) -> Iterator[Request]:
         """What stands in the lanes, in order; a row is made into a request when the iterator comes to it."""
         turns = self.turns.copy()
+        if any(job.is_planned for job in self._jobs.values()):
+            scan = None
+            if self._ends is not None:
+                scan = self._last_scan = Scan(self._ends, self._memory_shares.copy(), self.target_density)
+            yield from in_planned_turn(self.lanes, turns, scan, self._first_looked_at)
+            return
         waiting = {lane: lane.waiting(self._first_looked_at) for lane in self._lanes.values()}
         while waiting:
             lane = min(waiting, key=turns.key)
@@ -162,15 +178,21 @@ class OfflinePool:
             lane.add(kind(message, tokens, rows, params_index, now_s))
         return refused
 
+    def follow(self, order: PlannedOrder) -> None:
+        """From now on rows are handed out in this order, and not in that of the plan before."""
+        self._ends, self._last_scan = order.ends, None
+        for batch_id, rows, ranks in order.of_jobs():
+            if (job := self._jobs.get(batch_id)) is not None:
+                job.follow(rows, ranks)
+
     # ---- handing out ----
 
     def pop(self) -> Request:
         """Takes the first request."""
         if self._returned:
             return self._returned.popleft()
-        name, lane = min(self._lanes.items(), key=lambda item: self.turns.key(item[1]))
-        request = lane.pop()
-        self._handed_out(name, request)
+        request = next(self.in_turn())
+        self.take(request)
         return request
 
     def draw(self, count: int) -> None:
@@ -214,6 +236,7 @@ class OfflinePool:
         elif (lane := self._jobs.get(row_id.batch_id)) is not None:
             lane.row_ended(request, self._now_s)
             self._forget_if_done(row_id.batch_id)
+        self._memory_shares.end(request.request_id)
         self.turns.charge(request.share, lane, request.num_output_tokens)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
@@ -246,6 +269,8 @@ class OfflinePool:
         lane = self._lanes[name]
         if isinstance(lane, JobLane):
             lane.started[request.request_id] = request
+            if self._last_scan is not None:
+                self._last_scan.started(request.request_id, self._memory_shares)
         self.turns.charge(lane.share, lane, request.num_prompt_tokens)
         self._leave_if_empty(name)
 

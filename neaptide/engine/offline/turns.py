@@ -14,6 +14,9 @@ RATE_WINDOW_S = 60.0
 """Of the rate at which offline work gets done."""
 PERIOD_S = 1.0
 """Between two measurements of the rate; then it is settled anew which jobs are urgent."""
+LEAD_TOKENS = 1 << 18
+"""A plan may hand out so much more of one share, or of one job of a share, than of another: some seconds of a GPU, a
+minute of a CPU. Over time each has what its turns would have given it."""
 LAX_FACTOR = 1.25
 """A job is urgent when what is left of it, at its own share, would take this much of the time until its deadline ..."""
 CUSHION_S = 10.0
@@ -26,6 +29,11 @@ class Turns(ABC):
     @abstractmethod
     def key(self, lane: Lane) -> Any:
         """The lane with the smallest comes next."""
+
+    def open_to_a_plan(self, lanes: Collection[Lane]) -> list[Lane]:
+        """Of these lanes those of which a plan may choose the next row."""
+        first = min(map(self.key, lanes))
+        return [lane for lane in lanes if self.key(lane) == first]
 
     @property
     def rate_tokens_per_s(self) -> float | None:
@@ -94,6 +102,21 @@ class ByShares(Turns):
         laxity_s = self._laxity_s.get(lane, math.inf)
         share_quanta, quanta = self._of_share[lane.share] // QUANTUM_TOKENS, self._of_lane[lane] // QUANTUM_TOKENS
         return laxity_s, share_quanta, quanta, lane.is_job
+
+    def open_to_a_plan(self, lanes: Collection[Lane]) -> list[Lane]:
+        """A job that is urgent by itself; else all that are not too far ahead of others."""
+        if (first := min(lanes, key=self.key)) in self._laxity_s:
+            return [first]
+        least_of_share = min(self._of_share[lane.share] for lane in lanes)
+        least: dict[str, float] = {}
+        for lane in lanes:
+            least[lane.share] = min(least.get(lane.share, math.inf), self._of_lane[lane])
+        return [
+            lane
+            for lane in lanes
+            if self._of_share[lane.share] <= least_of_share + LEAD_TOKENS
+            and self._of_lane[lane] <= least[lane.share] + LEAD_TOKENS
+        ]
 
     def charge(self, share: str, lane: Lane | None, num_tokens: int) -> None:
         self._served_tokens += num_tokens

@@ -102,6 +102,19 @@ class OfflineLine(_Line, tag="offline"):
     paused: bool
 
 
+class OrderLine(_Line, tag="order"):
+    """A ``PlanReady``: an order over rows that wait."""
+
+    rows: list[int]
+    """Handles in the order; -1 for a row that has ended."""
+    ends: list[float] = []
+    """If it is followed from both ends: density of all of it, seconds of a computed token, of a read one ..."""
+    densities: list[float] = []
+    """... of windows ..."""
+    held_tokens: list[int] = []
+    """... and of each row."""
+
+
 class ObserveLine(_Line, tag="observe"):
     """A measured step that the cost model was shown before the engine's first."""
 
@@ -156,7 +169,7 @@ class StepLine(_Line, tag="step"):
     step: ended. All messages above this line were known then."""
 
 
-Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine
+Message = AddLine | BatchLine | AbortLine | CancelLine | OfflineLine | OrderLine
 Line = HeaderLine | ObserveLine | Message | RowLine | IdleLine | PlanLine | StepLine
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, SetOffline, ToEngine
+from neaptide.engine.messages import AbortRequest, AddBatch, AddRequest, CancelBatch, PlanReady, SetOffline, ToEngine
 from neaptide.engine.observer import EngineObserver
+from neaptide.engine.offline.planned import PlannedOrder
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason
@@ -29,6 +30,7 @@ from neaptide.engine.record.step_log import (
     Line,
     ObserveLine,
     OfflineLine,
+    OrderLine,
     PlanLine,
     RowLine,
     StepLine,
@@ -43,6 +45,7 @@ from neaptide.engine.steps.step import Step
 
 logger = logging.getLogger(__name__)
 
+NO_HANDLE = -1
 IDLE_S = 1.0
 """Between two idle lines with nothing between them."""
 P = ParamSpec("P")
@@ -148,6 +151,8 @@ class StepRecorder(EngineObserver):
             self._write(AbortLine(message.request_ids, message.reason, now_s))
         elif isinstance(message, CancelBatch):
             self._write(CancelLine(message.batch_id))
+        elif isinstance(message, PlanReady):
+            self._order(PlannedOrder.of(message))
         elif isinstance(message, SetOffline):
             self._write(OfflineLine(message.paused))
 
@@ -320,6 +325,20 @@ class StepRecorder(EngineObserver):
         if self._orders is not None:
             line.order, line.behind = self._orders.add(message.batch_id, tokens, rows, first)
         self._rows.setdefault(message.batch_id, {}).update(zip(rows, range(first, first + len(rows)), strict=True))
+        self._write(line)
+
+    def _order(self, order: PlannedOrder) -> None:
+        handles = []
+        for number, row in zip(order.batches.tolist(), order.rows.tolist(), strict=True):
+            batch_id = order.batch_ids[number]
+            handle = self._rows.get(batch_id, {}).get(row)
+            if handle is None:
+                handle, _ = self._live.get(str(RowId(batch_id, row)), (NO_HANDLE, []))
+            handles.append(handle)
+        line = OrderLine(handles)
+        if (ends := order.ends) is not None:
+            line.ends, line.densities = [ends.root_density, ends.token_s, ends.kv_token_s], ends.densities
+            line.held_tokens = ends.held_tokens.astype(int).tolist()
         self._write(line)
 
     def _name_file(self, line: BatchLine, path: str, num_rows: int) -> None:

@@ -54,6 +54,8 @@ class Scheduler(ABC):
     """Whether rows of a job that share a prefix follow one another."""
     has_shares: ClassVar[bool] = False
     """Whether shares take turns in the offline pool; else flex requests come first, then jobs by deadline."""
+    planned_order: ClassVar[str | None] = None
+    """The order that is planned over the offline pool for it, by its name in the planner; None plans none."""
     uses_prefix_cache: ClassVar[bool] = True
     evicts_by_reuse: ClassVar[bool] = False
     """Whether cached blocks that a job's rows still want stay longest; else the oldest go first."""

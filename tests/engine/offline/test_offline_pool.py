@@ -124,10 +124,11 @@ def test_looking_at_a_row_leaves_it_in_its_place_and_makes_its_request_once(tmp_
     looked_at = pool.draft().peek()
     assert pool.draft().peek() is looked_at
     pool.add_batch(part(a, [1]), 0.0, MAX_NUM_TOKENS)
-    assert pool.pop().request_id == "a:1"
+    first = pool.pop()
+    assert first.request_id == "a:1"
     assert pool.draft().peek() is looked_at
     assert pool.pop() is looked_at
-    assert pool.take_first_looked_at() == [looked_at]
+    assert pool.take_first_looked_at() == [looked_at, first]
 
 
 def test_parameters_follow_their_rows_into_another_order(tmp_path: Path) -> None:

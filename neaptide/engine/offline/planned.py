@@ -1,0 +1,184 @@
+"""An order that was planned over the rows that wait, and how the pool goes along it.
+
+Whose turn it is stays with ``Turns``, which leave open all owners of equal laxity as long as none is far ahead; the
+plan chooses among what these have (ADR 0015).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from neaptide.engine.arrays import FloatArray, IntArray
+from neaptide.engine.messages import PlanReady, TwoEnds
+from neaptide.engine.offline.delivery import UNPLANNED
+from neaptide.engine.offline.dual_scan import MemoryShares, window_rows
+from neaptide.engine.offline.lanes import JobLane, Lane, Place
+from neaptide.engine.offline.turns import Turns
+from neaptide.engine.request import Request
+
+RAW = "<i4"
+"""Numbers in a message."""
+
+
+def raw(numbers: npt.ArrayLike) -> bytes:
+    """As a message has them."""
+    return np.asarray(numbers).astype(RAW).tobytes()
+
+
+@dataclass(slots=True, frozen=True)
+class Ends:
+    """Of an order that is sorted by density."""
+
+    held_tokens: FloatArray
+    """[order]"""
+    densities: list[float]
+    """Of windows."""
+    root_density: float
+    token_s: float
+    kv_token_s: float
+
+    @classmethod
+    def of(cls, message: TwoEnds) -> "Ends":
+        held_tokens = np.frombuffer(message.held_tokens, RAW).astype(np.float64)
+        return cls(held_tokens, message.densities, message.root_density, message.token_s, message.kv_token_s)
+
+    def density(self, rank: int) -> float:
+        return self.densities[rank // window_rows(len(self.held_tokens))]
+
+
+@dataclass(slots=True, frozen=True)
+class PlannedOrder:
+    batch_ids: list[str]
+    batches: IntArray
+    """[order] index into ``batch_ids``."""
+    rows: IntArray
+    """[order]"""
+    ends: Ends | None
+
+    @classmethod
+    def of(cls, message: PlanReady) -> "PlannedOrder":
+        batches, rows = (np.frombuffer(raw, RAW).astype(np.int64) for raw in (message.batches, message.rows))
+        return cls(message.batch_ids, batches, rows, None if message.ends is None else Ends.of(message.ends))
+
+    def of_jobs(self) -> Iterator[tuple[str, IntArray, IntArray]]:
+        """Every job with its rows and their ranks, both in the order."""
+        for number, batch_id in enumerate(self.batch_ids):
+            ranks = np.flatnonzero(self.batches == number)
+            yield batch_id, self.rows[ranks], ranks
+
+
+class Scan:
+    """Which end of the order is next.
+
+    Args:
+        target_density: that the requests at work together should have; None goes for that of the whole order.
+    """
+
+    def __init__(self, ends: Ends, shares: MemoryShares, target_density: float | None = None) -> None:
+        self._ends = ends
+        self._shares = shares
+        self._target = target_density
+        self._looked_at: dict[str, tuple[bool, float]] = {}
+        """By id, of rows: whether from the right end, and what they will hold."""
+
+    def is_right_next(self, left_rank: int, right_rank: int) -> bool:
+        left, right = self._ends.density(left_rank), self._ends.density(right_rank)
+        target = self._ends.root_density if self._target is None else self._target
+        return self._shares.is_right_next(left, right, target)
+
+    def take(self, request_id: str, is_right: bool, rank: int) -> None:
+        """In this look."""
+        held_tokens = float(self._ends.held_tokens[rank])
+        self._looked_at[request_id] = is_right, held_tokens
+        self._shares.start(request_id, is_right, held_tokens)
+
+    def started(self, request_id: str, shares: MemoryShares) -> None:
+        """A row is handed out: if this look has come to it, it counts for the end that it was at."""
+        if request_id in self._looked_at:
+            shares.start(request_id, *self._looked_at[request_id])
+
+
+class _Heads:
+    """What a lane has at both ends, as one look takes it away."""
+
+    def __init__(self, lane: Lane, looked_at: list[Request]) -> None:
+        self._looked_at = looked_at
+        self._places: Iterator[Place] = lane.places() if isinstance(lane, JobLane) else iter(())
+        self._from_back: Iterator[Place] = lane.planned_from_back() if isinstance(lane, JobLane) else iter(())
+        self._others = iter(()) if isinstance(lane, JobLane) else lane.waiting(looked_at)
+        self._taken = set[Place]()
+        self.first = self._next(self._places)
+        self._last: Place | None = None
+        self.flex = next(self._others, None)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.first is None and self.flex is None
+
+    @property
+    def rank(self) -> int:
+        """Of the first row."""
+        return UNPLANNED if self.first is None else self.first.rank
+
+    @property
+    def last_rank(self) -> int:
+        """Of the last row of the plan, which has some."""
+        if self._last is None or self._last in self._taken:
+            self._last = self._next(self._from_back)
+        assert self._last is not None
+        return self._last.rank
+
+    def take(self, is_right: bool = False) -> Request:
+        """Takes the last row of the plan, whose rank was asked for, or the first request."""
+        if self.flex is not None:
+            request, self.flex = self.flex, next(self._others, None)
+            return request
+        place = self._last if is_right else self.first
+        assert place is not None
+        self._taken.add(place)
+        if self.first in self._taken:
+            self.first = self._next(self._places)
+        return place.request(self._looked_at)
+
+    def _next(self, places: Iterator[Place]) -> Place | None:
+        return next((place for place in places if place not in self._taken), None)
+
+
+def in_planned_turn(
+    lanes: Sequence[Lane], turns: Turns, scan: Scan | None, looked_at: list[Request]
+) -> Iterator[Request]:
+    """What waits in the lanes, in the order of the plan where turns leave it open; requests of ``flex``, for which a
+    caller waits, and rows that no plan knows as turns have them.
+
+    Args:
+        turns, scan: to look ahead with: they are changed.
+    """
+    heads = {lane: found for lane in lanes if not (found := _Heads(lane, looked_at)).is_empty}
+    while heads:
+        lane, is_right = _next_lane(heads, turns, scan)
+        rank = heads[lane].last_rank if is_right else heads[lane].rank
+        request = heads[lane].take(is_right)
+        if heads[lane].is_empty:
+            del heads[lane]
+        if scan is not None and rank != UNPLANNED:
+            scan.take(request.request_id, is_right, rank)
+        yield request
+        turns.charge(lane.share, lane, request.num_prompt_tokens)
+
+
+def _next_lane(heads: dict[Lane, _Heads], turns: Turns, scan: Scan | None) -> tuple[Lane, bool]:
+    """Whose turn it is, and whether its last row of the plan is meant."""
+    planned = [lane for lane in turns.open_to_a_plan(list(heads)) if heads[lane].rank != UNPLANNED]
+    if not planned:
+        return min(heads, key=turns.key), False
+    left = chosen = min(planned, key=lambda lane: heads[lane].rank)
+    is_right = False
+    if scan is not None:
+        right = max(planned, key=lambda lane: heads[lane].last_rank)
+        is_right = scan.is_right_next(heads[left].rank, heads[right].last_rank)
+        chosen = right if is_right else left
+    flex = [lane for lane in heads if not lane.is_job]
+    first = min([*flex, chosen], key=turns.key)
+    return first, is_right and first is chosen

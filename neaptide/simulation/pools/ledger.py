@@ -1,0 +1,60 @@
+"""What has become of the offline rows of a simulation."""
+
+import math
+
+
+class RowLedger:
+    """Rows of every job: when they were submitted, which have started and which have not ended.
+
+    Args:
+        deadline_s: of every job, counted from its submission.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._submitted_s: dict[str, float] = {}
+        self._open: dict[str, int] = {}
+        """Rows without an end, of every job ..."""
+        self._unstarted: dict[str, int] = {}
+        """... and those of them without a first step."""
+        self._started_ids: set[str] = set()
+        """Rows between their first step and their end."""
+        self._num_late = 0
+
+    def submitted(self, job: str, num_rows: int, now_s: float) -> None:
+        self._submitted_s[job] = now_s
+        self._open[job] = self._unstarted[job] = num_rows
+
+    def started(self, request_id: str, now_s: float) -> float:
+        """Returns how long the row has waited."""
+        job = _job_of(request_id)
+        self._unstarted[job] -= 1
+        self._started_ids.add(request_id)
+        return now_s - self._submitted_s[job]
+
+    def ended(self, request_id: str, now_s: float) -> None:
+        job = _job_of(request_id)
+        self._open[job] -= 1
+        if request_id in self._started_ids:
+            self._started_ids.remove(request_id)
+        else:
+            self._unstarted[job] -= 1
+        self._num_late += now_s > self._submitted_s[job] + self._deadline_s
+
+    def longest_wait_s(self, end_s: float) -> float:
+        """Of rows that have not started; minus infinity if all have."""
+        waits = (end_s - self._submitted_s[job] for job, rows in self._unstarted.items() if rows)
+        return max(waits, default=-math.inf)
+
+    def misses(self, end_s: float) -> int:
+        """Rows that ended late, and rows that are late and not ended."""
+        late = (job for job, submitted_s in self._submitted_s.items() if end_s > submitted_s + self._deadline_s)
+        return self._num_late + sum(self._open[job] for job in late)
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._submitted_s)
+
+
+def _job_of(request_id: str) -> str:
+    return request_id.partition(":")[0]

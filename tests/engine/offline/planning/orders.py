@@ -1,0 +1,18 @@
+"""Plans by hand."""
+
+from collections.abc import Sequence
+
+from neaptide.engine.messages import PlanReady, TwoEnds
+from neaptide.engine.offline.planned import raw
+
+
+def plan(*rows: tuple[str, int], ends: TwoEnds | None = None) -> PlanReady:
+    """These rows of batches, in this order."""
+    batch_ids = list(dict.fromkeys(batch_id for batch_id, _ in rows))
+    batches = [batch_ids.index(batch_id) for batch_id, _ in rows]
+    return PlanReady(batch_ids, raw(batches), raw([row for _, row in rows]), ends)
+
+
+def two_ends(held_tokens: Sequence[int], densities: Sequence[float], root_density: float) -> TwoEnds:
+    """Of few rows, of which each is a window."""
+    return TwoEnds(raw(held_tokens), list(densities), root_density, 1e-3, 1e-6)
