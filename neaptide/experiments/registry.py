@@ -33,9 +33,12 @@ _MODULES = {
     "batchllm-saving": "batchllm.saving",
     "batchllm-micro": "batchllm.micro",
     "batchllm-industry": "batchllm.industry",
+    "batchllm-sweep": "batchllm.sweep",
+    "batchllm-valleys": "batchllm.valleys",
     "cache-bound": "batchllm.cache_bound",
     "planning-time": "blend.planning_time",
     "blend-sharing": "blend.sharing",
+    "blend-partition": "blend.partition",
     "blend-sampling": "blend.sampling",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)

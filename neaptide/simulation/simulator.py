@@ -27,7 +27,7 @@ from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.trace_executor import END_TOKEN_ID, PROMPT_VOCABULARY, StepTally, TraceExecutor
-from neaptide.loadgen.workloads.offline_sets import prefix_sharing
+from neaptide.loadgen.workloads.sharing import prefix_sharing
 from neaptide.loadgen.workloads.traces import token_ids
 from neaptide.simulation import result as sim_result
 from neaptide.simulation.bound import bound_tokens_per_s

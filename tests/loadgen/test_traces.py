@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.loadgen.workloads.offline_sets import prefix_sharing
+from neaptide.loadgen.workloads.sharing import prefix_sharing
 from neaptide.loadgen.workloads.trace_rows import content_name
 from neaptide.loadgen.workloads.traces import (
     FIRST_TOKEN_ID,

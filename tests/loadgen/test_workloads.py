@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS, TRACE_TARGETS, blend_counts
+from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS, TRACE_TARGETS, Mix, blend_counts
 from neaptide.loadgen.workloads.lengths import lognormal_lengths, shares_of
-from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline, offline_names, prefix_sharing
+from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline, offline_names
 from neaptide.loadgen.workloads.online_sets import (
     echo_day_curve,
     online_requests,
     servegen_day_curve,
 )
+from neaptide.loadgen.workloads.sharing import prefix_sharing
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base, load_online
 
 # requests; input mean, max; output mean, max (tokens); highest hit ratio: the statistics of the trace collection.
@@ -155,6 +156,27 @@ def test_batchllm_industry_has_the_moments_of_figure_7() -> None:
 def test_density_constant_gives_the_papers_density_of_one_request() -> None:
     p, d = 512, 256
     assert DENSITY_TOKENS * (p + d) / (p * d + d * d / 2) == pytest.approx(3.754, abs=0.0005)  # paper: 3.73
+
+
+def test_a_mix_is_measured_by_definition() -> None:
+    requests = load_offline("blend-trace-1", seed=1, limit=2000).requests
+    found = Mix.of(requests)
+    assert (found.density, found.sharing) == pytest.approx(density(requests))
+
+
+def test_a_mix_that_misses_its_target_is_refused() -> None:
+    mix = Mix(1.40, 0.35)
+    mix.check(1.40 / 1.029, 0.364)
+    with pytest.raises(ValueError, match=r"a density of 1.400 and a sharing of 0.350, not 1.35 and 0.35"):
+        mix.check(1.35, 0.35)
+    with pytest.raises(ValueError, match="more requests would be nearer"):
+        mix.check(1.40, 0.366)
+
+
+def test_the_generator_checks_what_it_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neaptide.loadgen.workloads.blend_sets.DENSITY_TOLERANCE", 1e-6)
+    with pytest.raises(ValueError, match="the mix has a density of"):
+        load_offline("blend-trace-1", seed=1, limit=1200)
 
 
 @pytest.mark.parametrize("number", TRACE_TARGETS)

@@ -138,14 +138,19 @@ def groups_in_file_order(rows: IntArray, shared_tokens: IntArray) -> tuple[IntAr
 
 def _nodes(shared_tokens: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
     """From what every row shares with the one before it: the rows' nodes, and parent, depth, first row and end of
-    each node. One pass with the path of open nodes."""
-    node = [NO_NODE] * len(shared_tokens)
+    each node. One pass with the path of open nodes; rows that share as much as the one before them change nothing."""
     parent: list[int] = []
     depth: list[int] = []
     first: list[int] = []
     end: list[int] = []
     path: list[int] = []
-    for place, shared in enumerate([*shared_tokens.tolist(), 0]):
+    changes = np.flatnonzero(np.diff(shared_tokens, prepend=0, append=0))
+    deepest: list[int] = []
+    """[changes] Node of the rows from each of them on ..."""
+    begun: list[tuple[int, int]] = []
+    """... but for rows at which a deeper one begins: row and node."""
+    depths = np.append(shared_tokens, 0)[changes].tolist()
+    for place, shared in zip(changes.tolist(), depths, strict=True):
         closed = NO_NODE
         while path and depth[path[-1]] > shared:
             closed = path.pop()
@@ -157,10 +162,14 @@ def _nodes(shared_tokens: IntArray) -> tuple[IntArray, IntArray, IntArray, IntAr
             first.append(place - 1 if closed == NO_NODE else first[closed])
             end.append(0)
             if closed == NO_NODE:
-                node[place - 1] = made
+                begun.append((place - 1, made))
             else:
                 parent[closed] = made
             path.append(made)
-        if path:
-            node[place] = path[-1]
-    return tuple(np.array(column, np.int64) for column in (node, parent, depth, first, end))  # type: ignore[return-value]
+        deepest.append(path[-1] if path else NO_NODE)
+    node = np.full(len(shared_tokens), NO_NODE)
+    if deepest:
+        node[changes[0] :] = np.repeat(deepest, np.diff(changes, append=len(shared_tokens)))
+    rows, nodes = np.array(begun, np.int64).reshape(-1, 2).T
+    node[rows] = nodes
+    return node, *(np.array(column, np.int64) for column in (parent, depth, first, end))  # type: ignore[return-value]

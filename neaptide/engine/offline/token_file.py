@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from neaptide.engine.private_files import private_opener
 
@@ -99,12 +100,22 @@ class TokenFile:
     ) -> None:
         """Writes token ids plus one, from ``start`` of each prompt on, to these places of a table of zeros, as far as
         it is wide."""
+        width = into.shape[1]
         begins = self._offsets[rows] + start
-        ends = np.minimum(begins + into.shape[1], self._offsets[rows + 1])
+        num_left = np.minimum(self._offsets[rows + 1] - begins, width)
         tokens = self._tokens.view(np.uint32)
-        for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            if begin < end:
-                np.add(tokens[begin:end], 1, out=into[place, : end - begin])
+        # Windows as wide as the table, with tokens of the next prompts, which are taken out again: no loop over rows.
+        is_inside = begins + width <= len(tokens)
+        if is_inside.any():
+            found = sliding_window_view(tokens, width)[begins[is_inside]] + np.uint32(1)
+            if (ends := num_left[is_inside]).min() < width:
+                found[np.arange(width) >= ends[:, None]] = 0
+            into[places[is_inside]] = found
+        rest = ~is_inside & (num_left > 0)
+        for place, begin, count in zip(
+            places[rest].tolist(), begins[rest].tolist(), num_left[rest].tolist(), strict=True
+        ):
+            np.add(tokens[begin : begin + count], 1, out=into[place, :count])
 
     def content(self, row: int) -> bytes:
         """A prompt as it stands in the file."""

@@ -89,7 +89,7 @@ def _rate_rows(runs: dict[str, Outcome]) -> list[Row]:
 
 
 def _columns(one: Outcome) -> dict[str, float]:
-    return {name: getattr(one, name) for name in Outcome.__slots__}
+    return {name: getattr(one, name) for name in Outcome.__slots__ if name != "step_tokens"}
 
 
 def _notes(scale: int) -> list[str]:

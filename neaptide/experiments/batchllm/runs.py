@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neaptide.engine.arrays import IntArray
+from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.offline.planning.plan import Pool
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -47,6 +47,8 @@ class Outcome:
     """Of all prompt tokens, what was not computed."""
     share_of_bound: float
     """Of the rate at which the roofline alone would be reached (``simulation/bound.py``, the long run)."""
+    step_tokens: FloatArray
+    """[steps] computed in each."""
 
 
 def run_to_the_end(
@@ -80,4 +82,5 @@ def run_to_the_end(
         tokens_per_s,
         1.0 - float(steps["prefill_tokens"].sum()) / prompt_tokens,
         tokens_per_s / bound if bound else 0.0,
+        steps["computed_tokens"],
     )

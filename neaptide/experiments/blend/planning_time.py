@@ -4,18 +4,27 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from neaptide.engine.arrays import FloatArray
+from neaptide.engine.kv.block_pool import BlockPool
+from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.prefix_groups import Prefixes, best_single_level
-from neaptide.engine.offline.prefix_tree import PrefixTree
+from neaptide.engine.offline.prefix_tree import PrefixTree, write_prefixes
+from neaptide.engine.offline.token_file import TokenFileWriter
+from neaptide.engine.params import SamplingParams
 from neaptide.estimator.density import density_model
 from neaptide.estimator.device_profile import load_profile
+from neaptide.executors.simulated.trace_executor import PROMPT_VOCABULARY
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.loadgen.workloads.traces import TraceRequest, token_ids
 from neaptide.simulation.pools.planned import prompts_of, true_outputs
 from neaptide.simulation.result import peak_memory_bytes
 
@@ -29,6 +38,9 @@ SHORT, SHORT_QUICK = (400_000, 150, 100, 8), (100_000, 150, 100, 8)
 ADDED = 1000
 MAX_LONG_S, MAX_SHORT_S, MAX_ADDING_S, MAX_BYTES = 0.2, 20.0, 0.2, 4e9
 PAPER_LONG_S = 1.51
+PAPER_MEAN_MS, PAPER_P99_MS = 0.08, 0.23
+"""Of an operation on the tree at run time; not to be exceeded."""
+NUM_OPERATIONS = 5000
 REPEATS = 3
 """The shortest of so many: others use the machine as well."""
 
@@ -43,6 +55,9 @@ def run(quick: bool) -> ExperimentResult:
     short = _timed(requests)
     logger.info("%d more", ADDED)
     adding_s = _adding_s(requests[: SHORT_QUICK[0]])
+    logger.info("rows taken and ended, beside %d", size[0])
+    operations_ms = _tree_operations_ms(requests)
+    mean_ms, p99_ms = float(operations_ms.mean()), float(np.percentile(operations_ms, 99))
     memory_bytes = peak_memory_bytes()
     short_name = f"{size[0]:,} x 250 tokens"
     rows = [
@@ -55,16 +70,19 @@ def run(quick: bool) -> ExperimentResult:
         Row(f"{short_name}: BlendServe's order", short["blendserve"], None, "s"),
         Row(f"{short_name}: tree and blend", short["tree"] + short["blendserve"], None, "s", 2, _within(short)),
         Row("1,000 added to 100,000: order and tree", adding_s, None, "s", 3, adding_s <= MAX_ADDING_S),
+        Row(f"{short_name}: a row taken or ended, mean", mean_ms, PAPER_MEAN_MS, "ms", 4, mean_ms <= PAPER_MEAN_MS),
+        Row(f"{short_name}: a row taken or ended, p99", p99_ms, PAPER_P99_MS, "ms", 4, p99_ms <= PAPER_P99_MS),
         Row("peak memory of the process", memory_bytes / 1e9, None, "GB", 2, memory_bytes <= MAX_BYTES),
     ]
     notes = [
-        "Wall time on this machine, one thread; of three tries the shortest, the large pool has one. The paper's 1.51 "
-        "s are all of its preprocessing of 8,000 requests.",
-        "BlendServe says minutes for 400,000 requests.",
+        "CPU time of one thread, so that what neighbours take of the machine is not in it; of three tries the shortest, "
+        "the large pool has one. The paper's 1.51 s are wall time of all of its preprocessing of 8,000 requests.",
+        "BlendServe says minutes for 400,000 requests, and 0.08 ms in the mean, 0.23 ms at the 99th percentile, for an "
+        f"operation on its tree at run time. Ours: {NUM_OPERATIONS:,} rows in turn are taken from the engine's pool, "
+        "the request made of the row included, and end: counts along their paths, where the row is forgotten.",
     ]
-    return ExperimentResult(
-        NAME, rows, notes, {"long_s": long, "short_s": short, "adding_s": adding_s}, _plotter(short)
-    )
+    data = {"long_s": long, "short_s": short, "adding_s": adding_s, "operations_ms": [mean_ms, p99_ms]}
+    return ExperimentResult(NAME, rows, notes, data, _plotter(short))
 
 
 def _within(seconds: dict[str, float]) -> bool:
@@ -96,9 +114,9 @@ def _timed(requests: list[TraceRequest]) -> dict[str, float]:
 @contextmanager
 def _timing(seconds: dict[str, float], name: str) -> Iterator[None]:
     """Keeps the shortest."""
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     yield
-    passed_s = time.perf_counter() - began_s
+    passed_s = time.thread_time() - began_s
     seconds[name] = min(passed_s, seconds.get(name, passed_s))
 
 
@@ -113,6 +131,28 @@ def _adding_s(requests: list[TraceRequest]) -> float:
         with _timing(seconds, "adding"):
             PrefixTree.of_order(order.added(prompts, np.arange(last, len(prompts))))
     return seconds["adding"]
+
+
+def _tree_operations_ms(requests: list[TraceRequest]) -> FloatArray:
+    """Of every row taken, and of every row ended, from a pool of them all; the last half of them is measured."""
+    with TemporaryDirectory(prefix="neaptide-plan-") as directory:
+        stem = Path(directory, "job")
+        with TokenFileWriter(stem) as writer:
+            for request in requests:
+                writer.append(token_ids(request.segments, PROMPT_VOCABULARY))
+        write_prefixes(stem)
+        pool, blocks = OfflinePool(by_prefix=True), BlockPool(1)
+        rows = list(range(len(requests)))
+        pool.add_batch(AddBatch("job", str(stem), rows, [SamplingParams()], [0] * len(rows), [], 1e9), 0.0, 1 << 20)
+    seconds = []
+    for _ in range(min(NUM_OPERATIONS, len(requests))):
+        began_s = time.thread_time()
+        row = pool.pop()
+        taken_s = time.thread_time()
+        blocks.want_less(row.segments)
+        pool.ended(row)
+        seconds += [taken_s - began_s, time.thread_time() - taken_s]
+    return 1e3 * np.array(seconds[len(seconds) // 2 :])
 
 
 def _plotter(seconds: dict[str, float]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 from neaptide.engine.offline.planning.plan import Pool, plan_pool
 from neaptide.experiments.blend.setting import PROFILE, TRACES, pool_with_true_lengths, trace
 from neaptide.experiments.result import ExperimentResult, Row
+from neaptide.loadgen.workloads.blend_sets import TRACE_TARGETS, Mix
 from neaptide.simulation.pools.prefix_cache import Eviction, cached_tokens, sharing
 
 NAME = "blend-sharing"
@@ -24,13 +25,17 @@ MIN_KEPT = 0.97
 def run(quick: bool) -> ExperimentResult:
     logger = logging.getLogger(__name__)
     kept: dict[str, dict[str, list[float]]] = {}
+    mixes: dict[int, Mix] = {}
     for number in TRACES[:1] if quick else TRACES:
         logger.info("trace %d", number)
-        pool = pool_with_true_lengths(trace(number, QUICK_REQUESTS if quick else FULL_REQUESTS))
+        set_ = trace(number, QUICK_REQUESTS if quick else FULL_REQUESTS)
+        mixes[number] = Mix.of(set_.requests)
+        pool = pool_with_true_lengths(set_)
         kept[f"trace {number}"] = {policy: _kept(pool, policy) for policy in POLICIES}
     at = FREE_SHARES.index(JUDGED_SHARE)
     papers = {"balance": PAPER_BALANCE, "blendserve": PAPER_KEPT}
-    rows = [
+    rows = [row for number, mix in mixes.items() for row in _mix_rows(number, mix)]
+    rows += [
         Row(
             f"{name}, {share:.0%} of the memory: {policy}",
             100 * shares[place],
@@ -50,6 +55,15 @@ def run(quick: bool) -> ExperimentResult:
         "Blend gives up at most 1% of the sharing for the order by density, and more where the cache is small.",
     ]
     return ExperimentResult(NAME, rows, notes, {"kept": kept, "free": list(FREE_SHARES)}, lambda f: _plot(f, kept))
+
+
+def _mix_rows(number: int, mix: Mix) -> list[Row]:
+    """The mixer hits its target, or refuses."""
+    density, sharing_ = TRACE_TARGETS[number]
+    return [
+        Row(f"trace {number}: density", mix.density, density, digits=3),
+        Row(f"trace {number}: sharing", 100 * mix.sharing, 100 * sharing_, "%"),
+    ]
 
 
 def _kept(pool: Pool, policy: str) -> list[float]:

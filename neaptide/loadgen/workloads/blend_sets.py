@@ -11,12 +11,14 @@ is a little less than the share of prompt tokens.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from neaptide.loadgen.workloads.generated_sets import ContentIds, Generator
 from neaptide.loadgen.workloads.lengths import exponential_lengths, lognormal_lengths, shares_of
+from neaptide.loadgen.workloads.sharing import prefix_sharing
 from neaptide.loadgen.workloads.traces import TraceRequest
 
 DENSITY_TOKENS = 2 * 8.03e9 * 2.039e12 / (312e12 * 131_072)
@@ -24,6 +26,10 @@ DENSITY_TOKENS = 2 * 8.03e9 * 2.039e12 / (312e12 * 131_072)
 BLEND_REQUESTS = 40_000
 TRACE_TARGETS = {1: (1.4, 0.35), 2: (0.9, 0.35), 3: (1.4, 0.05), 4: (0.9, 0.05)}
 """(density, sharing) of Table 2."""
+DENSITY_TOLERANCE = 0.03
+"""So much of its density a mix may miss ..."""
+SHARING_TOLERANCE = 0.015
+"""... and so much of all tokens its sharing."""
 
 BURSTGPT_DENSITY, BURSTGPT_SHARING = 17.78, 0.02
 MMLU_SHARING = 0.8646
@@ -78,9 +84,38 @@ def blend(density: float, sharing: float, density_tokens: float = DENSITY_TOKENS
         burstgpt, mmlu, openvid = blend_counts(density, sharing, count, density_tokens)
         rest = [*_burstgpt_like(ids, rng, burstgpt), *_mmlu_like(ids, rng, mmlu)]
         videos = _openvid_like(ids, rng, openvid)
-        return [*rest, *_stretched(videos, rest, density, sharing, density_tokens)]
+        requests = [*rest, *_stretched(videos, rest, density, sharing, density_tokens)]
+        Mix.of(requests, density_tokens).check(density, sharing)
+        return requests
 
     return generate
+
+
+@dataclass(slots=True, frozen=True)
+class Mix:
+    """What a pool of requests has, as the targets say it."""
+
+    density: float
+    sharing: float
+
+    @classmethod
+    def of(cls, requests: Sequence[TraceRequest], density_tokens: float = DENSITY_TOKENS) -> "Mix":
+        """By definition: every token that prompts share counts once."""
+        prompts = np.array([request.input_tokens for request in requests], np.float64)
+        outputs = np.array([request.output_tokens for request in requests], np.float64)
+        shared = prefix_sharing(request.segments for request in requests)
+        sharing = (shared.tokens - shared.unique_tokens) / (shared.tokens + float(outputs.sum()))
+        memory = float((prompts * outputs + outputs**2 / 2.0).sum())
+        compute = float((prompts + outputs).sum())
+        return cls(density_tokens * (1.0 - sharing) * compute / memory, sharing)
+
+    def check(self, density: float, sharing: float) -> None:
+        """Raises ValueError if it misses a target by more than is allowed: few requests cannot be mixed as finely."""
+        if abs(self.density / density - 1.0) > DENSITY_TOLERANCE or abs(self.sharing - sharing) > SHARING_TOLERANCE:
+            raise ValueError(
+                f"the mix has a density of {self.density:.3f} and a sharing of {self.sharing:.3f}, not {density} and "
+                f"{sharing}: more requests would be nearer"
+            )
 
 
 def blend_counts(density: float, sharing: float, count: int, density_tokens: float = DENSITY_TOKENS) -> tuple[int, ...]:

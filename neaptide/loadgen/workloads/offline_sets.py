@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +19,10 @@ from neaptide.loadgen.workloads.generated_sets import (
     bros_be,
     loogle_qa,
 )
+from neaptide.loadgen.workloads.sharing import Sharing, prefix_sharing
 from neaptide.loadgen.workloads.text_sets import Tokenize
 from neaptide.loadgen.workloads.trace_rows import content_name
-from neaptide.loadgen.workloads.traces import Segments, TraceRequest, content_base, data_file, load_lengths
+from neaptide.loadgen.workloads.traces import TraceRequest, content_base, data_file, load_lengths
 
 TEXT_SETS = {
     "mmlu": text_sets.mmlu,
@@ -44,20 +44,6 @@ BROS_BATCH = 256
 BROS_BATCHES = 10
 NAMESPACE_IDS = 1 << 31
 """Content ids from a ``content_base`` on."""
-
-
-@dataclass(slots=True, frozen=True)
-class Sharing:
-    """What a prefix cache without limit saves of a set's prompts."""
-
-    tokens: int
-    unique_tokens: int
-    """What must be computed: the tokens of the prefix tree."""
-
-    @property
-    def ratio(self) -> float:
-        """1 - unique/total: BatchLLM, Equation 2."""
-        return 1 - self.unique_tokens / self.tokens if self.tokens else 0.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -146,28 +132,6 @@ def load_offline(
     generate, count = generated
     requests = generate(itertools.count(base), rng, count if limit is None else min(limit, count))
     return OfflineSet(name, _ordered(requests, rng, keep_order), synthetic=True, batch_size=_batch_size(name))
-
-
-def prefix_sharing(prompts: Iterable[Segments], block_size: int = 1) -> Sharing:
-    """The prefix tree of the prompts, counted in whole blocks as a block-hashed cache keeps them.
-
-    A block is shared by the prompts that are equal up to its end; the tokens after a prompt's last whole block are
-    shared by none. With a block size of 1 the unique tokens are the tree's own.
-    """
-    tokens = unique = 0
-    nodes: dict[tuple[int, int, int], int] = {}  # (parent, content, tokens) -> node
-    reach: dict[tuple[int, int], tuple[int, int]] = {}  # (parent, content) -> (first token, end of the longest)
-    for segments in prompts:
-        parent = start = 0
-        for content, length in segments:
-            first, end = reach.get((parent, content), (start, start))
-            reach[parent, content] = (first, max(end, start + length))
-            parent = nodes.setdefault((parent, content, length), len(nodes) + 1)
-            start += length
-        tokens += start
-        unique += start % block_size
-    unique += sum(block_size * (end // block_size - first // block_size) for first, end in reach.values())
-    return Sharing(tokens, unique)
 
 
 def _namespace(name: str, generation: int) -> str:

@@ -31,9 +31,15 @@ OPENAI_DEFAULT_OUTPUT_TOKENS = 256
 
 
 def mmlu(base: int, limit: int | None) -> list[TraceRequest]:
-    """Five-shot multiple-choice prompts, one head of examples per subject; the answer is one token."""
+    """The answer is one token."""
+    prompts = mmlu_prompts()[:limit]
+    return text_requests(base, prompts, [1] * len(prompts))
+
+
+def mmlu_prompts() -> list[str]:
+    """Five-shot multiple-choice prompts, one head of examples per subject."""
     heads: dict[str, list[str]] = defaultdict(list)
-    prompts = []
+    prompts: list[str] = []
     for row in read_jsonl(data_file("offline", "mmlu.jsonl.gz")):
         subject = row["subject"]
         options = "".join(f"\n{letter}. {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True))
@@ -43,7 +49,7 @@ def mmlu(base: int, limit: int | None) -> list[TraceRequest]:
             prompts.append("\n\n".join([intro, *heads[subject], question]))
         elif len(heads[subject]) < MMLU_SHOTS:
             heads[subject].append(f"{question} {'ABCD'[row['answer']]}")
-    return text_requests(base, prompts[:limit], [1] * len(prompts[:limit]))
+    return prompts
 
 
 def bbh(base: int, limit: int | None) -> list[TraceRequest]:
@@ -55,12 +61,15 @@ def bbh(base: int, limit: int | None) -> list[TraceRequest]:
 
 
 def gsm8k(base: int, limit: int | None) -> list[TraceRequest]:
-    """Eight-shot arithmetic: the first eight rows are the shots of all others."""
+    asked = gsm8k_prompts()[:limit]
+    return text_requests(base, [prompt for prompt, _ in asked], [_tokens(answer) for _, answer in asked])
+
+
+def gsm8k_prompts() -> list[tuple[str, str]]:
+    """Eight-shot arithmetic, with answers: the first eight rows are the shots of all others."""
     rows = read_jsonl(data_file("offline", "gsm8k.jsonl.gz"))
-    shots = [f"Q: {row['question']}\nA: {row['answer']}\n\n" for row in rows[:GSM8K_SHOTS]]
-    asked = rows[GSM8K_SHOTS:][:limit]
-    prompts = ["".join(shots) + f"Q: {row['question']}\nA:" for row in asked]
-    return text_requests(base, prompts, [_tokens(row["answer"]) for row in asked])
+    shots = "".join(f"Q: {row['question']}\nA: {row['answer']}\n\n" for row in rows[:GSM8K_SHOTS])
+    return [(f"{shots}Q: {row['question']}\nA:", row["answer"]) for row in rows[GSM8K_SHOTS:]]
 
 
 def loogle_wiki_qa(base: int, limit: int | None) -> list[TraceRequest]:

@@ -26,6 +26,7 @@ from neaptide.engine.messages import (
     to_engine_encoder,
 )
 from neaptide.engine.process.witness import create_witness, read_witness
+from neaptide.server.children.start import end_child, start_child
 from neaptide.server.link.deaths import Evidence, was_killed_from_outside
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.interpreter import Interpreter
@@ -42,7 +43,6 @@ DUMP_S = 0.5
 """For a silent engine to write down where it stands, before it is killed."""
 LAST_CHANCE_S = 1.5
 """After a silence: an engine that was stopped together with this process gets to speak first."""
-KILL_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
@@ -97,13 +97,7 @@ class _Engine:
         The evidence against them is weak if it had been killed already, by another than us.
         """
         evidence = Evidence.WEAK if was_killed_from_outside(self.process.returncode) else Evidence.STRONG
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-        try:
-            await asyncio.wait_for(self.process.wait(), KILL_TIMEOUT_S)
-        except TimeoutError:
-            logger.error("the engine process %d cannot be killed; it is left behind", self.process.pid)
+        await end_child(self.process)
         self._socket.close(linger=0)
         self._path.unlink(missing_ok=True)
         suspects = read_witness(self._witness_fd)
@@ -211,17 +205,15 @@ class Supervisor:
         socket.bind(f"ipc://{path}")
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
         witness_fd = create_witness()
-        process = await asyncio.create_subprocess_exec(
-            self._interpreter.executable,
-            "-P",  # what lies in the working directory is not ours to import
-            "-m",
+        process = await start_child(
             "neaptide.launch.serve",
             f"ipc://{path}",
             msgspec.json.encode(msgspec.structs.replace(self._config, witness_fd=witness_fd)).decode(),
             str(os.getpid()),
-            stdin=asyncio.subprocess.DEVNULL,
+            executable=self._interpreter.executable,
+            environment=self._interpreter.environment(self.directory),
+            talks=False,
             pass_fds=[witness_fd],
-            env=self._interpreter.environment(self.directory),
         )
         return _Engine(process, socket, path, witness_fd)
 

@@ -3,9 +3,7 @@
 import contextlib
 import hashlib
 import logging
-import os
 import subprocess
-import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -13,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from neaptide.server.structured.frames import NO_GRAMMARS_STATUS, read_frame, write_frame
+from neaptide.server.children.frames import read_frame, write_frame
+from neaptide.server.children.start import child_command, child_environment
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +25,8 @@ START_S = 60.0
 CAPACITY = 1024
 """Verdicts that are kept, by content."""
 
+NO_GRAMMARS_STATUS = 3
+"""Of a child that ends because no grammar can be laid over the tokens of its model."""
 TOO_LONG = "too complex: it took too much time or memory to compile"
 
 
@@ -121,12 +122,11 @@ class GrammarChecker:
             return self._child
         self._kill()
         child = self._child = subprocess.Popen(  # noqa: S603
-            # What lies in the working directory is not ours to import.
-            [sys.executable, "-P", "-m", "neaptide.server.structured.child", *self._arguments],
+            child_command("neaptide.server.structured.child", *self._arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # it may quote the caller
-            env=os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            env=child_environment(),
         )
         self._end = weakref.finalize(self, _end, child)
         assert child.stdout is not None

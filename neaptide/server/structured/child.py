@@ -8,33 +8,30 @@ It ends by itself: of a grammar that takes longer than ``CPU_S`` by a signal, of
 the compiler does then, and with its parent when its input ends.
 """
 
-import os
-import resource
 import signal
 import sys
 from pathlib import Path
 from typing import BinaryIO
 
 from neaptide.models.grammars import GrammarError, Grammars
-from neaptide.server.structured.frames import NO_GRAMMARS_STATUS, read_frame, write_frame
+from neaptide.server.children.child import bound_memory, pipes, stand_back
+from neaptide.server.children.frames import read_frame, write_frame
+from neaptide.server.structured.checker import NO_GRAMMARS_STATUS
 
 NICENESS = 5
-"""What is served goes first."""
 
 
 def main(model_dir: Path, vocab_size: int, eos_token_ids: list[int], cpu_s: float, memory_bytes: int) -> int:
-    os.nice(NICENESS)
+    stand_back(NICENESS)
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)  # stops are the parent's to act on
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not part of the conversation
+    source, sink = pipes()
     try:
         grammars = Grammars(model_dir, vocab_size, eos_token_ids)
     except GrammarError:
         return NO_GRAMMARS_STATUS
-    _bound_memory(memory_bytes)
+    bound_memory(memory_bytes, beside_what_is_here=True)
     write_frame(sink, b"")
     _answer(source, sink, grammars, cpu_s)
     return 0
@@ -51,13 +48,6 @@ def _answer(source: BinaryIO, sink: BinaryIO, grammars: Grammars, cpu_s: float) 
             complaint = str(error) or "invalid"
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         write_frame(sink, complaint.encode(errors="replace"))
-
-
-def _bound_memory(memory_bytes: int) -> None:
-    """Of what a compilation may take beside what is here already."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The experiments on BatchLLM's figures, on small pools."""
 
+import numpy as np
 import pytest
 
 from neaptide.estimator.device_profile import load_profile
-from neaptide.experiments.batchllm import cache_bound, industry, micro, saving
-from neaptide.experiments.batchllm.runs import Engine, run_to_the_end, seats_by_memory
+from neaptide.experiments.batchllm import cache_bound, industry, micro, saving, sweep, valleys
+from neaptide.experiments.batchllm.runs import Engine, Outcome, run_to_the_end, seats_by_memory
 from neaptide.experiments.batchllm.saving import scaled
 from neaptide.experiments.result import ExperimentResult
 from neaptide.loadgen.workloads.offline_sets import load_offline
@@ -78,3 +79,28 @@ def test_seats_are_what_memory_holds_with_answers() -> None:
     pool = pool_of(set_.requests, profile)
     held_tokens = 512 / 8 + 64 + 100
     assert seats_by_memory(pool) == int(0.9 * profile.kv_capacity_tokens / held_tokens)
+
+
+def test_groups_gain_more_the_more_prompts_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "QUICK", ((512, 2), (512, 8)))
+    monkeypatch.setattr(sweep, "QUICK_SCALE", 100)
+    result = sweep.run(quick=True)
+    rates = result.data["requests_per_s"]
+    few, many = (rates[case]["batchllm"] / rates[case]["fcfs"] for case in ("512 s2", "512 s8"))
+    assert 1 < few < many
+    drawn(result)
+
+
+def test_valleys_are_steps_below_half_without_the_ends_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(valleys, "QUICK_SCALE", 160)
+    result = valleys.run(quick=True)
+    assert set(result.data) == set(valleys.RUNS)
+    assert all(0.0 <= one["valleys"] <= 1.0 for one in result.data.values())
+    drawn(result)
+
+
+def test_the_fill_of_steps_is_of_the_middle_of_a_run() -> None:
+    tokens = np.array([0.0, *[1024.0] * 8, 2048.0])
+    outcome = Outcome(1.0, 1.0, 1.0, 0.0, 1.0, tokens)
+    assert valleys._fill(outcome, Engine()).tolist() == [0.5] * 8
+    assert valleys._valleys(np.array([0.4, 0.5, 0.6, 0.1])) == 0.5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from neaptide.experiments.blend import planning_time, sampling, sharing
+from neaptide.experiments.blend import partition, planning_time, sampling, sharing
 from neaptide.experiments.result import ExperimentResult
 
 
@@ -28,6 +28,17 @@ def test_planning_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     result = planning_time.run(quick=True)
     assert not result.failed
     assert result.data["adding_s"] > 0
+    drawn(result)
+
+
+def test_parts_are_even_and_lose_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "QUICK_REQUESTS", 2000)
+    monkeypatch.setattr(partition, "QUICK_SCALE", 160)
+    result = partition.run(quick=True)
+    assert not result.failed
+    assert set(result.data["scaling"]) == {"2", "4"}
+    uneven = next(row for row in result.rows if "furthest" in row.case)
+    assert uneven.holds is None  # one answer of some 30,000 tokens is more than a replica's share
     drawn(result)
 
 

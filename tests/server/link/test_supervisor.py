@@ -220,8 +220,9 @@ async def test_failure_to_start_a_process_is_told_instead_of_hanging(
 async def test_process_that_cannot_be_killed_keeps_no_stream_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("LEAST_SILENCE_S", 1.0), ("LAST_CHANCE_S", 0.1), ("DUMP_S", 0.1), ("KILL_TIMEOUT_S", 0.1)):
+    for name, seconds in (("LEAST_SILENCE_S", 1.0), ("LAST_CHANCE_S", 0.1), ("DUMP_S", 0.1)):
         monkeypatch.setattr(f"neaptide.server.link.supervisor.{name}", seconds)
+    monkeypatch.setattr("neaptide.server.children.start.KILL_TIMEOUT_S", 0.1)
     client = EngineClient()
     supervisor = Supervisor(client, config(tmp_path))
     try:

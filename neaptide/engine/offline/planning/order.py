@@ -11,6 +11,7 @@ from sys import byteorder
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.offline.planning.prompts import Prompts
@@ -18,6 +19,11 @@ from neaptide.engine.offline.planning.prompts import Prompts
 WINDOW_BYTES = 64 << 20
 """Of tokens that are compared at a time; the memory that sorting takes is some times this, however long prompts are."""
 MIN_WINDOW_TOKENS, MAX_WINDOW_TOKENS = 16, 4096
+SORTED_PART = 4
+"""Of a window, one in so many columns is sorted by, from the first on that differs."""
+
+TokenTable = npt.NDArray[np.uint32]
+"""[rows, tokens]"""
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,37 +36,38 @@ class PromptOrder:
     @classmethod
     def of(cls, prompts: Prompts, rows: IntArray | None = None) -> Self:
         """Sorts by a window of tokens at a time; only rows that are alike so far look at the next one, so that prompts
-        that share nothing drop out after the first."""
+        that share nothing drop out after the first. What all runs have in common is passed over, and of what follows
+        only as much is sorted by as mostly tells them apart; windows grow, so that long prompts take few."""
         rows = np.arange(len(prompts)) if rows is None else rows
         rows = rows[np.argsort(prompts.salt[rows], kind="stable")]
         shared_tokens = np.zeros(len(rows), np.int64)
         salts = prompts.salt[rows]
-        alike, start = _in_runs(salts[1:] == salts[:-1]), 0
+        alike, start, width = _in_runs(salts[1:] == salts[:-1]), 0, MIN_WINDOW_TOKENS
         while len(alike.places):
-            places, width = alike.places, _window_tokens(len(alike.places))
-            keys = np.empty((len(places), width + 1), np.uint32)
-            keys[:, 0] = alike.run
-            keys[:, 1:] = prompts.windows(rows[places], start, width)
-            if byteorder == "little":
-                keys.byteswap(inplace=True)  # then bytes are ordered as numbers are
-            order = np.argsort(keys.view(f"V{4 * (width + 1)}").ravel(), kind="stable")
-            rows[places], keys = rows[places][order], keys[order]
-            differs = keys[1:] != keys[:-1]
+            places = alike.places
+            table = prompts.windows(rows[places], start, min(width, _window_tokens(len(places))))
+            table, passed = _first_difference(table, alike.run, start == 0)
+            start, width = start + passed, 2 * width
+            order = _sorted_within(table, alike.run)
+            rows[places], table = rows[places][order], table[order]
+            differs = table[1:] != table[:-1]
             is_equal = ~differs.any(axis=1)
-            num_equal = np.where(is_equal, width, differs.argmax(axis=1) - 1)
+            num_equal = np.where(is_equal, table.shape[1], differs.argmax(axis=1))
             lengths = prompts.lengths[rows[places]]
-            same_run = ~differs[:, 0]
+            same_run = alike.run[1:] == alike.run[:-1]
             shorter, longer = np.minimum(lengths[1:], lengths[:-1]), np.maximum(lengths[1:], lengths[:-1])
             shared_tokens[places[1:][same_run]] = np.minimum(start + num_equal, shorter)[same_run]
-            start += width
-            alike = _in_runs(is_equal & (longer >= start)).within(places)
+            start += table.shape[1]
+            alike = _in_runs(same_run & is_equal & (longer >= start)).within(places)
         return cls(rows, shared_tokens)
 
     def added(self, prompts: Prompts, rows: IntArray) -> "PromptOrder":
         """With these rows as well; ``prompts`` has the others under the same numbers. A few comparisons for each."""
         new = PromptOrder.of(prompts, rows)
         standing, key = self.rows.tolist(), cache(prompts.sort_key)  # the first probes are the same for all
-        before = np.array([bisect_right(standing, key(row), key=key) for row in new.rows.tolist()], np.int64)
+        lows, highs = self._with_the_same_head(prompts, new.rows)
+        near = zip(new.rows.tolist(), lows.tolist(), highs.tolist(), strict=True)
+        before = np.array([bisect_right(standing, key(row), *bounds, key=key) for row, *bounds in near], np.int64)
         merged = np.insert(self.rows, before, new.rows)
         shared_tokens = np.insert(self.shared_tokens, before, new.shared_tokens)
         at = before + np.arange(len(before))
@@ -73,6 +80,22 @@ class PromptOrder:
         if len(merged):
             shared_tokens[0] = 0
         return PromptOrder(merged, shared_tokens)
+
+    def _with_the_same_head(self, prompts: Prompts, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Where those begin and end among which each of these rows has its place: of its salt, and alike in the first
+        tokens in which those of the salt differ. For all at once, so that few are compared one by one."""
+        salts, own_salts = prompts.salt[self.rows], prompts.salt[rows]
+        lows, highs = np.searchsorted(salts, own_salts), np.searchsorted(salts, own_salts, side="right")
+        for salt in np.unique(own_salts[highs - lows > 1]).tolist():
+            low, high = np.searchsorted(salts, [salt, salt + 1]).tolist()
+            common = int(self.shared_tokens[low + 1 : high].min())
+            at = np.flatnonzero(own_salts == salt)
+            if common:
+                first = int(self.rows[low])
+                at = at[[prompts.num_shared(first, row) >= common for row in rows[at].tolist()]]
+            heads, own = prompts.heads(self.rows[low:high], common), prompts.heads(rows[at], common)
+            lows[at], highs[at] = low + np.searchsorted(heads, own), low + np.searchsorted(heads, own, side="right")
+        return lows, highs
 
     def without(self, rows: IntArray) -> "PromptOrder":
         """What is left once these have ended: neighbours share the least of what stood between them."""
@@ -108,3 +131,27 @@ def _in_runs(is_alike: BoolArray) -> _Runs:
 
 def _window_tokens(num_rows: int) -> int:
     return min(max(WINDOW_BYTES // (4 * num_rows), MIN_WINDOW_TOKENS), MAX_WINDOW_TOKENS)
+
+
+def _first_difference(table: TokenTable, run: IntArray, is_first: bool) -> tuple[TokenTable, int]:
+    """The columns to sort by, and how many before them are equal in every run."""
+    differs = (table[1:] != table[:-1])[run[1:] == run[:-1]].any(axis=0)
+    passed = int(differs.argmax()) if differs.any() else table.shape[1] - 1
+    width = table.shape[1] if is_first else max(table.shape[1] // SORTED_PART, MIN_WINDOW_TOKENS)
+    return table[:, passed : passed + width], passed
+
+
+def _sorted_within(table: TokenTable, run: IntArray) -> IntArray:
+    """The order of rows by their tokens, run by run; runs that do not differ stay as they are."""
+    differs = (table[1:] != table[:-1]).any(axis=1) & (run[1:] == run[:-1])
+    is_open = np.zeros(int(run[-1]) + 1, np.bool_)
+    is_open[run[1:][differs]] = True
+    places = np.flatnonzero(is_open[run])
+    order = np.arange(len(run))
+    if len(places):
+        keys = np.empty((len(places), table.shape[1] + 1), np.uint32)
+        keys[:, 0], keys[:, 1:] = run[places], table[places]
+        if byteorder == "little":
+            keys.byteswap(inplace=True)  # then bytes are ordered as numbers are
+        order[places] = places[np.argsort(keys.view(f"V{keys.itemsize * keys.shape[1]}").ravel(), kind="stable")]
+    return order

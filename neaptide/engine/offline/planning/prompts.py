@@ -47,6 +47,11 @@ class Prompts:
             self._files[number].fill_windows(rows[places] - self._first_row[number], start, found, places)
         return found
 
+    def heads(self, rows: IntArray, start: int) -> npt.NDArray[np.uint64]:
+        """[rows] two tokens from ``start`` on, as a number: prompts that differ in them are ordered as these are."""
+        window = self.windows(rows, start, 2).astype(np.uint64)
+        return (window[:, 0] << np.uint64(32)) | window[:, 1]
+
     def sort_key(self, row: int) -> tuple[int, bytes]:
         """Orders prompts as ``PromptOrder`` does."""
         file, number = self._file_row(row)

@@ -8,8 +8,6 @@ recipe of the line compiler. It runs at low priority, with bounded memory, and d
 import asyncio
 import contextlib
 import os
-import resource
-import struct
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,6 +21,9 @@ from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report, Validator
 from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.storing.models import NewLine
+from neaptide.server.children.child import bound_memory, pipes, stand_back
+from neaptide.server.children.frames import framed, read_frame, receive_frame, write_frame
+from neaptide.server.children.start import end_child, start_child
 from neaptide.server.link.deaths import was_killed_from_outside
 
 NICENESS = 10
@@ -32,7 +33,6 @@ IDLE_S = 60.0
 """How long a worker waits for the next file; starting one takes a second."""
 MAX_SILENCE_S = 1800.0
 """It speaks after every group of lines; a file of refused ones is silent to its end, on a busy machine for long."""
-_LENGTH = struct.Struct(">I")
 
 
 class _Lines(msgspec.Struct, tag=True):
@@ -101,10 +101,9 @@ class WorkerChecker:
         """Kills the worker and waits for its end."""
         if self._retirement is not None:
             self._retirement.cancel()
-        self._kill()
         process, self._process = self._process, None
         if process is not None:
-            await process.wait()
+            await end_child(process)
 
     def _kill(self) -> None:
         if self._process is not None:
@@ -115,17 +114,7 @@ class WorkerChecker:
         if self._retirement is not None:
             self._retirement.cancel()
         if self.pid is None or self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # what lies in the working directory is not ours to import
-                "-m",
-                self._module,
-                str(os.getpid()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                # One core is enough, and the others are not its own.
-                env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
-            )
+            self._process = await start_child(self._module, str(os.getpid()))
             _send(self._process, _encoder.encode(self._recipe))
         return self._process
 
@@ -136,8 +125,7 @@ class WorkerChecker:
         while True:
             try:
                 async with asyncio.timeout(MAX_SILENCE_S):
-                    (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-                    frame = _decoder.decode(await process.stdout.readexactly(length))
+                    frame = _decoder.decode(await receive_frame(process.stdout))
             except asyncio.IncompleteReadError:
                 status = await process.wait()
                 raise CheckerDiedError(
@@ -159,7 +147,7 @@ class WorkerChecker:
 
 def _send(process: asyncio.subprocess.Process, frame: bytes) -> None:
     assert process.stdin is not None
-    process.stdin.write(_LENGTH.pack(len(frame)) + frame)
+    process.stdin.write(framed(frame))
 
 
 # ---- the worker's side -----------------------------------------------------------------------------------
@@ -168,12 +156,11 @@ def _send(process: asyncio.subprocess.Process, frame: bytes) -> None:
 def main(parent_pid: int, make_compiler: Callable[[Recipe], LineCompiler] = Recipe.compiler) -> None:
     """Checks one file after another until its input ends."""
     die_with_parent(parent_pid)
-    os.nice(NICENESS)
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not part of the conversation
-    compiler = make_compiler(_recipe_decoder.decode(_receive(source)))
-    _bound_memory()
-    while frame := _receive(source):
+    stand_back(NICENESS)
+    source, sink = pipes()
+    compiler = make_compiler(_recipe_decoder.decode(read_frame(source) or b""))
+    bound_memory(MEMORY_BYTES)
+    while frame := read_frame(source):
         _check(_check_decoder.decode(frame), compiler, sink)
 
 
@@ -194,22 +181,8 @@ def _check(check: Check, compiler: LineCompiler, sink: BinaryIO) -> None:
         _write(sink, _Bug(type(error).__name__))
 
 
-def _bound_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
-        f.write("1000")  # rather this process than one that serves
-
-
-def _receive(source: BinaryIO) -> bytes:
-    """The next frame; empty at the end of the input."""
-    head = source.read(_LENGTH.size)
-    return source.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
-
-
 def _write(sink: BinaryIO, frame: msgspec.Struct) -> None:
-    payload = _encoder.encode(frame)
-    sink.write(_LENGTH.pack(len(payload)) + payload)
-    sink.flush()
+    write_frame(sink, _encoder.encode(frame))
 
 
 if __name__ == "__main__":

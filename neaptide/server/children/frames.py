@@ -1,11 +1,14 @@
 """Frames between the server and a child process: a length (4 bytes, big-endian), then so many bytes."""
 
+import asyncio
 import struct
 from typing import BinaryIO
 
-NO_GRAMMARS_STATUS = 3
-"""Of a child that ends because no grammar can be laid over the tokens of its model."""
 _LENGTH = struct.Struct(">I")
+
+
+def framed(payload: bytes) -> bytes:
+    return _LENGTH.pack(len(payload)) + payload
 
 
 def read_frame(source: BinaryIO) -> bytes | None:
@@ -19,5 +22,11 @@ def read_frame(source: BinaryIO) -> bytes | None:
 
 
 def write_frame(sink: BinaryIO, payload: bytes) -> None:
-    sink.write(_LENGTH.pack(len(payload)) + payload)
+    sink.write(framed(payload))
     sink.flush()
+
+
+async def receive_frame(source: asyncio.StreamReader) -> bytes:
+    """Raises asyncio.IncompleteReadError at the end of the input."""
+    (length,) = _LENGTH.unpack(await source.readexactly(_LENGTH.size))
+    return await source.readexactly(length)

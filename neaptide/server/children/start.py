@@ -1,0 +1,55 @@
+"""Child processes from the server's side: how they are started, and that none is left behind."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+KILL_TIMEOUT_S = 5.0
+
+
+def child_command(module: str, *arguments: str, executable: str | None = None) -> list[str]:
+    """Runs a module of ours; what lies in the working directory is not ours to import."""
+    return [executable or sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_environment(**more: str) -> Mapping[str, str]:
+    """One core is enough for a child beside the engine, and the others are not its own."""
+    return os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | more
+
+
+async def start_child(
+    module: str,
+    *arguments: str,
+    executable: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    talks: bool = True,
+    pass_fds: Sequence[int] = (),
+) -> Process:
+    """
+    Args:
+        talks: by frames, over its standard input and output.
+    """
+    return await asyncio.create_subprocess_exec(
+        *child_command(module, *arguments, executable=executable),
+        stdin=PIPE if talks else DEVNULL,
+        stdout=PIPE if talks else None,
+        env=environment or child_environment(),
+        pass_fds=pass_fds,
+    )
+
+
+async def end_child(process: Process) -> None:
+    """Kills it if it still runs, and waits for its end."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    try:
+        await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
+    except TimeoutError:
+        logger.error("the process %d cannot be killed; it is left behind", process.pid)

@@ -1,0 +1,162 @@
+"""Pools of unusual shapes: what every policy makes of them, exactly."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neaptide.engine.offline.planning.blend import PoolWork, rank
+from neaptide.engine.offline.planning.order import PromptOrder
+from neaptide.engine.offline.planning.partition import partition
+from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
+from neaptide.engine.offline.prefix_groups import (
+    Prefixes,
+    best_single_level,
+    enlarged_first_level,
+    first_level,
+    multi_level_saving,
+)
+from neaptide.engine.offline.prefix_tree import PrefixTree
+from tests.engine.offline.planning.files import pool, random_tokens
+from tests.engine.offline.planning.pools import MODEL, made
+
+KEEPING = ("fcfs", "dfs", "neaptide", "batchllm")
+"""Policies that leave rows where they stand if all are alike."""
+UNIT = 16
+DEEP = 10_000
+COPIES = 50_000
+
+
+def are_the_ends_taken(rows: list[int]) -> bool:
+    """Whether 0, 1, 2, ... were taken by two scanners: each row is the first or the last that was left."""
+    left, right = 0, len(rows) - 1
+    for row in rows:
+        if row not in (left, right):
+            return False
+        left, right = left + (row == left), right - (row != left)
+    return True
+
+
+@pytest.mark.parametrize("policy", PLANNED_POLICIES)
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_an_empty_pool_has_an_empty_plan(tmp_path: Path, policy: str, num_replicas: int) -> None:
+    orders = plan_pool(made(tmp_path, [], []), policy, num_replicas)
+    assert [rows.tolist() for rows in orders] == [[]] * num_replicas
+
+
+@pytest.mark.parametrize("policy", PLANNED_POLICIES)
+def test_a_single_request_is_the_plan(tmp_path: Path, policy: str) -> None:
+    single = made(tmp_path, [[7] * 40], [5])
+    assert [rows.tolist() for rows in plan_pool(single, policy)] == [[0]]
+    assert [rows.tolist() for rows in plan_pool(single, policy, 2)] == [[0], []]
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    prompt = np.full(4 * UNIT, 5, np.int32)
+    prompts = pool(tmp_path_factory.mktemp("copies"), [[prompt] * COPIES])
+    return Pool.of(prompts, np.full(COPIES, 10.0), MODEL, 100_000, UNIT)
+
+
+def test_50_000_duplicates_are_one_prefix_computed_once(copies: Pool) -> None:
+    assert copies.tree.depth_tokens.tolist() == [4 * UNIT]
+    assert copies.tree.num_wanted.tolist() == [COPIES]
+    assert copies.shared_tokens.sum() == (COPIES - 1) * 4 * UNIT
+    prefixes = Prefixes.of(copies.tree)
+    for grouping in (first_level(prefixes), enlarged_first_level(prefixes), best_single_level(prefixes)):
+        assert grouping.saving == multi_level_saving(prefixes) == (COPIES - 1) * 4 * UNIT
+
+
+@pytest.mark.parametrize("policy", PLANNED_POLICIES)
+def test_50_000_duplicates_run_one_after_the_other(copies: Pool, policy: str) -> None:
+    (rows,) = plan_pool(copies, policy)
+    assert copies.num_runs(rows) == 1
+    if policy in KEEPING:
+        assert np.array_equal(rows, np.arange(COPIES))
+    elif policy == "blendserve":
+        assert are_the_ends_taken(rows.tolist())
+    else:
+        assert np.array_equal(np.sort(rows), np.arange(COPIES))
+
+
+def test_50_000_duplicates_are_parted_evenly(copies: Pool) -> None:
+    parts = partition(rank(copies.tree, copies.work), 4)
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.sum() == COPIES
+    assert np.abs(sizes / (COPIES / 4) - 1).max() <= 0.01
+
+
+@pytest.fixture(scope="module")
+def chain() -> Pool:
+    """Each prompt is the one before it and 16 tokens more; sorted already, for their tokens would be 3 GB."""
+    lengths = UNIT * np.arange(1, DEEP + 1)
+    shared = lengths - UNIT
+    tree = PrefixTree.of_order(PromptOrder(np.arange(DEEP), shared), UNIT)
+    return Pool(tree, shared, PoolWork.of(MODEL, lengths, np.full(DEEP, 10.0)), 100_000)
+
+
+def test_a_chain_of_10_000_prefixes_has_as_many_levels(chain: Pool) -> None:
+    prefixes = Prefixes.of(chain.tree)
+    assert prefixes.num_levels == DEEP - 1
+    assert prefixes.depth_tokens.tolist() == list(range(UNIT, UNIT * DEEP, UNIT))
+    assert multi_level_saving(prefixes) == UNIT * DEEP * (DEEP - 1) // 2
+
+
+def test_algorithm_1_puts_a_chain_into_groups_of_three(chain: Pool) -> None:
+    # A third member makes (leaves - 1) tokens exceed the child's; then the group is forked up to the top. The first two
+    # prompts are left: they share the first.
+    grouping = enlarged_first_level(Prefixes.of(chain.tree))
+    members = grouping.num_members
+    heads = np.flatnonzero(members)
+    assert set(members[heads].tolist()) <= {1, 2, 3}
+    assert members.sum() == DEEP
+    by_hand = sum((int(members[head]) - 1) * UNIT * (int(head) + 1) for head in heads)
+    assert grouping.saving == by_hand
+
+
+def test_the_exact_groups_of_a_chain(chain: Pool) -> None:
+    # Along a chain the choice is one of cut points: prompts from one open prefix to the next share it, and it is
+    # computed once. best[k]: the most that the prompts from k on save if the prefix at k is open.
+    best = np.zeros(DEEP + 1, np.int64)
+    for k in range(DEEP - 1, -1, -1):
+        members = np.arange(1, DEEP - k + 1)
+        best[k] = ((members - 1) * (k + 1) + best[k + 1 :]).max()
+    assert best_single_level(Prefixes.of(chain.tree)).saving == UNIT * best[0]
+
+
+@pytest.mark.parametrize("policy", PLANNED_POLICIES)
+def test_a_chain_of_10_000_prefixes_runs_once_in_every_order(chain: Pool, policy: str) -> None:
+    (rows,) = plan_pool(chain, policy)
+    assert np.array_equal(np.sort(rows), np.arange(DEEP))
+    if policy in ("fcfs", "dfs", "neaptide"):
+        assert np.array_equal(rows, np.arange(DEEP))
+
+
+@pytest.mark.full
+def test_10_000_prompts_each_a_prefix_of_the_next(tmp_path: Path) -> None:
+    """From their tokens, 200 MB of them."""
+    rng = np.random.default_rng(0)
+    text, ends = random_tokens(rng, DEEP), rng.permutation(DEEP)
+    prompts = pool(tmp_path, [[text[: end + 1] for end in ends.tolist()]])
+    order = PromptOrder.of(prompts)
+    assert np.array_equal(prompts.lengths[order.rows], np.arange(1, DEEP + 1))
+    assert np.array_equal(order.shared_tokens, np.arange(DEEP))
+
+
+@pytest.mark.parametrize("policy", PLANNED_POLICIES)
+def test_one_giant_prompt_among_small_ones(tmp_path: Path, policy: str) -> None:
+    """Larger than the memory: it runs alone when its turn comes."""
+    giant = random_tokens(np.random.default_rng(0), 1_000_000)
+    prompts = pool(tmp_path, [[[1, 2, 3], giant, [1, 2, 4]]])
+    found = Pool.of(prompts, np.full(3, 10.0), MODEL, 100_000, 1)
+    assert found.shared_tokens.sum() == 2
+    for num_replicas in (1, 2):
+        orders = plan_pool(found, policy, num_replicas)
+        assert sorted(np.concatenate(orders).tolist()) == [0, 1, 2]
+
+
+def test_two_giant_prompts_share_to_the_token(tmp_path: Path) -> None:
+    giant = random_tokens(np.random.default_rng(0), 500_000)
+    prompts = pool(tmp_path, [[giant, giant[:499_990], [*giant[:400_000].tolist(), 7]]])
+    order = PromptOrder.of(prompts)
+    assert sorted(order.shared_tokens.tolist()) == [0, 400_000, 499_990]

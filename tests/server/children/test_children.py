@@ -1,0 +1,88 @@
+"""What every child process of the server has in common."""
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import Process
+
+import psutil
+import pytest
+
+from neaptide.server.children import start
+from neaptide.server.children.frames import framed, receive_frame
+from neaptide.server.children.start import end_child, start_child
+
+LEAST_PRIORITY = 19
+
+
+async def started() -> Process:
+    return await start_child("tests.server.children.frugal_child", str(os.getpid()))
+
+
+async def answer(process: Process, question: bytes | None = None) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if question is not None:
+        process.stdin.write(framed(question))
+    async with asyncio.timeout(60):
+        return await receive_frame(process.stdout)
+
+
+async def test_a_child_stands_behind_and_within_its_memory() -> None:
+    process = await started()
+    try:
+        found = json.loads(await answer(process))
+        assert found["niceness"] == min(psutil.Process().nice() + 3, LEAST_PRIORITY)
+        assert found["scheduling"] == os.SCHED_IDLE
+        assert await answer(process, b"1000000") == b"taken"
+        assert await answer(process, b"1000000000") == b"refused"
+    finally:
+        await end_child(process)
+    assert process.returncode == -signal.SIGKILL
+
+
+async def test_what_has_ended_is_not_killed_again() -> None:
+    process = await started()
+    await answer(process)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert await process.wait() == 0
+    await end_child(process)
+    assert process.returncode == 0
+
+
+def test_a_child_does_not_outlive_its_parent() -> None:
+    parent = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'tests.server.children.frugal_child', str(os.getpid())],"
+        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.read(4)\n"  # it has begun
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", parent], stdout=subprocess.PIPE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with contextlib.suppress(ProcessLookupError):  # it is gone already
+        child = os.pidfd_open(int(done.stdout))
+        try:
+            assert select.select([child], [], [], 20)[0], "it lives on"
+        finally:
+            os.close(child)
+
+
+async def test_one_that_cannot_be_killed_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(start, "KILL_TIMEOUT_S", 0.05)
+    process = await started()
+    kill = process.kill
+    monkeypatch.setattr(process, "kill", lambda: None)
+    await end_child(process)
+    assert f"the process {process.pid} cannot be killed" in caplog.text
+    kill()
+    await process.wait()
