@@ -394,7 +394,7 @@ class _Simulation:
         return self._late_rows + sum(self._open_rows[job] for job in late)
 
     def _bound(self) -> float | None:
-        if not self._scenario.offline:
+        if not self._scenario.offline or not self._scenario.with_bounds:
             return None
         prompts = (request.segments for one in self._scenario.offline for request in one.requests)
         return prefix_sharing(prompts, self._scenario.block_size).ratio

@@ -41,8 +41,8 @@ class Delivery:
         self._params_index = params_index
         self._params_table = list(message.params_table)
         self._stream_rows = frozenset(message.stream_rows)
-        self._arrival_s = now_s
-        self._salt = message.salt
+        self.arrival_s = now_s
+        self.salt = message.salt
         self._share = message.share
         self.num_prompt_tokens_left = int(tokens.lengths(rows).sum())
         """Of the rows left ..."""
@@ -55,6 +55,12 @@ class Delivery:
     def num_left(self) -> int:
         return len(self.rows) - self.next_index
 
+    @property
+    def left(self) -> tuple[IntArray, IntArray]:
+        """Rows left, and ``max_tokens`` of each."""
+        limits = np.array([params.max_tokens for params in self._params_table], np.int64)
+        return self.rows[self.next_index :], limits[self._params_index[self.next_index :]]
+
     def key(self, row_key: RowKey, index: int) -> Any:
         return row_key(self.tokens, int(self.rows[index]))
 
@@ -65,8 +71,8 @@ class Delivery:
             prompt_token_ids=self.tokens.prompt(row),
             params=params,
             tier=Tier.BATCH,
-            arrival_s=self._arrival_s,
-            salt=self._salt,
+            arrival_s=self.arrival_s,
+            salt=self.salt,
             report_every_step=row in self._stream_rows,
             deadline_s=self.deadline_s,
             segments=self._path(row),

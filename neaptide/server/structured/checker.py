@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from neaptide.server.structured.frames import NO_GRAMMARS_STATUS, read_frame, write_frame
+from neaptide.server.link.frames import read_frame, write_frame
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ MEMORY_BYTES = 512 << 20
 WALL_S = 10.0
 """For an answer, on a machine so busy that the child hardly runs."""
 START_S = 60.0
+NO_GRAMMARS_STATUS = 3
+"""Of a child that ends because no grammar can be laid over the tokens of its model."""
 CAPACITY = 1024
 """Verdicts that are kept, by content."""
 

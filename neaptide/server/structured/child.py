@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from neaptide.models.grammars import GrammarError, Grammars
-from neaptide.server.structured.frames import NO_GRAMMARS_STATUS, read_frame, write_frame
+from neaptide.server.link.frames import conversation, read_frame, write_frame
+from neaptide.server.structured.checker import NO_GRAMMARS_STATUS
 
 NICENESS = 5
 """What is served goes first."""
@@ -28,8 +29,7 @@ def main(model_dir: Path, vocab_size: int, eos_token_ids: list[int], cpu_s: floa
         signal.signal(stop, signal.SIG_IGN)  # stops are the parent's to act on
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not part of the conversation
+    source, sink = conversation()
     try:
         grammars = Grammars(model_dir, vocab_size, eos_token_ids)
     except GrammarError:

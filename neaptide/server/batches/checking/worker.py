@@ -5,11 +5,7 @@ what it found on its standard output: frames of a length (4 bytes, big-endian) a
 recipe of the line compiler. It runs at low priority, with bounded memory, and dies with its parent.
 """
 
-import asyncio
-import contextlib
 import os
-import resource
-import struct
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,7 +19,9 @@ from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report, Validator
 from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.storing.models import NewLine
+from neaptide.server.link.child import Child, ChildDiedError, bound_memory
 from neaptide.server.link.deaths import was_killed_from_outside
+from neaptide.server.link.frames import conversation, read_frame, write_frame
 
 NICENESS = 10
 MEMORY_BYTES = 2 << 30
@@ -32,7 +30,6 @@ IDLE_S = 60.0
 """How long a worker waits for the next file; starting one takes a second."""
 MAX_SILENCE_S = 1800.0
 """It speaks after every group of lines; a file of refused ones is silent to its end, on a busy machine for long."""
-_LENGTH = struct.Struct(">I")
 
 
 class _Lines(msgspec.Struct, tag=True):
@@ -74,75 +71,38 @@ class WorkerChecker:
     """
 
     def __init__(self, recipe: Recipe, idle_s: float = IDLE_S, module: str = __name__) -> None:
-        self._recipe = recipe
-        self._module = module
-        self._idle_s = idle_s
-        self._process: asyncio.subprocess.Process | None = None
-        self._retirement: asyncio.TimerHandle | None = None
+        self._child = Child(module, _encoder.encode(recipe), idle_s)
 
     @property
     def pid(self) -> int | None:
         """The worker's, while there is one."""
-        return None if self._process is None or self._process.returncode is not None else self._process.pid
+        return self._child.pid
 
     async def check(self, check: Check, keep: Keep) -> Report:
         """Raises CheckerDiedError, OSError and ValidationError; whatever ends it early ends the worker too."""
         try:
-            process = await self._worker()
-            report = await self._talk(process, check, keep)
+            await self._child.wake()
+            report = await self._talk(check, keep)
         except BaseException:
             await self.close()
             remove_plan(Path(check.stem))
             raise
-        self._retirement = asyncio.get_running_loop().call_later(self._idle_s, self._kill)
+        self._child.rest()
         return report
 
     async def close(self) -> None:
         """Kills the worker and waits for its end."""
-        if self._retirement is not None:
-            self._retirement.cancel()
-        self._kill()
-        process, self._process = self._process, None
-        if process is not None:
-            await process.wait()
+        await self._child.close()
 
-    def _kill(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-
-    async def _worker(self) -> asyncio.subprocess.Process:
-        if self._retirement is not None:
-            self._retirement.cancel()
-        if self.pid is None or self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # what lies in the working directory is not ours to import
-                "-m",
-                self._module,
-                str(os.getpid()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                # One core is enough, and the others are not its own.
-                env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
-            )
-            _send(self._process, _encoder.encode(self._recipe))
-        return self._process
-
-    @staticmethod
-    async def _talk(process: asyncio.subprocess.Process, check: Check, keep: Keep) -> Report:
-        _send(process, _encoder.encode(check))
-        assert process.stdout is not None
+    async def _talk(self, check: Check, keep: Keep) -> Report:
+        self._child.send(_encoder.encode(check))
         while True:
             try:
-                async with asyncio.timeout(MAX_SILENCE_S):
-                    (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-                    frame = _decoder.decode(await process.stdout.readexactly(length))
-            except asyncio.IncompleteReadError:
-                status = await process.wait()
+                frame = _decoder.decode(await self._child.receive(MAX_SILENCE_S))
+            except ChildDiedError as error:
                 raise CheckerDiedError(
-                    f"the process that checked the file ended with status {status}",
-                    by_itself=not was_killed_from_outside(status),
+                    f"the process that checked the file ended with status {error.status}",
+                    by_itself=not was_killed_from_outside(error.status),
                 ) from None
             except TimeoutError:
                 raise CheckerDiedError("the process that checked the file fell silent") from None
@@ -157,11 +117,6 @@ class WorkerChecker:
                     raise ValidationError(kind)
 
 
-def _send(process: asyncio.subprocess.Process, frame: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(_LENGTH.pack(len(frame)) + frame)
-
-
 # ---- the worker's side -----------------------------------------------------------------------------------
 
 
@@ -169,11 +124,10 @@ def main(parent_pid: int, make_compiler: Callable[[Recipe], LineCompiler] = Reci
     """Checks one file after another until its input ends."""
     die_with_parent(parent_pid)
     os.nice(NICENESS)
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not part of the conversation
-    compiler = make_compiler(_recipe_decoder.decode(_receive(source)))
-    _bound_memory()
-    while frame := _receive(source):
+    source, sink = conversation()
+    compiler = make_compiler(_recipe_decoder.decode(read_frame(source) or b""))
+    bound_memory(MEMORY_BYTES)
+    while frame := read_frame(source):
         _check(_check_decoder.decode(frame), compiler, sink)
 
 
@@ -194,22 +148,8 @@ def _check(check: Check, compiler: LineCompiler, sink: BinaryIO) -> None:
         _write(sink, _Bug(type(error).__name__))
 
 
-def _bound_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
-        f.write("1000")  # rather this process than one that serves
-
-
-def _receive(source: BinaryIO) -> bytes:
-    """The next frame; empty at the end of the input."""
-    head = source.read(_LENGTH.size)
-    return source.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
-
-
 def _write(sink: BinaryIO, frame: msgspec.Struct) -> None:
-    payload = _encoder.encode(frame)
-    sink.write(_LENGTH.pack(len(payload)) + payload)
-    sink.flush()
+    write_frame(sink, _encoder.encode(frame))
 
 
 if __name__ == "__main__":
