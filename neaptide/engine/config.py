@@ -89,5 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Step log to write (``engine.record.step_log``); an earlier one is kept as ``PATH.1``. ``None`` writes none."""
     step_log_max_bytes: int | None = None
     """Where the step log ends; it cannot go on in another file, because a replay needs it from its start."""
+    records_traffic: bool = False
+    """Whether the engine tells in short what it serves (``engine.record.traffic``)."""
     witness_fd: int | None = None
     """Inherited memory in which the engine notes the step that it is running; set by the supervisor for each life."""

@@ -16,6 +16,7 @@ from neaptide.engine.process.witness import StepWitness
 from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
+from neaptide.engine.record.traffic_recorder import TrafficRecorder
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.start_up import StartUp
@@ -24,7 +25,7 @@ from neaptide.estimator.cost.iteration_time import Sample
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile
-from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_of
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_as_it_is, recipe_of
 from neaptide.estimator.subject import Subject
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.registry import start_executor
@@ -69,6 +70,15 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         longest_step_s=cost_model.predict(longest).seconds,
     )
     return core, ready
+
+
+def traffic_recorder(core: EngineCore, ready: EngineReady) -> TrafficRecorder:
+    """Of what the engine serves from now on."""
+    model = core.scheduler.cost_model
+    assert isinstance(model, OnlineCostModel)
+    recorder = TrafficRecorder(core.scheduler, ready.num_blocks, lambda: recipe_as_it_is(model))
+    core.subscribe(recorder)
+    return recorder
 
 
 def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:

@@ -240,6 +240,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             high=1e9,
         ),
     ] = 4096.0
+    shadow: Annotated[
+        str,
+        Option(
+            "Whether the last minutes are simulated under other policies, at idle priority in a process of its own, to "
+            "say what co-serving won; it records no text.",
+            choices=("on", "off"),
+            page="operations",
+        ),
+    ] = "on"
     executor: Annotated[
         str,
         Option(

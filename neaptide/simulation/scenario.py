@@ -62,6 +62,9 @@ class Scenario:
     """``max_tokens`` of every request, all that a policy knows of lengths; None asks for the rest of the context."""
     truth: CostModel | None = None
     """How long steps really take; None takes the profile's model."""
+    with_bounds: bool = True
+    """The result says what an endless cache would save, and what no policy could pass; seconds of work where many rows
+    wait."""
     cost_model: Recipe | None = None
     """What the scheduler believes; None takes the profile's model, corrected online."""
 

@@ -385,7 +385,7 @@ class _Simulation:
         return max(self._measures.longest_offline_wait_s, self._rows.longest_wait_s(end_s))
 
     def _bound(self) -> float | None:
-        if not self._scenario.offline:
+        if not self._scenario.offline or not self._scenario.with_bounds:
             return None
         prompts = (request.segments for one in self._scenario.offline for request in one.requests)
         return prefix_sharing(prompts, self._scenario.block_size).ratio

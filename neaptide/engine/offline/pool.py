@@ -85,6 +85,11 @@ class OfflinePool:
         return self._returned
 
     @property
+    def flex(self) -> Sequence[Request]:
+        """Flex requests that have not started."""
+        return [request for lane in self._lanes.values() if isinstance(lane, FlexLane) for request in lane.requests]
+
+    @property
     def lanes(self) -> Sequence[Lane]:
         return list(self._lanes.values())
 

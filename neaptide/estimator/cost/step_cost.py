@@ -38,6 +38,24 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_s: float = 0.0
     """Per token and never overlapped: all-reduce of tensor parallelism."""
 
+    def scaled(self, factors: "Terms") -> "StepCost":
+        """With every term of the time multiplied; where operators overlap, nearly so."""
+        fixed, gemm, attention, kv, requests, swap = factors
+        return StepCost(
+            fixed_s=fixed * self.fixed_s,
+            gemm_curve_s=tuple(gemm * seconds for seconds in self.gemm_curve_s),
+            pair_s=attention * self.pair_s,
+            kv_token_s=kv * self.kv_token_s,
+            masked_pair_s=attention * self.masked_pair_s,
+            ragged_s=requests * self.ragged_s,
+            decode_request_s=requests * self.decode_request_s,
+            prefill_request_s=requests * self.prefill_request_s,
+            swap_block_s=swap * self.swap_block_s,
+            weights_s=gemm * self.weights_s,
+            row_s=gemm * self.row_s,
+            token_s=gemm * self.token_s,
+        )
+
 
 Terms = tuple[float, float, float, float, float, float]
 """The parts of a step's predicted time, in seconds; they add up to it: fixed, matrix products, prefill attention,

@@ -1,6 +1,7 @@
 "use strict";
 const PERIOD_MS = 2000, KEPT = 150, SHOWN_BATCHES = 20;
 const TIERS = ["priority", "default", "flex", "batch"];
+const OTHERS = ["priority", "fcfs"];
 const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
 const SVG = "http://www.w3.org/2000/svg";
 const history = [];
@@ -224,6 +225,36 @@ function say(text, bad) {
   state.className = bad ? "bad" : "";
 }
 
+function showShadow(samples) {
+  const known = (name, labels) => Number.isNaN(sum(samples, name, labels)) ? null : sum(samples, name, labels);
+  const count = (value) => value === null ? "–" : short(value);
+  const gain = (value) => value === null ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + short(Math.abs(value));
+  const length = sum(samples, "neaptide_shadow_window_seconds");
+  const rows = length > 0 ? OTHERS.map((policy) => {
+    const won = known("neaptide_shadow_won_offline_tokens", { policy });
+    return row([
+      `under ${policy}`,
+      percent(known("neaptide_shadow_attainment_ratio", { policy })),
+      gain(known("neaptide_shadow_saved_targets", { policy })),
+      count(known("neaptide_shadow_offline_tokens_per_second", { policy })),
+      gain(won === null ? null : won / length),
+    ]);
+  }) : [];
+  if (length > 0) rows.unshift(row([
+    "as it was",
+    percent(known("neaptide_shadow_real_attainment_ratio")),
+    "",
+    count(known("neaptide_shadow_real_offline_tokens_per_second")),
+    "",
+  ]));
+  at("shadow").replaceChildren(...rows);
+  at("shadownote").textContent = length > 0 ?
+    `${duration(length)} of this server's own traffic with ${short(sum(samples, "neaptide_shadow_requests"))} online requests, ` +
+    `simulated again under vLLM's schedulers; it ended ${duration(sum(samples, "neaptide_shadow_age_seconds"))} ago.` :
+    samples.has("neaptide_shadow_window_seconds") ?
+      "Not known yet: some minutes of traffic are simulated again under vLLM's schedulers." : "Off (--shadow).";
+}
+
 function batchRow(batch) {
   const counts = batch.request_counts, ended = counts.completed + counts.failed, seen = batch.neaptide;
   const bar = made("progress");
@@ -265,6 +296,7 @@ async function refresh() {
     if (history.length > KEPT) history.shift();
     showFigures();
     showPlots();
+    showShadow(history[history.length - 1].samples);
     await showBatches();
   } catch (error) {
     say(`the server does not answer: ${error.message}`, true);

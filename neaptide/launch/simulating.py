@@ -1,0 +1,59 @@
+"""Composition root of the child that simulates for the API process what was recorded of its traffic.
+
+``python -m neaptide.launch.simulating PARENT_PID`` reads tasks from its standard input and answers on its standard
+output. It has what no other process wants of the processor, bounded memory, and dies with its parent.
+"""
+
+import sys
+import time
+import traceback
+
+import msgspec
+
+from neaptide.engine.process.parent import die_with_parent
+from neaptide.server.children.child import bound_memory, pipes, stand_back
+from neaptide.server.children.frames import read_frame, write_frame
+from neaptide.server.shadow.frames import ShadowAnswer, ShadowFigures, ShadowTask, encoder, task_decoder
+from neaptide.simulation.recorded.recording import Recording
+from neaptide.simulation.recorded.shadow import Figures, compare
+
+MEMORY_BYTES = 2 << 30
+
+
+def main(parent_pid: int) -> None:
+    """Answers one task after another until its input ends."""
+    die_with_parent(parent_pid)
+    stand_back(19, is_idle=True)
+    source, sink = pipes()
+    bound_memory(MEMORY_BYTES)
+    spent_s = 0.0
+    while (frame := read_frame(source)) is not None:
+        answer = _answer(task_decoder.decode(frame))
+        now_s = time.process_time()  # what its start took is the first answer's
+        try:
+            write_frame(sink, encoder.encode(msgspec.structs.replace(answer, cpu_s=now_s - spent_s)))
+        except BrokenPipeError:
+            raise SystemExit("the server is gone") from None
+        spent_s = now_s
+
+
+def _answer(task: ShadowTask) -> ShadowAnswer:
+    try:
+        recording = Recording.decode(task.pieces)
+        found = compare(recording, task.policies, task.warm_s, task.window_s, task.since_s)
+    except Exception as error:
+        traceback.print_tb(error.__traceback__)
+        return ShadowAnswer(0.0, fault=type(error).__name__)
+    if found is None:
+        return ShadowAnswer(0.0)
+    start_s, end_s = found.window_s
+    shadows = {policy: _figures(figures) for policy, figures in found.shadows.items()}
+    return ShadowAnswer(0.0, start_s, end_s, found.requests, _figures(found.real), shadows)
+
+
+def _figures(figures: Figures) -> ShadowFigures:
+    return ShadowFigures(figures.met, figures.offline_tokens_per_s)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
