@@ -103,7 +103,8 @@ class Delivery:
     def left(self) -> tuple[IntArray, IntArray]:
         """Rows left, and ``max_tokens`` of each."""
         limits = np.array([params.max_tokens for params in self._params_table], np.int64)
-        return self.rows[self.next_index :], limits[self._params_index[self.next_index :]]
+        is_left = self._is_left[self._first :]
+        return self.rows_left, limits[self._params_index[self._first :][is_left]]
 
     def key(self, row_key: RowKey, index: int) -> Any:
         return row_key(self.tokens, int(self.rows[index]))
