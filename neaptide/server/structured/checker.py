@@ -3,9 +3,9 @@
 import contextlib
 import hashlib
 import logging
-import os
+import shutil
 import subprocess
-import sys
+import tempfile
 import threading
 import weakref
 from collections import OrderedDict
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from neaptide.server.link.interpreter import Interpreter
 from neaptide.server.structured.frames import NO_GRAMMARS_STATUS, read_frame, write_frame
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,18 @@ class GrammarChecker:
 
     Args:
         model_dir, vocab_size, eos_token_ids: as for ``neaptide.models.grammars.Grammars``.
+        interpreter: the engine's, so that its version of the compiler is asked.
     """
 
-    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int], cpu_s: float = CPU_S) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        cpu_s: float = CPU_S,
+        interpreter: Interpreter | None = None,
+    ) -> None:
+        self._interpreter = interpreter or Interpreter()
         self._arguments = [
             str(model_dir),
             str(vocab_size),
@@ -55,7 +65,7 @@ class GrammarChecker:
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[bytes]], GrammarChecker] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes], Path], GrammarChecker] | None = None
         self._serves_none = False
 
     @property
@@ -120,15 +130,17 @@ class GrammarChecker:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._kill()
+        directory = Path(tempfile.mkdtemp(prefix="neaptide-grammars-"))
+        environment = self._interpreter.environment(directory)
         child = self._child = subprocess.Popen(  # noqa: S603
             # What lies in the working directory is not ours to import.
-            [sys.executable, "-P", "-m", "neaptide.server.structured.child", *self._arguments],
+            [self._interpreter.executable, "-P", "-m", "neaptide.server.structured.child", *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # it may quote the caller
-            env=os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            env={**environment, "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
-        self._end = weakref.finalize(self, _end, child)
+        self._end = weakref.finalize(self, _end, child, directory)
         assert child.stdout is not None
         watch = threading.Timer(START_S, child.kill)
         watch.start()
@@ -151,11 +163,12 @@ def _binary(pipe: object) -> BinaryIO:
     return pipe  # type: ignore[return-value]
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Nothing of it is left behind: no process and no descriptor."""
+def _end(child: "subprocess.Popen[bytes]", directory: Path) -> None:
+    """Nothing of it is left behind: no process, no descriptor and no file."""
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
+    shutil.rmtree(directory, ignore_errors=True)
