@@ -352,6 +352,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
         tpot_slo_s=config.scheduler.tpot_slo_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
         follows_grammars=kind is not None and kind.follows_grammars,
+        engine_python=settings.engine_python,
     )
     return context, config
 

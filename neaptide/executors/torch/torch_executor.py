@@ -14,8 +14,8 @@ from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
+from neaptide.executors.grammar_masks import Constrained, GrammarMasks, StepMask
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
-from neaptide.executors.torch.grammar_masks import Constrained, GrammarMasks, StepMask
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.logits_edits import Allowed
 from neaptide.executors.torch.logprobs import score
@@ -195,11 +195,8 @@ class TorchExecutor:
         for part in np.flatnonzero(plan.sample).tolist():
             state = self._states[plan.request_ids[part]]
             if state.follower is not None:
-                start, position = len(state.prompt_token_ids), int(plan.output_position[part])
-                # A copy: when it is read, the row may be another's.
-                output = plan.table.tokens[plan.rows[part], start : start + position].copy()
-                last = state.recent_tokens.at(position - 1)
-                constrained.append(Constrained(plan.request_ids[part], state.follower, output, last))
+                num_prompt_tokens = len(state.prompt_token_ids)
+                constrained.append(Constrained.of(plan, part, state.follower, num_prompt_tokens, state.recent_tokens))
         return self._grammar_masks.fill(constrained) if constrained else None
 
     def _sample(
