@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from neaptide.estimator.subject import Subject
 from neaptide.executors.registry import start_executor
 from neaptide.launch.serve import LaunchError, default_num_threads, embedded_model_path, executor_arguments
 from neaptide.models.checkpoint import load_model_facts, resolve_model
+from neaptide.server.link.interpreter import wait_as_in_an_engine
 from neaptide.server.settings import EMBEDDED_MODEL
 
 LABELS = {"echo_max": "Echo, c as floor", "echo_sum": "Echo, c added", "bros": "BROS", "hygen": "HyGen", OURS: "ours"}
@@ -91,8 +91,7 @@ def calibrate_model(
     Raises:
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be loaded, or not in this time.
     """
-    # As in the server's engine process; it counts only before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_as_in_an_engine()
     path = embedded_model_path() if model == EMBEDDED_MODEL else resolve_model(model)
     clock, positions = MonotonicClock(), load_model_facts(path).max_position_embeddings
     config = EngineConfig(

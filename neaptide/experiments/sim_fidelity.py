@@ -9,7 +9,6 @@ is a wrong profile: the check fails for it.
 """
 
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -47,6 +46,7 @@ from neaptide.experiments.fidelity_runs import (
 from neaptide.experiments.models import benchmark_model
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.launch.serve import default_num_threads
+from neaptide.server.link.interpreter import wait_as_in_an_engine
 from neaptide.simulation.measures import Measures
 from neaptide.simulation.replay import Replay, replay
 
@@ -111,8 +111,7 @@ class Findings:
 
 
 def run(quick: bool) -> ExperimentResult:
-    # As in the server's engine process; it counts only before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    wait_as_in_an_engine()
     from neaptide.executors.torch.torch_executor import TorchExecutor
 
     size = QUICK if quick else FULL

@@ -98,6 +98,17 @@ def test_the_servers_own_interpreter_is_the_default_and_needs_no_check(tmp_path:
     assert not {"PYTHONPATH"} & (interpreter.environment(tmp_path).keys() - os.environ.keys())
 
 
+def test_compute_threads_spin_a_little_before_they_sleep_unless_the_operator_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KMP_BLOCKTIME", "200")
+    environment = Interpreter().environment(tmp_path)
+    waiting = {name: environment[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")}
+    assert waiting == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "200"}
+
+
 def test_one_line_is_left_of_any_text() -> None:
     assert one_line("no\n  such\tmodel \0 \x1b[31m ") == "no such model \\u0000 \\u001b[31m"
 
