@@ -21,13 +21,13 @@ from neaptide.commands.simulation_flags import (
     progress,
     scenario_of,
 )
+from neaptide.engine.offline.planning.pooled import ORDERS
 from neaptide.engine.scheduler.parts import PARTS
 from neaptide.estimator.device_profile import load_profile
 from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.chrome_trace import write_chrome_trace
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.points import parse_points
-from neaptide.simulation.pools.inline_planner import ORDERS
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import Run, SimulationError, simulate
 

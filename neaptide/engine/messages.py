@@ -245,6 +245,12 @@ class EngineReady(_Message):
     eos_token_ids: list[int]
     longest_step_s: float = 0.0
     """The longest step that its limits allow, as predicted; longer silence than a few of these is a hang."""
+    planned_order: str = ""
+    """That its policy follows (``engine.offline.planning.pooled``); empty if it follows none."""
+    token_s: float = 0.0
+    """What the device takes to compute one more token of a full step ..."""
+    kv_token_s: float = 0.0
+    """... and to read one more cached one, as predicted at the start."""
 
 
 class StepOutputs(_Message):

@@ -1,9 +1,16 @@
-"""What a device profile says of compute density."""
+"""What a device profile, or a cost model, says of compute density."""
 
+from neaptide.engine.interfaces import CostModel
 from neaptide.engine.offline.density import DensityModel
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.step_cost import gemm_knot
 from neaptide.estimator.device_profile import DeviceProfile
+
+DECODES = 64
+"""Of a step that reads cached tokens, for a cost model that counts requests as well."""
+LEAST_S = 1e-12
+"""A model that finds something free would make every density infinite."""
 
 
 def density_model(profile: DeviceProfile) -> DensityModel:
@@ -13,3 +20,21 @@ def density_model(profile: DeviceProfile) -> DensityModel:
     width = gemm_knot(last) - gemm_knot(last - 1)
     token_s = (cost.gemm_curve_s[last] - cost.gemm_curve_s[last - 1]) / width
     return DensityModel.in_seconds(token_s + cost.token_s, cost.kv_token_s, cost.pair_s)
+
+
+def marginal_seconds(cost_model: CostModel, step_tokens: int, kv_tokens: int) -> tuple[float, float]:
+    """What one more token of a full step takes, and one more cached token that is read: the slopes between steps with
+    half and with all of the tokens, and between decodes over half and over all of the memory."""
+
+    def prompt_s(num_tokens: int) -> float:
+        return cost_model.predict(BatchShape(prefill_tokens=num_tokens, prefill_requests=1)).seconds
+
+    def decode_s(num_tokens: int) -> float:
+        shape = BatchShape()
+        shape.add_decodes(DECODES, num_tokens, num_tokens // DECODES)
+        return cost_model.predict(shape).seconds
+
+    half_tokens, half_kv = step_tokens // 2, kv_tokens // 2
+    token_s = (prompt_s(step_tokens) - prompt_s(half_tokens)) / max(step_tokens - half_tokens, 1)
+    kv_token_s = (decode_s(kv_tokens) - decode_s(half_kv)) / max(kv_tokens - half_kv, 1)
+    return max(token_s, LEAST_S), max(kv_token_s, LEAST_S)

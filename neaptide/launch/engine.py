@@ -24,6 +24,7 @@ from neaptide.estimator.calibration.steps import Limits, start_steps
 from neaptide.estimator.cost.iteration_time import Sample
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.density import marginal_seconds
 from neaptide.estimator.device_profile import load_profile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_as_it_is, recipe_of
 from neaptide.estimator.subject import Subject
@@ -56,6 +57,8 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         frozenset(model.eos_token_ids),
         _observers(config, executor.num_blocks, clock, cost_model, observed),
     )
+    kv_tokens = executor.num_blocks * config.cache.block_size
+    token_s, kv_token_s = marginal_seconds(cost_model, scheduler.max_num_batched_tokens, kv_tokens)
     longest = BatchShape()
     longest.add(scheduler.max_num_batched_tokens, max(scheduler.max_model_len - scheduler.max_num_batched_tokens, 0))
     ready = EngineReady(
@@ -68,6 +71,9 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         num_blocks=executor.num_blocks,
         eos_token_ids=list(model.eos_token_ids),
         longest_step_s=cost_model.predict(longest).seconds,
+        planned_order=core.scheduler.planned_order or "",
+        token_s=token_s,
+        kv_token_s=kv_token_s,
     )
     return core, ready
 

@@ -208,6 +208,7 @@ def _http_server(
     from neaptide.server.app import ServerState, create_app
     from neaptide.server.batches.checking.worker import WorkerChecker
     from neaptide.server.batches.lines import ContextCompiler
+    from neaptide.server.batches.planning.planner import Planner
     from neaptide.server.batches.service import BatchService
     from neaptide.server.batches.storing.files import DAY_S
     from neaptide.server.batches.wiring import BatchSettings
@@ -236,7 +237,8 @@ def _http_server(
     for principal in keys.principals:
         logger.info("key %s is accepted, tier %s", principal.key_id, principal.tier.value)
     compiler = ContextCompiler(context)
-    service = BatchService(batch_settings, context.client, compiler, WorkerChecker(compiler.recipe()))
+    checker = WorkerChecker(compiler.recipe())
+    service = BatchService(batch_settings, context.client, compiler, checker, planner=Planner())
     hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)
     state = ServerState(
         context=context,

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from neaptide.engine.offline.planning.pooled import ORDERS, TWO_ENDS
 from neaptide.engine.record.step_log import OrderLine, RowLine, StepLine, read_log
 from neaptide.estimator.device_profile import PlanningCost
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
-from neaptide.simulation.pools.inline_planner import ORDERS, TWO_ENDS
 from neaptide.simulation.replay import Replay, replay
 from neaptide.simulation.simulator import simulate
 from tests.simulation.scenes import constant, mixed, offline, profile

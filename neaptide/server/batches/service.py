@@ -9,6 +9,7 @@ from typing import Any
 from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.machine import Machine
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing import batch_rows
@@ -45,6 +46,7 @@ class BatchService:
         checker: Checker,
         *,
         clocks: Clocks | None = None,
+        planner: MakesPlans | None = None,
     ) -> None:
         clocks = clocks or Clocks()
         self.settings = settings
@@ -54,7 +56,8 @@ class BatchService:
         engine.add_outlook_listener(self.outlooks.hear)
         self._clocks = clocks
         self._is_suspended = False
-        self._machine = Machine(BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks))
+        plane = BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
+        self._machine = Machine(plane)
 
     async def start(self) -> None:
         """Opens the data directory and takes up unfinished batches.

@@ -8,6 +8,7 @@ from pathlib import Path
 from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import Checker, Limits
 from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import JOBS
 from neaptide.server.batches.storing.files import DEFAULT_LIFE_S, FileStore, no_such_file
@@ -53,6 +54,8 @@ class BatchPlane:
     checker: Checker
     settings: BatchSettings
     clocks: Clocks
+    planner: MakesPlans | None = None
+    """Of the order of all batches; None plans none."""
 
     @property
     def jobs_dir(self) -> Path:

@@ -5,6 +5,8 @@ import struct
 from typing import BinaryIO
 
 _LENGTH = struct.Struct(">I")
+MAX_BYTES = (1 << 32) - 1
+"""That the length can say."""
 
 
 def framed(payload: bytes) -> bytes:
@@ -26,7 +28,9 @@ def write_frame(sink: BinaryIO, payload: bytes) -> None:
     sink.flush()
 
 
-async def receive_frame(source: asyncio.StreamReader) -> bytes:
-    """Raises asyncio.IncompleteReadError at the end of the input."""
+async def receive_frame(source: asyncio.StreamReader, max_bytes: int = MAX_BYTES) -> bytes:
+    """Raises asyncio.IncompleteReadError at the end of the input, ValueError for a longer frame."""
     (length,) = _LENGTH.unpack(await source.readexactly(_LENGTH.size))
+    if length > max_bytes:
+        raise ValueError(f"a frame of {length} bytes, where {max_bytes} are the most")
     return await source.readexactly(length)

@@ -18,6 +18,7 @@ from neaptide.engine.messages import (
     EngineFatal,
     EngineReady,
     FromEngine,
+    PlanReady,
     RequestOutput,
     SetOffline,
     StepOutputs,
@@ -192,6 +193,10 @@ class EngineClient:
     def cancel_batch(self, batch_id: str) -> None:
         if self._link is not None:
             self._link.send(CancelBatch(batch_id))
+
+    def follow(self, plan: PlanReady) -> None:
+        if self._link is not None:
+            self._link.send(plan)
 
     def set_offline(self, paused: bool) -> None:
         """Holds for this engine and for those that follow it."""

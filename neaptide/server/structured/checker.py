@@ -133,7 +133,6 @@ class GrammarChecker:
             return self._child
         self._kill()
         directory = Path(tempfile.mkdtemp(prefix="neaptide-grammars-"))
-        environment = self._interpreter.environment(directory)
         child = self._child = subprocess.Popen(  # noqa: S603
             child_command(
                 "neaptide.server.structured.child", *self._arguments, executable=self._interpreter.executable

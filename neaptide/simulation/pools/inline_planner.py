@@ -9,36 +9,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from neaptide.engine.arrays import FloatArray, IntArray
-from neaptide.engine.messages import AddBatch, PlanReady, TwoEnds
-from neaptide.engine.offline.dual_scan import window_densities
-from neaptide.engine.offline.planned import raw
-from neaptide.engine.offline.planning.blend import PoolWork, rank
-from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
-from neaptide.engine.offline.planning.order import PromptOrder
-from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
-from neaptide.engine.offline.planning.prompts import Prompts
-from neaptide.engine.offline.prefix_tree import PrefixTree
+from neaptide.engine.messages import AddBatch, PlanReady
+from neaptide.engine.offline.planning.pooled import PooledJob, PooledRows
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.row_id import RowId
 from neaptide.estimator.density import density_model
 from neaptide.estimator.device_profile import DeviceProfile
 
-TWO_ENDS = "ends"
-"""The order by density that ``blendserve`` goes along from both ends, for an engine that chooses the end itself."""
-ORDERS = (*PLANNED_POLICIES, TWO_ENDS)
 
-
-class _Job:
-    def __init__(self, message: AddBatch) -> None:
-        self.batch_id = message.batch_id
-        self.tokens = TokenFile(message.path)
-        limits = np.array([params.max_tokens for params in message.params_table], np.int64)
-        self.limits = np.ones(len(self.tokens), np.int64)
-        self.limits[message.rows] = limits[message.params_index]
-        self.waits = np.zeros(len(self.tokens), np.bool_)
-        """[rows of the file]"""
-        self.waits[message.rows] = True
+def _job(message: AddBatch) -> PooledJob:
+    tokens = TokenFile(message.path)
+    limits = np.array([params.max_tokens for params in message.params_table], np.int64)
+    of_row, waits = np.ones(len(tokens), np.int64), np.zeros(len(tokens), np.bool_)
+    of_row[message.rows], waits[message.rows] = limits[message.params_index], True
+    return PooledJob(message.batch_id, tokens, waits, of_row)
 
 
 class InlinePlanner:
@@ -58,7 +42,7 @@ class InlinePlanner:
         self._block_size = block_size
         self._scale = scale
         self._output_tokens = output_tokens
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, PooledJob] = {}
         """With rows that wait."""
         self._is_outdated = False
         """Whether rows have come since the last plan was begun."""
@@ -68,7 +52,7 @@ class InlinePlanner:
 
     def submitted(self, message: AddBatch, now_s: float) -> None:
         """The message's token file need not outlive this call."""
-        self._jobs[message.batch_id] = _Job(message)
+        self._jobs[message.batch_id] = _job(message)
         self._is_outdated = True
         self._begin(now_s)
 
@@ -101,37 +85,9 @@ class InlinePlanner:
     def _made(self) -> tuple[PlanReady, int]:
         """A plan over the rows that wait now, and their number."""
         jobs = list(self._jobs.values())
-        prompts = Prompts([job.tokens for job in jobs])
-        sizes = np.array([len(job.tokens) for job in jobs], np.int64)
-        first = np.cumsum(sizes) - sizes
-        job_of = np.repeat(np.arange(len(jobs)), sizes)
-        rows = np.flatnonzero(np.concatenate([job.waits for job in jobs]))
-        tree = PrefixTree.of_order(PromptOrder.of(prompts, rows), self._block_size)
-        known = np.full(len(prompts), np.nan)
-        for row in sampled_rows(tree, job_of).tolist():
-            number = int(job_of[row])
-            known[row] = self._output_tokens(str(RowId(jobs[number].batch_id, row - int(first[number]))))
-        outputs = estimated_outputs(tree, known, np.concatenate([job.limits for job in jobs]))
+        pooled = PooledRows(jobs, self._block_size)
+        known = [
+            (job, row, float(self._output_tokens(str(RowId(jobs[job].batch_id, row))))) for job, row in pooled.sampled()
+        ]
         model = density_model(self._profile)
-        lengths = prompts.lengths[tree.rows]
-        work = PoolWork.of(model, prompts.lengths, outputs)
-        pool = Pool(tree, lengths - tree.new_tokens(lengths), work, self._profile.kv_capacity_tokens)
-        order, ends = self._ordered(pool)
-        message = PlanReady([job.batch_id for job in jobs], raw(job_of[order]), raw(order - first[job_of[order]]), ends)
-        return message, len(rows)
-
-    def _ordered(self, pool: Pool) -> tuple[IntArray, TwoEnds | None]:
-        if self._order != TWO_ENDS:
-            (order,) = plan_pool(pool, self._order)
-            return order, None
-        ranked, model = rank(pool.tree, pool.work), density_model(self._profile)
-        held_tokens: FloatArray = (
-            pool.work.prompt_tokens[ranked.rows] - ranked.shared_tokens + (pool.work.output_tokens[ranked.rows] / 2.0)
-        )
-        return ranked.rows, TwoEnds(
-            raw(held_tokens),
-            window_densities(ranked.compute_s, ranked.memory_s),
-            ranked.root_density,
-            2.0 * model.parameters / model.flops_per_s,
-            model.kv_bytes_per_token / model.bytes_per_s,
-        )
+        return pooled.plan(self._order, known, model, self._profile.kv_capacity_tokens), len(pooled)

@@ -20,6 +20,7 @@ from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
 from neaptide.server.batches.checking.validate import Check, Checker, Keep, Report, Validator
 from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.housekeeping import Housekeeping
@@ -133,6 +134,8 @@ class Server:
         fingerprint: str = "fake",
         engine: bool = True,
         checker: Checker | None = None,
+        planner: MakesPlans | None = None,
+        ready: EngineReady = READY,
     ) -> None:
         self.clock = clock or FakeClock()
         self.client = EngineClient()
@@ -140,13 +143,16 @@ class Server:
         self.compiler = FakeCompiler(fingerprint)
         settings = BatchSettings(data_dir=data_dir, completion_windows=("24h", "1h"), tick_s=0.02)
         checker = checker or ThreadChecker(self.compiler)
-        self.service = BatchService(settings, self.client, self.compiler, checker, clocks=self.clock.clocks())
+        self.service = BatchService(
+            settings, self.client, self.compiler, checker, clocks=self.clock.clocks(), planner=planner
+        )
+        self._ready = ready
         self._with_engine = engine
 
     async def __aenter__(self) -> "Server":
         await self.service.start()
         if self._with_engine:
-            self.client.attach(self.engine, READY)
+            self.client.attach(self.engine, self._ready)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -156,7 +162,7 @@ class Server:
         """The engine dies in a step with these rows, and another takes its place."""
         self.client.detach(suspects, evidence)
         self.engine = FakeEngine(self.client)
-        self.client.attach(self.engine, READY)
+        self.client.attach(self.engine, self._ready)
         return self.engine
 
     async def keep_house(self) -> None:

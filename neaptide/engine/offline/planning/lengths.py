@@ -63,6 +63,6 @@ def estimated_outputs(tree: PrefixTree, known: FloatArray, limits: IntArray) -> 
         inherited[node] = inherited[parents[node]]  # parents are less deep, so they come first
     assert NO_NODE == -1
     expected = np.array(inherited)[tree.node]
-    estimates = np.empty(len(known))
+    estimates = np.ones(len(known))  # of rows that the tree does not have as well
     estimates[tree.rows] = np.where(is_known, in_order, expected)
     return np.maximum(np.minimum(estimates, limits), 1.0)

@@ -1,6 +1,7 @@
 """One running batch: which rows are still to run, and the lines whose outputs are arriving."""
 
 import logging
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from neaptide.engine.row_id import RowId
 from neaptide.server.batches.checking.job_files import JobPlan
 from neaptide.server.batches.checking.validate import dump_json, new_request_id, read_body, refused
 from neaptide.server.batches.lines import Assembler, LineCompiler
+from neaptide.server.batches.planning.request import JobRows, packed
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing.models import BatchRecord, LineResult, LineState, PendingLine, Usage
 from neaptide.server.edge.auth import share_of
@@ -48,6 +50,8 @@ class Job:
         self._input_path = input_path
         self._compiler = compiler
         self._ended = bytearray(len(self._lines))
+        self._answer_tokens = array("i", [-1]) * len(self._lines)
+        """Of a line that has ended, for each of its rows in the mean; -1 if that is not known."""
         self._next = 0
         """Lines before this one have been given to the engine, or wait as suspects."""
         self._waiting: dict[int, None] = {}
@@ -86,6 +90,29 @@ class Job:
             deadline_s=deadline_s,
             salt=self.salt,
             share=self.share,
+        )
+
+    def left(self, path: Path) -> JobRows:
+        """What has not ended, and how long answers were, for the planner. In any thread: what ends meanwhile is left or
+        not."""
+        rows, ended_rows, ended_tokens = array("i"), array("i"), array("i")
+        for line, is_ended, num_tokens in zip(self._lines, bytes(self._ended), list(self._answer_tokens), strict=True):
+            if not is_ended:
+                rows.extend(self._rows(line))
+            elif num_tokens >= 0:
+                ended_rows.extend(self._rows(line))
+                ended_tokens.extend([num_tokens] * line.num_rows)
+        max_tokens = [params.max_tokens for params in self._plan.params_table]
+        limits = [max_tokens[self._plan.params_index[row]] for row in rows]
+        return JobRows(
+            batch_id=self.batch_id,
+            path=str(path),
+            salt=self.salt.hex(),
+            num_rows=len(self._plan.params_index),
+            rows=packed(rows),
+            limits=packed(limits),
+            ended_rows=packed(ended_rows),
+            ended_tokens=packed(ended_tokens),
         )
 
     def _take_lines(self, suspects: Suspects) -> list[int]:
@@ -139,6 +166,8 @@ class Job:
                 if result.state is LineState.FAILED:
                     stops += [str(RowId(self.batch_id, r)) for r in self._rows(self._lines[index]) if r != row]
                 self._end(index)
+                if result.state is LineState.COMPLETED:
+                    self._answer_tokens[index] = result.usage.output_tokens // self._lines[index].num_rows
                 results.append(result)
         return results, stops
 

@@ -16,6 +16,8 @@ from typing import Any
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
+from neaptide.server.batches.planning.planning import MakesPlans, Planning
+from neaptide.server.batches.planning.request import JobRows
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows
@@ -70,7 +72,8 @@ class _Running:
 class JobRunner:
     """The batch plane's ``BatchListener``. Event loop only; heavy work happens in threads.
 
-    ``on_done`` is called with the id of a job whose last line has become durable.
+    ``on_done`` is called with the id of a job whose last line has become durable. ``planner`` plans the order of what
+    is left of all jobs, if the engine follows one.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class JobRunner:
         engine: EngineClient,
         describe: Callable[[Job], tuple[Path, float]],
         on_done: Callable[[str], None],
+        planner: MakesPlans | None = None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -86,6 +90,7 @@ class JobRunner:
         self._on_done = on_done
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._jobs: dict[str, _Running] = {}
+        self._planning = None if planner is None else Planning(planner, engine, self._left_of_all)
         self._suspects = Suspects()
         self._epoch = self._heard_epoch = 0
         """Engines that have come, and those of them whose coming the consumer has dealt with."""
@@ -110,6 +115,8 @@ class JobRunner:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        if self._planning is not None:
+            await self._planning.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def suspend(self) -> None:
@@ -172,6 +179,8 @@ class JobRunner:
             case _EngineReady(epoch):
                 self._heard_epoch = epoch
                 self._suspects.engine_is_empty()
+                if self._planning is not None:
+                    self._planning.engine_is_new()
                 await self._submit_all()
             case _Add(job):
                 self._jobs[job.batch_id] = _Running(job)
@@ -205,7 +214,13 @@ class JobRunner:
                 return
             self._engine.submit_batch(message)
             logger.info("batch %s: %d rows given to the engine", job.batch_id, len(message.rows))
+            if self._planning is not None:
+                self._planning.grown(len(message.rows))
             await asyncio.sleep(0)
+
+    def _left_of_all(self) -> list[Callable[[], JobRows]]:
+        """What is left of every job; to be asked in a thread."""
+        return [partial(one.job.left, self._describe(one.job)[0]) for one in self._jobs.values()]
 
     def _may_submit(self, job: Job) -> bool:
         # A new engine gets nothing before its turn in the queue: the rows that its predecessor died with are

@@ -42,7 +42,7 @@ class Machine:
 
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
-        self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_lines_done)
+        self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_lines_done, plane.planner)
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
         self._loading: set[str] = set()

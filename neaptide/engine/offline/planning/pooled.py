@@ -1,0 +1,106 @@
+"""A plan over rows of several jobs: from their token files to what the engine is told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from neaptide.engine.arrays import BoolArray, FloatArray, IntArray
+from neaptide.engine.messages import PlanReady, TwoEnds
+from neaptide.engine.offline.density import DensityModel
+from neaptide.engine.offline.dual_scan import window_densities
+from neaptide.engine.offline.planned import raw
+from neaptide.engine.offline.planning.blend import PoolWork, rank
+from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
+from neaptide.engine.offline.planning.order import PromptOrder
+from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
+from neaptide.engine.offline.planning.prompts import Prompts
+from neaptide.engine.offline.prefix_tree import PrefixTree
+from neaptide.engine.offline.token_file import TokenFile
+
+TWO_ENDS = "ends"
+"""The order by density that ``blendserve`` goes along from both ends, for an engine that chooses the end itself."""
+ORDERS = (*PLANNED_POLICIES, TWO_ENDS)
+
+
+@dataclass(slots=True, frozen=True)
+class PooledJob:
+    """Rows of one job's token file."""
+
+    batch_id: str
+    tokens: TokenFile
+    waits: BoolArray
+    """[rows of the file]"""
+    limits: IntArray
+    """[rows of the file] ``max_tokens``; of those that wait."""
+    salt: str = ""
+    """Jobs of different ones share nothing."""
+    ended: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Rows that tell how long answers of others will be, and do not wait."""
+
+
+class PooledRows:
+    """The rows that wait, sorted.
+
+    Args:
+        unit_tokens: of the engine's cache.
+    """
+
+    def __init__(self, jobs: Sequence[PooledJob], unit_tokens: int) -> None:
+        self._batch_ids = [job.batch_id for job in jobs]
+        self._limits = np.concatenate([np.zeros(0, np.int64), *(job.limits for job in jobs)])
+        sizes = np.array([len(job.tokens) for job in jobs], np.int64)
+        self._first = np.cumsum(sizes) - sizes
+        self._job = np.repeat(np.arange(len(jobs)), sizes)
+        self._prompts = Prompts([job.tokens for job in jobs], [job.salt for job in jobs])
+        rows = np.flatnonzero(np.concatenate([np.zeros(0, np.bool_), *(job.waits for job in jobs)]))
+        starts = zip(self._first.tolist(), jobs, strict=True)
+        ended = np.concatenate([np.zeros(0, np.int64), *(start + job.ended for start, job in starts)])
+        order = PromptOrder.of(self._prompts, np.concatenate((rows, ended)))
+        self._told = PrefixTree.of_order(order, unit_tokens)
+        """With those that have ended."""
+        self.tree = PrefixTree.of_order(order.without(ended), unit_tokens) if len(ended) else self._told
+
+    def __len__(self) -> int:
+        return len(self.tree.rows)
+
+    def sampled(self) -> list[tuple[int, int]]:
+        """Job and row of those whose lengths tell those of the others, as BlendServe's warm-up has them."""
+        rows = sampled_rows(self.tree, self._job)
+        return list(zip(self._job[rows].tolist(), (rows - self._first[self._job[rows]]).tolist(), strict=True))
+
+    def plan(
+        self, order: str, known: Sequence[tuple[int, int, float]], model: DensityModel, kv_tokens: int
+    ) -> PlanReady:
+        """
+        Args:
+            order: one of ``ORDERS``.
+            known: job, row and length of answers that are known.
+        """
+        outputs = np.full(len(self._prompts), np.nan)
+        for job, row, num_tokens in known:
+            outputs[self._first[job] + row] = num_tokens
+        outputs = estimated_outputs(self._told, outputs, self._limits)
+        lengths = self._prompts.lengths
+        in_order = lengths[self.tree.rows]
+        shared_tokens = in_order - self.tree.new_tokens(in_order)
+        pool = Pool(self.tree, shared_tokens, PoolWork.of(model, lengths, outputs), kv_tokens)
+        rows, ends = _ordered(pool, order, model)
+        job_of = self._job[rows]
+        return PlanReady(self._batch_ids, raw(job_of), raw(rows - self._first[job_of]), ends)
+
+
+def _ordered(pool: Pool, order: str, model: DensityModel) -> tuple[IntArray, TwoEnds | None]:
+    if order != TWO_ENDS:
+        (rows,) = plan_pool(pool, order)
+        return rows, None
+    ranked = rank(pool.tree, pool.work)
+    own_tokens = pool.work.prompt_tokens[ranked.rows] - ranked.shared_tokens
+    held_tokens: FloatArray = own_tokens + pool.work.output_tokens[ranked.rows] / 2.0
+    return ranked.rows, TwoEnds(
+        raw(held_tokens),
+        window_densities(ranked.compute_s, ranked.memory_s),
+        ranked.root_density,
+        2.0 * model.parameters / model.flops_per_s,
+        model.kv_bytes_per_token / model.bytes_per_s,
+    )

@@ -1,0 +1,76 @@
+"""A process that plans the order of the offline pool: the engine does not feel it, and may go on without it.
+
+``python -m neaptide.launch.planner PARENT_PID`` reads one request from its standard input, maps the jobs' token files,
+and writes the plan to its standard output: frames of a length (4 bytes, big-endian) and msgpack. It runs when nothing
+else wants the core, with bounded memory, and dies with its parent.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from neaptide.engine.messages import PlanReady
+from neaptide.engine.offline.density import DensityModel
+from neaptide.engine.offline.planning.pooled import PooledJob, PooledRows
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.engine.process.parent import die_with_parent
+from neaptide.server.batches.planning.request import (
+    Answer,
+    JobRows,
+    PlanFailed,
+    PlanRequest,
+    answer_encoder,
+    request_decoder,
+    unpacked,
+)
+from neaptide.server.children.child import bound_memory, pipes, stand_back
+from neaptide.server.children.frames import read_frame, write_frame
+
+NICENESS = 19
+MEMORY_BYTES = 4 << 30
+"""Beside the token files; 400,000 rows take a quarter of it."""
+
+
+def main(parent_pid: int) -> None:
+    die_with_parent(parent_pid)
+    stand_back(NICENESS, is_idle=True)
+    source, sink = pipes()
+    request = request_decoder.decode(read_frame(source) or b"")
+    mapped_bytes = sum(Path(f"{job.path}.tokens").stat().st_size for job in request.jobs)
+    bound_memory(MEMORY_BYTES + mapped_bytes, beside_what_is_here=True)
+    write_frame(sink, answer_encoder.encode(_answer(request)))
+
+
+def _answer(request: PlanRequest) -> Answer:
+    try:
+        return made(request)
+    except (OSError, ValueError, KeyError, MemoryError) as error:
+        return PlanFailed(type(error).__name__)
+
+
+def made(request: PlanRequest) -> PlanReady:
+    """Raises OSError or ValueError for a token file that is missing or torn, KeyError for an order that there is not,
+    MemoryError."""
+    pooled = PooledRows([_job(job) for job in request.jobs], request.unit_tokens)
+    known = [
+        (number, row, float(num_tokens))
+        for number, job in enumerate(request.jobs)
+        for row, num_tokens in zip(unpacked(job.ended_rows).tolist(), unpacked(job.ended_tokens).tolist(), strict=True)
+    ]
+    model = DensityModel.in_seconds(request.token_s, request.kv_token_s)
+    return pooled.plan(request.order, known, model, request.kv_tokens)
+
+
+def _job(job: JobRows) -> PooledJob:
+    tokens = TokenFile(job.path)
+    if len(tokens) != job.num_rows:
+        raise ValueError("a token file has other rows than its job")
+    rows = unpacked(job.rows)
+    waits, limits = np.zeros(job.num_rows, np.bool_), np.ones(job.num_rows, np.int64)
+    waits[rows], limits[rows] = True, unpacked(job.limits)
+    return PooledJob(job.batch_id, tokens, waits, limits, job.salt, unpacked(job.ended_rows))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

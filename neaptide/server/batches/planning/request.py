@@ -1,0 +1,94 @@
+"""What the process that plans is asked, and whether its answer can be one."""
+
+import math
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from neaptide.engine.messages import PlanReady, TwoEnds
+from neaptide.engine.offline.dual_scan import window_rows
+
+NUMBERS = np.dtype("<i4")
+
+
+class JobRows(msgspec.Struct, array_like=True, frozen=True):
+    """Rows of one job. Raw arrays of int32: a job may have some ten thousand."""
+
+    batch_id: str
+    path: str
+    """Stem of the token file."""
+    salt: str
+    num_rows: int
+    """Of the file."""
+    rows: bytes
+    """Without an end ..."""
+    limits: bytes
+    """... and their ``max_tokens``."""
+    ended_rows: bytes
+    ended_tokens: bytes
+    """Of the answers of those that have ended."""
+
+
+class PlanRequest(msgspec.Struct, array_like=True, frozen=True):
+    jobs: list[JobRows]
+    order: str
+    token_s: float
+    """Of the device, to compute a token ..."""
+    kv_token_s: float
+    """... and to read a cached one."""
+    kv_tokens: int
+    unit_tokens: int
+
+
+class PlanFailed(msgspec.Struct, tag=True, frozen=True):
+    """Why there is no plan; quotes nothing of the files."""
+
+    reason: str
+
+
+Answer = PlanReady | PlanFailed
+request_encoder = msgspec.msgpack.Encoder()
+request_decoder = msgspec.msgpack.Decoder(PlanRequest)
+answer_encoder = msgspec.msgpack.Encoder()
+answer_decoder: msgspec.msgpack.Decoder[PlanReady] = msgspec.msgpack.Decoder(PlanReady)
+failure_decoder = msgspec.msgpack.Decoder(PlanFailed)
+
+
+def packed(numbers: npt.ArrayLike) -> bytes:
+    return np.asarray(numbers).astype(NUMBERS).tobytes()
+
+
+def unpacked(numbers: bytes) -> npt.NDArray[np.int64]:
+    return np.frombuffer(numbers, NUMBERS).astype(np.int64)
+
+
+def check_plan(plan: PlanReady, request: PlanRequest) -> None:
+    """Raises ValueError unless the plan names each row that it was given once, and no other."""
+    if plan.batch_ids != [job.batch_id for job in request.jobs]:
+        raise ValueError("the plan is of other batches")
+    sizes = np.array([job.num_rows for job in request.jobs], np.int64)
+    first = np.cumsum(sizes) - sizes
+    batches, rows = unpacked(plan.batches), unpacked(plan.rows)
+    if len(batches) != len(rows) or (len(rows) and not 0 <= batches.min() <= batches.max() < len(sizes)):
+        raise ValueError("the plan names batches that it was not given")
+    if (rows < 0).any() or (rows >= sizes[batches]).any():
+        raise ValueError("the plan names rows that its batches do not have")
+    wanted = np.zeros(int(sizes.sum()), np.int64)
+    for start, job in zip(first.tolist(), request.jobs, strict=True):
+        wanted[start + unpacked(job.rows)] = 1
+    if not np.array_equal(np.bincount(first[batches] + rows, minlength=len(wanted)), wanted):
+        raise ValueError("the plan leaves rows out or names some twice")
+    if plan.ends is not None:
+        _check_ends(plan.ends, len(rows))
+
+
+def _check_ends(ends: TwoEnds, num_rows: int) -> None:
+    held_tokens = unpacked(ends.held_tokens)
+    if len(held_tokens) != num_rows or (held_tokens < 0).any():
+        raise ValueError("the plan does not say what its rows hold")
+    if len(ends.densities) != math.ceil(num_rows / window_rows(num_rows)):
+        raise ValueError("the plan has densities of other windows")
+    numbers = (*ends.densities, ends.root_density, ends.token_s, ends.kv_token_s)
+    if not all(math.isfinite(number) and number >= 0.0 for number in numbers):
+        raise ValueError("the plan has numbers that are none")

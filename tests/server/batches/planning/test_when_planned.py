@@ -1,0 +1,149 @@
+"""When the offline pool is planned, and what reaches the engine."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from neaptide.engine.messages import EngineReady, PlanReady, ToEngine
+from neaptide.server.batches.planning.planning import GROWTH, LEAST_ROWS, Planning
+from neaptide.server.batches.planning.request import JobRows, PlanRequest, packed
+from neaptide.server.link.engine_client import EngineClient
+from tests.server.batches.fakes import READY
+
+FOLLOWS = msgspec.structs.replace(READY, planned_order="ends", token_s=1e-4, kv_token_s=1e-7)
+PLAN = PlanReady(["job"], b"", b"")
+
+
+class Link:
+    def __init__(self) -> None:
+        self.sent: list[ToEngine] = []
+
+    def send(self, message: ToEngine) -> None:
+        self.sent.append(message)
+
+
+class FakePlanner:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[PlanRequest] = asyncio.Queue()
+        self.answers: asyncio.Queue[PlanReady | None] = asyncio.Queue()
+
+    async def plan(self, request: PlanRequest) -> PlanReady | None:
+        self.asked.put_nowait(request)
+        return await self.answers.get()
+
+
+class Scene:
+    def __init__(self, info: EngineReady = FOLLOWS) -> None:
+        self.link, self.client, self.planner = Link(), EngineClient(), FakePlanner()
+        self.client.attach(self.link, info)
+        self.num_left = 0
+        self.planning = Planning(self.planner, self.client, lambda: [self.left], period_s=0.0)
+
+    def left(self) -> JobRows:
+        rows = packed(range(self.num_left))
+        return JobRows("job", "stem", "", self.num_left, rows, rows, b"", b"")
+
+    def given(self, num_rows: int) -> None:
+        self.num_left += num_rows
+        self.planning.grown(num_rows)
+
+    async def answered(self, plan: PlanReady | None = PLAN) -> PlanRequest:
+        """The next request, once its plan has come to its end."""
+        async with asyncio.timeout(10):
+            request = await self.planner.asked.get()
+            self.planner.answers.put_nowait(plan)
+            await self.settled()
+        return request
+
+    async def settled(self) -> None:
+        """Until nothing is being planned, or the next plan is asked for."""
+        if self.planning._task is None:
+            return
+        next_one = asyncio.create_task(self.planner.asked.get())
+        await asyncio.wait({self.planning._task, next_one}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        if next_one.done():
+            self.planner.asked.put_nowait(next_one.result())
+        else:
+            next_one.cancel()
+
+
+async def test_a_small_pool_is_not_planned() -> None:
+    scene = Scene()
+    scene.given(LEAST_ROWS - 1)
+    assert scene.planning._task is None
+
+
+async def test_a_large_job_is_planned_and_the_engine_follows() -> None:
+    scene = Scene()
+    scene.given(LEAST_ROWS)
+    request = await scene.answered()
+    assert scene.link.sent == [PLAN]
+    assert (request.order, request.token_s, request.kv_token_s) == ("ends", 1e-4, 1e-7)
+    assert (request.kv_tokens, request.unit_tokens) == (READY.num_blocks * READY.block_size, READY.block_size)
+    assert [job.num_rows for job in request.jobs] == [LEAST_ROWS]
+
+
+async def test_it_is_planned_again_when_it_has_grown_by_a_tenth() -> None:
+    scene = Scene()
+    scene.given(100_000)
+    await scene.answered()
+    scene.given(int(GROWTH * 100_000) - 1)
+    assert scene.planning._task is None
+    scene.given(1)
+    await scene.answered()
+    assert scene.link.sent == [PLAN, PLAN]
+
+
+async def test_what_comes_while_a_plan_is_made_is_planned_next() -> None:
+    scene = Scene()
+    scene.given(LEAST_ROWS)
+    async with asyncio.timeout(10):
+        await scene.planner.asked.get()
+    scene.given(LEAST_ROWS)
+    scene.planner.answers.put_nowait(PLAN)
+    assert [job.num_rows for job in (await scene.answered()).jobs] == [2 * LEAST_ROWS]
+
+
+async def test_no_plan_costs_nothing_but_the_plan() -> None:
+    scene = Scene()
+    scene.given(LEAST_ROWS)
+    await scene.answered(None)
+    assert scene.link.sent == []
+    scene.given(LEAST_ROWS)
+    await scene.answered()
+    assert scene.link.sent == [PLAN]
+
+
+async def test_a_new_engine_is_not_told_the_plan_for_the_old_one() -> None:
+    scene = Scene()
+    scene.given(LEAST_ROWS)
+    async with asyncio.timeout(10):
+        await scene.planner.asked.get()
+    scene.client.detach()
+    scene.client.attach(scene.link, msgspec.structs.replace(FOLLOWS))
+    scene.planning.engine_is_new()
+    scene.planning.grown(LEAST_ROWS)
+    scene.planner.answers.put_nowait(PLAN)
+    await scene.answered()
+    assert scene.link.sent == [PLAN]
+
+
+async def test_an_engine_that_follows_no_plan_is_not_planned_for() -> None:
+    scene = Scene(READY)
+    scene.given(LEAST_ROWS)
+    await scene.settled()
+    assert scene.planning._task is None
+    assert scene.planner.asked.empty()
+
+
+async def test_stopping_ends_what_is_being_planned(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.given(LEAST_ROWS)
+    async with asyncio.timeout(10):
+        await scene.planner.asked.get()
+    await scene.planning.stop()
+    assert scene.planning._task is None
+    assert not caplog.records
