@@ -248,10 +248,10 @@ def _http_server(
         cors_origins=settings.cors_origins,
         batches=service,
     )
-    shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
+    state.shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
-    return Server(_uvicorn_config(settings, app)), service, shadow
+    return Server(_uvicorn_config(settings, app)), service, state.shadow
 
 
 def _uvicorn_config(settings: Settings, app: "FastAPI") -> "uvicorn.Config":

@@ -304,6 +304,34 @@ async function refresh() {
   setTimeout(refresh, PERIOD_MS);
 }
 
+function answerOf(found) {
+  const offline = found.offline_tokens_per_second, share = found.attainment;
+  const replicas = found.replicas === null ? "more replicas than were tried" : `${found.replicas} ` + (found.replicas > 1 ? "replicas" : "replica");
+  return `Of ${short(found.requests)} online requests ${percent(share.both)} meet both targets (TTFT ${percent(share.ttft)}, ` +
+    `TPOT ${percent(share.tpot)}) on one replica` + (offline === null ? "" : `, beside ${short(offline)} offline tokens/s`) +
+    `; 90% of them take ${replicas}. From ${duration(found.recorded_seconds)} of traffic.`;
+}
+
+async function askWhatIf(form) {
+  const note = at("whatifnote"), body = {};
+  for (const [name, value] of new FormData(form)) if (value) body[name] = name === "profile" ? value : Number(value);
+  const headers = { "Content-Type": "application/json" }, own = at("operatorkey").value;
+  if (own) headers.Authorization = `Bearer ${own}`;
+  note.textContent = "simulating ...";
+  const reply = await fetch("admin/what-if", { method: "POST", headers, body: JSON.stringify(body) });
+  if (reply.status === 401 || reply.status === 403) form.querySelector(".operator").hidden = false;
+  const found = await reply.json();
+  note.textContent = reply.ok ? answerOf(found) : found.error.message;
+}
+
+at("whatif").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const button = event.target.querySelector("button");
+  button.disabled = true;
+  askWhatIf(event.target)
+    .catch((error) => { at("whatifnote").textContent = `the server does not answer: ${error.message}`; })
+    .finally(() => { button.disabled = false; });
+});
 at("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key = at("keyfield").value;

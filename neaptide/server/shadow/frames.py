@@ -3,7 +3,7 @@
 import msgspec
 
 
-class ShadowTask(msgspec.Struct, frozen=True):
+class ShadowTask(msgspec.Struct, frozen=True, tag=True):
     """Serve the last minutes again under other policies."""
 
     pieces: list[bytes]
@@ -41,6 +41,34 @@ class ShadowAnswer(msgspec.Struct, frozen=True):
     """Why there is no answer, in a word: a bug of ours."""
 
 
+class WhatIfTask(msgspec.Struct, frozen=True, tag=True):
+    """Serve the peak of what was recorded with something changed."""
+
+    pieces: list[bytes]
+    """As in ``ShadowTask``."""
+    traffic: float
+    """So many times the online requests."""
+    ttft_slo_s: float | None
+    tpot_slo_s: float | None
+    """None: as the server has them."""
+    profile: str | None
+    """None: this device."""
+    attainment: float
+    """For which replicas are counted."""
+
+
+class WhatIfAnswer(msgspec.Struct, frozen=True):
+    recorded_s: float = 0.0
+    requests: int = 0
+    """Of the peak."""
+    attainment: dict[str, float] = {}
+    offline_tokens_per_s: float | None = None
+    replicas: int | None = None
+    refusal: str = ""
+    """Why there is no answer."""
+
+
 encoder = msgspec.msgpack.Encoder()
-task_decoder = msgspec.msgpack.Decoder(ShadowTask)
+task_decoder: msgspec.msgpack.Decoder[ShadowTask | WhatIfTask] = msgspec.msgpack.Decoder(ShadowTask | WhatIfTask)
 answer_decoder = msgspec.msgpack.Decoder(ShadowAnswer)
+what_if_decoder = msgspec.msgpack.Decoder(WhatIfAnswer)

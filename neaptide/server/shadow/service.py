@@ -1,11 +1,12 @@
-"""What simulates beside the server: the record of its traffic, and the gauge over it."""
+"""What simulates beside the server: the record of its traffic, the gauge over it, and the what-if desk."""
 
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
 from neaptide.server.link.engine_client import EngineClient
-from neaptide.server.shadow.gauge import Pace, ShadowGauge
+from neaptide.server.shadow.desk import WhatIfDesk
+from neaptide.server.shadow.gauge import CHILD, Pace, ShadowGauge
 from neaptide.server.shadow.metrics import ShadowMetrics
 from neaptide.server.shadow.ring import TrafficRing
 
@@ -22,9 +23,11 @@ class Shadow:
     ) -> None:
         self.ring = TrafficRing(client, clock)
         self.gauge = ShadowGauge(self.ring, ShadowMetrics(registry), clock, pace)
+        self.desk = WhatIfDesk(self.ring, CHILD)
 
     def start(self) -> None:
         self.gauge.start()
 
     async def stop(self) -> None:
         await self.gauge.stop()
+        await self.desk.stop()

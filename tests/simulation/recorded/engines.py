@@ -7,7 +7,7 @@ from typing import Any
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import TellTraffic
 from neaptide.engine.observer import EngineObserver
-from neaptide.engine.record.traffic_recorder import PIECE_S, TrafficRecorder
+from neaptide.engine.record.traffic_recorder import TrafficRecorder
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape, StepResult
@@ -86,11 +86,10 @@ class Recorded(EngineObserver):
         self._now_s = step.timer.end_s
         self._pieces += [traffic.piece for traffic in self.recorder.take(self._now_s)]
 
-    def recording(self) -> Recording:
-        """Of all that has happened."""
+    def pieces(self) -> list[bytes]:
+        """Of all that has happened; the last one says what the engine has."""
         self.recorder.message(TellTraffic(), self._now_s)
-        last = self.recorder.take(self._now_s)
-        return Recording.decode([*self._pieces, *(traffic.piece for traffic in last)])
+        return self._pieces + [traffic.piece for traffic in self.recorder.take(self._now_s)]
 
 
 def load(seconds: float, rate: float = 4.0, seed: int = 3) -> list[TraceRequest]:
@@ -140,7 +139,4 @@ def scene(policy: str, seconds: float, **fields: object) -> Scenario:
 def recorded(policy: str, seconds: float = 90.0, **fields: object) -> tuple[Recording, Run]:
     watch = Recorded()
     run = simulate(scene(policy, seconds, **fields), observers=[watch])
-    return watch.recording(), run
-
-
-__all__ = ["DEVICE", "PIECE_S", "Recorded", "load", "recorded", "rows", "scene"]
+    return Recording.decode(watch.pieces()), run
