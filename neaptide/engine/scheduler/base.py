@@ -12,7 +12,7 @@ from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.pool import OfflinePool
-from neaptide.engine.offline.turns import ByShares
+from neaptide.engine.offline.turns import ByShares, Turns
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import (
@@ -76,8 +76,7 @@ class Scheduler(ABC):
     ) -> None:
         self.config = config
         self.max_step_tokens = type(self).step_tokens(config)
-        turns = ByShares(config.share_weights) if type(self).has_shares else None
-        pool = OfflinePool(type(self).row_key, type(self).follows_prefixes, turns)
+        pool = OfflinePool(type(self).row_key, type(self).follows_prefixes, type(self).turns(config))
         self.queues = Queues(kv, pool, type(self).online_order)
         self.kv = kv
         self.offline_paused = False
@@ -97,6 +96,11 @@ class Scheduler(ABC):
     def step_tokens(cls, config: SchedulerConfig) -> int:
         """Tokens computed in one step at most; a policy that cannot cut prompts must allow whole ones."""
         return config.max_num_batched_tokens
+
+    @classmethod
+    def turns(cls, config: SchedulerConfig) -> Turns | None:
+        """Of the lanes of the offline pool."""
+        return ByShares(config.share_weights) if cls.has_shares else None
 
     @abstractmethod
     def _pack(self, draft: Draft) -> float:
