@@ -40,6 +40,7 @@ _MODULES = {
     "blend-sharing": "blend.sharing",
     "blend-partition": "blend.partition",
     "blend-sampling": "blend.sampling",
+    "blend-throughput": "blend.throughput",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
 """As on the command line."""
