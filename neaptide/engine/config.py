@@ -55,6 +55,9 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     num_threads: int = 0
     """Compute threads on a CPU; 0 leaves torch's choice."""
+    cpu_kernels: str = "auto"
+    """On a CPU: ``auto`` takes kernels in C where there is a compiler, ``native`` insists on them, ``torch`` does
+    without."""
     sim_step_s: float = 0.005
     """Step time of the ``sim`` executor."""
     arguments: dict[str, str] = {}

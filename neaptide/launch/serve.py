@@ -109,6 +109,7 @@ def engine_config(
             device=settings.device,
             dtype=settings.dtype,
             num_threads=settings.num_threads or default_num_threads(),
+            cpu_kernels=settings.cpu_kernels,
             sim_step_s=settings.sim_step_ms / 1e3,
             arguments=arguments,
         ),

@@ -11,7 +11,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID, RequestTable
 from neaptide.executors.torch.placeholders import SampledRow, fill_
-from neaptide.kernels.paged_attention import AttentionPlan, plan_attention
+from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention
 from neaptide.kernels.transfer import to_device
 
 SampledToken = Callable[[str, int], SampledRow | None]
@@ -31,7 +31,7 @@ class InputBatch:
     """[num_tokens] int64."""
     query_starts: IntArray
     """[requests + 1]: token rows of request i are ``query_starts[i] : query_starts[i + 1]``."""
-    attention: AttentionPlan
+    attention: StepAttention
     invalid: list[str]
     """Requests with a token id outside the vocabulary; their rows compute token 0 and must not be used."""
 
@@ -43,9 +43,8 @@ class InputBatch:
 
 def build_input_batch(
     plan: StepPlan,
-    block_size: int,
+    plan_attention: AttentionPlanner,
     vocab_size: int,
-    dtype: torch.dtype,
     device: torch.device,
     sampled_token: SampledToken,
 ) -> InputBatch:
@@ -53,9 +52,8 @@ def build_input_batch(
 
     Args:
         plan: of at least one request; its table is read here and not later.
-        block_size: tokens per KV block.
+        plan_attention: plans what the layers do with the step's requests.
         vocab_size: bound of the token ids.
-        dtype: of the model.
         device: of the model.
         sampled_token: finds the token that a placeholder stands for.
     """
@@ -89,7 +87,7 @@ def build_input_batch(
         device_token_ids,
         to_device(torch.from_numpy(positions), device),
         starts,
-        plan_attention(query_lens, context_lens + query_lens, tables, block_size, dtype=dtype, device=device),
+        plan_attention(query_lens, context_lens + query_lens, tables),
         list(invalid),
     )
 

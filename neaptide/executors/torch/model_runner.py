@@ -7,6 +7,7 @@ from torch import Tensor
 
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.models.base import TorchModel
+from neaptide.kernels.paged_attention import attention_planner
 from neaptide.kernels.transfer import to_device
 
 
@@ -23,11 +24,25 @@ class ModelRunner:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
+        cpu_kernels: str = "auto",
     ):
+        """
+        Raises:
+            ValueError: kernels were insisted on that cannot be had.
+        """
         config = model.config
         self.model = model
         self.block_size = block_size
         shape = (num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
+        self.plan_attention = attention_planner(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            block_size,
+            dtype=dtype,
+            device=device,
+            kernels=cpu_kernels,
+        )
         # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
         self.kv_cache = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self._host_cache = torch.empty(

@@ -13,6 +13,7 @@ a mask alone does not stop NaN (0 * NaN and NaN - inf are NaN).
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +72,17 @@ class AttentionPlan:
     scratch_blocks: int
     """Blocks of the largest decode group."""
 
+    def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
+        """See ``paged_attention``."""
+        return paged_attention(query, key_value, kv_cache, self)
+
+
+class HasSlots(Protocol):
+    @property
+    def slots(self) -> Tensor:
+        """[num_tokens] int64, on the cache's device: where each token's keys and values are written."""
+        ...
+
 
 def plan_attention(
     query_lens: IntArray,
@@ -113,7 +125,7 @@ def plan_attention(
     return AttentionPlan(to_device(torch.from_numpy(slots), device), decodes, chunks, scratch_blocks)
 
 
-def write_kv(kv_cache: Tensor, key_value: Tensor, plan: AttentionPlan) -> None:
+def write_kv(kv_cache: Tensor, key_value: Tensor, plan: HasSlots) -> None:
     """Stores the step's keys and values, [num_tokens, 2 * num_kv_heads, head_dim], in their slots."""
     kv_cache.view(-1, *kv_cache.shape[2:]).index_copy_(0, plan.slots, key_value)
 
