@@ -1,6 +1,7 @@
 """What a layer computes between its products, in C, against torch in float64."""
 
 import shutil
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,6 +13,12 @@ from neaptide.kernels.native import COMPILERS
 
 CPU = torch.device("cpu")
 KINDS = [TorchLayerOps, *([NativeLayerOps] if any(map(shutil.which, COMPILERS)) else [])]
+
+
+class Slots(NamedTuple):
+    """All of a plan that matters here."""
+
+    slots: Tensor
 
 
 @pytest.fixture(params=KINDS)
@@ -57,7 +64,7 @@ def test_rotate_and_store(ops: TorchLayerOps, heads: int, kv_heads: int, dim: in
     rotation = torch.polar(torch.ones_like(angles), angles)
     cache = torch.full((5, 4, 2 * kv_heads, dim), -1.0)
     expected = rotated(qkv, rotation, heads + kv_heads)
-    ops.rotate_and_store(qkv, rotation, cache, slots)
+    ops.rotate_and_store(qkv, rotation, cache, Slots(slots))
     torch.testing.assert_close(qkv.double(), expected, rtol=1e-5, atol=1e-6)
     flat = cache.view(20, 2 * kv_heads, dim)
     assert torch.equal(flat[slots], qkv[:, heads:])
@@ -69,7 +76,7 @@ def test_rotate_and_store(ops: TorchLayerOps, heads: int, kv_heads: int, dim: in
 def test_slots_outside_the_cache_are_refused(ops: TorchLayerOps, slot: int) -> None:
     qkv, rotation = torch.randn(1, 4, 2), torch.ones(1, 1, 1, dtype=torch.complex64)
     with pytest.raises((IndexError, RuntimeError)):
-        ops.rotate_and_store(qkv, rotation, torch.zeros(5, 4, 2, 2), torch.tensor([slot]))
+        ops.rotate_and_store(qkv, rotation, torch.zeros(5, 4, 2, 2), Slots(torch.tensor([slot])))
 
 
 def test_nan_stays_in_its_row(ops: TorchLayerOps) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from neaptide.kernels.layer_ops.reference import TorchLayerOps
 from neaptide.kernels.native import load_library
+from neaptide.kernels.paged_attention.reference import HasSlots
 
 SOURCE = Path(__file__).with_name("layer_ops.c")
 _MOST_ROWS = 64
@@ -70,15 +71,15 @@ class NativeLayerOps(TorchLayerOps):
         )
         return y
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+    def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
         tokens, heads, dim = qkv.shape
-        kv_heads = kv_cache.shape[2] // 2
+        kv_heads, slots = kv_cache.shape[2] // 2, plan.slots
         matches = kv_cache.shape[3] == dim and rotation.shape == (tokens, 1, dim // 2) and slots.shape == (tokens,)
         plain = all(each.is_contiguous() for each in (qkv, rotation, kv_cache, slots))
         types = (rotation.dtype, kv_cache.dtype, slots.dtype) == (torch.complex64, torch.float32, torch.int64)
         inside = kv_cache.shape[0] * kv_cache.shape[1]
         if not (_takes(qkv) and matches and plain and types and self._within(slots, inside)):
-            super().rotate_and_store(qkv, rotation, kv_cache, slots)
+            super().rotate_and_store(qkv, rotation, kv_cache, plan)
             return
         job = _Store(
             qkv.data_ptr(),

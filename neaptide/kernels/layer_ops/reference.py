@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from neaptide.kernels.paged_attention.reference import HasSlots, write_kv
+
 
 class TorchLayerOps:
     """For any device and any float type."""
@@ -23,14 +25,14 @@ class TorchLayerOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate, inplace=True).mul_(up)
 
-    def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+    def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
         """Rotates the interleaved pairs of queries and keys in place, then writes keys and values to the cache.
 
         Args:
             qkv: [num_tokens, heads of queries, keys and values, head_dim], contiguous.
             rotation: [num_tokens, 1, head_dim / 2] complex64.
             kv_cache: [num_blocks, block_size, 2 * num_kv_heads, head_dim].
-            slots: [num_tokens] int64, block times block size plus offset.
+            plan: of the step, with each token's slot.
         """
         stored = kv_cache.shape[2]
         heads = qkv[:, : -(stored // 2)]
@@ -39,4 +41,4 @@ class TorchLayerOps:
             torch.view_as_complex(pairs).mul_(rotation)
         else:  # there is no complex bf16: rotate in fp32, round once
             pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * rotation))
-        kv_cache.view(-1, *kv_cache.shape[2:]).index_copy_(0, slots, qkv[:, -stored:])
+        write_kv(kv_cache, qkv[:, -stored:], plan)

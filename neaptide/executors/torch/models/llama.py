@@ -32,7 +32,7 @@ class DecoderLayer:
         """Adds this layer to ``hidden`` [num_tokens, hidden_size] and writes the tokens' keys and values."""
         num_tokens = hidden.shape[0]
         qkv = self.qkv(self.input_norm(hidden)).view(num_tokens, -1, self.head_dim)
-        self._ops.rotate_and_store(qkv, rotation, kv_cache, plan.slots)
+        self._ops.rotate_and_store(qkv, rotation, kv_cache, plan)
         query, key_value = qkv[:, : self.num_heads], qkv[:, self.num_heads :]
         attended = plan.attend(query, key_value, kv_cache)  # [num_tokens, num_heads, head_dim]
         self.out.add_to(hidden, attended.view(num_tokens, -1))
