@@ -122,3 +122,20 @@ def test_chunking_does_not_matter(chunks: list[int], block_size: int, seed: int)
         parts.append(paged_attention(case.query[done : done + chunk], new, cache, plan))
         done += chunk
     torch.testing.assert_close(torch.cat(parts), case.run(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reversed_share", [0.5, 1.0])
+def test_reversed_blocks_give_the_same_bits(reversed_share: float) -> None:
+    lens = [(1, 63), (5, 13), (29, 0), (1, 1), (17, 40), (1, 0), (1, 15), (1, 16), (1, 499)]
+    plain, turned = Case(lens), Case(lens)
+    chosen = np.random.default_rng(0).random(turned.tables.shape) < reversed_share
+    blocks = np.unique(turned.tables[chosen])
+    are_reversed = np.isin(turned.tables, blocks)
+    turned.cache[blocks] = turned.cache[blocks].flip(1)
+    plan = plan_attention(
+        turned.query_lens, turned.seq_lens, turned.tables, 16, are_reversed=are_reversed, dtype=turned.dtype, device=CPU
+    )
+    write_kv(turned.cache, turned.new, plan)
+    assert torch.equal(paged_attention(turned.query, turned.new, turned.cache, plan), plain.run())
+    turned.cache[blocks] = turned.cache[blocks].flip(1)
+    assert torch.equal(turned.cache.nan_to_num(7.0), plain.cache.nan_to_num(7.0))
