@@ -17,6 +17,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory for blocks that leave the cache while requests may still want them, if the executor can copy them."""
     num_host_blocks: int = 0
     """Blocks that fit there; stated by the executor when it has started."""
+    two_tenant_blocks: bool = False
+    """The executor reads blocks from either end and copies single slots; stated by it when it has started."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,7 +95,10 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
     return msgspec.structs.replace(
         config,
         cache=msgspec.structs.replace(
-            config.cache, block_size=started.block_size, num_host_blocks=started.num_host_blocks
+            config.cache,
+            block_size=started.block_size,
+            num_host_blocks=started.num_host_blocks,
+            two_tenant_blocks=can.two_tenant_blocks,
         ),
         scheduler=msgspec.structs.replace(config.scheduler, overlap_depth=depth),
     )

@@ -73,3 +73,19 @@ def test_chunking_does_not_matter(kernels: str, chunks: list[int], block_size: i
         parts.append(plan.attend(case.query[done : done + chunk], new, cache))
         done += chunk
     torch.testing.assert_close(torch.cat(parts), case.run(kernels), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("reversed_share", [0.5, 1.0])
+def test_reversed_blocks_give_the_same_bits(reversed_share: float, kernels: str) -> None:
+    lens = [(1, 63), (5, 13), (29, 0), (1, 1), (17, 40), (1, 0), (1, 15), (1, 16), (1, 499)]
+    plain, turned = Case(lens), Case(lens)
+    chosen = np.random.default_rng(0).random(turned.tables.shape) < reversed_share
+    blocks = np.unique(turned.tables[chosen])
+    are_reversed = np.isin(turned.tables, blocks)
+    turned.cache[blocks] = turned.cache[blocks].flip(1)
+    plan = turned.planner(kernels)(turned.query_lens, turned.seq_lens, turned.tables, are_reversed)
+    write_kv(turned.cache, turned.new, plan)
+    assert torch.equal(plan.attend(turned.query, turned.new, turned.cache), plain.run(kernels))
+    turned.cache[blocks] = turned.cache[blocks].flip(1)
+    assert torch.equal(turned.cache.nan_to_num(7.0), plain.cache.nan_to_num(7.0))

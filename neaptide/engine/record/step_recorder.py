@@ -108,6 +108,7 @@ class StepRecorder(EngineObserver):
                 num_blocks,
                 recipe,
                 cache.num_host_blocks,
+                cache.two_tenant_blocks,
             )
         )
 
@@ -218,6 +219,8 @@ class StepRecorder(EngineObserver):
             errors={str(self._handle(request_id)): error for request_id, error in result.errors.items()},
             in_parts=not result.is_whole,
         )
+        if (copies := plan.slot_copies) is not None:
+            line.slots = [copies.num_saved, copies.num_moved, copies.num_restored]
         if self._overlaps:
             line.next = self._next_plan_s or [self._planning_s]
         self._num_in_flight -= 1

@@ -10,6 +10,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
 from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.turns import ByShares, Turns
@@ -22,6 +23,7 @@ from neaptide.engine.scheduler.draft import (
     Grow,
     Preempt,
     PreemptionCount,
+    SwapOut,
     TakePart,
     TakePartRows,
 )
@@ -61,6 +63,9 @@ class Scheduler(ABC):
     """Whether cached blocks that a job's rows still want stay longest; else the oldest go first."""
     counts_reuse: ClassVar[bool] = False
     """Whether that goes by the exact number of rows; else by classes of it that double."""
+    shares_blocks: ClassVar[bool] = False
+    """Whether an online and an offline request may have slots in one block, if the executor can do it and there is host
+    memory for what the offline one loses."""
     publishes_when_planned: ClassVar[bool] = False
     """Whether requests that are planned for later in a step find the blocks that earlier ones will fill in it; else
     they find what the steps before have computed."""
@@ -285,6 +290,9 @@ class Scheduler(ABC):
                         self._preempted_ids.append(request.request_id)
                 case Grow(request, tokens):
                     kv.grow(request, tokens)
+                case SwapOut(request):
+                    assert isinstance(kv, TwoTenantCache)
+                    kv.swap_out(request)
                 case DrawPool(num_requests):
                     queues.pool.draw(num_requests)
         return rows, num_tokens
@@ -293,6 +301,8 @@ class Scheduler(ABC):
         table, shape = self.queues.table, draft.budget.shape
         saves, loads = self.kv.take_copies()
         shape.swapped_blocks = len(saves) + len(loads)
+        slot_copies = self.kv.take_slot_copies()
+        shape.copied_aside_blocks = slot_copies.num_blocks(self.kv.block_size) if slot_copies is not None else 0
         seconds, margin_s = self.cost_model.predict(shape)
         start, total = table.computed[rows], table.total[rows]
         prompt = table.prompt[rows]
@@ -310,6 +320,7 @@ class Scheduler(ABC):
             zero_blocks=self._zero_blocks,
             saves=saves,
             loads=loads,
+            slot_copies=slot_copies,
             predicted_s=seconds,
             margin_s=margin_s,
             budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,

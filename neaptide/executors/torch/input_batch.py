@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from neaptide.engine.arrays import IntArray
+from neaptide.engine.kv.block_table import Entries
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID, RequestTable
 from neaptide.executors.torch.placeholders import SampledRow, fill_
@@ -81,13 +82,14 @@ def build_input_batch(
     device_token_ids = to_device(torch.from_numpy(token_ids), device)
     fill_(device_token_ids, filled_rows, sources)
     tables = _block_tables(plan.table, rows)
+    are_reversed = tables.are_reversed if tables.are_reversed.any() else None
     return InputBatch(
         parts,
         request_ids,
         device_token_ids,
         to_device(torch.from_numpy(positions), device),
         starts,
-        plan_attention(query_lens, context_lens + query_lens, tables),
+        plan_attention(query_lens, context_lens + query_lens, tables.blocks, are_reversed),
         list(invalid),
     )
 
@@ -98,8 +100,8 @@ def _decodes_by_length(plan: StepPlan) -> IntArray:
     return np.argsort(np.where(is_decode, plan.num_computed, 1 << 62), kind="stable")
 
 
-def _block_tables(table: RequestTable, rows: IntArray) -> IntArray:
+def _block_tables(table: RequestTable, rows: IntArray) -> Entries:
     """[rows, longest table], padded with 0."""
     sizes = table.blocks.num_blocks[rows]
     longest = int(sizes.max())
-    return np.where(np.arange(longest) < sizes[:, None], table.blocks.ids[rows, :longest], 0).astype(np.int64)
+    return Entries.of(np.where(np.arange(longest) < sizes[:, None], table.blocks.ids[rows, :longest], 0))

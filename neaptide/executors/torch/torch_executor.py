@@ -156,6 +156,8 @@ class TorchExecutor:
         with torch.inference_mode():
             self._runner.save(plan.saves)
             self._runner.load(plan.loads)
+            if plan.slot_copies is not None:
+                self._runner.copy_slots(plan.slot_copies)
             if len(plan):
                 self._run(plan, pending)
         return TorchHandle(pending, self._clock)

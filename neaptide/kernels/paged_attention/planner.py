@@ -1,7 +1,6 @@
 """Which implementation attends: the C kernel where it can be compiled, else torch."""
 
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention.native import NativeAttention
-from neaptide.kernels.paged_attention.reference import HasSlots, IntArray, plan_attention
+from neaptide.kernels.paged_attention.reference import BoolArray, HasSlots, IntArray, plan_attention
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +21,12 @@ class StepAttention(HasSlots, Protocol):
         ...
 
 
-AttentionPlanner = Callable[[IntArray, IntArray, IntArray], StepAttention]
-"""(query_lens, seq_lens, block_tables) of a step, as in the reference's ``plan_attention``."""
+class AttentionPlanner(Protocol):
+    """Plans a step's attention; arguments as of the reference's ``plan_attention``."""
+
+    def __call__(
+        self, query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /
+    ) -> StepAttention: ...
 
 
 def attention_planner(
@@ -58,7 +61,11 @@ def attention_planner(
                 raise ValueError(f"cpu_kernels = 'native' cannot be had: {error}") from error
             logger.warning("attention runs on torch, which is slower: %s", error)
 
-    def plan(query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray) -> StepAttention:
-        return plan_attention(query_lens, seq_lens, block_tables, block_size, dtype=dtype, device=device)
+    def plan(
+        query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /
+    ) -> StepAttention:
+        return plan_attention(
+            query_lens, seq_lens, block_tables, block_size, are_reversed=are_reversed, dtype=dtype, device=device
+        )
 
     return plan
