@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.experiments.blend.setting import PROFILE, TRACES, profile, trace
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS, TRACE_TARGETS
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
-from neaptide.simulation.pools.inline_planner import TWO_ENDS
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
 
