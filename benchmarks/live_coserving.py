@@ -6,318 +6,131 @@ alone with lax targets sets them: TPOT 2.4 times its TPOT p50, TTFT 5 times that
 steps capped at the TPOT target, and both together. A server for each run; correctness is checked first.
 
 share = offline tokens/s / (capped ceiling - online tokens/s); share_uncapped with the ceiling itself.
-Prints tables, then one JSON line. ``--quick``: 60 s a run, load 0.20. Else 300 s a run, loads 0.20, 0.10 and 0.40, two
-repeats by turns; the ratios are those of load 0.20, means over the repeats. Rivals are not run here: their ratios are
-null.
+
+The whole form also runs both together at TPOT targets of 1.2, 1.8, 2.4, 3.6 and 4.8 times online alone, which is a
+curve of offline throughput against online latency, and the same load under other policies (``--rivals``) on the same
+engine, points that should stand below it; at loads 0.20, 0.10 and 0.40, and with arrivals in bursts (10 s on, 20 s
+off). With ``--vllm`` the same on vLLM's kernels: ours over its workers against its own priority scheduling at default
+and at small limits. ``--plot`` draws every point.
+
+    python -m benchmarks.live_coserving --quick             # 60 s a run, load 0.20 only, no curve, no rivals, no repeat
+    python -m benchmarks.live_coserving --medium            # 75 s a run, load 0.20 only, three targets, two rivals
+    python -m benchmarks.live_coserving --plot live.svg     # hours: 300 s a run, two repeats by turns
+
+Prints tables, then one JSON line; its ratios are those of load 0.20, means over the repeats. ``ttft_p99_vs_rival`` is
+against the rival with the lowest, ``offline_vs_rival`` against the most that a rival did at an equal or better TPOT
+p50; null where no rival ran, or none was as good.
 """
 
 import argparse
 import asyncio
 import json
-import tempfile
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from benchmarks.common import Reference, model_111m, print_table, random_prompts, vocab_size
-from neaptide.commands.server_process import ServerProcess
-from neaptide.engine.scheduler.slack import IDLE_SHARE
-from neaptide.loadgen.client.batches import BatchError, submit_batch, wait_until_it_runs
-from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
-from neaptide.loadgen.client.prometheus import Samples
-from neaptide.loadgen.client.recorder import Record, attainment
-from neaptide.loadgen.percentiles import percentiles
+from benchmarks.common import model_111m
+from benchmarks.live.engines import Engine, ours, over_vllm
+from benchmarks.live.measure import Case, Experiment, jsonable, measure
+from benchmarks.live.plan import TPOT_OVER_ALONE, Plan
+from benchmarks.live.tables import print_curve, print_load
+from neaptide.commands.outputs import check_plot
 
 LOADS = (0.20, 0.10, 0.40)
 """Of the ceiling; the first is the headline."""
-TPOT_OVER_ALONE = 2.4
-TTFT_OVER_TPOT = 5.0
-ONLINE_IN, ONLINE_OUT = 128, 32
-OFFLINE_IN, OFFLINE_OUT = 256, 64
-CEILING_LINES = 3000
-LEAST_LINES = 400
-"""For runs whose need is known from the ceiling."""
-LAX_S = 3600.0
-START_TIMEOUT_S = 600.0
-"""An executor may compile its model first."""
-EGRESS_MS = 5.0
-PHASES = ("schedule", "prepare", "model", "sample", "commit")
+BURSTY = Case(0.20, "on-off")
+OVER_ALONE = (1.2, 1.8, 2.4, 3.6, 4.8)
+RIVALS = ("priority", "priority/16", "fcfs")
+MEDIUM_OVER_ALONE = (1.2, 2.4, 4.8)
+MEDIUM_RIVALS = ("priority", "fcfs")
+QUICK, MEDIUM, LONG = (60.0, (10.0, 55.0)), (75.0, (10.0, 70.0)), (300.0, (20.0, 290.0))
+"""Seconds of a run, and the window in it that is measured."""
 
 
-@dataclass(slots=True)
-class Window:
-    """Measured between two scrapes of the same server."""
-
-    seconds: float = 0.0
-    online_tokens_per_s: float = 0.0
-    offline_tokens_per_s: float = 0.0
-    steps: float = 0.0
-    mean_step_ms: float = 0.0
-    phase_ms: dict[str, float] = field(default_factory=dict)
-    preemptions: float = 0.0
-    prediction_error: float = 0.0
-    records: list[Record] = field(default_factory=list)
+def numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
 
 
-@dataclass(slots=True, frozen=True)
-class Plan:
-    duration_s: float
-    window_s: tuple[float, float]
-    model: Path
-    seed: int
-    offline_lines: int = CEILING_LINES
-    rate_rps: float = 0.0
-    """Of online requests."""
-
-    def at_load(self, load: float, ceiling_tokens_per_s: float) -> "Plan":
-        """With online requests that make this share of the ceiling, and twice the lines that the whole run could do."""
-        rate_rps = load * ceiling_tokens_per_s / (ONLINE_IN + ONLINE_OUT)
-        needed = 2 * ceiling_tokens_per_s * self.duration_s / (OFFLINE_IN + OFFLINE_OUT)
-        return replace(self, rate_rps=rate_rps, offline_lines=LEAST_LINES + round(needed))
+def words(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
 
 
-async def scrape(http: httpx.AsyncClient) -> Samples:
-    return Samples((await http.get("/metrics")).text)
-
-
-def between(start: Samples, end: Samples, seconds: float, *, saturated: bool = False) -> Window:
-    """Rates over ``seconds``, or, for an engine that was never idle, over the time of its steps."""
-
-    def delta(name: str, **labels: str) -> float:
-        return end.sum(name, **labels) - start.sum(name, **labels)
-
-    steps = max(delta("neaptide_step_seconds_count", phase="total"), 1.0)
-    if saturated:
-        # Steps can be seconds long and the window's edges fall inside them: count the engine's own busy time.
-        seconds = sum(delta("neaptide_step_seconds_sum", phase=p) for p in ("total", "schedule", "commit"))
-    # A recomputed token is computed twice but is one token of work: only offline work is preempted here.
-    recomputed = delta("neaptide_recomputed_tokens_total")
-    tokens = {c: delta("neaptide_step_tokens_total", **{"class": c}) for c in ("online", "offline")}
-    return Window(
-        seconds=seconds,
-        online_tokens_per_s=tokens["online"] / seconds,
-        offline_tokens_per_s=(tokens["offline"] - recomputed) / seconds,
-        steps=steps,
-        mean_step_ms=1e3 * delta("neaptide_step_seconds_sum", phase="total") / steps,
-        phase_ms={p: 1e3 * delta("neaptide_step_seconds_sum", phase=p) / steps for p in PHASES},
-        preemptions=delta("neaptide_preemptions_total"),
-        prediction_error=delta("neaptide_step_prediction_error_ratio_sum") / steps,
-    )
-
-
-async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
-    """The batch file; returns when its lines run."""
-    prompts = random_prompts(plan.offline_lines, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
-    lines = []
-    for i, prompt in enumerate(prompts):
-        body = {"model": "m", "prompt": prompt, "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
-        lines.append(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}))
-    batch = await submit_batch(http, "w5.jsonl", "\n".join(lines).encode())
+def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--quick", action="store_true", help="60 s a run instead of 300, load 0.20 only, no repeat")
+    form.add_argument("--medium", action="store_true", help="75 s a run, load 0.20 only, three targets, two rivals")
+    parser.add_argument("--loads", type=numbers, metavar="A,B", help="of the ceiling; the first is the headline")
+    parser.add_argument("--bursty", action=argparse.BooleanOptionalAction, help="also load 0.20 in bursts")
+    parser.add_argument("--targets", type=numbers, metavar="A,B", help="of the curve, in TPOT p50s of online alone")
+    parser.add_argument("--rivals", type=words, metavar="P,P", help="POLICY[@STEP_TOKENS][/SEATS], on our engine")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="also on vLLM's kernels, by this interpreter")
+    parser.add_argument("--duration-s", type=float, help="of a run, with the same parts of it measured")
+    parser.add_argument("--repeats", type=int, help="by turns")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="every point, as .svg or .png")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the last line, also there")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
     try:
-        await wait_until_it_runs(http, batch)
-    except BatchError as error:
-        raise SystemExit(str(error)) from None
+        if args.plot is not None:
+            check_plot(args.plot)
+        args.engines = engines_of(args)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
 
 
-async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> Window:
-    """One server, one run; the window's records are those of requests that arrived in it."""
-    arrivals = poisson_arrivals(plan.rate_rps, plan.duration_s, plan.seed) if online else []
-    prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
-    records: list[Record] = []
-    with tempfile.TemporaryDirectory() as directory:
-        flags = [str(plan.model), "--served-model-name", "m", *flags]
-        server = ServerProcess(flags, Path(directory), START_TIMEOUT_S)
-        limits = httpx.Limits(max_connections=None)
-        async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http:
-            client = StreamClient(http, "m")
-            if offline:
-                await submit_offline(http, plan)
-            load = asyncio.create_task(
-                open_loop(
-                    arrivals,
-                    lambda i: client.complete(prompts[i], ONLINE_OUT, ignore_eos=True),
-                    lambda i, record: records.append(record),
-                )
-            )
-            begin, end = plan.window_s
-            await asyncio.sleep(begin)
-            start = await scrape(http)
-            await asyncio.sleep(end - begin)
-            stop = await scrape(http)
-            if offline and stop.sum("neaptide_requests_waiting", **{"class": "offline"}) == 0:
-                raise SystemExit("the batch ran out inside the window: the figures would be wrong")
-            window = between(start, stop, end - begin, saturated=not online)
-            await load
-    window.records = [r for r in records if begin <= r.arrival_s < end]
-    return window
+def engines_of(args: argparse.Namespace) -> tuple[Engine, ...]:
+    """Raises ValueError for a rival that is none."""
+    form: Sequence[str] = () if args.quick else MEDIUM_RIVALS if args.medium else RIVALS
+    engines = [ours(form if args.rivals is None else args.rivals)]
+    if args.vllm is not None:
+        engines.append(over_vllm(args.vllm.absolute(), os.cpu_count() or 1, vllm_dtype()))
+    return tuple(engines)
 
 
-async def check(plan: Plan, more_flags: Sequence[str] = ()) -> int:
-    """Greedy text of the server against the reference; returns how many tokens were compared."""
-    prompts = random_prompts(3, ONLINE_IN, vocab_size(plan.model), seed=77)
-    reference = Reference(plan.model)
-    checked = 0
-    with tempfile.TemporaryDirectory() as directory:
-        flags = [str(plan.model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024"]
-        flags += more_flags
-        async with ServerProcess(flags, Path(directory), START_TIMEOUT_S) as server:
-            async with httpx.AsyncClient(base_url=server.base_url, timeout=600.0) as http:
-                for prompt in prompts:
-                    body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": 16, "temperature": 0}
-                    body |= {"ignore_eos": True, "return_token_ids": True}
-                    choice = (await http.post("/v1/completions", json=body)).raise_for_status().json()["choices"][0]
-                    checked += reference.agreement(prompt, choice["token_ids"])
-    return checked
+def vllm_dtype() -> str:
+    """What both engines on vLLM's kernels compute in: bfloat16, or float32 on a CPU that would emulate it."""
+    import torch
+
+    from neaptide.executors.torch.device import pick_dtype
+
+    return str(pick_dtype("auto", "bfloat16", torch.device("cpu"))).removeprefix("torch.")
 
 
-def slo_flags(ttft_s: float, tpot_s: float) -> list[str]:
-    return ["--ttft-slo-ms", str(1e3 * ttft_s), "--tpot-slo-ms", str(1e3 * tpot_s), "--max-model-len", "1024"]
+def experiment_of(args: argparse.Namespace) -> Experiment:
+    is_short = args.quick or args.medium
+    cases = [Case(load) for load in args.loads or (LOADS[:1] if is_short else LOADS)]
+    if args.bursty if args.bursty is not None else not is_short:
+        cases.append(BURSTY)
+    form = (TPOT_OVER_ALONE,) if args.quick else MEDIUM_OVER_ALONE if args.medium else OVER_ALONE
+    return Experiment(tuple(cases), args.repeats or (1 if is_short else 2), args.engines, args.targets or form)
 
 
-def summary(name: str, window: Window, ttft_s: float, tpot_s: float) -> dict[str, Any]:
-    ttft = percentiles(r.ttft_s for r in window.records)
-    tpot = percentiles(r.tpot_s for r in window.records)
-    return {
-        "run": name,
-        "online_requests": len(window.records),
-        "online_failed": sum(r.error is not None for r in window.records),
-        "ttft_ms": [round(1e3 * v, 1) for v in ttft] if window.records else None,
-        "tpot_ms": [round(1e3 * v, 1) for v in tpot] if window.records else None,
-        "attainment": round(attainment(window.records, ttft_s, tpot_s), 4) if window.records else None,
-        "online_tokens_per_s": round(window.online_tokens_per_s, 1),
-        "offline_tokens_per_s": round(window.offline_tokens_per_s, 1),
-        "mean_step_ms": round(window.mean_step_ms, 2),
-        "phase_ms": {p: round(v, 3) for p, v in window.phase_ms.items()},
-        "preemptions": window.preemptions,
-        "prediction_mape": round(window.prediction_error, 3),
-    }
-
-
-@dataclass(slots=True, frozen=True)
-class Targets:
-    ttft_s: float
-    tpot_s: float
-
-    @property
-    def flags(self) -> list[str]:
-        return slo_flags(self.ttft_s, self.tpot_s)
-
-    @property
-    def cap_flags(self) -> list[str]:
-        """Without online work a step may take ``IDLE_SHARE`` of the TTFT target less egress (``overlap_depth`` 0): so a
-        target can stand for a cap on steps."""
-        return slo_flags(self.tpot_s / IDLE_SHARE + EGRESS_MS / 1e3, self.tpot_s)
-
-
-def share_of(most_tokens_per_s: float, both: Window) -> float | None:
-    """Offline work, of what a ceiling leaves beside the online work; None if it leaves nothing."""
-    left = most_tokens_per_s - both.online_tokens_per_s
-    return round(both.offline_tokens_per_s / left, 4) if left > 0.0 else None
-
-
-async def measure_load(plan: Plan, load: float, ceiling: Window) -> dict[str, Any]:
-    """All runs at one load."""
-    plan = plan.at_load(load, ceiling.offline_tokens_per_s)
-    probe = await run(plan, slo_flags(LAX_S, LAX_S), online=True, offline=False)
-    tpot_s = TPOT_OVER_ALONE * percentiles(r.tpot_s for r in probe.records).p50
-    targets = Targets(TTFT_OVER_TPOT * tpot_s, tpot_s)
-    print(f"load {load}: {plan.rate_rps:.2f} requests/s, TPOT target {1e3 * tpot_s:.0f} ms", flush=True)
-    alone = await run(plan, targets.flags, online=True, offline=False)
-    capped = await run(plan, targets.cap_flags, online=False, offline=True)
-    both = await run(plan, targets.flags, online=True, offline=True)
-    left = {"share": capped.offline_tokens_per_s, "share_uncapped": ceiling.offline_tokens_per_s}
-    ratios = {name: share_of(most, both) for name, most in left.items()}
-    met = [attainment(window.records, targets.ttft_s, targets.tpot_s) for window in (both, alone)]
-    ttft_p99_s = [percentiles(r.ttft_s for r in window.records).p99 for window in (both, alone)]
-    ratios |= {
-        "attainment_minus_alone": round(met[0] - met[1], 4),
-        "ttft_p99_vs_alone": round(ttft_p99_s[0] / ttft_p99_s[1], 4),
-        "ttft_p99_vs_rival": None,
-        "offline_vs_rival": None,
-    }
-    named = {"online alone": alone, "offline, capped": capped, "offline": ceiling, "both": both}
-    return {
-        "load": load,
-        "ratios": ratios,
-        "rate_rps": round(plan.rate_rps, 3),
-        "targets_ms": {"ttft": round(1e3 * targets.ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
-        # Steps stay below the cap by the safety margin: a ceiling measured with shorter steps flatters `share`.
-        "capped_step_over_cap": round(capped.mean_step_ms / (1e3 * tpot_s), 3),
-        "runs": [summary(name, window, targets.ttft_s, tpot_s) for name, window in named.items()],
-    }
-
-
-async def measure(plan: Plan, loads: Sequence[float], repeats: int) -> dict[str, Any]:
-    checked = await check(plan)
-    print(f"correctness: {checked} tokens agree with transformers", flush=True)
-    ceiling = await run(plan, slo_flags(LAX_S, LAX_S), online=False, offline=True)
-    print(f"ceiling: {ceiling.offline_tokens_per_s:.0f} tok/s", flush=True)
-    results = [
-        await measure_load(replace(plan, seed=plan.seed + repeat), load, ceiling)
-        for repeat in range(repeats)
-        for load in loads
-    ]
-    headline = [result["ratios"] for result in results if result["load"] == loads[0]]
-    ratios = {name: mean_of([one[name] for one in headline]) for name in headline[0]}
-    return {"ratios": ratios, "window_s": list(plan.window_s), "checked_tokens": checked, "loads": results}
-
-
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """None if one of them is."""
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known), 4) if len(known) == len(values) else None
-
-
-def print_runs(title: str, runs: list[dict[str, Any]]) -> None:
-    """What online and offline requests got in each run."""
-
-    def ms(values: list[float] | None) -> str:
-        return "-" if values is None else f"{values[0]:.0f} / {values[2]:.0f}"
-
-    columns = ["run", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "attainment", "failed", "online tok/s", "offline tok/s"]
-    rows = [
-        [
-            r["run"],
-            ms(r["ttft_ms"]),
-            ms(r["tpot_ms"]),
-            "-" if r["attainment"] is None else f"{r['attainment']:.3f}",
-            str(r["online_failed"]),
-            f"{r['online_tokens_per_s']:.0f}",
-            f"{r['offline_tokens_per_s']:.0f}",
-        ]
-        for r in runs
-    ]
-    print_table(title, columns, rows)
-
-
-def print_load(result: dict[str, Any]) -> None:
-    print_runs(f"live co-serving, 111M model, load {result['load']}", result["runs"])
-    rows = [
-        [
-            r["run"],
-            f"{r['mean_step_ms']:.1f}",
-            *(f"{r['phase_ms'][p]:.2f}" for p in PHASES),
-            f"{r['prediction_mape']:.3f}",
-        ]
-        for r in result["runs"]
-    ]
-    print_table("time of a step, ms", ["run", "step", *PHASES, "prediction MAPE"], rows)
+def plan_of(args: argparse.Namespace, model: Path) -> Plan:
+    duration_s, window_s = QUICK if args.quick else MEDIUM if args.medium else LONG
+    if args.duration_s is not None:
+        scale = args.duration_s / duration_s
+        duration_s, window_s = args.duration_s, (window_s[0] * scale, window_s[1] * scale)
+    return Plan(duration_s, window_s, model, args.seed)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="60 s a run instead of 300, load 0.20 only, no repeat")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    duration_s, window_s = (60.0, (10.0, 55.0)) if args.quick else (300.0, (20.0, 290.0))
-    plan = Plan(duration_s, window_s, model_111m(), args.seed)
-    result = asyncio.run(measure(plan, LOADS[:1] if args.quick else LOADS, 1 if args.quick else 2))
+    args = parsed()
+    result: dict[str, Any] = asyncio.run(measure(plan_of(args, model_111m()), experiment_of(args)))
     for load in result["loads"]:
         print_load(load)
-    print(json.dumps(result))
+    for curve in result.get("curves", ()):
+        print_curve(curve)
+    if args.plot is not None and "curves" in result:
+        from benchmarks.live.plot import draw
+
+        draw(result["curves"], args.plot)
+    line = json.dumps(jsonable(result))
+    if args.json is not None:
+        args.json.write_text(line + "\n")
+    print(line)
 
 
 if __name__ == "__main__":

@@ -19,112 +19,26 @@ import argparse
 import asyncio
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 
 from benchmarks import same_kernels_offline
-from benchmarks.common import model_111m, random_prompts, vocab_size
-from benchmarks.live_coserving import (
-    CEILING_LINES,
-    LAX_S,
-    OFFLINE_IN,
-    OFFLINE_OUT,
-    ONLINE_IN,
-    ONLINE_OUT,
-    TPOT_OVER_ALONE,
-    TTFT_OVER_TPOT,
-    Plan,
-    Targets,
-    Window,
-    check,
-    print_runs,
-    run,
-    scrape,
-    slo_flags,
-    summary,
-)
-from benchmarks.vllm_server import Machine, Rival, vllm_server
+from benchmarks.common import model_111m
+from benchmarks.live.plan import CEILING_LINES, LAX_S, TPOT_OVER_ALONE, Plan, Targets, Window, slo_flags
+from benchmarks.live.run import check, run
+from benchmarks.live.tables import print_runs, summary
+from benchmarks.vllm_server import CPU_KV_GIB, FCFS, MAX_MODEL_LEN, PRIORITY_RIVALS, Machine, Rival, run_rival
 from neaptide.executors.torch.device import pick_dtype
-from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
-from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.client.recorder import attainment
 from neaptide.loadgen.percentiles import percentiles
 
 LOADS = (0.20, 0.10, 0.40)
-ONLINE_PRIORITY, OFFLINE_PRIORITY = 0, 10
-PATIENCE_S = 120.0
-"""For chats behind a flood: one that has not ended so long after the last arrival has missed its targets."""
 OURS = "ours over vLLM's workers"
-CPU_KV_GIB = 4.0
-MAX_MODEL_LEN = 1024
-
-
-PRIORITY = ("--scheduling-policy", "priority")
-FCFS = Rival("vllm fcfs", ("--scheduling-policy", "fcfs"))
-RIVALS = (
-    Rival("vllm priority", PRIORITY),
-    Rival("vllm priority, 16 seats", (*PRIORITY, "--max-num-seqs", "16")),
-    Rival("vllm priority, 32 seats", (*PRIORITY, "--max-num-seqs", "32")),
-    FCFS,
-)
-
-
-async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool) -> Window:
-    """One server, one run, as ``live_coserving.run`` for ours."""
-    arrivals = poisson_arrivals(plan.rate_rps, plan.duration_s, plan.seed)
-    prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
-    records: list[Record] = []
-    by_priority = "priority" in rival.flags
-    with tempfile.TemporaryDirectory() as directory:
-        limits = httpx.Limits(max_connections=None)
-        async with (
-            vllm_server(machine, plan.model, rival, Path(directory) / "vllm.log") as address,
-            httpx.AsyncClient(base_url=address, timeout=3600.0, limits=limits) as http,
-        ):
-            client = StreamClient(http, "m")
-            online = {"ignore_eos": True} | ({"priority": ONLINE_PRIORITY} if by_priority else {})
-            flood = [asyncio.create_task(line) for line in _lines(http, plan, by_priority)] if offline else []
-            load = asyncio.create_task(
-                open_loop(
-                    arrivals,
-                    lambda i: client.complete(prompts[i], ONLINE_OUT, **online),
-                    lambda i, record: records.append(record),
-                )
-            )
-            begin, end = plan.window_s
-            await asyncio.sleep(begin)
-            start = await scrape(http)
-            await asyncio.sleep(end - begin)
-            stop = await scrape(http)
-            if offline and all(line.done() for line in flood):
-                raise SystemExit("the offline lines ran out inside the window: the figures would be wrong")
-            await asyncio.wait({load}, timeout=PATIENCE_S)
-            for task in (load, *flood):
-                task.cancel()
-            await asyncio.gather(load, *flood, return_exceptions=True)
-    ended = {record.arrival_s for record in records}
-    records += [Record(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals if at_s not in ended]
-    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-    tokens_per_s = sum(stop.sum(name) - start.sum(name) for name in names) / (end - begin)
-    inside = [record for record in records if begin <= record.arrival_s < end]
-    online_per_s = sum(record.error is None for record in inside) * (ONLINE_IN + ONLINE_OUT) / (end - begin)
-    window = Window(end - begin, online_per_s, max(tokens_per_s - online_per_s, 0.0), records=inside)
-    if not offline:
-        window.offline_tokens_per_s = 0.0
-    return window
-
-
-def _lines(http: httpx.AsyncClient, plan: Plan, by_priority: bool) -> list[Any]:
-    """The offline lines, each a request."""
-    body = {"model": "m", "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
-    body |= {"priority": OFFLINE_PRIORITY} if by_priority else {}
-    prompts = random_prompts(plan.offline_lines, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
-    return [http.post("/v1/completions", json=body | {"prompt": prompt}) for prompt in prompts]
+RIVALS = (*PRIORITY_RIVALS, FCFS)
 
 
 async def measure_load(
@@ -136,7 +50,7 @@ async def measure_load(
     probes = [await run(plan, lax, online=True, offline=False)]
     probes.append(await run_rival(plan, machine, rivals[0], offline=False))
     tpot_s = TPOT_OVER_ALONE * min(percentiles(r.tpot_s for r in probe.records).p50 for probe in probes)
-    targets = Targets(TTFT_OVER_TPOT * tpot_s, tpot_s)
+    targets = Targets.of_tpot(tpot_s)
     print(f"load {load}: {plan.rate_rps:.2f} requests/s, TPOT target {1e3 * tpot_s:.0f} ms", flush=True)
     flags = [*machine.our_flags, "--dtype", machine.dtype, *targets.flags]
     windows = {

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from benchmarks.common import print_table, random_prompts, vocab_size
-from benchmarks.live_coserving import LAX_S, START_TIMEOUT_S
+from benchmarks.live.plan import LAX_S, START_TIMEOUT_S
 from benchmarks.vllm_server import Machine, Rival, vllm_server
 from neaptide.commands.server_process import ServerProcess
 

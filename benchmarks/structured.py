@@ -28,7 +28,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
-from neaptide.executors.torch.grammar_masks import Constrained
+from neaptide.executors.grammar_masks import Constrained
 from neaptide.executors.torch.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.models.grammars import GrammarError, Grammars
@@ -157,7 +157,7 @@ def measure_masks(args: argparse.Namespace) -> dict[str, float]:
 
 def cases_of(path: Path) -> Iterator[dict[str, Any]]:
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    for line in content.decode().splitlines():
+    for line in content.splitlines():  # of bytes: text has ends of lines of its own
         case = json.loads(line)
         yield from case.get("groups", [case])
 

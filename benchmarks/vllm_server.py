@@ -4,14 +4,24 @@ import asyncio
 import contextlib
 import ctypes.util
 import os
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from benchmarks.live_coserving import START_TIMEOUT_S
+from benchmarks.common import random_prompts, vocab_size
+from benchmarks.live.plan import OFFLINE_IN, OFFLINE_OUT, ONLINE_IN, ONLINE_OUT, START_TIMEOUT_S, Plan, Window
+from benchmarks.live.run import give_time, scrape, with_unfinished
 from neaptide.commands.server_process import ServerDiedError, free_port
+from neaptide.loadgen.client.client import StreamClient, open_loop
+from neaptide.loadgen.client.recorder import Record
+
+ONLINE_PRIORITY, OFFLINE_PRIORITY = 0, 10
+CPU_KV_GIB = 4.0
+MAX_MODEL_LEN = 1024
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,6 +30,15 @@ class Rival:
 
     name: str
     flags: tuple[str, ...]
+
+
+PRIORITY = ("--scheduling-policy", "priority")
+FCFS = Rival("vllm fcfs", ("--scheduling-policy", "fcfs"))
+PRIORITY_RIVALS = (
+    Rival("vllm priority", PRIORITY),
+    Rival("vllm priority, 16 seats", (*PRIORITY, "--max-num-seqs", "16")),
+    Rival("vllm priority, 32 seats", (*PRIORITY, "--max-num-seqs", "32")),
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -99,3 +118,51 @@ async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) ->
 
 def _end_of(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool) -> Window:
+    """One server, one run, as ``live.run.run`` for ours."""
+    arrivals = plan.arrivals_s()
+    prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
+    records: list[Record] = []
+    by_priority = "priority" in rival.flags
+    with tempfile.TemporaryDirectory() as directory:
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            vllm_server(machine, plan.model, rival, Path(directory) / "vllm.log") as address,
+            httpx.AsyncClient(base_url=address, timeout=3600.0, limits=limits) as http,
+        ):
+            client = StreamClient(http, "m")
+            online = {"ignore_eos": True} | ({"priority": ONLINE_PRIORITY} if by_priority else {})
+            flood = [asyncio.create_task(line) for line in _lines(http, plan, by_priority)] if offline else []
+            load = asyncio.create_task(
+                open_loop(
+                    arrivals,
+                    lambda i: client.complete(prompts[i], ONLINE_OUT, **online),
+                    lambda i, record: records.append(record),
+                )
+            )
+            begin, end = plan.window_s
+            await asyncio.sleep(begin)
+            start = await scrape(http)
+            await asyncio.sleep(end - begin)
+            stop = await scrape(http)
+            if offline and all(line.done() for line in flood):
+                raise SystemExit("the offline lines ran out inside the window: the figures would be wrong")
+            await give_time([load], flood)
+    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+    tokens_per_s = sum(stop.sum(name) - start.sum(name) for name in names) / (end - begin)
+    inside = [record for record in with_unfinished(records, arrivals) if begin <= record.arrival_s < end]
+    online_per_s = sum(record.error is None for record in inside) * (ONLINE_IN + ONLINE_OUT) / (end - begin)
+    window = Window(end - begin, online_per_s, max(tokens_per_s - online_per_s, 0.0), records=inside)
+    if not offline:
+        window.offline_tokens_per_s = 0.0
+    return window
+
+
+def _lines(http: httpx.AsyncClient, plan: Plan, by_priority: bool) -> list[Any]:
+    """The offline lines, each a request."""
+    body = {"model": "m", "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
+    body |= {"priority": OFFLINE_PRIORITY} if by_priority else {}
+    prompts = random_prompts(plan.offline_lines, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
+    return [http.post("/v1/completions", json=body | {"prompt": prompt}) for prompt in prompts]

@@ -93,7 +93,7 @@ def _from_commands(name: str, *values: Callable[[], str]) -> Callable[[Subparser
 
 COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "serve": _add_serve_parser,
-    "demo": _from_commands("demo"),
+    "demo": _from_commands("demo.command"),
     "batch": _from_commands("batch", client_base_url),
     "data": _from_commands("data"),
     "loadgen": _from_commands("loadgen.command", client_base_url),

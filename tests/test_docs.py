@@ -14,6 +14,7 @@ from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.schemas import ChatBody, CompletionBody
+from neaptide.server.shadow.metrics import ShadowMetrics
 from tests.acceptance import ROWS, load_ratchet
 from tools import settings_page
 
@@ -34,6 +35,7 @@ def test_every_metric_is_documented() -> None:
     registry = CollectorRegistry()
     ServerMetrics(registry)
     BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
+    ShadowMetrics(registry)
     documented = text("docs/metrics.md")
     expanded = set(re.findall(r"neaptide_\w+", documented))
     expanded |= {f"neaptide_request_{name}_seconds" for name in ("ttft", "tpot", "itl", "e2e", "queue")}

@@ -145,6 +145,33 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         (("offline work paused", "neaptide_besteffort_paused"), ("disk failing", "neaptide_storage_failing")),
     ),
     ("Connections", "short", False, (("open", "neaptide_connections"),)),
+    (
+        "Shadow: both targets met, as it was and as it would have been",
+        "percentunit",
+        False,
+        (
+            ("as it was", "neaptide_shadow_real_attainment_ratio"),
+            ("under {{policy}}", "neaptide_shadow_attainment_ratio"),
+        ),
+    ),
+    (
+        "Shadow: offline tokens/s, as it was and as it would have been",
+        "short",
+        False,
+        (
+            ("as it was", "neaptide_shadow_real_offline_tokens_per_second"),
+            ("under {{policy}}", "neaptide_shadow_offline_tokens_per_second"),
+        ),
+    ),
+    (
+        "Shadow: age of its window, and what it costs",
+        "s",
+        False,
+        (
+            ("age of the window", "neaptide_shadow_age_seconds"),
+            ("processor seconds a minute", "60 * rate(neaptide_shadow_cpu_seconds_total[10m])"),
+        ),
+    ),
 )
 """Title, unit, whether lines are stacked, queries."""
 

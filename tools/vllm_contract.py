@@ -19,7 +19,7 @@ from typing import Any
 
 CONTRACT = Path(__file__).with_suffix(".json")
 FIELDS = {
-    "vllm.v1.core.sched.output": ("SchedulerOutput", "CachedRequestData", "NewRequestData"),
+    "vllm.v1.core.sched.output": ("SchedulerOutput", "CachedRequestData", "NewRequestData", "GrammarOutput"),
     "vllm.v1.outputs": ("ModelRunnerOutput",),
 }
 """Dataclasses that we fill or read."""

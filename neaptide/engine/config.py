@@ -17,6 +17,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory for blocks that leave the cache while requests may still want them, if the executor can copy them."""
     num_host_blocks: int = 0
     """Blocks that fit there; stated by the executor when it has started."""
+    two_tenant_blocks: bool = False
+    """The executor reads blocks from either end and copies single slots; stated by it when it has started."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,9 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     num_threads: int = 0
     """Compute threads on a CPU; 0 leaves torch's choice."""
+    cpu_kernels: str = "auto"
+    """On a CPU: ``auto`` takes kernels in C where there is a compiler, ``native`` insists on them, ``torch`` does
+    without."""
     sim_step_s: float = 0.005
     """Step time of the ``sim`` executor."""
     arguments: dict[str, str] = {}
@@ -89,5 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Step log to write (``engine.record.step_log``); an earlier one is kept as ``PATH.1``. ``None`` writes none."""
     step_log_max_bytes: int | None = None
     """Where the step log ends; it cannot go on in another file, because a replay needs it from its start."""
+    records_traffic: bool = False
+    """Whether the engine tells in short what it serves (``engine.record.traffic``)."""
     witness_fd: int | None = None
     """Inherited memory in which the engine notes the step that it is running; set by the supervisor for each life."""

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from neaptide.engine.clock import Clock
-from neaptide.engine.config import EngineConfig
+from neaptide.engine.config import CacheConfig, EngineConfig
 from neaptide.engine.interfaces import CostModel, Executor, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
 from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
@@ -31,19 +32,28 @@ from neaptide.engine.offline.work import WholeDevice
 from neaptide.engine.params import INTERNAL_ERROR, FinishReason
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
-from neaptide.engine.scheduler.base import PlanningError
+from neaptide.engine.scheduler.base import PlanningError, Scheduler
 from neaptide.engine.scheduler.policies import policy_of
 from neaptide.engine.steps.commit import Committer
 from neaptide.engine.steps.isolation import IsolatingExecutor, StepError
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.stats import step_stats
-from neaptide.engine.steps.step import Step
+from neaptide.engine.steps.step import Step, take_back_copies
 from neaptide.engine.steps.timer import StepTimer
 from neaptide.engine.table import RequestTable
 
 logger = logging.getLogger(__name__)
 
 PLANNING_WINDOW_STEPS = 100
+
+
+def _kv_cache(config: CacheConfig, policy: type[Scheduler], num_blocks: int, table: RequestTable) -> KVCacheManager:
+    """The cache that the policy wants, as far as the executor and its host memory allow it."""
+    if policy.shares_blocks and config.two_tenant_blocks and config.num_host_blocks:
+        return TwoTenantCache(num_blocks, table, config.num_host_blocks)
+    prefix_cache = config.enable_prefix_cache and policy.uses_prefix_cache
+    host_blocks = config.num_host_blocks if policy.evicts_by_reuse else 0
+    return KVCacheManager(num_blocks, table, prefix_cache, policy.evicts_by_reuse, policy.counts_reuse, host_blocks)
 
 
 class EngineCore:
@@ -69,11 +79,7 @@ class EngineCore:
         self._max_num_tokens = min(config.scheduler.max_model_len, executor.num_blocks * block_size)
         """Prompt and output tokens of one request at most."""
         table = RequestTable(config.scheduler.max_num_seqs, self._max_num_tokens, block_size)
-        prefix_cache = config.cache.enable_prefix_cache and policy.uses_prefix_cache
-        host_blocks = config.cache.num_host_blocks if policy.evicts_by_reuse else 0
-        self.kv = KVCacheManager(
-            executor.num_blocks, table, prefix_cache, policy.evicts_by_reuse, policy.counts_reuse, host_blocks
-        )
+        self.kv = _kv_cache(config.cache, policy, executor.num_blocks, table)
         self.scheduler = policy(config.scheduler, self.kv, cost_model, headroom)
         kv_tokens = int(config.scheduler.offline_max_kv_ratio * executor.num_blocks) * block_size
         whole = WholeDevice(cost_model, self.scheduler.max_step_tokens, config.scheduler.max_num_seqs, kv_tokens)
@@ -262,6 +268,7 @@ class EngineCore:
         except StepError as error:
             self._undo_in_flight()
             self.kv.distrust_saves(step.plan.saves)
+            take_back_copies(self.kv, step.plan)
             result = self._take_apart(step, error.__cause__)
         self.kv.loaded(step.plan.loads)
         timer.executed(self._executed_at_s)

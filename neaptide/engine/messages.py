@@ -108,11 +108,15 @@ class SetOffline(_Message):
     paused: bool
 
 
+class TellTraffic(_Message):
+    """Asks for a piece of the record of what is served, with what runs and waits now (``engine.record.traffic``)."""
+
+
 class Shutdown(_Message):
     pass
 
 
-ToEngine = AddRequest | AbortRequest | AddBatch | CancelBatch | PlanReady | SetOffline | Shutdown
+ToEngine = AddRequest | AbortRequest | AddBatch | CancelBatch | PlanReady | SetOffline | TellTraffic | Shutdown
 
 
 # ---- engine -> API process -------------------------------------------------------------------------------
@@ -219,6 +223,15 @@ class BatchOutlook(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Until the deadline."""
 
 
+class Traffic(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A piece of the record of what is served."""
+
+    piece: bytes
+    """For ``engine.record.traffic`` to read."""
+    has_present: bool
+    """It was asked for, and says what runs and waits, but nothing of what ended: the piece before it does."""
+
+
 class EngineReady(_Message):
     """Sent once, when weights are loaded and warm-up is done."""
 
@@ -247,6 +260,8 @@ class StepOutputs(_Message):
     stats: list[StepStats]
     outlooks: list[BatchOutlook] | None = None
     """Of all batches, now and then; None says nothing."""
+    traffic: list[Traffic] | None = None
+    """Now and then; None says nothing."""
 
 
 class EngineFatal(_Message):

@@ -32,8 +32,17 @@ def roofline_recipe(profile: DeviceProfile, overlap_kappa: float, *, learns: boo
 
 def recipe_of(model: OnlineCostModel) -> Recipe:
     """The model before it has seen any step: what it has learnt is not in the recipe."""
-    costs = {regime.value: msgspec.to_builtins(cost) for regime, cost in model.base.costs.items()}
-    return {"kind": "online", "costs": costs, "overlap_kappa": model.base.overlap_kappa}
+    return _recipe("online", model.base)
+
+
+def recipe_as_it_is(model: OnlineCostModel) -> Recipe:
+    """The model with what it has learnt by now, and no more to learn."""
+    return _recipe("roofline", model.as_it_is())
+
+
+def _recipe(kind: str, model: RooflineModel) -> Recipe:
+    costs = {regime.value: msgspec.to_builtins(cost) for regime, cost in model.costs.items()}
+    return {"kind": kind, "costs": costs, "overlap_kappa": model.overlap_kappa}
 
 
 def constant_recipe(seconds: float) -> Recipe:

@@ -43,6 +43,9 @@ class Capabilities(NamedTuple):
     """A step may name tokens that the step before it samples (``ScheduledRequest.token_ids``)."""
     asynchronous: bool
     """``submit`` returns before the step is done, so that planning ahead saves time."""
+    two_tenant_blocks: bool = False
+    """It reads blocks whose entries have the direction bit (``BlockTables``), and copies single slots
+    (``StepPlan.slot_copies``)."""
 
 
 @dataclass(slots=True, frozen=True)

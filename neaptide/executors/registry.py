@@ -30,7 +30,9 @@ class Kind(NamedTuple):
 EXECUTORS: dict[str, Kind] = {
     "sim": Kind("neaptide.simulation.served:start"),
     "torch": Kind("neaptide.executors.torch.start:start", has_host_cache=True, follows_grammars=True),
-    "vllm": Kind("neaptide.executors.vllm.start:start", takes_arguments=True, knows_families=True),
+    "vllm": Kind(
+        "neaptide.executors.vllm.start:start", takes_arguments=True, knows_families=True, follows_grammars=True
+    ),
 }
 
 

@@ -24,6 +24,7 @@ _MODULES = {
     "bros-latency": "bros.latency",
     "bros-slo": "bros.slo",
     "bros-rt-only": "bros.rt_only",
+    "bros-bicache": "bros.bicache",
     "scheduler-overhead": "bros.overhead",
     "echo-slo": "echo.slo",
     "echo-hit-rate": "echo.hit_rate",
@@ -40,6 +41,7 @@ _MODULES = {
     "blend-sharing": "blend.sharing",
     "blend-partition": "blend.partition",
     "blend-sampling": "blend.sampling",
+    "blend-throughput": "blend.throughput",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
 """As on the command line."""

@@ -47,7 +47,7 @@ from neaptide.experiments.models import benchmark_model
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.launch.serve import default_num_threads
 from neaptide.server.link.interpreter import wait_as_in_an_engine
-from neaptide.simulation.measures import Measures
+from neaptide.simulation.measures import Copied, Measures
 from neaptide.simulation.replay import Replay, replay
 
 NAME = "sim-fidelity"
@@ -196,7 +196,7 @@ class Fidelity:
                 measures.arrived(line.id, line.arrival_s)
 
         def take(line: StepLine, outputs: StepOutputs) -> None:
-            measures.step(outputs, StepTally(), 0, line.t[-1])
+            measures.step(outputs, StepTally(), Copied(), line.t[-1])
 
         headroom, model = FixedHeadroom(NUM_BLOCKS, HEADROOM_RATIO), OnlineCostModel(self._base)
         return Replayed(replay(self._log, cost_model=model, headroom=headroom, on_step=take), measures)

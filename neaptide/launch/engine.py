@@ -16,6 +16,7 @@ from neaptide.engine.process.witness import StepWitness
 from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
+from neaptide.engine.record.traffic_recorder import TrafficRecorder
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.start_up import StartUp
@@ -25,7 +26,7 @@ from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.density import marginal_seconds
 from neaptide.estimator.device_profile import load_profile
-from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_of
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, build_headroom, recipe_as_it_is, recipe_of
 from neaptide.estimator.subject import Subject
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.registry import start_executor
@@ -77,6 +78,15 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
     return core, ready
 
 
+def traffic_recorder(core: EngineCore, ready: EngineReady) -> TrafficRecorder:
+    """Of what the engine serves from now on."""
+    model = core.scheduler.cost_model
+    assert isinstance(model, OnlineCostModel)
+    recorder = TrafficRecorder(core.scheduler, ready.num_blocks, lambda: recipe_as_it_is(model))
+    core.subscribe(recorder)
+    return recorder
+
+
 def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
     """With the executor's block size, and one step ahead where its device works beside the host: there planning would
     keep it waiting."""
@@ -85,7 +95,10 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
     return msgspec.structs.replace(
         config,
         cache=msgspec.structs.replace(
-            config.cache, block_size=started.block_size, num_host_blocks=started.num_host_blocks
+            config.cache,
+            block_size=started.block_size,
+            num_host_blocks=started.num_host_blocks,
+            two_tenant_blocks=can.two_tenant_blocks,
         ),
         scheduler=msgspec.structs.replace(config.scheduler, overlap_depth=depth),
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
+    from neaptide.server.shadow.service import Shadow
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ def engine_config(
             device=settings.device,
             dtype=settings.dtype,
             num_threads=settings.num_threads or default_num_threads(),
+            cpu_kernels=settings.cpu_kernels,
             sim_step_s=settings.sim_step_ms / 1e3,
             arguments=arguments,
         ),
@@ -117,6 +119,7 @@ def engine_config(
         request_log_old_files=settings.request_log_old_files,
         step_log_path=settings.step_log,
         step_log_max_bytes=int(settings.step_log_max_mb * 1e6),
+        records_traffic=settings.shadow == "on",
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -163,7 +166,7 @@ async def _serve(
     from neaptide.server.link.interpreter import Interpreter
     from neaptide.server.link.supervisor import EngineStartError, Supervisor
 
-    server, service = _http_server(settings, context, data_dir)
+    server, service, shadow = _http_server(settings, context, data_dir)
     try:
         await service.start()
     except StoreError as error:
@@ -179,6 +182,8 @@ async def _serve(
             address = f"http://{settings.host}:{listener.getsockname()[1]}"
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)
+            if shadow is not None:
+                shadow.start()
         await serving
         await cut(server.server_state.tasks)
     except EngineStartError as error:
@@ -188,6 +193,8 @@ async def _serve(
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        if shadow is not None:
+            await shadow.stop()
         await service.stop()
         context.grammars.close()
         await supervisor.stop()
@@ -196,7 +203,7 @@ async def _serve(
 
 def _http_server(
     settings: Settings, context: "ServingContext", data_dir: Path
-) -> "tuple[uvicorn.Server, BatchService]":
+) -> "tuple[uvicorn.Server, BatchService, Shadow | None]":
     import uvicorn
 
     from neaptide.server.app import ServerState, create_app
@@ -210,6 +217,7 @@ def _http_server(
     from neaptide.server.edge.hosts import HostFilter
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.files import files_router
+    from neaptide.server.shadow.service import Shadow
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -241,9 +249,10 @@ def _http_server(
         cors_origins=settings.cors_origins,
         batches=service,
     )
+    state.shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
-    return Server(_uvicorn_config(settings, app)), service
+    return Server(_uvicorn_config(settings, app)), service, state.shadow
 
 
 def _uvicorn_config(settings: Settings, app: "FastAPI") -> "uvicorn.Config":
@@ -346,6 +355,7 @@ def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext,
         tpot_slo_s=config.scheduler.tpot_slo_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
         follows_grammars=kind is not None and kind.follows_grammars,
+        engine_python=settings.engine_python,
     )
     return context, config
 
@@ -357,7 +367,7 @@ def engine_main(address: str, config_json: str, parent_pid: int) -> int:
     """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
     from neaptide.engine.process.loop import EngineSocket, run_engine
     from neaptide.engine.process.parent import die_with_parent
-    from neaptide.launch.engine import build_engine
+    from neaptide.launch.engine import build_engine, traffic_recorder
 
     die_with_parent(parent_pid)
     # Where it stood, if it dies of a fault in native code, or when the server asks because it fell silent.
@@ -374,7 +384,8 @@ def engine_main(address: str, config_json: str, parent_pid: int) -> int:
             link.send(EngineFatal(str(error)))
             return 1
         try:
-            run_engine(core, ready, link, link, clock)
+            traffic = traffic_recorder(core, ready) if config.records_traffic else None
+            run_engine(core, ready, link, link, clock, traffic)
         finally:
             core.close()
         return 0

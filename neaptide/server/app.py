@@ -30,6 +30,7 @@ from neaptide.server.routes import (
     responses,
     tokenize,
 )
+from neaptide.server.shadow.service import Shadow
 
 __all__ = ["ServerState", "ServingContext", "create_app"]
 
@@ -49,6 +50,8 @@ class ServerState:
     """Sites whose pages may call this server from a browser; ``*`` is any."""
     batches: BatchService | None = None
     """The batch service, for the routers that serve it."""
+    shadow: Shadow | None = None
+    """What simulates the recorded traffic; None records none."""
 
 
 def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
@@ -80,6 +83,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.metrics = metrics
     app.state.keys = state.keys
     app.state.batches = state.batches
+    app.state.shadow = state.shadow
     install_handlers(app)
     install_openapi(app)
     # The last one added is the outermost: replies of the key check carry a request id as well, and a browser's

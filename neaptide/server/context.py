@@ -13,6 +13,7 @@ from neaptide import __version__
 from neaptide.engine.params import RequestClass
 from neaptide.server.edge.errors import OverloadedError, UnavailableError
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.interpreter import Interpreter
 from neaptide.server.structured.call_formats import CallFormat, format_of
 from neaptide.server.structured.checker import GrammarChecker
 from neaptide.server.text.tokenizer import Tokenizer
@@ -104,6 +105,8 @@ class ServingContext:
     """Threads that wait for a grammar to be compiled; other requests must not wait for those."""
     follows_grammars: bool = True
     """Whether the executor enforces structured output."""
+    engine_python: str | None = None
+    """The engine's interpreter, if it has one of its own: grammars are checked there, by the version that enforces."""
     grammars: GrammarChecker = field(init=False)
     call_format: CallFormat = field(init=False)
     """How the model writes calls of functions."""
@@ -111,7 +114,12 @@ class ServingContext:
     """Set at shutdown: new work is refused, streams that run may end."""
 
     def __post_init__(self) -> None:
-        self.grammars = GrammarChecker(self.tokenizer.directory, self.vocab_size, self.eos_token_ids)
+        self.grammars = GrammarChecker(
+            self.tokenizer.directory,
+            self.vocab_size,
+            self.eos_token_ids,
+            interpreter=Interpreter(self.engine_python),
+        )
         template = self.tokenizer.template
         self.call_format = format_of(None if template is None else template.source)
 

@@ -170,6 +170,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Option("Compute threads on a CPU; 0 is all cores but one, which the API process needs.", "N", low=0),
     ] = 0
+    cpu_kernels: Annotated[
+        str,
+        Option(
+            "What computes on a CPU: auto, kernels in C where the system has a compiler (compiled when they are first "
+            "needed, kept in the user's cache) and matrix products in the way that measures fastest at start; native, "
+            "the same, but no start without a compiler; torch, neither.",
+            choices=("auto", "native", "torch"),
+        ),
+    ] = "auto"
     max_connections: Annotated[
         int,
         Option(
@@ -240,6 +249,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             high=1e9,
         ),
     ] = 4096.0
+    shadow: Annotated[
+        str,
+        Option(
+            "Whether the last minutes are simulated under other policies, at idle priority in a process of its own, to "
+            "say what co-serving won; it records no text.",
+            choices=("on", "off"),
+            page="operations",
+        ),
+    ] = "on"
     executor: Annotated[
         str,
         Option(

@@ -160,10 +160,11 @@ def total_shape(requests: Sequence[TraceRequest], outputs: Iterable[int], block_
 
 
 def bound_tokens_per_s(scenario: Scenario, window_s: Window) -> Bounds:
-    """Logical offline tokens per second; None without offline work, or in a window without length."""
+    """Logical offline tokens per second; None without offline work, in a window without
+    length, or where the scenario asks for none."""
     length_s = window_s[1] - window_s[0]
     rows = [r for one in scenario.offline for r in one.requests if r.segments and scenario.output_limit(r) > 0]
-    if not rows or length_s <= 0:
+    if not rows or length_s <= 0 or not scenario.with_bounds:
         return {"long_run": None, "window": None}
     # Of a request that came before the window nothing is taken from it: how much was left is not known.
     inside = [r for r in scenario.online if r.arrival_s >= window_s[0]]

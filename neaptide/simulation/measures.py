@@ -3,12 +3,14 @@
 import math
 from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from neaptide.engine.messages import RequestOutput, StepOutputs, StepStats
 from neaptide.engine.params import FinishReason
+from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.simulated.trace_executor import StepTally
 
 Window = tuple[float, float]
@@ -61,9 +63,33 @@ STEP_COLUMNS = (
     "preempted_offline",
     "recomputed_tokens",
     "swapped_blocks",
+    "checkpointed_slots",
+    "checkpointed_requests",
+    "swapped_requests",
 )
 """One row per step; tokens are those of offline requests unless the name says online, but ``again_tokens`` and
 ``recomputed_tokens``."""
+
+
+class Copied(NamedTuple):
+    """What a step copied to host memory or from it."""
+
+    swapped_blocks: int = 0
+    """To or from, whole ones and slots in blocks."""
+    checkpointed_slots: int = 0
+    """To it, single ones."""
+    checkpointed_requests: int = 0
+    """That lost their first slots to another tenant of a block ..."""
+    swapped_requests: int = 0
+    """... and that left their blocks altogether."""
+
+    @classmethod
+    def by(cls, plan: StepPlan) -> "Copied":
+        shape, copies = plan.shape, plan.slot_copies
+        if copies is None:
+            return cls(shape.swapped_blocks)
+        swapped_blocks = shape.swapped_blocks + shape.copied_aside_blocks
+        return cls(swapped_blocks, copies.num_saved, copies.num_checkpointed, copies.num_swapped)
 
 
 class Measures:
@@ -87,10 +113,10 @@ class Measures:
     def arrived(self, request_id: str, arrival_s: float) -> None:
         self.online[request_id] = OnlineRecord(arrival_s)
 
-    def step(self, outputs: StepOutputs, tally: StepTally, swapped_blocks: int, now_s: float) -> list[RequestOutput]:
+    def step(self, outputs: StepOutputs, tally: StepTally, copied: Copied, now_s: float) -> list[RequestOutput]:
         """Takes in what a step reported at its end; returns the ends of offline requests."""
         for stats in outputs.stats:
-            self._add_step(stats, tally, swapped_blocks)
+            self._add_step(stats, tally, copied)
         ended: list[RequestOutput] = []
         online, gaps_s, tpot_slo_s = self.online, self.itl_s, self._tpot_slo_s
         for output in outputs.outputs:
@@ -124,7 +150,7 @@ class Measures:
         inside = (table[:, 0] > window_s[0]) & (table[:, 0] <= window_s[1])
         return dict(zip(STEP_COLUMNS, table[inside].T, strict=True))
 
-    def _add_step(self, stats: StepStats, tally: StepTally, swapped_blocks: int) -> None:
+    def _add_step(self, stats: StepStats, tally: StepTally, copied: Copied) -> None:
         self.num_steps += 1
         self._steps.extend(
             (
@@ -148,6 +174,6 @@ class Measures:
                 stats.preempted_online,
                 stats.preempted_offline,
                 stats.recomputed_tokens,
-                swapped_blocks,
+                *copied,
             )
         )

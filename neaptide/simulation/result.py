@@ -159,15 +159,20 @@ def kv_result(measures: Measures, window_s: Window, bound: float | None) -> KvRe
 
 
 def preemption_result(measures: Measures) -> PreemptionResult:
-    """Over the whole run. The engine knows one way to undo a preemption so far: computing again."""
+    """Over the whole run. By kind: those that lost all they had computed; those that lost slots to another tenant of a
+    block; those whose tokens all went to host memory."""
     steps = measures.steps((-math.inf, math.inf))
     by_class = {name: int(steps[f"preempted_{name}"].sum()) for name in ("online", "offline")}
     return PreemptionResult(
-        count_by_kind={"recompute": sum(by_class.values())},
+        count_by_kind={
+            "recompute": sum(by_class.values()),
+            "checkpoint": int(steps["checkpointed_requests"].sum()),
+            "swap": int(steps["swapped_requests"].sum()),
+        },
         count_by_class=by_class,
         recomputed_tokens=int(steps["recomputed_tokens"].sum()),
         swapped_blocks=int(steps["swapped_blocks"].sum()),
-        checkpointed_slots=0,
+        checkpointed_slots=int(steps["checkpointed_slots"].sum()),
     )
 
 

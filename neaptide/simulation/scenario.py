@@ -52,7 +52,7 @@ class Scenario:
     overlap_depth: int = 0
     """Steps in flight while the next one is planned, 0 or 1."""
     host_cache_bytes: int = 0
-    """Host memory for KV blocks that leave the cache."""
+    """Host memory for KV blocks that leave the cache; with it ``bros`` has its bidirectional blocks."""
     bros_initial_batch_size: int = SchedulerConfig().bros_initial_batch_size
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -62,6 +62,9 @@ class Scenario:
     """``max_tokens`` of every request, all that a policy knows of lengths; None asks for the rest of the context."""
     truth: CostModel | None = None
     """How long steps really take; None takes the profile's model."""
+    with_bounds: bool = True
+    """The result says what an endless cache would save, and what no policy could pass; seconds of work where many rows
+    wait."""
     cost_model: Recipe | None = None
     """What the scheduler believes; None takes the profile's model, corrected online."""
 
@@ -103,7 +106,9 @@ class Scenario:
             overlap_depth=self.overlap_depth,
             bros_initial_batch_size=self.bros_initial_batch_size,
         )
-        cache = CacheConfig(block_size=self.block_size, num_host_blocks=self.num_host_blocks)
+        cache = CacheConfig(
+            block_size=self.block_size, num_host_blocks=self.num_host_blocks, two_tenant_blocks=self.num_host_blocks > 0
+        )
         return EngineConfig(cache=cache, scheduler=scheduler)
 
     def recipe(self) -> Recipe:

@@ -31,7 +31,7 @@ from neaptide.loadgen.workloads.sharing import prefix_sharing
 from neaptide.loadgen.workloads.traces import token_ids
 from neaptide.simulation import result as sim_result
 from neaptide.simulation.bound import bound_tokens_per_s
-from neaptide.simulation.measures import Measures, Window
+from neaptide.simulation.measures import Copied, Measures, Window
 from neaptide.simulation.offline_feed import OFFLINE_PREFIX, OfflineFeed
 from neaptide.simulation.pools.inline_planner import InlinePlanner
 from neaptide.simulation.pools.ledger import RowLedger
@@ -164,7 +164,7 @@ class _Simulation:
         self._num_failed = 0
         self._tally = StepTally()
         """Of the step that was done last ..."""
-        self._swapped_blocks = 0  # ... and the blocks that it swapped
+        self._copied = Copied()  # ... and what it copied
         config = scenario.engine_config()
         self._executor = self._build_executor()
         self._recorder = None
@@ -284,7 +284,7 @@ class _Simulation:
 
     def _take_in(self, outputs: StepOutputs) -> None:
         now_s = self._clock.now()
-        for output in self._measures.step(outputs, self._tally, self._swapped_blocks, now_s):
+        for output in self._measures.step(outputs, self._tally, self._copied, now_s):
             self._row_ended(output, now_s)
         if self._on_progress is not None and self._measures.num_steps % PROGRESS_STEPS == 0:
             if self._online:
@@ -328,7 +328,7 @@ class _Simulation:
 
     def step_done(self, step: Step, result: StepResult) -> None:
         self._tally = self._executor.tallies.pop(step.plan.step)
-        self._swapped_blocks = step.plan.shape.swapped_blocks
+        self._copied = Copied.by(step.plan)
 
     def row_started(self, request_id: str, now_s: float) -> None:
         self._measures.offline_started(self._rows.started(request_id, now_s))
@@ -385,7 +385,7 @@ class _Simulation:
         return max(self._measures.longest_offline_wait_s, self._rows.longest_wait_s(end_s))
 
     def _bound(self) -> float | None:
-        if not self._scenario.offline:
+        if not self._scenario.offline or not self._scenario.with_bounds:
             return None
         prompts = (request.segments for one in self._scenario.offline for request in one.requests)
         return prefix_sharing(prompts, self._scenario.block_size).ratio

@@ -15,6 +15,7 @@ from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.settings import OPTIONS
+from neaptide.server.shadow.metrics import ShadowMetrics
 from tools import grafana_board
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -26,6 +27,7 @@ def series() -> set[str]:
     registry = CollectorRegistry()
     ServerMetrics(registry)
     BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
+    ShadowMetrics(registry)
     names: set[str] = set()
     for family in registry.collect():
         by_type = {"counter": ("_total",), "histogram": ("_sum", "_count", "_bucket")}

@@ -4,6 +4,8 @@ fills placeholders with what it sampled itself."""
 from array import array
 from zlib import crc32
 
+from neaptide.engine.kv.block_table import REVERSED
+from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.engine.params import NUMERICAL_ERROR
 from neaptide.engine.steps.plan import ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
@@ -57,6 +59,7 @@ class FakeDevice:
         self._host: dict[int, list[int | None]] = {}
         """What stands in each block of host memory."""
         self.num_saved = self.num_loaded = 0
+        self.num_slots_saved = self.num_slots_moved = self.num_slots_restored = 0
         self._sampling: set[str] = set()
         """Requests that sampled in the step submitted last."""
         self._has_failed = False
@@ -110,6 +113,26 @@ class FakeDevice:
             for offset, content in zip(offsets, self._host[slot], strict=True):
                 if content is not None:
                     self._slots[block, offset] = content
+        if plan.slot_copies is not None:
+            self._copy_slots(plan.slot_copies)
+
+    def _copy_slots(self, copies: SlotCopies) -> None:
+        self.num_slots_saved += copies.num_saved
+        self.num_slots_moved += copies.num_moved
+        self.num_slots_restored += copies.num_restored
+        for run in copies.saves:
+            host = self._host.setdefault(run.target, [None] * self._block_size)
+            for slot in range(run.first, run.end):
+                host[slot] = self._slots.get((run.source, slot))
+        moved = [
+            (run.target, slot, self._slots.get((run.source, slot))) for run in copies.moves for slot in slots_of(run)
+        ]
+        restored = [
+            (run.target, slot, self._host[run.source][slot]) for run in copies.restores for slot in slots_of(run)
+        ]
+        for block, slot, content in moved + restored:
+            if content is not None:
+                self._slots[block, slot] = content
 
     def _is_due(self, part: ScheduledRequest, faults: dict[str, int]) -> bool:
         least = faults.get(part.request_id)
@@ -136,7 +159,7 @@ class FakeDevice:
         for token in text[:end]:
             crc = crc32(token.to_bytes(4, "little"), crc)
             chain.append(crc)
-        slots = [(part.block_ids[p // self._block_size], p % self._block_size) for p in range(end)]
+        slots = [self._slot(part.block_ids[p // self._block_size], p % self._block_size) for p in range(end)]
         context = [self._slots.get(slot) for slot in slots[:start]]
         fault = None
         if self._is_due(part, self.not_a_number) or NAN in context:
@@ -151,6 +174,15 @@ class FakeDevice:
             self._slots[slots[position]] = chain[position] if fault is None else fault
         if part.sample and is_known:
             text[end:] = [int(result.token_ids[index])]
+
+    def _slot(self, entry: int, offset: int) -> tuple[int, int]:
+        if entry < REVERSED:
+            return entry, offset
+        return entry - REVERSED, self._block_size - 1 - offset
+
+
+def slots_of(run: SlotRun) -> range:
+    return range(run.first, run.end)
 
 
 def on_device(**fields: object) -> tuple[Harness, FakeDevice]:

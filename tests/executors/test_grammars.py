@@ -13,7 +13,7 @@ import torch
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.params import GRAMMAR_ERROR, INTERNAL_ERROR, FinishReason, SamplingParams
 from neaptide.engine.steps.plan import NewRequest
-from neaptide.executors.torch.grammar_masks import Constrained, Follower, GrammarMasks
+from neaptide.executors.grammar_masks import Constrained, Follower, GrammarMasks
 from neaptide.executors.torch.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.executors.torch.torch_executor import TorchExecutor

@@ -1,34 +1,121 @@
-"""Linear layers give the same whatever the number of rows: a CPU pads small numbers of them."""
+"""Linear layers give the same whatever the number of rows and whatever computes them; what does is chosen by time."""
+
+import logging
+import shutil
 
 import pytest
 import torch
 
-from neaptide.executors.torch.layers.linear import Linear
+from neaptide.engine.clock import MonotonicClock, VirtualClock
+from neaptide.executors.torch.layers import products
+from neaptide.executors.torch.layers.linear import Linear, choose_products
+from neaptide.executors.torch.layers.products import TorchProduct, choose, product_kinds, rows_by_kind
+from neaptide.kernels import native
 
 ROWS = (1, 7, 8, 11, 15, 16, 17)
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, native.COMPILERS)), reason="there is no C compiler")
 
 
-def make(bias: bool) -> tuple[Linear, torch.Tensor]:
+def make(bias: bool, outputs: int = 12, inputs: int = 20) -> tuple[Linear, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    layer = Linear(12, 20, bias=bias, dtype=torch.float32, device=torch.device("cpu"))
+    layer = Linear(outputs, inputs, bias=bias, dtype=torch.float32, device=torch.device("cpu"))
+    assert layer.weight is not None
     layer.weight.normal_(generator=generator)
     if layer.bias is not None:
         layer.bias.normal_(generator=generator)
-    return layer, torch.randn(max(ROWS), 20, generator=generator)
+    return layer, torch.randn(max(ROWS), inputs, generator=generator)
 
 
+@pytest.mark.parametrize("kind", ["native", "onednn", "torch"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", ROWS)
-def test_a_row_does_not_depend_on_how_many_there_are(rows: int, bias: bool) -> None:
+def test_a_row_does_not_depend_on_how_many_there_are(rows: int, bias: bool, kind: str) -> None:
     layer, x = make(bias)
+    assert layer.weight is not None
+    kinds = product_kinds(layer.weight, layer.bias, "auto")
+    if kind not in kinds:
+        pytest.skip(f"{kind} is not there")
     expected = x[:rows].double() @ layer.weight.double().t() + (0.0 if layer.bias is None else layer.bias.double())
+    layer.use([], [kinds[kind](layer.weight, layer.bias)])
     torch.testing.assert_close(layer(x[:rows]).double(), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", ROWS)
-def test_the_product_is_added_in_place(rows: int, bias: bool) -> None:
-    layer, x = make(bias)
     residual = torch.ones(rows, 12)
     layer.add_to(residual, x[:rows])
-    torch.testing.assert_close(residual, 1.0 + layer(x[:rows]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(residual.double(), 1.0 + expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_kind_that_is_best_over_all_rows_is_taken() -> None:
+    seconds = {1: {"a": 1.0, "b": 1.1}, 16: {"a": 2.0, "b": 1.0}, 256: {"a": 9.0, "b": 10.0}}
+    assert choose(seconds) == {1: "b", 16: "b", 256: "b"}
+
+
+def test_another_kind_has_to_be_clearly_faster() -> None:
+    seconds = {1: {"a": 1.0, "b": 3.0}, 16: {"a": 1.0, "b": 2.0}, 256: {"a": 10.0, "b": 8.0}}
+    assert choose(seconds) == {1: "a", 16: "a", 256: "b"}
+
+
+def test_rows_go_to_the_product_chosen_for_them() -> None:
+    layer, _ = make(bias=False)
+    seen: list[str] = []
+
+    class Recorded(TorchProduct):
+        def __init__(self, name: str) -> None:
+            super().__init__(torch.zeros(12, 20), None)
+            self.name = name
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(self.name)
+            return super().__call__(x)
+
+    layer.use([2, 32], [Recorded("few"), Recorded("some"), Recorded("many")])
+    for rows in (1, 2, 3, 32, 33, 500):
+        layer(torch.zeros(rows, 20))
+    assert seen == ["few", "few", "some", "some", "many", "many"]
+
+
+def test_a_measurement_ends_in_time() -> None:
+    """A clock on which every look takes a second: the rows after the first are not measured any more."""
+
+    class Slow(VirtualClock):
+        def now(self) -> float:
+            self.sleep_until(super().now() + 1.0)
+            return super().now()
+
+    layer, _ = make(bias=False)
+    assert layer.weight is not None
+    kinds = product_kinds(layer.weight, None, "auto")
+    assert list(rows_by_kind([(layer.weight, None)], kinds, Slow(), deadline_s=5.0)) == [1]
+
+
+@needs_compiler
+def test_a_weight_that_nothing_reads_is_dropped() -> None:
+    layer, x = make(bias=True)
+    before = layer(x)
+    choose_products([layer], "auto", MonotonicClock())
+    assert layer.weight is None
+    torch.testing.assert_close(layer(x), before, rtol=1e-5, atol=1e-5)
+
+
+def test_torch_can_be_insisted_on() -> None:
+    layer, _ = make(bias=True)
+    choose_products([layer], "torch", MonotonicClock())
+    assert layer.weight is not None
+
+
+def test_large_weights_are_measured(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_UNMEASURED_BYTES", 1)
+    monkeypatch.setattr(products, "MEASURED_ROWS", (1, 4))
+    layers = [make(bias=False)[0] for _ in range(3)]
+    with caplog.at_level(logging.INFO):
+        choose_products(layers, "auto", MonotonicClock())
+    assert any(message.startswith("linear layers of 12 x 20: ") for message in caplog.messages)
+
+
+def test_without_a_compiler_the_others_remain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "COMPILERS", ())
+    native.load_library.cache_clear()
+    layer, _ = make(bias=False)
+    assert layer.weight is not None
+    assert "native" not in product_kinds(layer.weight, None, "auto")
+    assert caplog.messages[0].startswith("linear layers do without native: there is no C compiler")

@@ -38,14 +38,14 @@ def test_the_torch_executor_says_what_it_is(gqa: tuple[Path, LlamaForCausalLM]) 
     assert (started.device, started.dtype, started.executor.num_blocks) == ("cpu", "float32", 8)
     assert (started.model.vocab_size, started.model.max_position_embeddings) == (128, 256)
     assert started.model.eos_token_ids == (2,)
-    assert started.capabilities == (True, False)
+    assert started.capabilities == (True, False, True)
     assert started.profiled is started.executor
 
 
 def test_the_simulated_executor_has_no_step_times_to_measure() -> None:
     started = start_executor(config_of("sim", embedded_model_path()), VirtualClock())
     assert (started.device, started.dtype, started.executor.num_blocks) == ("sim", "none", 4096)
-    assert started.capabilities == (True, False)
+    assert started.capabilities == (True, False, False)
     assert started.profiled is None
 
 

@@ -1,16 +1,33 @@
 """Block tables: which blocks hold a request's tokens, and in which slot each token lies."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from neaptide.engine.arrays import BlockArray, BoolArray, IntArray
 
+REVERSED = 1 << 30
+"""Direction bit of an entry: its tokens lie from the block's last slot to its first."""
+
+
+class Entries(NamedTuple):
+    """Entries of a block table, taken apart."""
+
+    blocks: IntArray
+    are_reversed: BoolArray
+
+    @classmethod
+    def of(cls, ids: BlockArray | IntArray) -> "Entries":
+        wide = ids.astype(np.int64)
+        return cls(wide & (REVERSED - 1), wide >= REVERSED)
+
 
 class BlockTables:
     """One table per seat of the engine, in one array that executors read as it stands.
 
-    Token ``i`` of a request lies in slot ``i % block_size`` of block ``i // block_size`` of its table.
+    Token ``i`` of a request lies in block ``i // block_size`` of its table, in slot ``i % block_size``; in an entry
+    with the direction bit, in the slot that is as far from the block's end.
     """
 
     def __init__(self, num_seats: int, max_tokens: int, block_size: int) -> None:
@@ -20,6 +37,7 @@ class BlockTables:
         self.num_blocks: IntArray = np.zeros(num_seats, np.int64)
 
     def blocks(self, seat: int) -> list[int]:
+        """The entries, direction bits included."""
         blocks: list[int] = self.ids[seat, : self.num_blocks[seat]].tolist()
         return blocks
 
@@ -31,6 +49,11 @@ class BlockTables:
     def append_one_each(self, seats: IntArray, block_ids: Sequence[int]) -> None:
         self.ids[seats, self.num_blocks[seats]] = block_ids
         self.num_blocks[seats] += 1
+
+    def write(self, seat: int, block_ids: Sequence[int]) -> None:
+        """Puts other entries in the place of all that the seat has."""
+        self.ids[seat, : len(block_ids)] = block_ids
+        self.num_blocks[seat] = len(block_ids)
 
     def cut(self, seat: int, num_blocks: int) -> list[int]:
         """Leaves the first ``num_blocks`` blocks; returns the others."""
@@ -46,6 +69,8 @@ class BlockTables:
     def slots(self, seat: int, start: int, end: int) -> IntArray:
         """Where tokens ``start .. end - 1`` lie in the pool: ``block * block_size + slot``."""
         positions = np.arange(start, end)
-        blocks = self.ids[seat, positions // self.block_size].astype(np.int64)
-        slots: IntArray = blocks * self.block_size + positions % self.block_size
+        entries = Entries.of(self.ids[seat, positions // self.block_size])
+        offsets = positions % self.block_size
+        slots: IntArray = entries.blocks * self.block_size
+        slots += np.where(entries.are_reversed, self.block_size - 1 - offsets, offsets)
         return slots

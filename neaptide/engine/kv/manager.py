@@ -15,6 +15,7 @@ from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, WANTED
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.engine.kv.segments import Path, segments_of_blocks
+from neaptide.engine.kv.slot_copies import SlotCopies
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable
 
@@ -142,6 +143,17 @@ class KVCacheManager:
         self._pool.saves, self._loads = [], []
         return saves, loads
 
+    def take_slot_copies(self) -> SlotCopies | None:
+        """The same for single slots: only a cache whose blocks have two tenants has such."""
+        return None
+
+    def distrust_copies(self, copies: SlotCopies) -> list[Request]:
+        """The step that should have made these copies failed: requests whose tokens they are keep what stands before.
+
+        Returns the requests; what steps in flight compute for them is to be dropped.
+        """
+        return []
+
     def loaded(self, loads: Iterable[tuple[int, int]]) -> None:
         """The step with these copies has ended, well or not."""
         if self._host is not None:
@@ -243,11 +255,14 @@ class KVCacheManager:
 
     def cut(self, request: Request, num_blocks: int) -> None:
         """Takes back all but the first ``num_blocks`` blocks, which are full: the rest is computed again."""
+        self._give_back(request, num_blocks)
         table, seat = self.table, request.seat
-        self._pool.release(table.blocks.cut(seat, num_blocks), request.request_class)
         table.computed[seat] = num_blocks * self.block_size
         table.sound[seat] = min(int(table.sound[seat]), num_blocks * self.block_size)
         table.indexed[seat] = min(int(table.indexed[seat]), num_blocks)
+
+    def _give_back(self, request: Request, num_blocks: int) -> None:
+        self._pool.release(self.table.blocks.cut(request.seat, num_blocks), request.request_class)
 
     def release(self, request: Request) -> None:
         """Takes every block back; what is indexed stays cached until it is evicted."""

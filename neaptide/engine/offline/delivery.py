@@ -40,8 +40,8 @@ class Delivery:
         self._stand(rows, params_index, np.full(len(rows), UNPLANNED))
         self._params_table = list(message.params_table)
         self._stream_rows = frozenset(message.stream_rows)
-        self._arrival_s = now_s
-        self._salt = message.salt
+        self.arrival_s = now_s
+        self.salt = message.salt
         self._share = message.share
         self.num_prompt_tokens_left = int(tokens.lengths(rows).sum())
         """Of the rows left ..."""
@@ -99,6 +99,13 @@ class Delivery:
         rows = np.concatenate((rows[counts], others))
         self._stand(rows, params_of[rows], np.concatenate((ranks[counts], np.full(len(others), UNPLANNED))))
 
+    @property
+    def left(self) -> tuple[IntArray, IntArray]:
+        """Rows left, and ``max_tokens`` of each."""
+        limits = np.array([params.max_tokens for params in self._params_table], np.int64)
+        is_left = self._is_left[self._first :]
+        return self.rows_left, limits[self._params_index[self._first :][is_left]]
+
     def key(self, row_key: RowKey, index: int) -> Any:
         return row_key(self.tokens, int(self.rows[index]))
 
@@ -109,8 +116,8 @@ class Delivery:
             prompt_token_ids=self.tokens.prompt(row),
             params=params,
             tier=Tier.BATCH,
-            arrival_s=self._arrival_s,
-            salt=self._salt,
+            arrival_s=self.arrival_s,
+            salt=self.salt,
             report_every_step=row in self._stream_rows,
             deadline_s=self.deadline_s,
             segments=self._path(row),

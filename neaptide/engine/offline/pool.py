@@ -80,9 +80,19 @@ class OfflinePool:
         return requests
 
     @property
+    def ends(self) -> Ends | None:
+        """Of the plan, if it is to be followed from both."""
+        return self._ends
+
+    @property
     def returned(self) -> Sequence[Request]:
         """Preempted requests, in the order in which they are handed out."""
         return self._returned
+
+    @property
+    def flex(self) -> Sequence[Request]:
+        """Flex requests that have not started."""
+        return [request for lane in self._lanes.values() if isinstance(lane, FlexLane) for request in lane.requests]
 
     @property
     def lanes(self) -> Sequence[Lane]:
@@ -314,6 +324,16 @@ class PoolDraft:
         pool = self._pool
         differing = 0 if self._returned is None else len(self._returned) - len(pool.returned)
         return len(pool) - len(self._taken) + differing
+
+    @property
+    def ends(self) -> Ends | None:
+        """As the pool's."""
+        return self._pool.ends
+
+    @property
+    def target_density(self) -> float | None:
+        """As the pool's."""
+        return self._pool.target_density
 
     def peek(self) -> Request | None:
         """The request that should be admitted next."""

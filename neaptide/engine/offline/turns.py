@@ -17,6 +17,8 @@ PERIOD_S = 1.0
 LEAD_TOKENS = 1 << 18
 """A plan may hand out so much more of one share, or of one job of a share, than of another: some seconds of a GPU, a
 minute of a CPU. Over time each has what its turns would have given it."""
+GUARD_S = 600.0
+"""After so long a job goes before younger ones, where nothing else keeps it from waiting for ever."""
 LAX_FACTOR = 1.25
 """A job is urgent when what is left of it, at its own share, would take this much of the time until its deadline ..."""
 CUSHION_S = 10.0
@@ -62,6 +64,30 @@ class ByDeadline(Turns):
 
     def key(self, lane: Lane) -> float:
         return lane.deadline_s if lane.is_job else -math.inf
+
+
+class ByAge(ByDeadline):
+    """The same; but a plan may choose among all jobs, until one has been there for long: no order puts it off for ever.
+
+    Our guard: BatchLLM and BlendServe plan a pool that nothing is added to.
+    """
+
+    def __init__(self) -> None:
+        self._came_s: dict[Lane, float] = {}
+        self._now_s = 0.0
+
+    def open_to_a_plan(self, lanes: Collection[Lane]) -> list[Lane]:
+        jobs = [lane for lane in lanes if lane.is_job]
+        return [lane for lane in jobs if self._came_s[lane] <= self._now_s - GUARD_S] or jobs
+
+    def join(self, lane: Lane, others: Collection[Lane]) -> None:
+        self._came_s[lane] = self._now_s
+
+    def leave(self, lane: Lane) -> None:
+        del self._came_s[lane]
+
+    def begin_step(self, now_s: float, lanes: Collection[Lane]) -> None:
+        self._now_s = now_s
 
 
 class ByShares(Turns):

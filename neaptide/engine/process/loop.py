@@ -17,6 +17,7 @@ from neaptide.engine.messages import (
     from_engine_encoder,
     to_engine_decoder,
 )
+from neaptide.engine.record.traffic_recorder import TrafficRecorder
 
 HEARTBEAT_S = 0.5
 BLOCKED_POLL_S = 0.005
@@ -54,7 +55,14 @@ class EngineSocket:
         self._context.term()
 
 
-def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink: MessageSink, clock: Clock) -> None:
+def run_engine(
+    core: EngineCore,
+    ready: EngineReady,
+    source: MessageSource,
+    sink: MessageSink,
+    clock: Clock,
+    traffic: TrafficRecorder | None = None,
+) -> None:
     """Serves until ``Shutdown``. The heartbeat goes out even when nothing happens."""
     sink.send(ready)
     # What start-up has allocated never becomes garbage: keep the collector from walking it in the loop.
@@ -78,7 +86,9 @@ def run_engine(core: EngineCore, ready: EngineReady, source: MessageSource, sink
             wait_s = BLOCKED_POLL_S
         outputs.outlooks = core.report_outlooks()
         now_s = clock.now()
-        has_news = outputs.outputs or outputs.stats or outputs.outlooks is not None
+        if traffic is not None:
+            outputs.traffic = traffic.take(now_s) or None
+        has_news = outputs.outputs or outputs.stats or outputs.outlooks is not None or outputs.traffic is not None
         if has_news or now_s - last_sent_s >= HEARTBEAT_S:
             sink.send(outputs)
             last_sent_s = now_s

@@ -37,6 +37,7 @@ class HeaderLine(_Line, tag="header"):
     recipe: dict[str, Any]
     """How the cost model and the headroom predictor were made; the engine does not look inside."""
     num_host_blocks: int = 0
+    two_tenant_blocks: bool = False
 
 
 class AddLine(_Line, tag="add"):
@@ -157,6 +158,8 @@ class StepLine(_Line, tag="step"):
     admit: list[tuple[int, int]] = []
     """Requests that got their blocks in this step: handle, tokens found in the cache."""
     preempt: list[int] = []
+    slots: list[int] = []
+    """Slots copied, if any: to host memory, to other blocks, back from host memory."""
     end: list[tuple[int, int, int, Ranges]] = []
     """Requests that ended since the step before: handle, output tokens, ``FinishReason``, the full blocks that end
     in the output."""

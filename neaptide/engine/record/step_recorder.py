@@ -1,10 +1,8 @@
 """Writes the step log while the engine runs."""
 
-import functools
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Any, Concatenate, ParamSpec
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -18,6 +16,7 @@ from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import FinishReason
 from neaptide.engine.record.block_numbers import BlockNumbers, Ranges
+from neaptide.engine.record.harmless import harmless
 from neaptide.engine.record.row_orders import RowOrders
 from neaptide.engine.record.step_log import (
     VERSION,
@@ -48,23 +47,6 @@ logger = logging.getLogger(__name__)
 NO_HANDLE = -1
 IDLE_S = 1.0
 """Between two idle lines with nothing between them."""
-P = ParamSpec("P")
-Recording = Callable[Concatenate["StepRecorder", P], None]
-
-
-def _harmless(record: Recording[P]) -> Recording[P]:
-    """What goes wrong while recording ends the log, not the engine."""
-
-    @functools.wraps(record)
-    def guarded(recorder: "StepRecorder", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if recorder.failed:
-            return
-        try:
-            record(recorder, *args, **kwargs)
-        except Exception as error:
-            recorder.give_up(error)
-
-    return guarded
 
 
 @dataclass(slots=True)
@@ -126,6 +108,7 @@ class StepRecorder(EngineObserver):
                 num_blocks,
                 recipe,
                 cache.num_host_blocks,
+                cache.two_tenant_blocks,
             )
         )
 
@@ -134,13 +117,13 @@ class StepRecorder(EngineObserver):
         """Requests, rows, and orders and files of batches, of which something is kept."""
         return len(self._live) + sum(map(len, self._rows.values())) + len(self._orders or ()) + len(self._files)
 
-    @_harmless
+    @harmless
     def warmed_up(self, shape: BatchShape, seconds: float) -> None:
         """The cost model was shown a step of the warm-up."""
         fields = [getattr(shape, name) for name in BatchShape.__slots__]
         self._write(ObserveLine(fields, seconds))
 
-    @_harmless
+    @harmless
     def message(self, message: ToEngine, now_s: float) -> None:
         """The engine takes in a message at ``now_s``."""
         if isinstance(message, AddRequest):
@@ -156,7 +139,7 @@ class StepRecorder(EngineObserver):
         elif isinstance(message, SetOffline):
             self._write(OfflineLine(message.paused))
 
-    @_harmless
+    @harmless
     def row(self, request: Request) -> None:
         """The scheduler looks at a batch row for the first time."""
         row_id = RowId.parse(request.request_id)
@@ -169,14 +152,14 @@ class StepRecorder(EngineObserver):
         if request.block_hashes:
             self._write(RowLine(handle, self._numbers.of(request.block_hashes)))
 
-    @_harmless
+    @harmless
     def refused(self, request_id: str) -> None:
         """A request, or a row, of which the engine was told will never run."""
         row_id = RowId.parse(request_id)
         if self._live.pop(request_id, None) is None and row_id is not None and self._take_unseen(row_id) is not None:
             self._row_ended(request_id)
 
-    @_harmless
+    @harmless
     def cancelled(self, batch_id: str) -> None:
         """The rows of a cancelled batch that have ended are known; the others are forgotten."""
         self._rows.pop(batch_id, None)
@@ -186,11 +169,11 @@ class StepRecorder(EngineObserver):
         for request_id in [key for key in self._live if is_row_of(key, batch_id)]:
             del self._live[request_id]
 
-    @_harmless
+    @harmless
     def planning(self, now_s: float) -> None:
         self._planning_s = now_s
 
-    @_harmless
+    @harmless
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
         times_s = [step.timer.start_s, step.timer.scheduled_at_s]
         if self._num_in_flight:
@@ -199,11 +182,11 @@ class StepRecorder(EngineObserver):
             self._write(PlanLine(times_s))
         self._num_in_flight += 1
 
-    @_harmless
+    @harmless
     def undone(self, step: Step) -> None:
         self._num_in_flight -= 1
 
-    @_harmless
+    @harmless
     def idle(self, start_s: float, scheduler: Scheduler) -> None:
         """Planning at ``start_s`` found no request that could run."""
         num_preempted = len(scheduler.preempted.request_ids)
@@ -211,7 +194,7 @@ class StepRecorder(EngineObserver):
             self._write(IdleLine(start_s))
             self._idle = start_s, num_preempted
 
-    @_harmless
+    @harmless
     def ended(self, request: Request, reason: FinishReason) -> None:
         """A request ends, in the running step or between steps."""
         handle, _ = self._live.pop(request.request_id)
@@ -222,7 +205,7 @@ class StepRecorder(EngineObserver):
         self._ended_ids[request.request_id] = handle
         self._row_ended(request.request_id)
 
-    @_harmless
+    @harmless
     def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
         plan, timer, blocks = step.plan, step.timer, scheduler.kv.occupancy()
         planning = [timer.start_s] if timer.scheduled_at_s == timer.start_s else [timer.start_s, timer.scheduled_at_s]
@@ -236,6 +219,8 @@ class StepRecorder(EngineObserver):
             errors={str(self._handle(request_id)): error for request_id, error in result.errors.items()},
             in_parts=not result.is_whole,
         )
+        if (copies := plan.slot_copies) is not None:
+            line.slots = [copies.num_saved, copies.num_moved, copies.num_restored]
         if self._overlaps:
             line.next = self._next_plan_s or [self._planning_s]
         self._num_in_flight -= 1
@@ -280,7 +265,7 @@ class StepRecorder(EngineObserver):
         self.failed = True
         self._numbers, self._rows, self._live, self._orders, self._files = BlockNumbers(), {}, {}, None, {}
 
-    @_harmless
+    @harmless
     def _header(self, line: HeaderLine) -> None:
         self._write(line)
 

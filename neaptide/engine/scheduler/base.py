@@ -10,9 +10,10 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.manager import KVCacheManager
+from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
 from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.pool import OfflinePool
-from neaptide.engine.offline.turns import ByShares
+from neaptide.engine.offline.turns import ByShares, Turns
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import (
@@ -22,6 +23,7 @@ from neaptide.engine.scheduler.draft import (
     Grow,
     Preempt,
     PreemptionCount,
+    SwapOut,
     TakePart,
     TakePartRows,
 )
@@ -61,6 +63,9 @@ class Scheduler(ABC):
     """Whether cached blocks that a job's rows still want stay longest; else the oldest go first."""
     counts_reuse: ClassVar[bool] = False
     """Whether that goes by the exact number of rows; else by classes of it that double."""
+    shares_blocks: ClassVar[bool] = False
+    """Whether an online and an offline request may have slots in one block, if the executor can do it and there is host
+    memory for what the offline one loses."""
     publishes_when_planned: ClassVar[bool] = False
     """Whether requests that are planned for later in a step find the blocks that earlier ones will fill in it; else
     they find what the steps before have computed."""
@@ -76,8 +81,7 @@ class Scheduler(ABC):
     ) -> None:
         self.config = config
         self.max_step_tokens = type(self).step_tokens(config)
-        turns = ByShares(config.share_weights) if type(self).has_shares else None
-        pool = OfflinePool(type(self).row_key, type(self).follows_prefixes, turns)
+        pool = OfflinePool(type(self).row_key, type(self).follows_prefixes, type(self).turns(config))
         self.queues = Queues(kv, pool, type(self).online_order)
         self.kv = kv
         self.offline_paused = False
@@ -97,6 +101,11 @@ class Scheduler(ABC):
     def step_tokens(cls, config: SchedulerConfig) -> int:
         """Tokens computed in one step at most; a policy that cannot cut prompts must allow whole ones."""
         return config.max_num_batched_tokens
+
+    @classmethod
+    def turns(cls, config: SchedulerConfig) -> Turns | None:
+        """Of the lanes of the offline pool."""
+        return ByShares(config.share_weights) if cls.has_shares else None
 
     @abstractmethod
     def _pack(self, draft: Draft) -> float:
@@ -281,6 +290,9 @@ class Scheduler(ABC):
                         self._preempted_ids.append(request.request_id)
                 case Grow(request, tokens):
                     kv.grow(request, tokens)
+                case SwapOut(request):
+                    assert isinstance(kv, TwoTenantCache)
+                    kv.swap_out(request)
                 case DrawPool(num_requests):
                     queues.pool.draw(num_requests)
         return rows, num_tokens
@@ -289,6 +301,8 @@ class Scheduler(ABC):
         table, shape = self.queues.table, draft.budget.shape
         saves, loads = self.kv.take_copies()
         shape.swapped_blocks = len(saves) + len(loads)
+        slot_copies = self.kv.take_slot_copies()
+        shape.copied_aside_blocks = slot_copies.num_blocks(self.kv.block_size) if slot_copies is not None else 0
         seconds, margin_s = self.cost_model.predict(shape)
         start, total = table.computed[rows], table.total[rows]
         prompt = table.prompt[rows]
@@ -306,6 +320,7 @@ class Scheduler(ABC):
             zero_blocks=self._zero_blocks,
             saves=saves,
             loads=loads,
+            slot_copies=slot_copies,
             predicted_s=seconds,
             margin_s=margin_s,
             budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,

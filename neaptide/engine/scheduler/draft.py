@@ -9,6 +9,7 @@ import numpy as np
 
 from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.kv.draft import PrefixHit
+from neaptide.engine.kv.two_tenant_cache import TwoTenantDraft
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.budget import StepBudget
@@ -62,7 +63,14 @@ class DrawPool:
     count: int
 
 
-Action = Preempt | Grow | Admit | TakePart | TakePartRows | DrawPool
+@dataclass(slots=True, frozen=True)
+class SwapOut:
+    """The request's tokens go to host memory; it keeps its seat and what it has computed."""
+
+    request: Request
+
+
+Action = Preempt | Grow | Admit | TakePart | TakePartRows | DrawPool | SwapOut
 
 
 @dataclass(slots=True)
@@ -233,6 +241,7 @@ class Draft:
         num_computed = self.kv.num_computed(request)
         self.budget.add(num_tokens, num_computed)
         self.budget.shape.swapped_blocks = self.kv.num_swapped
+        self.budget.shape.copied_aside_blocks = self.kv.num_copied_aside
         self._parts[request] = num_tokens
         if request.seat >= 0 and request not in self._admitted:
             self._row_takes_part = _marked(self._row_takes_part, request.seat, self.table.num_seats)
@@ -293,6 +302,12 @@ class Draft:
             self.pool.give_back(victim)
         self.actions.append(Preempt(victim))
 
+    def swap_out(self, victim: Request) -> None:
+        assert not self.takes_part(victim)
+        assert isinstance(self.kv, TwoTenantDraft)
+        self.kv.swap_out(victim)
+        self.actions.append(SwapOut(victim))
+
     def draw_pool(self, count: int) -> list[Request]:
         """Takes the first requests of the pool, so that they may be admitted in any order, and puts them back."""
         drawn = [self.pool.pop() for _ in range(count)]
@@ -302,14 +317,19 @@ class Draft:
         return drawn
 
     # ---- making room ----
-    # Victims give up their KV, which is recomputed when they come back. Never one that takes part, never more than
-    # needed, never for a request that still would not fit.
+    # Victims give up their KV, which is recomputed when they come back, or their blocks alone. Never one that takes
+    # part, never more than needed, never for a request that still would not fit.
 
     def make_room(
-        self, num_blocks: int, victims: Iterable[Request], keep: Collection[int] = (), seats: int = 0
+        self,
+        num_blocks: int,
+        victims: Iterable[Request],
+        keep: Collection[int] = (),
+        seats: int = 0,
+        swaps: bool = False,
     ) -> bool:
         """Preempts ``victims``, in their order, until ``num_blocks`` are available and ``seats`` are free; none of
-        them if all together would not do.
+        them if all together would not do. If it ``swaps``, those that can keep their KV in host memory do.
 
         ``keep`` are blocks that the requester will read (its prefix hit): freeing those frees nothing for it.
         """
@@ -327,7 +347,10 @@ class Draft:
             return False
         for index, victim in enumerate(chosen):
             if index < seats or value.takes_part(victim):
-                self.preempt(victim)
+                if swaps and index >= seats and self.kv.can_swap_out(victim):
+                    self.swap_out(victim)
+                else:
+                    self.preempt(victim)
         return True
 
     def offline_victims(self) -> Iterator[Request]:

@@ -8,6 +8,8 @@ from neaptide.engine.interfaces import HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.residual import FULL_SHARE, num_paced
+from neaptide.engine.steps.plan import BatchShape
 
 MIN_CHUNK_TOKENS = 16
 """A smaller chunk of a longer prompt costs more in fixed overhead than it brings."""
@@ -48,10 +50,12 @@ class OfflineFill:
         count = len(decodes)
         if self._may_sit_out:
             count = draft.budget.most_decodes(table.computed[decodes] + 1, limit_s)
+        before = draft.budget.shape.copy()
         chosen = decodes[: count if count or draft.num_parts else 1]
         draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), self._blocks_to_grow(draft))
         if count < len(decodes):
             return
+        self._pace(draft, before)
         for request in prefills:
             draft.at = request
             chunk = self._chunk(draft, request.num_uncomputed_tokens, request.num_computed_tokens, limit_s)
@@ -63,6 +67,15 @@ class OfflineFill:
         draft.notes = passed = list[Request]()
         while len(passed) < MAX_PASSED and self._admit_next(draft, limit_s, passed):
             pass
+
+    def _pace(self, draft: Draft, before: BatchShape) -> None:
+        """Once offline work fills its memory, prompts get the tokens that belong to its decodes; else a step that
+        computes follows on one that reads."""
+        ends, density, budget = draft.pool.ends, draft.pool.target_density, draft.budget
+        if ends is None or density is None:
+            return
+        if self._blocks_to_admit(draft) <= (1.0 - FULL_SHARE) * self._most_blocks(draft):
+            budget.tokens_left = min(budget.tokens_left, num_paced(ends, density, before, budget.shape))
 
     def _chunk(
         self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0

@@ -19,6 +19,7 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
 from neaptide.engine.scheduler.queues import deadline_order
+from neaptide.engine.scheduler.residual import Residual
 from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
 from neaptide.engine.steps.step import Step
 
@@ -46,13 +47,22 @@ class NeaptideScheduler(Scheduler, Divisible):
         left_out = type(self).left_out
         self.slack = SlackTracker(config, cost_model, left_out)
         self._fill = OfflineFill(config, headroom, left_out)
+        self._residual = Residual()
         self._controls, self._relegates = "controller" not in left_out, "relegation" not in left_out
 
     def observe_arrival(self, request: Request) -> None:
         super().observe_arrival(request)
         self.slack.observe_arrival(request)
 
+    def begin(self, now_s: float) -> None:
+        super().begin(now_s)
+        pool = self.queues.pool
+        if pool.ends is not None:
+            pool.target_density = self._residual.density(pool.ends.root_density)
+
     def observe_step(self, step: Step, seconds: float) -> None:
+        if (ends := self.queues.pool.ends) is not None:
+            self._residual.observe(step, seconds, ends)
         if self._controls and step.plan.budget_s and step.draft.has_offline:
             self.controller.observe(seconds, step.plan.budget_s)
 

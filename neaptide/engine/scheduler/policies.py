@@ -2,6 +2,8 @@
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.baselines.batchllm import BatchLlm
+from neaptide.engine.scheduler.baselines.blendserve import BlendServe
 from neaptide.engine.scheduler.baselines.bros import BrosScheduler
 from neaptide.engine.scheduler.baselines.echo_bs_e import EchoBaseWithEstimator
 from neaptide.engine.scheduler.baselines.echo_selector import Echo, EchoWithSelector
@@ -27,6 +29,8 @@ POLICIES: dict[str, type[Scheduler]] = {
     "echo": Echo,
     "dfs": DepthFirstFcfs,
     "balance": ShuffledFcfs,
+    "batchllm": BatchLlm,
+    "blendserve": BlendServe,
 }
 
 

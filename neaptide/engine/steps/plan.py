@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from neaptide.engine.arrays import BoolArray, IntArray
+from neaptide.engine.kv.slot_copies import SlotCopies
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.table import RequestTable
@@ -37,6 +38,8 @@ class BatchShape:
     to throw them away."""
     longest_decode_tokens: int = 0
     """KV tokens that the longest decode reads."""
+    copied_aside_blocks: int = 0
+    """Slots copied to host memory or from it beside the step's work, in blocks: they cost what they take longer."""
 
     @property
     def num_tokens(self) -> int:
@@ -91,6 +94,7 @@ class BatchShape:
             self.prefill_context_tokens,
             self.prefill_masked_pairs,
             self.longest_decode_tokens,
+            self.copied_aside_blocks,
         )
 
 
@@ -153,6 +157,9 @@ class StepPlan:
     loads: list[tuple[int, int]] = field(default_factory=list)
     """... and then slots of host memory to be copied to blocks before anything is computed. Of a plan that is run in
     parts, every part loads again, which changes nothing, and its first submission has saved."""
+    slot_copies: SlotCopies | None = None
+    """Single slots to be copied, behind ``saves`` and ``loads`` and before anything is computed. Of a plan that is run
+    in parts, its first submission has done that."""
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0

@@ -124,6 +124,7 @@ class Step:
         plan, table, before = self.plan, self.plan.table, self.is_current()
         kv.distrust_saves(plan.saves)
         kv.loaded(plan.loads)
+        take_back_copies(kv, plan)
         self.take_back(kv, set(plan.request_ids), kv.distrust_loads(plan.loads))
         current = self.is_current()
         rows, start, sample = plan.rows[current], plan.num_computed[current], plan.sample[current]
@@ -140,6 +141,13 @@ def give_up_sampling(request: Request) -> None:
     assert table is not None
     table.total[seat] = table.known[seat]
     table.renew(seat)
+
+
+def take_back_copies(kv: KVCacheManager, plan: StepPlan) -> None:
+    """The step failed and may not have copied the slots that it should have: their tokens are computed again."""
+    if plan.slot_copies is not None:
+        for request in kv.distrust_copies(plan.slot_copies):
+            give_up_sampling(request)
 
 
 def await_tokens(plan: StepPlan, first_token_s: float) -> None:

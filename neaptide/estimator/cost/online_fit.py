@@ -90,6 +90,12 @@ class OnlineCostModel:
         """Mean relative error of the predictions as they stood before each step; 0 before the first."""
         return self._sum_errors / self._num_observed if self._num_observed else 0.0
 
+    def as_it_is(self) -> RooflineModel:
+        """What it has learnt by now, as a model that learns no more."""
+        factors = {regime: (a, b, c, d, e, f) for regime, (a, b, c, d, e, f) in self._factors.items()}
+        costs = {regime: cost.scaled(factors[regime]) for regime, cost in self.base.costs.items()}
+        return RooflineModel(costs, self.base.overlap_kappa)
+
     def predict(self, shape: BatchShape) -> Prediction:
         return self._prediction(self.base.terms(shape), regime_of(shape))
 

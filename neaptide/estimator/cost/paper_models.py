@@ -117,8 +117,8 @@ class BrosModel:
             seconds += prefill_0 + prefill_token * shape.prefill_tokens
         if shape.decode_requests:
             seconds += decode_0 + decode_request * shape.decode_requests + decode_context * shape.decode_context_tokens
-        if shape.swapped_blocks:
-            seconds = max(seconds, self.swap[0] + self.swap[1] * shape.swapped_blocks)
+        if swapped_blocks := shape.swapped_blocks + shape.copied_aside_blocks:
+            seconds = max(seconds, self.swap[0] + self.swap[1] * swapped_blocks)
         return Prediction(seconds, 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:

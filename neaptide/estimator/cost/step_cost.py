@@ -38,6 +38,24 @@ class StepCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_s: float = 0.0
     """Per token and never overlapped: all-reduce of tensor parallelism."""
 
+    def scaled(self, factors: "Terms") -> "StepCost":
+        """With every term of the time multiplied; where operators overlap, nearly so."""
+        fixed, gemm, attention, kv, requests, swap = factors
+        return StepCost(
+            fixed_s=fixed * self.fixed_s,
+            gemm_curve_s=tuple(gemm * seconds for seconds in self.gemm_curve_s),
+            pair_s=attention * self.pair_s,
+            kv_token_s=kv * self.kv_token_s,
+            masked_pair_s=attention * self.masked_pair_s,
+            ragged_s=requests * self.ragged_s,
+            decode_request_s=requests * self.decode_request_s,
+            prefill_request_s=requests * self.prefill_request_s,
+            swap_block_s=swap * self.swap_block_s,
+            weights_s=gemm * self.weights_s,
+            row_s=gemm * self.row_s,
+            token_s=gemm * self.token_s,
+        )
+
 
 Terms = tuple[float, float, float, float, float, float]
 """The parts of a step's predicted time, in seconds; they add up to it: fixed, matrix products, prefill attention,
@@ -62,6 +80,7 @@ class StepFormula:
 
     Serial time = max(compute, weights) + prefill attention + KV reads + rest; its lower bound under operator
     overlap = max(compute + prefill attention, weights + KV reads) + rest; between them ``overlap_kappa`` of the way.
+    Copies beside the work cost what they take longer than it.
     """
 
     def __init__(self, cost: StepCost, overlap_kappa: float = 1.0) -> None:
@@ -98,13 +117,14 @@ class StepFormula:
                 bound_s = max(compute_s + attention_s, cost.weights_s + kv_s)
                 share = (bound_s + self._kappa * (serial_s - bound_s)) / serial_s
                 gemm_s, attention_s, kv_s = gemm_s * share, attention_s * share, kv_s * share
-        return (
-            cost.fixed_s,
-            gemm_s + cost.token_s * num_tokens,
-            attention_s,
-            kv_s,
+        gemm_s += cost.token_s * num_tokens
+        requests_s = (
             cost.decode_request_s * decode_requests
             + cost.prefill_request_s * prefill_requests
-            + cost.ragged_s * raggedness(shape),
-            cost.swap_block_s * shape.swapped_blocks,
+            + cost.ragged_s * raggedness(shape)
         )
+        swap_s = cost.swap_block_s * shape.swapped_blocks
+        if shape.copied_aside_blocks:
+            work_s = cost.fixed_s + gemm_s + attention_s + kv_s + requests_s + swap_s
+            swap_s += max(cost.swap_block_s * shape.copied_aside_blocks - work_s, 0.0)
+        return cost.fixed_s, gemm_s, attention_s, kv_s, requests_s, swap_s

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from neaptide.engine.arrays import IntArray
+from neaptide.engine.kv.block_table import Entries
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID, RequestTable
 from neaptide.executors.torch.placeholders import SampledRow, fill_
-from neaptide.kernels.paged_attention import AttentionPlan, plan_attention
+from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention
 from neaptide.kernels.transfer import to_device
 
 SampledToken = Callable[[str, int], SampledRow | None]
@@ -31,7 +32,7 @@ class InputBatch:
     """[num_tokens] int64."""
     query_starts: IntArray
     """[requests + 1]: token rows of request i are ``query_starts[i] : query_starts[i + 1]``."""
-    attention: AttentionPlan
+    attention: StepAttention
     invalid: list[str]
     """Requests with a token id outside the vocabulary; their rows compute token 0 and must not be used."""
 
@@ -43,9 +44,8 @@ class InputBatch:
 
 def build_input_batch(
     plan: StepPlan,
-    block_size: int,
+    plan_attention: AttentionPlanner,
     vocab_size: int,
-    dtype: torch.dtype,
     device: torch.device,
     sampled_token: SampledToken,
 ) -> InputBatch:
@@ -53,9 +53,8 @@ def build_input_batch(
 
     Args:
         plan: of at least one request; its table is read here and not later.
-        block_size: tokens per KV block.
+        plan_attention: plans what the layers do with the step's requests.
         vocab_size: bound of the token ids.
-        dtype: of the model.
         device: of the model.
         sampled_token: finds the token that a placeholder stands for.
     """
@@ -83,13 +82,14 @@ def build_input_batch(
     device_token_ids = to_device(torch.from_numpy(token_ids), device)
     fill_(device_token_ids, filled_rows, sources)
     tables = _block_tables(plan.table, rows)
+    are_reversed = tables.are_reversed if tables.are_reversed.any() else None
     return InputBatch(
         parts,
         request_ids,
         device_token_ids,
         to_device(torch.from_numpy(positions), device),
         starts,
-        plan_attention(query_lens, context_lens + query_lens, tables, block_size, dtype=dtype, device=device),
+        plan_attention(query_lens, context_lens + query_lens, tables.blocks, are_reversed),
         list(invalid),
     )
 
@@ -100,8 +100,8 @@ def _decodes_by_length(plan: StepPlan) -> IntArray:
     return np.argsort(np.where(is_decode, plan.num_computed, 1 << 62), kind="stable")
 
 
-def _block_tables(table: RequestTable, rows: IntArray) -> IntArray:
+def _block_tables(table: RequestTable, rows: IntArray) -> Entries:
     """[rows, longest table], padded with 0."""
     sizes = table.blocks.num_blocks[rows]
     longest = int(sizes.max())
-    return np.where(np.arange(longest) < sizes[:, None], table.blocks.ids[rows, :longest], 0).astype(np.int64)
+    return Entries.of(np.where(np.arange(longest) < sizes[:, None], table.blocks.ids[rows, :longest], 0))

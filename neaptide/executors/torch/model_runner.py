@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.models.base import TorchModel
+from neaptide.kernels.paged_attention import attention_planner
 from neaptide.kernels.transfer import to_device
 
 
@@ -23,11 +26,25 @@ class ModelRunner:
         dtype: torch.dtype,
         device: torch.device,
         num_host_blocks: int = 0,
+        cpu_kernels: str = "auto",
     ):
+        """
+        Raises:
+            ValueError: kernels were insisted on that cannot be had.
+        """
         config = model.config
         self.model = model
         self.block_size = block_size
         shape = (num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
+        self.plan_attention = attention_planner(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            block_size,
+            dtype=dtype,
+            device=device,
+            kernels=cpu_kernels,
+        )
         # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
         self.kv_cache = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
         self._host_cache = torch.empty(
@@ -51,6 +68,27 @@ class ModelRunner:
             for layer, kv in zip(self.kv_cache, loaded.unbind(1), strict=True):
                 layer.index_copy_(0, blocks, kv)
 
+    def copy_slots(self, copies: SlotCopies) -> None:
+        """Single slots: saves, for which it waits, then moves, then restores."""
+        flat, size = [layer.flatten(0, 1) for layer in self.kv_cache], self.block_size
+        device, host = self.kv_cache[0].device, self._host_cache
+        if copies.saves:
+            blocks, host_blocks, slots = _each_slot(copies.saves)
+            sources = to_device(blocks * size + slots, device)
+            saved = torch.stack([layer.index_select(0, sources) for layer in flat], dim=1)
+            host[host_blocks, :, slots] = saved.cpu()
+        if copies.moves:
+            blocks, new_blocks, slots = _each_slot(copies.moves)
+            sources, targets = (to_device(each * size + slots, device) for each in (blocks, new_blocks))
+            for layer in flat:
+                layer.index_copy_(0, targets, layer.index_select(0, sources))
+        if copies.restores:
+            host_blocks, blocks, slots = _each_slot(copies.restores)
+            restored = to_device(host[host_blocks, :, slots], device)
+            targets = to_device(blocks * size + slots, device)
+            for layer, kv in zip(flat, restored.unbind(1), strict=True):
+                layer.index_copy_(0, targets, kv)
+
     def hidden_states(self, batch: InputBatch) -> Tensor:
         """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after."""
         return self.model.forward(batch.token_ids, batch.positions, self.kv_cache, batch.attention)
@@ -62,3 +100,16 @@ class ModelRunner:
         elif rows != list(range(len(rows))):
             raise ValueError("rows must be ascending and distinct")
         return self.model.logits(hidden)
+
+
+def _each_slot(runs: Sequence[SlotRun]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every slot that is copied: the block that it is in, the one that it is copied to, its number in both."""
+    sources, targets, first, end = np.array(runs, np.int64).T
+    counts = end - first
+    number_in_run = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    slots = np.repeat(first, counts) + number_in_run
+    return (
+        torch.from_numpy(np.repeat(sources, counts)),
+        torch.from_numpy(np.repeat(targets, counts)),
+        torch.from_numpy(slots),
+    )

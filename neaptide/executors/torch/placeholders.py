@@ -25,31 +25,6 @@ class SampledRow(NamedTuple):
         return int(self.on_host.wait()[0][self.row])
 
 
-class RecentTokens:
-    """The last two tokens that a request sampled, by their index in its output.
-
-    Two, because a step that raised may be submitted again in parts after it has sampled for some: the token that it
-    reads is then the last but one.
-    """
-
-    __slots__ = ("_last", "_last_position", "_previous")
-
-    def __init__(self) -> None:
-        self._last: SampledRow | None = None
-        self._last_position = -1
-        self._previous: SampledRow | None = None
-
-    def keep(self, output_position: int, sampled: SampledRow) -> None:
-        if output_position != self._last_position:
-            self._previous = self._last if output_position == self._last_position + 1 else None
-        self._last, self._last_position = sampled, output_position
-
-    def at(self, output_position: int) -> SampledRow | None:
-        if output_position == self._last_position:
-            return self._last
-        return self._previous if output_position == self._last_position - 1 else None
-
-
 def fill_(token_ids: Tensor, rows: list[int], sources: list[SampledRow]) -> None:
     """Writes the token of ``sources[i]`` to ``token_ids[rows[i]]``, on the device."""
     by_step: dict[int, tuple[Tensor, list[int], list[int]]] = {}

@@ -8,8 +8,9 @@ import numpy.typing as npt
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
-from neaptide.executors.torch.grammar_masks import Follower
-from neaptide.executors.torch.placeholders import RecentTokens
+from neaptide.executors.grammar_masks import Follower
+from neaptide.executors.recent_tokens import RecentTokens
+from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.random_stream import request_seed
 
 
@@ -30,7 +31,7 @@ class RequestState:
         self.output_counts: dict[int, int] = {}
         """How often each token stands in the output, for penalties."""
         self.output_len = 0
-        self.recent_tokens = RecentTokens()
+        self.recent_tokens: RecentTokens[SampledRow] = RecentTokens()
         self.follower = Follower(params.grammar) if params.grammar else None
 
     @cached_property

@@ -19,7 +19,7 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     cache = msgspec.structs.replace(config.cache, block_size=config.cache.block_size or BLOCK_SIZE)
     executor = TorchExecutor(config.executor, cache, clock)
     device = executor.device.type
-    capabilities = Capabilities(placeholders=True, asynchronous=device == "cuda")
+    capabilities = Capabilities(placeholders=True, asynchronous=device == "cuda", two_tenant_blocks=True)
     return StartedExecutor(
         executor,
         device,

@@ -14,9 +14,10 @@ from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
+from neaptide.executors.grammar_masks import Constrained, GrammarMasks, StepMask
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
-from neaptide.executors.torch.grammar_masks import Constrained, GrammarMasks, StepMask
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
+from neaptide.executors.torch.layers.linear import choose_products
 from neaptide.executors.torch.logits_edits import Allowed
 from neaptide.executors.torch.logprobs import score
 from neaptide.executors.torch.model_runner import ModelRunner
@@ -26,6 +27,8 @@ from neaptide.executors.torch.request_state import RequestState
 from neaptide.executors.torch.sampler import sample
 from neaptide.executors.torch.step_results import Pending, PromptScores, SampledTokens, TokenScores, TorchHandle
 from neaptide.executors.torch.weights import load_weights
+from neaptide.kernels.layer_ops import layer_ops
+from neaptide.kernels.native import find_compiler
 from neaptide.kernels.transfer import HostCopy, to_device
 from neaptide.models.checkpoint import load_model_config, resolve_model
 from neaptide.models.registry import FAMILIES
@@ -68,7 +71,7 @@ class TorchExecutor:
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.model_config.dtype, self.device)
         self._clock = clock
-        self._seed = seed
+        self._seed, self._kernels = seed, config.cpu_kernels
         self._states: dict[str, RequestState] = {}
         self._constrained: set[str] = set()
         """Requests with a grammar."""
@@ -77,8 +80,9 @@ class TorchExecutor:
         self._grammar_masks.warm_up()
         with torch.inference_mode():
             model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[model.architecture].torch_class)
-            layers = model_class(model, self.dtype, self.device)
+            layers = model_class(model, self.dtype, self.device, layer_ops(self.dtype, self.device, config.cpu_kernels))
             load_weights(layers, model_dir)
+            choose_products(layers.linears(), config.cpu_kernels, clock)
             self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
             self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
             self._runner = ModelRunner(
@@ -88,6 +92,7 @@ class TorchExecutor:
                 dtype=self.dtype,
                 device=self.device,
                 num_host_blocks=self.num_host_blocks,
+                cpu_kernels=config.cpu_kernels,
             )
         logger.info("%s on %s in %s, %d KV blocks", model_dir, self.device, self.dtype_name, self._num_blocks)
         self._warm_up()
@@ -117,7 +122,9 @@ class TorchExecutor:
 
     @property
     def build(self) -> str:
-        return ""
+        """Whether kernels in C compute: a profile measured without them is another's."""
+        is_native = self.device.type == "cpu" and self._kernels != "torch" and find_compiler() is not None
+        return "C kernels" if is_native else ""
 
     def touch_blocks(self, count: int) -> None:
         """Writes zeros to the first ``count`` KV blocks.
@@ -149,6 +156,8 @@ class TorchExecutor:
         with torch.inference_mode():
             self._runner.save(plan.saves)
             self._runner.load(plan.loads)
+            if plan.slot_copies is not None:
+                self._runner.copy_slots(plan.slot_copies)
             if len(plan):
                 self._run(plan, pending)
         return TorchHandle(pending, self._clock)
@@ -164,7 +173,7 @@ class TorchExecutor:
         start_s = self._clock.now()
         runner, result = self._runner, pending.result
         batch = build_input_batch(
-            plan, runner.block_size, self.model_config.vocab_size, self.dtype, self.device, self._sampled_token
+            plan, runner.plan_attention, self.model_config.vocab_size, self.device, self._sampled_token
         )
         result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
         self._count_tokens(plan)
@@ -195,11 +204,8 @@ class TorchExecutor:
         for part in np.flatnonzero(plan.sample).tolist():
             state = self._states[plan.request_ids[part]]
             if state.follower is not None:
-                start, position = len(state.prompt_token_ids), int(plan.output_position[part])
-                # A copy: when it is read, the row may be another's.
-                output = plan.table.tokens[plan.rows[part], start : start + position].copy()
-                last = state.recent_tokens.at(position - 1)
-                constrained.append(Constrained(plan.request_ids[part], state.follower, output, last))
+                num_prompt_tokens = len(state.prompt_token_ids)
+                constrained.append(Constrained.of(plan, part, state.follower, num_prompt_tokens, state.recent_tokens))
         return self._grammar_masks.fill(constrained) if constrained else None
 
     def _sample(

@@ -1,7 +1,9 @@
 """From what vLLM's model runner answers to the result of a step."""
 
 import logging
+from collections.abc import Mapping
 from itertools import chain, compress
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,18 @@ from neaptide.executors.vllm.translate import Told
 
 logger = logging.getLogger(__name__)
 
+_NONE: Mapping[str, str] = {}
 
-def collect(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult) -> None:
+
+def collect(
+    plan: StepPlan, told: dict[str, Told], output: Any, result: StepResult, failed: Mapping[str, str] = _NONE
+) -> None:
     """Writes the runner's output into ``result``, whose errors name parts that the runner was not told of.
 
     Args:
         told: what is known of the plan's requests; those that have ended since may be missing.
         output: a ``ModelRunnerOutput``.
+        failed: parts that the runner has computed, and what is wrong with them.
     """
     ids = plan.request_ids
     if result.errors:
@@ -32,6 +39,8 @@ def collect(plan: StepPlan, told: dict[str, Told], output: Any, result: StepResu
         for i in np.flatnonzero((result.token_ids < 0) & plan.sample).tolist():
             logger.error("request %s has no token: vLLM's runner did not take it to be at its end", ids[i])
             result.errors.setdefault(ids[i], INTERNAL_ERROR)
+    for request_id, error in failed.items():
+        result.errors.setdefault(request_id, error)
     if output.num_nans_in_logits and any(output.num_nans_in_logits.values()):
         for request_id, count in output.num_nans_in_logits.items():
             if count:
@@ -84,4 +93,6 @@ def _collect_prompt_logprobs(known: Told, scores: Any, result: StepResult) -> No
 
 
 def _record(ids: list[int], values: list[float], top: int) -> TokenLogprobs:
-    return TokenLogprobs(ids[0], values[0], ids[1 : top + 1], values[1 : top + 1])
+    # What a grammar forbids was masked before the runner scored it.
+    tops = [(token, value) for token, value in zip(ids[1 : top + 1], values[1 : top + 1], strict=True) if value > -inf]
+    return TokenLogprobs(ids[0], values[0], [token for token, _ in tops], [value for _, value in tops])

@@ -23,6 +23,7 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     model = load_model_facts(Path(config.executor.model_path))
     set_environment(config.executor.num_threads)
     try:
+        from neaptide.executors.grammar_masks import GrammarMasks
         from neaptide.executors.vllm.vllm_engine import start_engine
         from neaptide.executors.vllm.vllm_executor import VllmExecutor
     except ImportError as error:
@@ -36,7 +37,8 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         raise
     except Exception as error:  # vLLM asserts much, and has errors of its own
         raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
-    executor = VllmExecutor(engine, config, clock, model.eos_token_ids)
+    masks = GrammarMasks(Path(config.executor.model_path), model.vocab_size, model.eos_token_ids)
+    executor = VllmExecutor(engine, config, clock, model.eos_token_ids, masks)
     # Its runner keeps the tokens that it samples: a plan need not know them.
     capabilities = Capabilities(placeholders=True, asynchronous=executor.is_asynchronous)
     return StartedExecutor(

@@ -2,18 +2,21 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.params import INVALID_TOKEN
 from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
+from neaptide.executors.grammar_masks import GrammarMasks
 from neaptide.executors.torch.device import device_name
 from neaptide.executors.vllm.arguments import describe
 from neaptide.executors.vllm.collect import collect
+from neaptide.executors.vllm.grammars import StepGrammars
 from neaptide.executors.vllm.sampling import draw_seed, is_random, to_vllm
 from neaptide.executors.vllm.translate import NULL_BLOCKS, RunnerKind, Translator
 from neaptide.executors.vllm.worker import place_generators, zero_blocks
@@ -27,9 +30,12 @@ class VllmExecutor:
     Args:
         engine: vLLM's ``EngineCore``, started.
         eos_token_ids: of the model.
+        masks: of its grammars.
     """
 
-    def __init__(self, engine: Any, config: EngineConfig, clock: Clock, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, engine: Any, config: EngineConfig, clock: Clock, eos_token_ids: tuple[int, ...], masks: GrammarMasks
+    ) -> None:
         self._engine = engine
         self._workers = engine.model_executor
         self._vllm_config = engine.vllm_config
@@ -42,6 +48,8 @@ class VllmExecutor:
         """Whether ``submit`` returns before the step is done: the workers are processes of their own, or the GPU's."""
         vocab_size = self._vllm_config.model_config.get_vocab_size()
         self.translator = Translator(RunnerKind(self._is_v2, is_async, vocab_size), self._to_params)
+        self.grammars = StepGrammars(masks)
+        masks.warm_up()
         self._max_step_tokens: int = self._vllm_config.scheduler_config.max_num_batched_tokens
         self._num_vllm_blocks: int = self._vllm_config.cache_config.num_gpu_blocks
         logger.info(
@@ -112,9 +120,14 @@ class VllmExecutor:
     # ---- steps ----
 
     def submit(self, plan: StepPlan) -> "VllmHandle":
-        """Runs the step on a CPU, starts it on a GPU."""
+        """Runs the step on a CPU, starts it on a GPU.
+
+        With a grammar whose last token an earlier step still samples it waits for that step, when the forward pass has
+        been launched.
+        """
         start_s = self._clock.now()
         self.translator.heed(plan)
+        self.grammars.heed(plan)
         if plan.zero_blocks:
             self._zero(plan.zero_blocks)
         if plan.shape.num_tokens > self._max_step_tokens:  # its buffers hold no more, and nothing there would say so
@@ -127,20 +140,25 @@ class VllmExecutor:
         if len(result.errors) == len(plan):
             return VllmHandle(self, plan, result)
         try:
+            filling = self.grammars.begin(plan, result.errors)
             order = self.translator.order(plan)
             translated_s = self._clock.now()
             executed = self._workers.execute_model(order, non_block=True)
             placed = self._place_generators(plan)
-            sampled = self._workers.sample_tokens(None, non_block=True)
+            mask = None if filling is None else filling.result()
+            allowed = None if mask is None else GrammarOutput(mask.request_ids, mask.bits)
+            sampled = self._workers.sample_tokens(allowed, non_block=True)
         except Exception:
             self.recover(plan)
             raise
         result.prepare_s = translated_s - start_s
         result.model_s = self._clock.now() - translated_s
-        return VllmHandle(self, plan, result, [executed, *placed, sampled])
+        handle = VllmHandle(self, plan, result, [executed, *placed, sampled], {} if mask is None else mask.errors)
+        self.grammars.submitted(plan, handle)
+        return handle
 
-    def finish(self, plan: StepPlan, result: StepResult, answers: list[Any]) -> None:
-        """Waits for a step, and collects what came out of it."""
+    def finish(self, plan: StepPlan, result: StepResult, answers: list[Any], failed: Mapping[str, str]) -> None:
+        """Waits for a step, and collects what came out of it; ``failed`` are requests that are wrong already."""
         start_s = self._clock.now()
         try:
             output = [answer.result() for answer in answers][-1]
@@ -151,7 +169,7 @@ class VllmExecutor:
             raise
         done_s = self._clock.now()
         result.model_s += done_s - start_s
-        collect(plan, self.translator.told, output, result)
+        collect(plan, self.translator.told, output, result, failed)
         result.sample_s = self._clock.now() - done_s
 
     def recover(self, plan: StepPlan) -> None:
@@ -163,6 +181,7 @@ class VllmExecutor:
     def close(self) -> None:
         """Ends the workers; the executor cannot be used after."""
         self.translator.told.clear()
+        self.grammars.close()
         self._engine.shutdown()
 
     def _zero(self, block_ids: list[int]) -> None:
@@ -192,16 +211,30 @@ class VllmExecutor:
 
 
 class VllmHandle:
-    """A submitted step."""
+    """A submitted step. It may be waited for more than once: the engine does, and a mask of the next step."""
 
-    def __init__(self, executor: VllmExecutor, plan: StepPlan, result: StepResult, answers: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        executor: VllmExecutor,
+        plan: StepPlan,
+        result: StepResult,
+        answers: Sequence[Any] = (),
+        failed: Mapping[str, str] | None = None,
+    ) -> None:
         self._executor = executor
         self._plan = plan
         self._result = result
         self._answers = list(answers)
+        self._failed = failed or {}
+        self._error: Exception | None = None
 
     def wait(self) -> StepResult:
         answers, self._answers = self._answers, []
         if answers:
-            self._executor.finish(self._plan, self._result, answers)
+            try:
+                self._executor.finish(self._plan, self._result, answers, self._failed)
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
         return self._result

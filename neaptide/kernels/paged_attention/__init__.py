@@ -1,5 +1,14 @@
 """Attention over a paged KV cache for a ragged batch of decodes and prefill chunks."""
 
+from neaptide.kernels.paged_attention.planner import AttentionPlanner, StepAttention, attention_planner
 from neaptide.kernels.paged_attention.reference import AttentionPlan, paged_attention, plan_attention, write_kv
 
-__all__ = ["AttentionPlan", "paged_attention", "plan_attention", "write_kv"]
+__all__ = [
+    "AttentionPlan",
+    "AttentionPlanner",
+    "StepAttention",
+    "attention_planner",
+    "paged_attention",
+    "plan_attention",
+    "write_kv",
+]

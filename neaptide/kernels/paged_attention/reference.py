@@ -10,9 +10,13 @@ runs on its own, causal behind its cached context.
 
 Slots that no token has been written to may hold anything, NaN included: they are cleared in the gathered copy, because
 a mask alone does not stop NaN (0 * NaN and NaN - inf are NaN).
+
+A reversed block has its tokens from its last slot back. Requests with such blocks are gathered slot by slot; what comes
+out is the same to the bit as if their blocks were plain.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +33,7 @@ _PADDING_RATIO = 1.25
 """Decodes are padded together as long as that gathers at most this many times their own blocks."""
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class DecodeGroup:
     """Token rows of the step, one per request."""
     block_ids: Tensor
     """[requests * blocks_each] int64; padding repeats block 0 of the cache."""
+    slot_ids: Tensor | None
+    """[requests * blocks_each * block_size] int64: what ``block_ids`` stands for, if any of the blocks is reversed."""
     mask: Tensor
     """[requests, 1, 1, blocks_each * block_size], 0 or -inf, in the queries' dtype."""
     unused: Tensor
@@ -56,6 +63,8 @@ class PrefillChunk:
     """Keys after this step, the chunk's own included."""
     block_ids: Tensor | None
     """[blocks] int64 covering ``seq_len``; None without cached context: keys are then the chunk's own."""
+    slot_ids: Tensor | None
+    """[seq_len] int64: what ``block_ids`` stands for, if any of the blocks is reversed."""
     mask: Tensor | None
     """[stop - start, seq_len], 0 or -inf; None means plainly causal."""
 
@@ -71,6 +80,17 @@ class AttentionPlan:
     scratch_blocks: int
     """Blocks of the largest decode group."""
 
+    def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
+        """See ``paged_attention``."""
+        return paged_attention(query, key_value, kv_cache, self)
+
+
+class HasSlots(Protocol):
+    @property
+    def slots(self) -> Tensor:
+        """[num_tokens] int64, on the cache's device: where each token's keys and values are written."""
+        ...
+
 
 def plan_attention(
     query_lens: IntArray,
@@ -78,6 +98,7 @@ def plan_attention(
     block_tables: IntArray,
     block_size: int,
     *,
+    are_reversed: BoolArray | None = None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionPlan:
@@ -90,22 +111,38 @@ def plan_attention(
         seq_lens: [requests] context after this step.
         block_tables: [requests, max_blocks]; entries behind a request's last block are ignored.
         block_size: tokens per block.
+        are_reversed: [requests, max_blocks] which blocks have their tokens from the last slot back; None for none.
         dtype: of the queries.
         device: of the cache.
     """
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - (seq_lens - query_lens), query_lens)
     rows = np.repeat(np.arange(len(query_lens)), query_lens)
-    slots = block_tables[rows, positions // block_size] * block_size + positions % block_size
+    slots = _slots(block_tables, are_reversed, rows, positions, block_size)
     is_decode = (query_lens == 1) & (seq_lens > 1)
     blocks = -(-seq_lens // block_size)
     decodes = [
-        _decode_group(int(starts[first]), seq_lens[first:last], block_tables[first:last], block_size, dtype, device)
+        _decode_group(
+            int(starts[first]),
+            seq_lens[first:last],
+            block_tables[first:last],
+            None if are_reversed is None else are_reversed[first:last],
+            block_size,
+            dtype,
+            device,
+        )
         for first, last in _group_decodes(is_decode, blocks, max(1, _SCRATCH_TOKENS // block_size))
     ]
     chunks = [
         _chunk(
-            int(starts[row]), int(query_lens[row]), int(seq_lens[row]), block_tables[row, : blocks[row]], dtype, device
+            int(starts[row]),
+            int(query_lens[row]),
+            int(seq_lens[row]),
+            block_tables[row, : blocks[row]],
+            None if are_reversed is None else are_reversed[row, : blocks[row]],
+            block_size,
+            dtype,
+            device,
         )
         for row in np.flatnonzero(~is_decode).tolist()
     ]
@@ -113,7 +150,7 @@ def plan_attention(
     return AttentionPlan(to_device(torch.from_numpy(slots), device), decodes, chunks, scratch_blocks)
 
 
-def write_kv(kv_cache: Tensor, key_value: Tensor, plan: AttentionPlan) -> None:
+def write_kv(kv_cache: Tensor, key_value: Tensor, plan: HasSlots) -> None:
     """Stores the step's keys and values, [num_tokens, 2 * num_kv_heads, head_dim], in their slots."""
     kv_cache.view(-1, *kv_cache.shape[2:]).index_copy_(0, plan.slots, key_value)
 
@@ -140,6 +177,8 @@ def paged_attention(query: Tensor, key_value: Tensor, kv_cache: Tensor, plan: At
         rows = slice(chunk.start, chunk.stop)
         if chunk.block_ids is None:
             context = key_value[rows]
+        elif chunk.slot_ids is not None:
+            context = kv_cache.flatten(0, 1).index_select(0, chunk.slot_ids)
         else:
             context = kv_cache.index_select(0, chunk.block_ids).flatten(0, 1)[: chunk.seq_len]
         out[rows] = _prefill(query[rows], context, chunk.mask)
@@ -150,8 +189,11 @@ def _decode(query: Tensor, kv_cache: Tensor, group: DecodeGroup, scratch: Tensor
     """[requests, num_heads, head_dim] -> the same."""
     requests, kv_heads = query.shape[0], kv_cache.shape[2] // 2
     gathered = scratch[: group.block_ids.shape[0]]
-    torch.index_select(kv_cache, 0, group.block_ids, out=gathered)
     slots = gathered.view(-1, *kv_cache.shape[2:])  # [requests * L, 2 * kv_heads, dim]
+    if group.slot_ids is None:
+        torch.index_select(kv_cache, 0, group.block_ids, out=gathered)
+    else:
+        torch.index_select(kv_cache.flatten(0, 1), 0, group.slot_ids, out=slots)
     slots.index_fill_(0, group.unused, 0.0)
     context = slots.view(requests, -1, *slots.shape[1:]).transpose(1, 2)  # [requests, 2 * kv_heads, L, dim]
     grouped = query.view(requests, kv_heads, -1, query.shape[2])  # [requests, kv_heads, heads per KV head, dim]
@@ -175,7 +217,7 @@ def _prefill(query: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
     return attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _group_decodes(is_decode: npt.NDArray[np.bool_], blocks: IntArray, max_blocks: int) -> list[tuple[int, int]]:
+def _group_decodes(is_decode: BoolArray, blocks: IntArray, max_blocks: int) -> list[tuple[int, int]]:
     """Runs [first, last) of neighbouring decodes whose padded gather stays within the bounds above."""
     groups: list[tuple[int, int]] = []
     first, longest, own = 0, 0, 0
@@ -197,29 +239,64 @@ def _group_decodes(is_decode: npt.NDArray[np.bool_], blocks: IntArray, max_block
     return groups
 
 
+def _slots(
+    tables: IntArray, are_reversed: BoolArray | None, rows: IntArray, positions: IntArray, block_size: int
+) -> IntArray:
+    """Where in the cache the tokens at these positions of these rows lie."""
+    places, offsets = positions // block_size, positions % block_size
+    if are_reversed is not None:
+        offsets = np.where(are_reversed[rows, places], block_size - 1 - offsets, offsets)
+    slots: IntArray = tables[rows, places] * block_size + offsets
+    return slots
+
+
 def _decode_group(
-    start: int, seq_lens: IntArray, tables: IntArray, block_size: int, dtype: torch.dtype, device: torch.device
+    start: int,
+    seq_lens: IntArray,
+    tables: IntArray,
+    are_reversed: BoolArray | None,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> DecodeGroup:
     blocks = -(-int(seq_lens.max()) // block_size)
     unused = np.arange(blocks * block_size) >= seq_lens[:, None]  # [requests, L]
     padding = unused[:, ::block_size]  # a block whose first slot is unused is not the request's
     block_ids = np.where(padding, 0, tables[:, :blocks])
+    slot_ids = None
+    if are_reversed is not None and are_reversed[:, :blocks].any():
+        positions = np.tile(np.arange(blocks * block_size), len(seq_lens))
+        rows = np.repeat(np.arange(len(seq_lens)), blocks * block_size)
+        slot_ids = _slots(block_ids, are_reversed, rows, positions, block_size)
     mask = torch.zeros(unused.shape, dtype=dtype).masked_fill_(torch.from_numpy(unused), float("-inf"))
     return DecodeGroup(
         start,
         start + len(seq_lens),
         to_device(torch.from_numpy(block_ids.reshape(-1)), device),
+        None if slot_ids is None else to_device(torch.from_numpy(slot_ids), device),
         to_device(mask[:, None, None], device),
         to_device(torch.from_numpy(np.flatnonzero(unused)), device),
     )
 
 
 def _chunk(
-    start: int, query_len: int, seq_len: int, table: IntArray, dtype: torch.dtype, device: torch.device
+    start: int,
+    query_len: int,
+    seq_len: int,
+    table: IntArray,
+    are_reversed: BoolArray | None,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> PrefillChunk:
     context_len = seq_len - query_len
     if context_len == 0:
-        return PrefillChunk(start, start + query_len, seq_len, None, None)
+        return PrefillChunk(start, start + query_len, seq_len, None, None, None)
     mask = torch.full((query_len, seq_len), float("-inf"), dtype=dtype, device=device).triu_(context_len + 1)
     block_ids = to_device(torch.from_numpy(table), device)
-    return PrefillChunk(start, start + query_len, seq_len, block_ids, mask)
+    slot_ids = None
+    if are_reversed is not None and are_reversed.any():
+        positions, rows = np.arange(seq_len), np.zeros(seq_len, np.int64)
+        slots = _slots(table[None], are_reversed[None], rows, positions, block_size)
+        slot_ids = to_device(torch.from_numpy(slots), device)
+    return PrefillChunk(start, start + query_len, seq_len, block_ids, slot_ids, mask)

@@ -123,6 +123,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float
     tpot_slo_s: float
     follows_grammars: bool = True
+    engine_python: str | None = None
 
     def compiler(self) -> ContextCompiler:
         """A compiler that only compiles: no engine is behind it."""

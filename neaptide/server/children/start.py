@@ -18,9 +18,10 @@ def child_command(module: str, *arguments: str, executable: str | None = None) -
     return [executable or sys.executable, "-P", "-m", module, *arguments]
 
 
-def child_environment(**more: str) -> Mapping[str, str]:
-    """One core is enough for a child beside the engine, and the others are not its own."""
-    return os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | more
+def child_environment(environment: Mapping[str, str] | None = None, **more: str) -> Mapping[str, str]:
+    """Of this process unless given. One core is enough for a child, and the others are not its own."""
+    own = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return {**(environment or os.environ), **own, **more}
 
 
 async def start_child(

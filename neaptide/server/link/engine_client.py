@@ -23,7 +23,9 @@ from neaptide.engine.messages import (
     SetOffline,
     StepOutputs,
     StepStats,
+    TellTraffic,
     ToEngine,
+    Traffic,
 )
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
@@ -82,6 +84,14 @@ class StatsListener(Protocol):
     def on_stats(self, stats: StepStats) -> None: ...
 
 
+class TrafficListener(Protocol):
+    """Hears what the engine records of what it serves."""
+
+    def on_traffic(self, traffic: Traffic) -> None: ...
+
+    def on_engine_lost(self) -> None: ...
+
+
 class EngineClient:
     """Routes messages between HTTP handlers, the batch service and the engine. Event loop only."""
 
@@ -96,6 +106,7 @@ class EngineClient:
         self._stats_listeners: list[StatsListener] = []
         self._error_listeners: list[Callable[[str], None]] = []
         self._outlook_listeners: list[Callable[[Sequence[BatchOutlook]], None]] = []
+        self._traffic_listeners: list[TrafficListener] = []
         self._offline_paused = False
 
     # ---- what HTTP handlers and the batch service use ----
@@ -209,6 +220,13 @@ class EngineClient:
         """``listener`` hears now and then of all batches that the engine has; of none when it has gone."""
         self._outlook_listeners.append(listener)
 
+    def add_traffic_listener(self, listener: TrafficListener) -> None:
+        self._traffic_listeners.append(listener)
+
+    def ask_traffic(self) -> None:
+        """Traffic listeners hear soon what the engine has. Raises EngineUnavailableError."""
+        self._require_link().send(TellTraffic())
+
     # ---- what the supervisor uses ----
 
     def attach(self, link: EngineLink, info: EngineReady) -> None:
@@ -231,6 +249,8 @@ class EngineClient:
         self._link = None
         self._ready.clear()
         self._tell_outlooks(())
+        for listener in self._traffic_listeners:
+            listener.on_engine_lost()
         in_step = frozenset(suspects)
         for request_id, queue in self._queues.items():
             queue.put_nowait(_Lost(request_id in in_step))
@@ -267,6 +287,9 @@ class EngineClient:
                 listener.on_stats(stats)
         if message.outlooks is not None:
             self._tell_outlooks(message.outlooks)
+        for traffic in message.traffic or ():
+            for traffic_listener in self._traffic_listeners:
+                traffic_listener.on_traffic(traffic)
 
     def _tell_outlooks(self, outlooks: Sequence[BatchOutlook]) -> None:
         for listener in self._outlook_listeners:

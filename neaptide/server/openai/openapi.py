@@ -23,6 +23,7 @@ from neaptide.server.openai.schemas import (
     OfflineSwitchBody,
     TokenizeChatBody,
     TokenizeTextBody,
+    WhatIfBody,
 )
 
 BODIES: tuple[type[BaseModel], ...] = (
@@ -33,6 +34,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     TokenizeChatBody,
     DetokenizeBody,
     OfflineSwitchBody,
+    WhatIfBody,
 )
 JSON_BODY_ERRORS = (400, 408, 413, 415)
 """What any route that reads a JSON body may answer."""

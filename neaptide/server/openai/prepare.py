@@ -214,6 +214,9 @@ def _finish(
     if len(asked.prompts) * body.n > MAX_CHOICES:
         raise InvalidRequestError(f"At most {MAX_CHOICES} choices in one request.", param="n", code="invalid_value")
     max_tokens = [_token_limit(len(prompt), asked.max_tokens, body.n, context) for prompt in asked.prompts]
+    if asked.constraint is not None and asked.constraint.max_bytes is not None:
+        # A token is at least a byte, and the last one says that the output is complete: more is not reserved.
+        max_tokens = [min(limit, asked.constraint.max_bytes + 1) for limit in max_tokens]
     if body.min_tokens > min(max_tokens):
         raise InvalidRequestError("min_tokens is above max_tokens.", param="min_tokens", code="invalid_value")
     tier, service_tier = _tier(body.service_tier, default_tier)

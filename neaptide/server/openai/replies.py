@@ -282,5 +282,21 @@ class Load(TypedDict):
 
 
 @exact
+class WhatIfShares(TypedDict):
+    ttft: float
+    tpot: float
+    both: float
+
+
+@exact
+class WhatIfReply(TypedDict):
+    recorded_seconds: float
+    requests: int
+    attainment: WhatIfShares
+    offline_tokens_per_second: float | None
+    replicas: int | None
+
+
+@exact
 class OfflineSwitch(TypedDict):
     state: Literal["running", "paused"]

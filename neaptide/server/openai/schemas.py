@@ -242,6 +242,22 @@ class DetokenizeBody(Body):
     tokens: TokenIds
 
 
+class WhatIfBody(Body):
+    """``POST /admin/what-if``."""
+
+    minutes: float = Field(default=60.0, gt=0, le=60)
+    """Of recorded traffic, the last ones."""
+    traffic: float = Field(default=1.0, ge=0.1, le=20)
+    """So many times the online requests in the same time."""
+    ttft_ms: float | None = Field(default=None, gt=0, le=3_600_000)
+    tpot_ms: float | None = Field(default=None, gt=0, le=3_600_000)
+    """Targets; as the server has them unless given."""
+    profile: str | None = Field(default=None, min_length=1, max_length=100)
+    """Another device, by the name of its profile."""
+    attainment: float = Field(default=0.9, gt=0, le=1)
+    """Share of the requests that are to meet both targets, where replicas are counted."""
+
+
 class OfflineSwitchBody(Body):
     """``POST /admin/offline``."""
 

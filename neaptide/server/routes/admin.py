@@ -1,23 +1,43 @@
-"""``POST /admin/offline``: the operator's switch for offline work."""
+"""What operators may do: ``POST /admin/offline`` switches offline work, ``POST /admin/what-if`` asks the simulator."""
 
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.auth import KeyRing, principal_of
-from neaptide.server.edge.errors import PermissionDeniedError
+from neaptide.server.edge.errors import (
+    ConflictError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    UnavailableError,
+    engine_unavailable,
+)
 from neaptide.server.edge.hosts import is_loopback
 from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.link.engine_client import EngineUnavailableError
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.openai.prepare import parse_body
-from neaptide.server.openai.replies import OfflineSwitch
-from neaptide.server.openai.schemas import OfflineSwitchBody
+from neaptide.server.openai.replies import OfflineSwitch, WhatIfReply, WhatIfShares
+from neaptide.server.openai.schemas import OfflineSwitchBody, WhatIfBody
+from neaptide.server.shadow.desk import DeskBusyError, TooMuchError
+from neaptide.server.shadow.frames import WhatIfAnswer, WhatIfTask
+from neaptide.server.shadow.ring import NoAnswerError
+from neaptide.server.shadow.service import Shadow
 
 router = APIRouter()
 
 
 def _is_local(request: Request) -> bool:
     return request.client is not None and is_loopback(request.client.host)
+
+
+def _check_operator(request: Request) -> None:
+    """Raises PermissionDeniedError."""
+    keys: KeyRing = request.app.state.keys
+    if keys.required and not principal_of(request).is_admin:
+        raise PermissionDeniedError("Only keys with the admin mark may do this.", code="admin_key_required")
+    if not keys.required and not _is_local(request):
+        raise PermissionDeniedError("Only callers on the server's own machine may do this.")
 
 
 @router.post(
@@ -29,11 +49,7 @@ def _is_local(request: Request) -> bool:
 async def switch_offline(request: Request) -> OfflineSwitch:
     """Pauses offline work or lets it go on. Needs a key with the mark `admin`, or without keys a caller on this
     machine."""
-    keys: KeyRing = request.app.state.keys
-    if keys.required and not principal_of(request).is_admin:
-        raise PermissionDeniedError("Only keys with the admin mark may do this.", code="admin_key_required")
-    if not keys.required and not _is_local(request):
-        raise PermissionDeniedError("Only callers on the server's own machine may do this.")
+    _check_operator(request)
     body = parse_body(OfflineSwitchBody, await read_object(request))
     context: ServingContext = request.app.state.context
     metrics: ServerMetrics = request.app.state.metrics
@@ -41,3 +57,50 @@ async def switch_offline(request: Request) -> OfflineSwitch:
     context.client.set_offline(paused)
     metrics.paused.set(paused)
     return {"state": body.state}
+
+
+@router.post(
+    "/admin/what-if",
+    openapi_extra=request_body(WhatIfBody),
+    responses=replies(WhatIfReply, *JSON_BODY_ERRORS, 403, 409, 503),
+    response_model=None,
+)
+async def what_if(request: Request) -> WhatIfReply:
+    """What the recorded traffic of this server would get with other targets, more of it, or on another device. Needs
+    what `/admin/offline` needs."""
+    _check_operator(request)
+    body = parse_body(WhatIfBody, await read_object(request))
+    shadow: Shadow | None = request.app.state.shadow
+    if shadow is None:
+        raise ConflictError("This server records no traffic (--shadow off).", code="shadow_off")
+    context: ServingContext = request.app.state.context
+    task = WhatIfTask([], body.traffic, _seconds(body.ttft_ms), _seconds(body.tpot_ms), body.profile, body.attainment)
+    try:
+        answer = await shadow.desk.ask(task, context.clock() - 60 * body.minutes)
+    except DeskBusyError:
+        raise ConflictError("Another question is being answered; one at a time.", code="what_if_busy") from None
+    except TooMuchError:
+        message = "The simulation takes too much time or memory; ask about fewer minutes or less traffic."
+        raise InvalidRequestError(message, param="minutes", code="what_if_too_large") from None
+    except EngineUnavailableError:
+        raise engine_unavailable() from None
+    except NoAnswerError:
+        raise UnavailableError("The engine did not say what it has; try again in a few seconds.") from None
+    return _reply(answer)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _reply(answer: WhatIfAnswer) -> WhatIfReply:
+    if answer.refusal:
+        raise InvalidRequestError(f"{answer.refusal[:1].upper()}{answer.refusal[1:290]}", code="what_if_refused")
+    shares = answer.attainment
+    return {
+        "recorded_seconds": answer.recorded_s,
+        "requests": answer.requests,
+        "attainment": WhatIfShares(ttft=shares["ttft"], tpot=shares["tpot"], both=shares["both"]),
+        "offline_tokens_per_second": answer.offline_tokens_per_s,
+        "replicas": answer.replicas,
+    }

@@ -1,6 +1,7 @@
 "use strict";
 const PERIOD_MS = 2000, KEPT = 150, SHOWN_BATCHES = 20;
 const TIERS = ["priority", "default", "flex", "batch"];
+const OTHERS = ["priority", "fcfs"];
 const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
 const SVG = "http://www.w3.org/2000/svg";
 const history = [];
@@ -224,6 +225,36 @@ function say(text, bad) {
   state.className = bad ? "bad" : "";
 }
 
+function showShadow(samples) {
+  const known = (name, labels) => Number.isNaN(sum(samples, name, labels)) ? null : sum(samples, name, labels);
+  const count = (value) => value === null ? "–" : short(value);
+  const gain = (value) => value === null ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + short(Math.abs(value));
+  const length = sum(samples, "neaptide_shadow_window_seconds");
+  const rows = length > 0 ? OTHERS.map((policy) => {
+    const won = known("neaptide_shadow_won_offline_tokens", { policy });
+    return row([
+      `under ${policy}`,
+      percent(known("neaptide_shadow_attainment_ratio", { policy })),
+      gain(known("neaptide_shadow_saved_targets", { policy })),
+      count(known("neaptide_shadow_offline_tokens_per_second", { policy })),
+      gain(won === null ? null : won / length),
+    ]);
+  }) : [];
+  if (length > 0) rows.unshift(row([
+    "as it was",
+    percent(known("neaptide_shadow_real_attainment_ratio")),
+    "",
+    count(known("neaptide_shadow_real_offline_tokens_per_second")),
+    "",
+  ]));
+  at("shadow").replaceChildren(...rows);
+  at("shadownote").textContent = length > 0 ?
+    `${duration(length)} of this server's own traffic with ${short(sum(samples, "neaptide_shadow_requests"))} online requests, ` +
+    `simulated again under vLLM's schedulers; it ended ${duration(sum(samples, "neaptide_shadow_age_seconds"))} ago.` :
+    samples.has("neaptide_shadow_window_seconds") ?
+      "Not known yet: some minutes of traffic are simulated again under vLLM's schedulers." : "Off (--shadow).";
+}
+
 function batchRow(batch) {
   const counts = batch.request_counts, ended = counts.completed + counts.failed, seen = batch.neaptide;
   const bar = made("progress");
@@ -265,6 +296,7 @@ async function refresh() {
     if (history.length > KEPT) history.shift();
     showFigures();
     showPlots();
+    showShadow(history[history.length - 1].samples);
     await showBatches();
   } catch (error) {
     say(`the server does not answer: ${error.message}`, true);
@@ -272,6 +304,34 @@ async function refresh() {
   setTimeout(refresh, PERIOD_MS);
 }
 
+function answerOf(found) {
+  const offline = found.offline_tokens_per_second, share = found.attainment;
+  const replicas = found.replicas === null ? "more replicas than were tried" : `${found.replicas} ` + (found.replicas > 1 ? "replicas" : "replica");
+  return `Of ${short(found.requests)} online requests ${percent(share.both)} meet both targets (TTFT ${percent(share.ttft)}, ` +
+    `TPOT ${percent(share.tpot)}) on one replica` + (offline === null ? "" : `, beside ${short(offline)} offline tokens/s`) +
+    `; 90% of them take ${replicas}. From ${duration(found.recorded_seconds)} of traffic.`;
+}
+
+async function askWhatIf(form) {
+  const note = at("whatifnote"), body = {};
+  for (const [name, value] of new FormData(form)) if (value) body[name] = name === "profile" ? value : Number(value);
+  const headers = { "Content-Type": "application/json" }, own = at("operatorkey").value;
+  if (own) headers.Authorization = `Bearer ${own}`;
+  note.textContent = "simulating ...";
+  const reply = await fetch("admin/what-if", { method: "POST", headers, body: JSON.stringify(body) });
+  if (reply.status === 401 || reply.status === 403) form.querySelector(".operator").hidden = false;
+  const found = await reply.json();
+  note.textContent = reply.ok ? answerOf(found) : found.error.message;
+}
+
+at("whatif").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const button = event.target.querySelector("button");
+  button.disabled = true;
+  askWhatIf(event.target)
+    .catch((error) => { at("whatifnote").textContent = `the server does not answer: ${error.message}`; })
+    .finally(() => { button.disabled = false; });
+});
 at("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key = at("keyfield").value;

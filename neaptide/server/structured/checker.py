@@ -3,7 +3,9 @@
 import contextlib
 import hashlib
 import logging
+import shutil
 import subprocess
+import tempfile
 import threading
 import weakref
 from collections import OrderedDict
@@ -13,6 +15,8 @@ from typing import BinaryIO
 
 from neaptide.server.children.frames import read_frame, write_frame
 from neaptide.server.children.start import child_command, child_environment
+from neaptide.server.link.interpreter import Interpreter
+from neaptide.server.structured.statuses import NO_GRAMMARS_STATUS
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +29,6 @@ START_S = 60.0
 CAPACITY = 1024
 """Verdicts that are kept, by content."""
 
-NO_GRAMMARS_STATUS = 3
-"""Of a child that ends because no grammar can be laid over the tokens of its model."""
 TOO_LONG = "too complex: it took too much time or memory to compile"
 
 
@@ -43,9 +45,18 @@ class GrammarChecker:
 
     Args:
         model_dir, vocab_size, eos_token_ids: as for ``neaptide.models.grammars.Grammars``.
+        interpreter: the engine's, so that its version of the compiler is asked.
     """
 
-    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[int], cpu_s: float = CPU_S) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        cpu_s: float = CPU_S,
+        interpreter: Interpreter | None = None,
+    ) -> None:
+        self._interpreter = interpreter or Interpreter()
         self._arguments = [
             str(model_dir),
             str(vocab_size),
@@ -56,7 +67,7 @@ class GrammarChecker:
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[bytes]], GrammarChecker] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes], Path], GrammarChecker] | None = None
         self._serves_none = False
 
     @property
@@ -121,14 +132,17 @@ class GrammarChecker:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._kill()
+        directory = Path(tempfile.mkdtemp(prefix="neaptide-grammars-"))
         child = self._child = subprocess.Popen(  # noqa: S603
-            child_command("neaptide.server.structured.child", *self._arguments),
+            child_command(
+                "neaptide.server.structured.child", *self._arguments, executable=self._interpreter.executable
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # it may quote the caller
-            env=child_environment(),
+            env=child_environment(self._interpreter.environment(directory)),
         )
-        self._end = weakref.finalize(self, _end, child)
+        self._end = weakref.finalize(self, _end, child, directory)
         assert child.stdout is not None
         watch = threading.Timer(START_S, child.kill)
         watch.start()
@@ -151,11 +165,12 @@ def _binary(pipe: object) -> BinaryIO:
     return pipe  # type: ignore[return-value]
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Nothing of it is left behind: no process and no descriptor."""
+def _end(child: "subprocess.Popen[bytes]", directory: Path) -> None:
+    """Nothing of it is left behind: no process, no descriptor and no file."""
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
+    shutil.rmtree(directory, ignore_errors=True)

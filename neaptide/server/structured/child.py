@@ -16,7 +16,7 @@ from typing import BinaryIO
 from neaptide.models.grammars import GrammarError, Grammars
 from neaptide.server.children.child import bound_memory, pipes, stand_back
 from neaptide.server.children.frames import read_frame, write_frame
-from neaptide.server.structured.checker import NO_GRAMMARS_STATUS
+from neaptide.server.structured.statuses import NO_GRAMMARS_STATUS
 
 NICENESS = 5
 

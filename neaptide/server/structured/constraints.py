@@ -20,6 +20,7 @@ from neaptide.server.structured.grammars import (
     regex_part,
     schema_part,
 )
+from neaptide.server.structured.lengths import max_document_bytes
 from neaptide.server.structured.schemas import SchemaError, explain
 
 _ANY_OBJECT = {"type": "object"}
@@ -34,12 +35,15 @@ class Constraint:
     """The field that asks for it."""
     is_schema: bool
     """Complaints are about keywords of a schema."""
+    max_bytes: int | None = None
+    """Of the output, where that is known."""
 
 
 class _Answer(NamedTuple):
     part: Part
     param: str
     is_schema: bool
+    max_bytes: int | None
 
 
 def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingContext) -> Constraint | None:
@@ -61,7 +65,7 @@ def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingC
     try:
         if calls is None:
             assert answer is not None
-            return Constraint(answer_grammar(answer.part), answer.param, answer.is_schema)
+            return Constraint(answer_grammar(answer.part), answer.param, answer.is_schema, answer.max_bytes)
         grammar = calls_grammar(calls, None if answer is None else answer.part)
         return Constraint(grammar, "tools", is_schema=True)
     except SchemaError as error:
@@ -116,9 +120,13 @@ def _answer(body: GenerationBody) -> _Answer | None:
         )
     (param, make, value) = asked[0]
     try:
-        return _Answer(make(value), param, is_schema=make is _schema)
+        part = make(value)
     except SchemaError as error:
         raise InvalidRequestError(str(error), param=param, code="invalid_value") from None
+    if make is _schema:
+        return _Answer(part, param, True, max_document_bytes(part["json_schema"]))
+    longest = max(len(choice.encode()) for choice in value) if make is choice_part else None
+    return _Answer(part, param, False, longest)
 
 
 class _Wish(NamedTuple):

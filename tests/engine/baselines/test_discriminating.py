@@ -7,6 +7,7 @@ import pytest
 from neaptide.engine.params import Tier
 from neaptide.engine.scheduler.policies import POLICIES
 from tests.engine.harness import Harness, batch, online
+from tests.engine.offline.planning.orders import plan, two_ends
 
 PREFIXES = [[7] * 40, [8] * 40, [9] * 40]
 
@@ -16,6 +17,10 @@ def schedule(policy: str, directory: Path) -> list[dict[str, int]]:
     harness = Harness(num_blocks=60, policy=policy, max_num_seqs=4, max_num_batched_tokens=64)
     prompts = [PREFIXES[row % 3] + [10 + row] * (1 + row) for row in range(9)]
     harness.core.handle(batch(directory, "job", prompts, max_tokens=12))
+    if POLICIES[policy].planned_order is not None:
+        densities = [9.0 - row for row in range(9)]
+        ends = two_ends([60] * 9, densities, 4.0) if POLICIES[policy].planned_order == "ends" else None
+        harness.core.handle(plan(*(("job", row) for row in (0, 3, 6, 1, 4, 7, 2, 5, 8)), ends=ends))
     steps = []
     for index in range(6):
         steps += [harness.step(), harness.step()]

@@ -107,7 +107,18 @@ def assert_text(harness: Harness, request_id: str, prompt: list[int], max_tokens
 
 
 def test_the_policies_of_vllm_v1_and_ours_share_inside_a_step() -> None:
-    assert SHARING == ["balance", "bs+e", "bs+e+s", "dfs", "echo", "fcfs", "neaptide", "priority"]
+    assert SHARING == [
+        "balance",
+        "batchllm",
+        "blendserve",
+        "bs+e",
+        "bs+e+s",
+        "dfs",
+        "echo",
+        "fcfs",
+        "neaptide",
+        "priority",
+    ]
 
 
 CHAIN = {"a": [7] * 8, "b": [7] * 8 + [9] * 4, "c": [7] * 8 + [9] * 4 + [5]}

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.engine.kv.block_table import BlockTables
+from neaptide.engine.kv.block_table import REVERSED, BlockTables
 
 Tables = dict[int, list[int]]
 """Blocks by seat."""
@@ -66,3 +66,11 @@ def test_a_table_is_full_when_its_blocks_have_no_slot_for_the_next_token(
     made = tables_of(tables, block_size)
     expected = [num_tokens[seat] >= len(tables.get(seat, [])) * block_size for seat in range(4)]
     assert made.are_full(np.arange(4), np.array(num_tokens)).tolist() == expected
+
+
+def test_tokens_of_a_reversed_entry_lie_from_its_last_slot_back() -> None:
+    tables = BlockTables(num_seats=1, max_tokens=12, block_size=4)
+    tables.write(0, [7, 2 | REVERSED])
+    assert tables.slots(0, 2, 7).tolist() == [30, 31, 11, 10, 9]
+    tables.write(0, [3 | REVERSED])
+    assert tables.blocks(0) == [3 | REVERSED]

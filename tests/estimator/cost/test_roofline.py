@@ -258,3 +258,9 @@ def test_raggedness_is_zero_for_equal_decodes_and_never_falls_with_one_more(cont
     assert 0.0 <= raggedness(shape) < 1.0
     assert raggedness(shape.plus(1, more)) >= raggedness(shape) - 1e-12
     assert raggedness(shape.plus(100, 10)) == raggedness(shape)
+
+
+def test_copies_beside_the_work_cost_what_they_take_longer() -> None:
+    formula = StepFormula(StepCost(0.01, (1e-3, 2e-3), pair_s=0.0, kv_token_s=0.0, swap_block_s=2e-3))
+    seconds = [sum(formula.terms(BatchShape(swapped_blocks=1, copied_aside_blocks=count))) for count in (0, 6, 7)]
+    assert seconds == pytest.approx([0.012, 0.012, 0.014])

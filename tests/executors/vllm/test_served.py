@@ -39,10 +39,25 @@ def ask(server: RunningServer) -> str:
     return str(reply["choices"][0]["message"]["content"])
 
 
+def assert_grammars_are_followed(server: RunningServer, messages: list[dict[str, str]]) -> None:
+    """And checked by the compiler of the engine's interpreter."""
+
+    def reply(schema: dict[str, Any]) -> Any:
+        return server.http.post("/v1/chat/completions", json={"messages": messages, "guided_json": schema})
+
+    enum = {"enum": [{"side": "left"}, {"side": "right"}]}
+    assert json.loads(reply(enum).json()["choices"][0]["message"]["content"]) in enum["enum"]
+    refused = reply({"type": "array", "uniqueItems": True})
+    assert (refused.status_code, "'uniqueItems'" in refused.text) == (400, True)
+    checkers = [p for p in psutil.Process(server.process.pid).children() if "structured.child" in " ".join(p.cmdline())]
+    assert [checker.exe() for checker in checkers] == [str(PYTHON.resolve())]
+
+
 def test_chats_and_batches_are_answered_and_a_killed_engine_is_replaced(tmp_path: Path) -> None:
     with RunningServer(tmp_path, *FLAGS, start_timeout_s=START_S) as server:
         assert ask(server).endswith("55")
         messages = [{"role": "user", "content": "What is 21 + 34?"}]
+        assert_grammars_are_followed(server, messages)
         body = {"model": "neaptide-tiny", "messages": messages, "temperature": 0}
         batch = wait_terminal(server, submit_batch(server, [body] * 20))
         assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}

@@ -30,7 +30,8 @@ def run_inside(*tests: str, **environment: str) -> None:
 
 
 def test_llama() -> None:
-    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_same_as_llm.py")
+    files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_grammars.py", "test_blast.py")
+    run_inside(*files, "test_same_as_llm.py")
 
 
 @full
@@ -50,10 +51,12 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 def test_the_second_runner() -> None:
     environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
     environment |= {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}  # its kernels are interpreted
-    run_inside("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", **environment)
+    run_inside(
+        "test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py", **environment
+    )
 
 
 @full
 def test_two_ranks() -> None:
     environment = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    run_inside("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", **environment)
+    run_inside("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", **environment)

@@ -16,6 +16,7 @@ from neaptide.server.app import ServerState, create_app
 from neaptide.server.edge.auth import KeyRing
 from neaptide.server.openai.stored_replies import Batch, BatchExtension
 from neaptide.server.routes import dashboard
+from neaptide.server.shadow.metrics import POLICIES
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.deploy.test_deploy import series
 from tests.server.conftest import Server, make_context
@@ -61,6 +62,11 @@ def test_the_page_knows_the_batch_object_and_its_outlook() -> None:
 def test_the_page_shows_every_tier() -> None:
     (listed,) = re.findall(r"const TIERS = \[(.*)\]", SCRIPT)
     assert re.findall(r'"(\w+)"', listed) == [tier.value for tier in Tier]
+
+
+def test_the_page_shows_every_shadow() -> None:
+    (listed,) = re.findall(r"const OTHERS = \[(.*)\]", SCRIPT)
+    assert tuple(re.findall(r'"(\w+)"', listed)) == POLICIES
 
 
 def test_the_page_writes_no_markup_of_what_it_is_told() -> None:

@@ -1,7 +1,8 @@
 """BROS (arXiv 2504.09590), section 4: real-time requests by urgency, then best-effort ones.
 
-RT and BE are the paper's names for online and offline. Its bidirectional blocks (section 5) are not here: a request
-that lacks blocks drops others, which are computed again, as in the paper's own run without them (section 7.4.1).
+RT and BE are the paper's names for online and offline. Its bidirectional blocks (section 5) are those of
+``kv.two_tenants``, where the executor can do that and there is host memory. Else a request that lacks blocks drops
+others, which are computed again, as in the paper's own run without them (section 7.4.1).
 """
 
 import math
@@ -9,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import merge
+from itertools import chain
+from operator import itemgetter
 from typing import ClassVar
 
 from neaptide.engine.config import SchedulerConfig
@@ -92,8 +95,15 @@ class UrgentChoice:
         return shape
 
     def _add_to(self, shape: BatchShape, request: Request) -> None:
-        kv = self._draft.kv
-        shape.add(kv.num_uncomputed(request), kv.num_computed(request))
+        add_to(shape, self._draft, request)
+
+
+def add_to(shape: BatchShape, draft: Draft, request: Request) -> None:
+    """One more request of the batch, with what it needs from host memory."""
+    kv = draft.kv
+    shape.add(kv.num_uncomputed(request), kv.num_computed(request))
+    if num_away := kv.num_away(request):
+        shape.copied_aside_blocks += -(-num_away // kv.block_size)
 
 
 @dataclass(slots=True)
@@ -123,6 +133,7 @@ class BrosScheduler(WholePromptScheduler):
     """
 
     online_order: ClassVar[OnlineOrder] = staticmethod(waiting_order)
+    shares_blocks = True
 
     def __init__(
         self,
@@ -154,8 +165,8 @@ class BrosScheduler(WholePromptScheduler):
         num_dropped = draft.preempted.total
         notes.returned_early = self._choose_urgent(draft, choice, slack_s)
         if not notes.returned_early and not self.offline_paused:
-            self._add_resident_best_effort(draft, choice, slack_s)
-            if draft.preempted.total == num_dropped:
+            are_all_in = self._add_resident_best_effort(draft, choice, slack_s)
+            if are_all_in and draft.preempted.total == num_dropped:
                 self._admit_best_effort(draft, choice, slack_s)
         for request in choice.chosen:
             draft.at = request
@@ -244,31 +255,54 @@ class BrosScheduler(WholePromptScheduler):
 
     def _make_urgent_room(self, draft: Draft, choice: UrgentChoice, request: Request, num_blocks: int) -> bool:
         """Drops BE requests, youngest first. A resident request that must grow may also drop RT requests with more
-        remaining time, most first (section 5.2); if a waiting one could, they would drop each other in turn."""
+        remaining time, most first (section 5.2); if a waiting one could, they would drop each other in turn.
+
+        Blocks that BE requests can give up slot by slot are no reason to drop any.
+        """
         is_waiting = not draft.is_running(request)
         seats = max(choice.num_seats_taken + is_waiting - self.config.max_num_seqs, 0)
+        num_blocks += choice.num_blocks
 
-        def victims() -> Iterator[Request]:
-            yield from draft.offline_victims()
+        def later() -> Iterator[Request]:
             if not is_waiting:
                 urgency = self.urgency(draft)
                 own = urgency(request)
-                later = [r for r in draft.running(RequestClass.ONLINE) if urgency(r) > own]
-                yield from sorted(later, key=urgency, reverse=True)
+                less_urgent = [r for r in draft.running(RequestClass.ONLINE) if urgency(r) > own]
+                yield from sorted(less_urgent, key=urgency, reverse=True)
 
-        return draft.make_room(choice.num_blocks + num_blocks, victims(), seats=seats)
+        def victims() -> Iterator[Request]:
+            return chain(draft.offline_victims(), later())
+
+        if num_blocks <= draft.kv.available:
+            return draft.make_room(0, victims(), seats=seats)
+        num_preemptible = draft.kv.num_preemptible()
+        if num_blocks <= draft.kv.available + num_preemptible:
+            return draft.make_room(0, victims(), seats=seats)
+        if num_preemptible and draft.make_room(num_blocks - num_preemptible, later(), seats=seats):
+            return True
+        return draft.make_room(num_blocks, victims(), seats=seats)
 
     # ---- step 2: BE ----
 
-    def _add_resident_best_effort(self, draft: Draft, choice: UrgentChoice, slack_s: float) -> None:
-        """Lines 17-33. Without checkpoints every BE request costs the same to resume: in order of admission."""
-        for request in draft.running(RequestClass.OFFLINE):
+    def _add_resident_best_effort(self, draft: Draft, choice: UrgentChoice, slack_s: float) -> bool:
+        """Lines 17-33: by the number of slots in host memory; those with as many cost the same to resume, so they go in
+        order of admission.
+
+        Returns False if one with slots there has not found its way back: new ones would take the blocks that it needs.
+        """
+        are_all_in, kv = True, draft.kv
+        resident = [(kv.num_away(request), request) for request in draft.running(RequestClass.OFFLINE)]
+        for num_away, request in sorted(resident, key=itemgetter(0)):
             if choice.num_requests >= self.batch_size.limit and not choice.chosen:
-                return
-            if draft.is_running(request):  # not dropped for an older one
+                return are_all_in
+            if kv.num_away(request) > num_away:  # swapped out for an older one
+                are_all_in = False
+            elif draft.is_running(request):  # not dropped for an older one
                 draft.at = request
-                self._add_or_replace(draft, choice, request, slack_s)
+                is_in = self._add_or_replace(draft, choice, request, slack_s)
+                are_all_in &= is_in or not num_away
         draft.at = None
+        return are_all_in
 
     def _admit_best_effort(self, draft: Draft, choice: UrgentChoice, slack_s: float) -> None:
         """Lines 17-33 for the pool, in its order. Not in a step that dropped requests: they stand first in it."""
@@ -292,7 +326,7 @@ class BrosScheduler(WholePromptScheduler):
             spared_blocks = self._blocks(draft, spared)
             if not self._can_wait(draft, choice, spared, request, slack_s):
                 return False
-            if not draft.kv.fits(choice.num_blocks - spared_blocks + num_blocks):
+            if not self._is_room_left(draft, choice.num_blocks - spared_blocks, request, num_blocks):
                 return False
             choice.drop_last(spared_blocks)
         choice.count(request)
@@ -309,10 +343,18 @@ class BrosScheduler(WholePromptScheduler):
 
     def _make_best_effort_room(self, draft: Draft, choice: UrgentChoice, request: Request, num_blocks: int) -> bool:
         """A resident request may drop younger ones to grow; a new one takes what is free."""
-        if draft.kv.fits(choice.num_blocks + num_blocks):
+        if self._is_room_left(draft, choice.num_blocks, request, num_blocks):
             return True
+        if not num_blocks or not draft.is_running(request):
+            return False
         younger = (r for r in draft.offline_victims() if r.admission_index > request.admission_index)
-        return draft.is_running(request) and draft.make_room(choice.num_blocks + num_blocks, younger)
+        return draft.make_room(choice.num_blocks + num_blocks, younger, swaps=True)
+
+    def _is_room_left(self, draft: Draft, num_urgent: int, request: Request, num_blocks: int) -> bool:
+        """Whether a BE request may have so many blocks, or keep those that it has, beside what RT requests lack."""
+        if draft.kv.fits(num_urgent + num_blocks):
+            return True
+        return not num_blocks and num_urgent <= draft.kv.available + draft.kv.num_preemptible(besides=request)
 
     # ---- both ----
 
@@ -321,5 +363,6 @@ class BrosScheduler(WholePromptScheduler):
 
     def _seconds(self, draft: Draft, shape: BatchShape, request: Request) -> float:
         """Predicted time of the batch with one more request."""
-        kv = draft.kv
-        return self.cost_model.predict(shape.plus(kv.num_uncomputed(request), kv.num_computed(request))).seconds
+        shape = shape.copy()
+        add_to(shape, draft, request)
+        return self.cost_model.predict(shape).seconds

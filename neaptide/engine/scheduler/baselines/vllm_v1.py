@@ -43,7 +43,7 @@ class VllmV1Fcfs(OneQueueScheduler):
         kv, running = draft.kv, self._running(draft)
         taken: dict[Request, int] = {}
         """Added to the step at the end only: a later one in the list may preempt an earlier one."""
-        tokens_left, index, preempted = self.max_step_tokens, 0, False
+        tokens_left, index, preempted = draft.budget.tokens_left, 0, False
         while index < len(running) and tokens_left > 0:
             request = draft.at = running[index]
             num_tokens = min(request.num_uncomputed_tokens, tokens_left)

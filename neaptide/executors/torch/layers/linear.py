@@ -1,34 +1,104 @@
 """Linear layers over a flat batch of tokens."""
 
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-_PADDED_ROWS = range(8, 16)
-"""On a CPU (fp32, one thread) products of so many rows take up to 1.5 times as long as those of 16."""
+from neaptide.engine.clock import Clock
+from neaptide.executors.torch.layers import products
+from neaptide.executors.torch.layers.products import Product, TorchProduct, product_kinds, rows_by_kind
+
+logger = logging.getLogger(__name__)
 
 
 class Linear:
     """``y = x W^T + b``; several projections of the same input are stacked in one weight."""
 
-    __slots__ = ("bias", "weight")
+    __slots__ = ("_limits", "_products", "bias", "weight")
 
-    def __init__(self, out_features: int, in_features: int, *, bias: bool, dtype: torch.dtype, device: torch.device):
-        self.weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
+    def __init__(
+        self,
+        out_features: int,
+        in_features: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight: Tensor | None = None,
+    ):
+        """``weight``: one that others use too."""
+        if weight is None:
+            weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
+        self.weight: Tensor | None = weight
+        """None when no way that the layer is computed reads it as it is."""
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self._limits: list[int] = []
+        """Most rows of each product but the last."""
+        self._products: list[Product] = [TorchProduct(weight, self.bias)]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]."""
-        rows = x.shape[0]
-        if rows in _PADDED_ROWS and x.device.type == "cpu":
-            x = F.pad(x, (0, 0, 0, _PADDED_ROWS.stop - rows))
-        return F.linear(x, self.weight, self.bias)[:rows]
+        return self._product(x.shape[0])(x)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """``residual += x W^T + b`` in place: the sum rides along in the matrix product."""
-        if x.shape[0] in _PADDED_ROWS and x.device.type == "cpu":
-            residual.add_(self(x))
-            return
-        residual.addmm_(x, self.weight.t())
-        if self.bias is not None:
-            residual.add_(self.bias)
+        """``residual += x W^T + b`` in place."""
+        self._product(x.shape[0]).add_to(residual, x)
+
+    def use(self, limits: Sequence[int], chosen: Sequence[Product]) -> None:
+        """From now on ``chosen[i]`` computes what has ``limits[i]`` rows at most, the last one all above."""
+        self._limits, self._products = list(limits), list(chosen)
+        if not any(isinstance(product, TorchProduct) for product in chosen):
+            self.weight = None
+
+    def _product(self, rows: int) -> Product:
+        for limit, product in zip(self._limits, self._products, strict=False):
+            if rows <= limit:
+                return product
+        return self._products[-1]
+
+
+def choose_products(linears: Sequence[Linear], kernels: str, clock: Clock) -> None:
+    """Lets loaded layers be computed in the way that measures best, by shape and rows; copies of weights that are then
+    not read any more are dropped.
+
+    Args:
+        linears: of a model, all on one device.
+        kernels: ``torch`` leaves them as they are.
+        clock: times the ways.
+    """
+    deadline_s = clock.now() + products.BUDGET_S
+    by_shape: dict[tuple[torch.Size, bool], list[Linear]] = defaultdict(list)
+    for linear in linears:
+        assert linear.weight is not None, "it has been chosen already"
+        by_shape[linear.weight.shape, linear.bias is None].append(linear)
+    for (shape, _), same in by_shape.items():
+        first = same[0].weight
+        assert first is not None
+        kinds = product_kinds(first, same[0].bias, kernels)
+        if list(kinds) == ["torch"]:
+            continue
+        num_bytes = first.numel() * first.itemsize
+        if num_bytes < products._UNMEASURED_BYTES:
+            chosen = {products.MEASURED_ROWS[-1]: next(iter(kinds))}
+        else:
+            count = max(1, products._SAMPLE_BYTES // num_bytes)
+            samples = [(each.weight, each.bias) for each in same[:count] if each.weight is not None]
+            chosen = rows_by_kind(samples, kinds, clock, deadline_s)
+        logger.info("linear layers of %d x %d: %s", *shape, _as_text(chosen))
+        for linear in same:
+            _use(linear, kinds, chosen)
+
+
+def _use(linear: Linear, kinds: Mapping[str, products.MakeProduct], chosen: Mapping[int, str]) -> None:
+    assert linear.weight is not None
+    made = {name: kinds[name](linear.weight, linear.bias) for name in set(chosen.values())}
+    rows = list(chosen)
+    limits = [2 * low for low in rows[:-1]]  # halfway to the next, as factors go
+    linear.use(limits, [made[name] for name in chosen.values()])
+
+
+def _as_text(chosen: Mapping[int, str]) -> str:
+    return ", ".join(f"{name} from {rows} rows" for rows, name in chosen.items())

@@ -44,18 +44,3 @@ class Rotary:
     def at(self, positions: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, 1, head_dim / 2] complex64, broadcast over heads."""
         return self.table.index_select(0, positions).unsqueeze(1)
-
-
-def rotate_(heads: Tensor, rotation: Tensor) -> None:
-    """Rotates interleaved pairs in place.
-
-    Args:
-        heads: [num_tokens, num_heads, head_dim], any float type; may be a view with gaps between tokens.
-        rotation: [num_tokens, 1, head_dim / 2] complex64.
-    """
-    pairs = heads.view(*heads.shape[:2], -1, 2)  # [num_tokens, num_heads, head_dim / 2, 2]
-    if heads.dtype == torch.float32:
-        torch.view_as_complex(pairs).mul_(rotation)
-    else:  # there is no complex bf16: rotate in fp32, round once
-        rotated = torch.view_as_complex(pairs.float()) * rotation
-        pairs.copy_(torch.view_as_real(rotated))

@@ -5,7 +5,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from neaptide.kernels.paged_attention import AttentionPlan
+from neaptide.executors.torch.layers.linear import Linear
+from neaptide.kernels.layer_ops import TorchLayerOps
+from neaptide.kernels.paged_attention import StepAttention
 from neaptide.models.config import ModelConfig
 
 
@@ -26,9 +28,9 @@ class TorchModel(Protocol):
 
     config: ModelConfig
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None: ...
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps) -> None: ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: AttentionPlan) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: StepAttention) -> Tensor:
         """Hidden states before the final norm, [num_tokens, hidden_size].
 
         Args:
@@ -41,6 +43,10 @@ class TorchModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_rows, hidden_size] -> [num_rows, vocab_size] fp32."""
+        ...
+
+    def linears(self) -> list[Linear]:
+        """Every linear layer, to choose how they are computed when the weights are loaded."""
         ...
 
     def destinations(self) -> dict[str, Destination]:

@@ -1,43 +1,42 @@
 """Llama over a flat batch of tokens and a paged KV cache."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import RMSNorm
-from neaptide.executors.torch.layers.rotary import Rotary, rotate_
+from neaptide.executors.torch.layers.rotary import Rotary
 from neaptide.executors.torch.models.base import Destination, TorchModel
-from neaptide.kernels.paged_attention import AttentionPlan, paged_attention, write_kv
+from neaptide.kernels.layer_ops import TorchLayerOps
+from neaptide.kernels.paged_attention import StepAttention
 from neaptide.models.config import ModelConfig
 
 
 class DecoderLayer:
     """Attention and feed-forward, both with their norm, adding to the residual stream in place."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
+        self._ops = ops
         hidden, ffn, dim = config.hidden_size, config.intermediate_size, config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, dim
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         attention_bias, mlp_bias = config.attention_bias, config.mlp_bias
-        self.input_norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        self.input_norm = RMSNorm(hidden, config.rms_norm_eps, ops, dtype=dtype, device=device)
         self.qkv = Linear(q_size + 2 * kv_size, hidden, bias=attention_bias, dtype=dtype, device=device)
         self.out = Linear(hidden, q_size, bias=attention_bias, dtype=dtype, device=device)
-        self.mlp_norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        self.mlp_norm = RMSNorm(hidden, config.rms_norm_eps, ops, dtype=dtype, device=device)
         self.gate_up = Linear(2 * ffn, hidden, bias=mlp_bias, dtype=dtype, device=device)
         self.down = Linear(hidden, ffn, bias=mlp_bias, dtype=dtype, device=device)
 
-    def forward_(self, hidden: Tensor, rotation: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> None:
+    def forward_(self, hidden: Tensor, rotation: Tensor, kv_cache: Tensor, plan: StepAttention) -> None:
         """Adds this layer to ``hidden`` [num_tokens, hidden_size] and writes the tokens' keys and values."""
         num_tokens = hidden.shape[0]
         qkv = self.qkv(self.input_norm(hidden)).view(num_tokens, -1, self.head_dim)
-        rotate_(qkv[:, : self.num_heads + self.num_kv_heads], rotation)
+        self._ops.rotate_and_store(qkv, rotation, kv_cache, plan)
         query, key_value = qkv[:, : self.num_heads], qkv[:, self.num_heads :]
-        write_kv(kv_cache, key_value, plan)
-        attended = paged_attention(query, key_value, kv_cache, plan)  # [num_tokens, num_heads, head_dim]
+        attended = plan.attend(query, key_value, kv_cache)  # [num_tokens, num_heads, head_dim]
         self.out.add_to(hidden, attended.view(num_tokens, -1))
-        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
-        self.down.add_to(hidden, F.silu(gate, inplace=True).mul_(up))
+        self.down.add_to(hidden, self._ops.silu_multiply(self.gate_up(self.mlp_norm(hidden))))
 
     def destinations(self, prefix: str, hidden: int, ffn: int) -> dict[str, Destination]:
         """Checkpoint name -> place, for this layer."""
@@ -72,15 +71,18 @@ class DecoderLayer:
 class Llama(TorchModel):
     """The whole model."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
         self.config = config
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(config, dtype, device) for _ in range(config.num_layers)]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.lm_head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
+        self.layers = [DecoderLayer(config, dtype, device, ops) for _ in range(config.num_layers)]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, dtype=dtype, device=device)
+        tied = self.embedding if config.tie_word_embeddings else None
+        self.lm_head = Linear(
+            config.vocab_size, config.hidden_size, bias=False, dtype=dtype, device=device, weight=tied
+        )
         self.rotary = Rotary(config, device)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: AttentionPlan) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: StepAttention) -> Tensor:
         hidden = self.embedding.index_select(0, token_ids)
         rotation = self.rotary.at(positions)
         for layer, layer_cache in zip(self.layers, kv_cache, strict=True):
@@ -88,7 +90,11 @@ class Llama(TorchModel):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(self.norm(hidden), self.lm_head).float()
+        return self.lm_head(self.norm(hidden)).float()
+
+    def linears(self) -> list[Linear]:
+        in_layers = [each for layer in self.layers for each in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return [*in_layers, self.lm_head]
 
     def destinations(self) -> dict[str, Destination]:
         config = self.config
@@ -98,7 +104,8 @@ class Llama(TorchModel):
             "model.norm.weight": Destination((config.hidden_size,), self.norm.weight),
         }
         if not config.tie_word_embeddings:
-            found["lm_head.weight"] = Destination(table_shape, self.lm_head)
+            assert self.lm_head.weight is not None
+            found["lm_head.weight"] = Destination(table_shape, self.lm_head.weight)
         for index, layer in enumerate(self.layers):
             found |= layer.destinations(f"model.layers.{index}", config.hidden_size, config.intermediate_size)
         return found

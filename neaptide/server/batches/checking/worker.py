@@ -5,9 +5,6 @@ what it found on its standard output: frames of a length (4 bytes, big-endian) a
 recipe of the line compiler. It runs at low priority, with bounded memory, and dies with its parent.
 """
 
-import asyncio
-import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,8 +19,8 @@ from neaptide.server.batches.checking.validate import Check, CheckerDiedError, K
 from neaptide.server.batches.lines import LineCompiler, Recipe
 from neaptide.server.batches.storing.models import NewLine
 from neaptide.server.children.child import bound_memory, pipes, stand_back
-from neaptide.server.children.frames import framed, read_frame, receive_frame, write_frame
-from neaptide.server.children.start import end_child, start_child
+from neaptide.server.children.frames import read_frame, write_frame
+from neaptide.server.children.on_call import Child, ChildDiedError
 from neaptide.server.link.deaths import was_killed_from_outside
 
 NICENESS = 10
@@ -74,63 +71,38 @@ class WorkerChecker:
     """
 
     def __init__(self, recipe: Recipe, idle_s: float = IDLE_S, module: str = __name__) -> None:
-        self._recipe = recipe
-        self._module = module
-        self._idle_s = idle_s
-        self._process: asyncio.subprocess.Process | None = None
-        self._retirement: asyncio.TimerHandle | None = None
+        self._child = Child(module, _encoder.encode(recipe), idle_s)
 
     @property
     def pid(self) -> int | None:
         """The worker's, while there is one."""
-        return None if self._process is None or self._process.returncode is not None else self._process.pid
+        return self._child.pid
 
     async def check(self, check: Check, keep: Keep) -> Report:
         """Raises CheckerDiedError, OSError and ValidationError; whatever ends it early ends the worker too."""
         try:
-            process = await self._worker()
-            report = await self._talk(process, check, keep)
+            await self._child.wake()
+            report = await self._talk(check, keep)
         except BaseException:
             await self.close()
             remove_plan(Path(check.stem))
             raise
-        self._retirement = asyncio.get_running_loop().call_later(self._idle_s, self._kill)
+        self._child.rest()
         return report
 
     async def close(self) -> None:
         """Kills the worker and waits for its end."""
-        if self._retirement is not None:
-            self._retirement.cancel()
-        process, self._process = self._process, None
-        if process is not None:
-            await end_child(process)
+        await self._child.close()
 
-    def _kill(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-
-    async def _worker(self) -> asyncio.subprocess.Process:
-        if self._retirement is not None:
-            self._retirement.cancel()
-        if self.pid is None or self._process is None:
-            self._process = await start_child(self._module, str(os.getpid()))
-            _send(self._process, _encoder.encode(self._recipe))
-        return self._process
-
-    @staticmethod
-    async def _talk(process: asyncio.subprocess.Process, check: Check, keep: Keep) -> Report:
-        _send(process, _encoder.encode(check))
-        assert process.stdout is not None
+    async def _talk(self, check: Check, keep: Keep) -> Report:
+        self._child.send(_encoder.encode(check))
         while True:
             try:
-                async with asyncio.timeout(MAX_SILENCE_S):
-                    frame = _decoder.decode(await receive_frame(process.stdout))
-            except asyncio.IncompleteReadError:
-                status = await process.wait()
+                frame = _decoder.decode(await self._child.receive(MAX_SILENCE_S))
+            except ChildDiedError as error:
                 raise CheckerDiedError(
-                    f"the process that checked the file ended with status {status}",
-                    by_itself=not was_killed_from_outside(status),
+                    f"the process that checked the file ended with status {error.status}",
+                    by_itself=not was_killed_from_outside(error.status),
                 ) from None
             except TimeoutError:
                 raise CheckerDiedError("the process that checked the file fell silent") from None
@@ -143,11 +115,6 @@ class WorkerChecker:
                     raise OSError(errno, message)
                 case _Bug(kind):
                     raise ValidationError(kind)
-
-
-def _send(process: asyncio.subprocess.Process, frame: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(framed(frame))
 
 
 # ---- the worker's side -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.registry import start_executor
-from tests.executors.vllm.inside.families import write_checkpoint
+from tests.executors.vllm.inside.families import write_checkpoint, write_tokenizer
 from tests.executors.vllm.inside.runs import BLOCK_SIZE, LIMITS, NUM_BLOCKS
 
 FAMILY = os.environ.get("NEAPTIDE_TEST_FAMILY", "llama")
@@ -41,6 +41,7 @@ if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     directory = tmp_path_factory.mktemp(FAMILY)
+    write_tokenizer(directory)
     return directory, write_checkpoint(FAMILY, directory)
 
 

@@ -1,9 +1,12 @@
 """Tiny random checkpoints of four families, with enough spread in their logits to have clear winners."""
 
+import string
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -56,3 +59,17 @@ def write_checkpoint(family: str, directory: Path) -> PreTrainedModel:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(directory)
     return model
+
+
+def write_tokenizer(directory: Path) -> Tokenizer:
+    """A token for every id: special ones below 6, printable characters, words of JSON, pairs of letters."""
+    words = [f"<{i}>" for i in range(6)] + [*"\u0120\u010a", *sorted(string.printable.strip())]
+    words += ['{"', '":', '",', '"}', "true", "false", "null"]
+    pairs = map("".join, product(string.ascii_lowercase, repeat=2))
+    vocab = {word: i for i, word in enumerate([*words, *pairs][:VOCAB])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(words[:6])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return tokenizer

@@ -28,9 +28,8 @@ def importable_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
 
 
-def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
-    """The compiler leaves its marks in a directory."""
-    recipe = Recipe(
+def recipe_of(marks: Path) -> Recipe:
+    return Recipe(
         tokenizer_dir=str(marks),
         model_id="m",
         created=0,
@@ -42,7 +41,11 @@ def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
         ttft_slo_s=1.0,
         tpot_slo_s=1.0,
     )
-    return WorkerChecker(recipe, idle_s, module="tests.server.batches.checking.hostile_worker")
+
+
+def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
+    """The compiler leaves its marks in a directory."""
+    return WorkerChecker(recipe_of(marks), idle_s, module="tests.server.batches.checking.hostile_worker")
 
 
 async def ended(server: Server, batch_id: str) -> BatchRecord:
@@ -152,7 +155,7 @@ async def test_what_goes_wrong_in_it_is_told_and_leaves_no_plan(tmp_path: Path) 
 
 
 async def test_a_worker_that_was_killed_says_so(tmp_path: Path) -> None:
-    checker = WorkerChecker(hostile_checker(tmp_path)._recipe, module="tests.server.batches.checking.killed_worker")
+    checker = WorkerChecker(recipe_of(tmp_path), module="tests.server.batches.checking.killed_worker")
 
     async def keep(lines: Sequence[NewLine]) -> None:
         raise AssertionError("no line is read")

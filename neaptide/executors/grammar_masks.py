@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,9 @@ from llguidance import LLExecutor, LLMatcher
 
 from neaptide.engine.arrays import TokenArray
 from neaptide.engine.params import GRAMMAR_ERROR
+from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
-from neaptide.executors.torch.placeholders import SampledRow
+from neaptide.executors.recent_tokens import RecentTokens, SampledLater
 from neaptide.models.grammars import GrammarError, Grammars
 
 logger = logging.getLogger(__name__)
@@ -61,12 +63,32 @@ class Constrained:
     follower: Follower
     output: TokenArray
     """[output tokens so far] of its own; the last may be a placeholder."""
-    last: SampledRow | None
+    last: SampledLater | None
     """Where the token is that the placeholder stands for."""
+
+    @classmethod
+    def of(
+        cls,
+        plan: StepPlan,
+        part: int,
+        follower: Follower,
+        num_prompt_tokens: int,
+        recent: RecentTokens[Any],
+    ) -> "Constrained":
+        """A part of a plan that samples."""
+        position = int(plan.output_position[part])
+        # A copy: when it is read, the row may be another's.
+        output = plan.table.tokens[plan.rows[part], num_prompt_tokens : num_prompt_tokens + position].copy()
+        return cls(plan.request_ids[part], follower, output, recent.at(position - 1))
+
+    @property
+    def waits(self) -> bool:
+        """An earlier step still samples the last token."""
+        return self.last is not None and len(self.output) > 0 and self.output[-1] == PLACEHOLDER_TOKEN_ID
 
     def tokens(self) -> TokenArray:
         """Waits for the step that samples the last one."""
-        if len(self.output) and self.output[-1] == PLACEHOLDER_TOKEN_ID and self.last is not None:
+        if self.waits and self.last is not None:
             self.output[-1] = self.last.wait()
         return self.output
 

@@ -1,0 +1,98 @@
+"""Who is measured: our server under ``neaptide`` and under other policies, and vLLM's own server on vLLM's kernels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.live.plan import Plan, Targets, Window
+from benchmarks.live.run import run
+from benchmarks.vllm_server import CPU_KV_GIB, MAX_MODEL_LEN, PRIORITY_RIVALS, Machine, Rival, run_rival
+from neaptide.engine.scheduler.policies import POLICIES
+
+
+class RivalRun(Protocol):
+    """A rival on the same kernels."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def probe(self, plan: Plan) -> list[Window]:
+        """Online requests alone on this server, if it is another than ours."""
+        ...
+
+    async def run(self, plan: Plan, targets: Targets) -> Window: ...
+
+
+@dataclass(slots=True, frozen=True)
+class PolicyRival:
+    """Our server under another policy."""
+
+    name: str
+    flags: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, engine_flags: Sequence[str] = ()) -> "PolicyRival":
+        """``POLICY[@STEP_TOKENS][/SEATS]``, such as ``priority@256/16``.
+
+        Raises:
+            ValueError: it is none; the message is one line.
+        """
+        rest, _, seats = text.partition("/")
+        policy, _, tokens = rest.partition("@")
+        if policy not in POLICIES:
+            raise ValueError(f"rival {text!r}: no policy {policy!r}; there are: {', '.join(sorted(POLICIES))}")
+        flags = ["--policy", policy]
+        for flag, value in (("--max-num-batched-tokens", tokens), ("--max-num-seqs", seats)):
+            if value and not (value.isdecimal() and int(value) > 0):
+                raise ValueError(f"rival {text!r}: {value!r} is no positive number; write POLICY[@STEP_TOKENS][/SEATS]")
+            flags += [flag, value] if value else []
+        return cls(text, (*engine_flags, *flags))
+
+    async def probe(self, plan: Plan) -> list[Window]:
+        return []
+
+    async def run(self, plan: Plan, targets: Targets) -> Window:
+        return await run(plan, [*self.flags, *targets.flags], online=True, offline=True)
+
+
+@dataclass(slots=True, frozen=True)
+class VllmRival:
+    """vLLM's own server."""
+
+    machine: Machine
+    rival: Rival
+
+    @property
+    def name(self) -> str:
+        return self.rival.name
+
+    async def probe(self, plan: Plan) -> list[Window]:
+        return [await run_rival(plan, self.machine, self.rival, offline=False)]
+
+    async def run(self, plan: Plan, targets: Targets) -> Window:
+        return await run_rival(plan, self.machine, self.rival, offline=True)
+
+
+@dataclass(slots=True, frozen=True)
+class Engine:
+    """Kernels, ours on them, and the rivals on the same."""
+
+    name: str
+    flags: tuple[str, ...]
+    """Of our server."""
+    rivals: tuple[RivalRun, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of every server of this engine."""
+
+
+def ours(rivals: Sequence[str]) -> Engine:
+    """Raises ValueError as ``PolicyRival.parse``."""
+    return Engine("neaptide", (), tuple(PolicyRival.parse(text) for text in rivals))
+
+
+def over_vllm(python: Path, threads: int, dtype: str) -> Engine:
+    """Ours over vLLM's workers, and vLLM's own priority scheduling at default and at small limits."""
+    machine = Machine(python, threads, dtype, 128, CPU_KV_GIB, False, "cpu", MAX_MODEL_LEN)
+    rivals = tuple(VllmRival(machine, rival) for rival in PRIORITY_RIVALS)
+    return Engine("neaptide over vLLM", (*machine.our_flags, "--dtype", dtype), rivals, machine.environment)

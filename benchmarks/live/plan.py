@@ -1,0 +1,91 @@
+"""What a run of the live experiment is: its load, its window, its targets, and what was measured."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from neaptide.engine.scheduler.slack import IDLE_SHARE
+from neaptide.loadgen.client.client import poisson_arrivals
+from neaptide.loadgen.client.recorder import Record
+from neaptide.loadgen.workloads.made_load import Arrivals
+
+TPOT_OVER_ALONE = 2.4
+"""The headline's target, in TPOT p50s of online alone."""
+TTFT_OVER_TPOT = 5.0
+ONLINE_IN, ONLINE_OUT = 128, 32
+OFFLINE_IN, OFFLINE_OUT = 256, 64
+CEILING_LINES = 3000
+LEAST_LINES = 400
+"""For runs whose need is known from the ceiling."""
+LAX_S = 3600.0
+START_TIMEOUT_S = 600.0
+"""An executor may compile its model first."""
+PATIENCE_S = 120.0
+"""For chats behind a flood: one that has not ended so long after the last arrival has missed its targets."""
+EGRESS_MS = 5.0
+PHASES = ("schedule", "prepare", "model", "sample", "commit")
+
+
+@dataclass(slots=True)
+class Window:
+    """Measured between two scrapes of the same server."""
+
+    seconds: float = 0.0
+    online_tokens_per_s: float = 0.0
+    offline_tokens_per_s: float = 0.0
+    steps: float = 0.0
+    mean_step_ms: float = 0.0
+    phase_ms: dict[str, float] = field(default_factory=dict)
+    preemptions: float = 0.0
+    prediction_error: float = 0.0
+    records: list[Record] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    duration_s: float
+    window_s: tuple[float, float]
+    model: Path
+    seed: int
+    offline_lines: int = CEILING_LINES
+    rate_rps: float = 0.0
+    """Of online requests."""
+    shape: str = "poisson"
+    """Of their arrivals: one of ``made_load.SHAPES``."""
+
+    def arrivals_s(self) -> list[float]:
+        """When online requests come, from the start of the run."""
+        if self.shape == "poisson":
+            return poisson_arrivals(self.rate_rps, self.duration_s, self.seed)
+        return Arrivals(self.rate_rps, self.duration_s, self.shape).draw(np.random.default_rng(self.seed))
+
+    def at_load(self, load: float, ceiling_tokens_per_s: float) -> "Plan":
+        """With online requests that make this share of the ceiling, and twice the lines that the whole run could do."""
+        rate_rps = load * ceiling_tokens_per_s / (ONLINE_IN + ONLINE_OUT)
+        needed = 2 * ceiling_tokens_per_s * self.duration_s / (OFFLINE_IN + OFFLINE_OUT)
+        return replace(self, rate_rps=rate_rps, offline_lines=LEAST_LINES + round(needed))
+
+
+def slo_flags(ttft_s: float, tpot_s: float) -> list[str]:
+    return ["--ttft-slo-ms", str(1e3 * ttft_s), "--tpot-slo-ms", str(1e3 * tpot_s), "--max-model-len", "1024"]
+
+
+@dataclass(slots=True, frozen=True)
+class Targets:
+    ttft_s: float
+    tpot_s: float
+
+    @classmethod
+    def of_tpot(cls, tpot_s: float) -> "Targets":
+        return cls(TTFT_OVER_TPOT * tpot_s, tpot_s)
+
+    @property
+    def flags(self) -> list[str]:
+        return slo_flags(self.ttft_s, self.tpot_s)
+
+    @property
+    def cap_flags(self) -> list[str]:
+        """Without online work a step may take ``IDLE_SHARE`` of the TTFT target less egress (``overlap_depth`` 0): so a
+        target can stand for a cap on steps."""
+        return slo_flags(self.tpot_s / IDLE_SHARE + EGRESS_MS / 1e3, self.tpot_s)

@@ -1,0 +1,138 @@
+"""One run: a server, a batch file, online requests, and what was measured between two scrapes."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.common import Reference, random_prompts, vocab_size
+from benchmarks.live.plan import (
+    OFFLINE_IN,
+    OFFLINE_OUT,
+    ONLINE_IN,
+    ONLINE_OUT,
+    PATIENCE_S,
+    PHASES,
+    START_TIMEOUT_S,
+    Plan,
+    Window,
+)
+from neaptide.commands.server_process import ServerProcess
+from neaptide.loadgen.client.batches import BatchError, submit_batch, wait_until_it_runs
+from neaptide.loadgen.client.client import StreamClient, open_loop
+from neaptide.loadgen.client.prometheus import Samples
+from neaptide.loadgen.client.recorder import Record
+
+
+async def scrape(http: httpx.AsyncClient) -> Samples:
+    return Samples((await http.get("/metrics")).text)
+
+
+def between(start: Samples, end: Samples, seconds: float, *, saturated: bool = False) -> Window:
+    """Rates over ``seconds``, or, for an engine that was never idle, over the time of its steps."""
+
+    def delta(name: str, **labels: str) -> float:
+        return end.sum(name, **labels) - start.sum(name, **labels)
+
+    steps = max(delta("neaptide_step_seconds_count", phase="total"), 1.0)
+    if saturated:
+        # Steps can be seconds long and the window's edges fall inside them: count the engine's own busy time.
+        seconds = sum(delta("neaptide_step_seconds_sum", phase=p) for p in ("total", "schedule", "commit"))
+    # A recomputed token is computed twice but is one token of work: only offline work is preempted here.
+    recomputed = delta("neaptide_recomputed_tokens_total")
+    tokens = {c: delta("neaptide_step_tokens_total", **{"class": c}) for c in ("online", "offline")}
+    return Window(
+        seconds=seconds,
+        online_tokens_per_s=tokens["online"] / seconds,
+        offline_tokens_per_s=(tokens["offline"] - recomputed) / seconds,
+        steps=steps,
+        mean_step_ms=1e3 * delta("neaptide_step_seconds_sum", phase="total") / steps,
+        phase_ms={p: 1e3 * delta("neaptide_step_seconds_sum", phase=p) / steps for p in PHASES},
+        preemptions=delta("neaptide_preemptions_total"),
+        prediction_error=delta("neaptide_step_prediction_error_ratio_sum") / steps,
+    )
+
+
+async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
+    """The batch file; returns when its lines run."""
+    prompts = random_prompts(plan.offline_lines, OFFLINE_IN, vocab_size(plan.model), seed=1000 + plan.seed)
+    lines = []
+    for i, prompt in enumerate(prompts):
+        body = {"model": "m", "prompt": prompt, "max_tokens": OFFLINE_OUT, "temperature": 0, "ignore_eos": True}
+        lines.append(json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}))
+    batch = await submit_batch(http, "w5.jsonl", "\n".join(lines).encode())
+    try:
+        await wait_until_it_runs(http, batch)
+    except BatchError as error:
+        raise SystemExit(str(error)) from None
+
+
+async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> Window:
+    """One server, one run; the window's records are those of requests that arrived in it."""
+    arrivals = plan.arrivals_s() if online else []
+    prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
+    records: list[Record] = []
+    with tempfile.TemporaryDirectory() as directory:
+        flags = [str(plan.model), "--served-model-name", "m", *flags]
+        server = ServerProcess(flags, Path(directory), START_TIMEOUT_S)
+        limits = httpx.Limits(max_connections=None)
+        async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http:
+            client = StreamClient(http, "m")
+            if offline:
+                await submit_offline(http, plan)
+            load = asyncio.create_task(
+                open_loop(
+                    arrivals,
+                    lambda i: client.complete(prompts[i], ONLINE_OUT, ignore_eos=True),
+                    lambda i, record: records.append(record),
+                )
+            )
+            begin, end = plan.window_s
+            await asyncio.sleep(begin)
+            start = await scrape(http)
+            await asyncio.sleep(end - begin)
+            stop = await scrape(http)
+            if offline and stop.sum("neaptide_requests_waiting", **{"class": "offline"}) == 0:
+                raise SystemExit("the batch ran out inside the window: the figures would be wrong")
+            window = between(start, stop, end - begin, saturated=not online)
+            await give_time([load])
+    window.records = [r for r in with_unfinished(records, arrivals) if begin <= r.arrival_s < end]
+    return window
+
+
+async def give_time(load: Sequence["asyncio.Task[Any]"], more: Sequence["asyncio.Task[Any]"] = ()) -> None:
+    """Waits for what is in flight, as long as ``PATIENCE_S``, then gives up on it, and on ``more`` at once."""
+    ended, pending = await asyncio.wait(load, timeout=PATIENCE_S)
+    for task in (*pending, *more):
+        task.cancel()
+    await asyncio.gather(*pending, *more, return_exceptions=True)
+    for task in ended:
+        task.result()  # a fault of the client is not an empty success
+
+
+def with_unfinished(records: Sequence[Record], arrivals_s: Sequence[float]) -> list[Record]:
+    """The records, and one that failed for every request that has none."""
+    ended = {record.arrival_s for record in records}
+    return [*records, *(Record(0.0, arrival_s=at_s, error="unfinished") for at_s in arrivals_s if at_s not in ended)]
+
+
+async def check(plan: Plan, more_flags: Sequence[str] = ()) -> int:
+    """Greedy text of the server against the reference; returns how many tokens were compared."""
+    prompts = random_prompts(3, ONLINE_IN, vocab_size(plan.model), seed=77)
+    reference = Reference(plan.model)
+    checked = 0
+    with tempfile.TemporaryDirectory() as directory:
+        flags = [str(plan.model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", "1024"]
+        flags += more_flags
+        async with ServerProcess(flags, Path(directory), START_TIMEOUT_S) as server:
+            async with httpx.AsyncClient(base_url=server.base_url, timeout=600.0) as http:
+                for prompt in prompts:
+                    body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": 16, "temperature": 0}
+                    body |= {"ignore_eos": True, "return_token_ids": True}
+                    choice = (await http.post("/v1/completions", json=body)).raise_for_status().json()["choices"][0]
+                    checked += reference.agreement(prompt, choice["token_ids"])
+    return checked

@@ -1,0 +1,66 @@
+"""The demo's batch file: questions whose answers are known, and what a line costs the engine."""
+
+import json
+import random
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from neaptide.data import skills
+from neaptide.launch.serve import embedded_model_path
+
+MAX_TOKENS = 96
+SHOTS = 6
+PREFIX_SKILLS = ("add", "subtract", "compare", "upper", "reverse", "spell")
+MARKS = 2
+"""Special tokens around each message."""
+
+
+def make_batch(lines: int, seed: int) -> list[skills.Example]:
+    """Single questions of every skill, and every other line one behind a few-shot prefix that its skill shares."""
+    rng = random.Random(seed)
+    examples = []
+    for index in range(lines):
+        names = PREFIX_SKILLS if index % 2 else skills.SKILLS
+        example = skills.single(names[index // 2 % len(names)], rng, held_out=True)
+        if index % 2:
+            prefix = skills.shared_prefix(example.skill, SHOTS)
+            example = skills.Example(example.skill, [*prefix, *example.messages], example.answer)
+        examples.append(example)
+    return examples
+
+
+def computed_texts(example: skills.Example) -> list[str]:
+    """What of a line is computed when the prefixes are in the cache: its own messages and the answer."""
+    is_few_shot = any(message["role"] == "assistant" for message in example.messages)
+    own = example.messages[-1:] if is_few_shot else example.messages
+    return [*(message["content"] for message in own), example.answer]
+
+
+def line_tokens(examples: Sequence[skills.Example]) -> list[int]:
+    """Tokens of each line that the engine will have to compute, by the embedded model's tokenizer."""
+    tokenizer = Tokenizer.from_file(str(embedded_model_path() / "tokenizer.json"))
+    counts = []
+    for example in examples:
+        encoded = tokenizer.encode_batch(computed_texts(example), add_special_tokens=False)
+        counts.append(sum(len(one.ids) + MARKS for one in encoded))
+    return counts
+
+
+def batch_jsonl(examples: Sequence[skills.Example]) -> bytes:
+    lines = []
+    for index, example in enumerate(examples):
+        body = {"model": "neaptide-tiny", "messages": example.messages, "temperature": 0}
+        body["max_completion_tokens"] = MAX_TOKENS
+        line = {"custom_id": f"line-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        lines.append(json.dumps(line))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def right_answers(examples: Sequence[skills.Example], results: bytes) -> int:
+    """How many lines of the results are exactly right."""
+    answers = {}
+    for line in map(json.loads, results.splitlines()):
+        if line["response"] is not None and line["response"]["status_code"] == 200:
+            answers[line["custom_id"]] = line["response"]["body"]["choices"][0]["message"]["content"]
+    return sum(skills.is_correct(e, answers.get(f"line-{i}", "")) for i, e in enumerate(examples))

@@ -1,0 +1,186 @@
+"""Records what is served while the engine runs (``traffic``)."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from neaptide.engine.messages import SetOffline, TellTraffic, ToEngine, Traffic
+from neaptide.engine.observer import EngineObserver
+from neaptide.engine.params import FinishReason
+from neaptide.engine.record.harmless import harmless
+from neaptide.engine.record.traffic import (
+    NAME_BYTES,
+    Present,
+    ServedRequest,
+    TrafficPiece,
+    WaitingRows,
+    traffic_encoder,
+)
+from neaptide.engine.request import Request
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.step import Step
+
+logger = logging.getLogger(__name__)
+
+PIECE_S = 2.0
+COSTS_S = 10.0
+"""Step times drift slowly; their recipe is most of a piece."""
+MAX_BETWEEN_S = 0.005
+"""Between two steps; what is longer was a wait for something to do."""
+
+
+class TrafficRecorder(EngineObserver):
+    """Collects, and hands a piece to the engine's loop now and then. Costs a few microseconds a step and a request.
+
+    Args:
+        scheduler: of the engine that it watches; with so many KV blocks.
+        costs: recipe of the step times as they are now.
+    """
+
+    def __init__(self, scheduler: Scheduler, num_blocks: int, costs: Callable[[], dict[str, Any]]) -> None:
+        self._scheduler = scheduler
+        self._num_blocks = num_blocks
+        self._costs = costs
+        self.failed = False
+        self._now_s = 0.0
+        """Of the last message, or the end of the last step."""
+        self._ended: list[ServedRequest] = []
+        self._ended_tokens = 0
+        """Logical tokens of offline requests that have ended, since the start."""
+        self._was_paused = False
+        self._num_steps = 0
+        self._host_s = self._log_error = 0.0
+        self._last_end_s = math.inf
+        self._took_s = self._costs_at_s = -math.inf
+        self._is_asked = False
+
+    # ---- what it hears ----
+
+    @harmless
+    def message(self, message: ToEngine, now_s: float) -> None:
+        self._now_s = now_s
+        if isinstance(message, TellTraffic):
+            self._is_asked = True
+        elif isinstance(message, SetOffline):
+            self._was_paused |= message.paused
+
+    @harmless
+    def executed(self, step: Step, result: StepResult) -> None:
+        self._now_s = step.timer.executed_at_s
+
+    @harmless
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        self._ended.append(_served(request, self._now_s, reason))
+        if not request.is_online:
+            # The end-of-sequence token was sampled as well, and is not kept.
+            self._ended_tokens += _logical_tokens(request) + (reason is FinishReason.STOP)
+
+    @harmless
+    def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
+        timer, predicted_s = step.timer, step.plan.predicted_s
+        between_s = min(max(timer.start_s - self._last_end_s, 0.0), MAX_BETWEEN_S)
+        self._last_end_s = timer.end_s
+        self._num_steps += 1
+        self._host_s += between_s + timer.schedule_s + timer.commit_s
+        if predicted_s > 0 and timer.execute_s > 0 and result.is_whole:
+            self._log_error += abs(math.log(timer.execute_s / predicted_s))
+
+    def give_up(self, error: Exception) -> None:
+        logger.error("what is served cannot be recorded any more", exc_info=error)
+        self.failed = True
+        self._ended = []
+
+    # ---- what it tells ----
+
+    def take(self, now_s: float) -> list[Traffic]:
+        """A piece if it is time for one and something has happened. If the engine was asked what it has, a piece, and
+        another that says that."""
+        is_due = now_s >= self._took_s + PIECE_S and (self._num_steps or self._ended)
+        if self.failed or not (is_due or self._is_asked):
+            return []
+        try:
+            found = [self._next(now_s)]
+            if self._is_asked:
+                piece = self._piece(now_s)
+                piece.costs, piece.present = self._costs(), self._present()
+                found.append(Traffic(traffic_encoder.encode(piece), True))
+        except Exception as error:
+            self.give_up(error)
+            return []
+        self._is_asked = False
+        return found
+
+    def _next(self, now_s: float) -> Traffic:
+        """What has happened since the last one."""
+        piece = self._piece(now_s)
+        if now_s >= self._costs_at_s + COSTS_S:
+            self._costs_at_s, piece.costs = now_s, self._costs()
+        self._took_s, self._was_paused = now_s, self._scheduler.offline_paused
+        self._ended, self._num_steps, self._host_s, self._log_error = [], 0, 0.0, 0.0
+        return Traffic(traffic_encoder.encode(piece), False)
+
+    def _piece(self, now_s: float) -> TrafficPiece:
+        return TrafficPiece(
+            now_s,
+            self._ended,
+            self._offline_tokens(),
+            self._was_paused or self._scheduler.offline_paused,
+            self._num_steps,
+            self._host_s,
+            self._log_error,
+        )
+
+    def _offline_tokens(self) -> int:
+        queues = self._scheduler.queues
+        table = queues.table
+        seats = np.flatnonzero(table.live & ~table.online)
+        known, prompt = table.known[seats], table.prompt[seats]
+        running = np.where(known > prompt, known, np.minimum(table.sound[seats], prompt))
+        return self._ended_tokens + int(running.sum()) + sum(map(_logical_tokens, queues.pool.returned))
+
+    def _present(self) -> Present:
+        scheduler, queues = self._scheduler, self._scheduler.queues
+        waiting = [
+            WaitingRows(
+                batch_id,
+                delivery.tokens.stem,
+                delivery.salt,
+                delivery.arrival_s,
+                delivery.deadline_s,
+                *(column.astype(np.int32).tobytes() for column in delivery.left),
+            )
+            for batch_id, job in queues.pool.jobs.items()
+            for delivery in job.deliveries
+        ]
+        requests = [*queues.running(), *queues.waiting_online, *queues.pool.returned, *queues.pool.flex]
+        served = [_served(request, 0.0, None) for request in requests]
+        return Present(scheduler.config, scheduler.kv.block_size, self._num_blocks, served, waiting)
+
+
+def _served(request: Request, ended_s: float, reason: FinishReason | None) -> ServedRequest:
+    return ServedRequest(
+        request.request_id,
+        request.tier,
+        request.arrival_s,
+        request.deadline_s,
+        request.ttft_slo_s,
+        request.tpot_slo_s,
+        request.num_prompt_tokens,
+        request.num_known_tokens - request.num_prompt_tokens,
+        request.params.max_tokens,
+        request.scheduled_s,
+        request.first_token_s,
+        ended_s,
+        reason,
+        b"".join([block_hash[:NAME_BYTES] for block_hash in request.block_hashes]),
+    )
+
+
+def _logical_tokens(request: Request) -> int:
+    """Prompt tokens that are done, and output. What a preemption dropped of a prompt is not done any more."""
+    known, prompt = request.num_known_tokens, request.num_prompt_tokens
+    return known if known > prompt else min(request.num_sound_tokens, prompt)

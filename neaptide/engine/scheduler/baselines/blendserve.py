@@ -1,0 +1,32 @@
+"""``blendserve``: the whole pool by compute density, taken from both ends (BlendServe, ASPLOS'26, section 5).
+
+The tree is sorted and split beside the engine (``offline/planning/blend.py``). The dual scan runs here: each end fills
+its part of the memory, and what a request held goes back to its end when it ends, which is the repair of section 5.3
+for answers that are shorter or longer than expected. The frame is that of ``dfs``, as in section 6.1.
+"""
+
+from typing import ClassVar
+
+from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.residual import FULL_SHARE, paced_tokens
+
+
+class BlendServe(VllmV1Fcfs):
+    planned_order: ClassVar[str | None] = "ends"
+
+    def _pack(self, draft: Draft) -> float:
+        self._pace(draft)
+        return super()._pack(draft)
+
+    def _pace(self, draft: Draft) -> None:
+        """Algorithm 3: once memory is full, a step has as many prompt tokens as belong to its decodes."""
+        ends, budget = draft.pool.ends, draft.budget
+        if ends is None or draft.kv.available > (1.0 - FULL_SHARE) * draft.kv.pool.num_blocks:
+            return
+        num_decodes = read_tokens = 0
+        for request in self._running(draft):
+            if request.num_uncomputed_tokens == 1:
+                num_decodes, read_tokens = num_decodes + 1, read_tokens + request.num_tokens
+        paced = paced_tokens(ends, ends.root_density, num_decodes, read_tokens)
+        budget.tokens_left = min(budget.tokens_left, num_decodes + paced)

@@ -1,0 +1,71 @@
+"""What online work leaves of the device, and so which mix of offline work belongs beside it.
+
+Two time scales (ADR 0016): admission from the ends of a plan shapes the next minutes, so it follows an average over
+half a minute; within a step prompts are paced, so that what is at work together has the density that admission aims at
+in every step and not only on average.
+"""
+
+import math
+
+from neaptide.engine.offline.planned import Ends
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.engine.steps.step import Step
+
+AVERAGE_S = 30.0
+"""Of the residual that admission follows ..."""
+LONG_S = 600.0
+"""... and of the one that says which of the two is scarce in the long run."""
+FULL_SHARE = 0.9
+"""Of the blocks that offline work may hold: below it prompts are not paced, for memory is to be filled first."""
+LEAST_PACED_TOKENS = 128
+"""A step's prompts always get so many: BlendServe's batches come in multiples of it."""
+LEAST_LEFT = 0.05
+"""Of a step, at least so much of compute and of bandwidth is taken to be left."""
+
+
+class Residual:
+    """Seconds of compute and of memory that online work leaves of each step, averaged."""
+
+    def __init__(self) -> None:
+        self._compute_s = [0.0, 0.0]
+        """Decayed sums over half a minute, over ten minutes."""
+        self._memory_s = [0.0, 0.0]
+
+    def observe(self, step: Step, seconds: float, ends: Ends) -> None:
+        """A step took ``seconds``."""
+        plan, online = step.plan, step.is_online
+        computed_tokens, read_tokens = int(plan.num_tokens[online].sum()), int(plan.num_computed[online].sum())
+        compute_s = max(seconds - ends.token_s * computed_tokens, LEAST_LEFT * seconds)
+        memory_s = max(seconds - ends.kv_token_s * read_tokens, LEAST_LEFT * seconds)
+        for index, window_s in enumerate((AVERAGE_S, LONG_S)):
+            kept = math.exp(-seconds / window_s)
+            self._compute_s[index] = kept * self._compute_s[index] + compute_s
+            self._memory_s[index] = kept * self._memory_s[index] + memory_s
+
+    def density(self, root_density: float) -> float:
+        """That offline requests at work together should have.
+
+        Any mix that keeps the scarcer one of compute and bandwidth busy is as fast as any other. The plan's own density
+        does, and uses up both ends together, until online work takes so much of what is plenty otherwise that it is
+        scarce for the moment: then it is what is left.
+        """
+        if not self._memory_s[0]:
+            return root_density
+        now, long = (c / m for c, m in zip(self._compute_s, self._memory_s, strict=True))
+        return min(root_density, now) if root_density <= long else max(root_density, now)
+
+
+def paced_tokens(ends: Ends, density: float, num_decodes: int, read_tokens: int) -> int:
+    """Prompt tokens that belong beside so many decodes, which read so many cached tokens.
+
+    Algorithm 3 of BlendServe, ``C = N p / d``, with what is held in place of what a steady state holds: a batch of a
+    density computes so many seconds for each that it reads (section 4.2).
+    """
+    computed_tokens = density * ends.kv_token_s * read_tokens / ends.token_s
+    return max(int(computed_tokens) - num_decodes, LEAST_PACED_TOKENS)
+
+
+def num_paced(ends: Ends, density: float, before: BatchShape, shape: BatchShape) -> int:
+    """The same for the decodes that the step has got since it was ``before``."""
+    read_tokens = shape.decode_context_tokens - before.decode_context_tokens
+    return paced_tokens(ends, density, shape.decode_requests - before.decode_requests, read_tokens)

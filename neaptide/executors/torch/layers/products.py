@@ -1,0 +1,155 @@
+"""How the product of a linear layer is computed on a CPU: chosen by measurement when the model is loaded.
+
+Which is fastest depends on the processor, on the shape and on the rows: BLAS libraries pack the weight anew in every
+call, which a few rows do not repay, and some CPUs have matrix instructions that only some of the libraries use.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from neaptide.engine.clock import Clock
+from neaptide.kernels.linear import PackedLinear
+from neaptide.kernels.native import CompileError
+
+logger = logging.getLogger(__name__)
+
+MEASURED_ROWS = (1, 4, 16, 64, 256)
+BUDGET_S = 0.8
+"""For all shapes of a model; where it runs out, more rows are computed as the most that were measured."""
+_REPEATS = 3
+_SAMPLE_BYTES = 32 << 20
+"""Weights of one shape that take turns while it is measured: as in a step, none is still in a small cache."""
+_UNMEASURED_BYTES = 1 << 18
+"""Smaller weights take the first kind: a measurement would be of the calls, not of the products."""
+_CLEARLY_FASTER = 0.85
+"""A second kind for some rows, and so a second copy of the weights, has to take less than this share of the time."""
+
+
+class Product(Protocol):
+    """``x W^T + b``."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """``residual += x W^T + b`` in place."""
+        ...
+
+
+class TorchProduct:
+    """As torch computes it from the weight as it is."""
+
+    __slots__ = ("bias", "weight")
+
+    _PADDED_ROWS = range(8, 16)
+    """On a CPU (fp32, one thread) products of so many rows take up to 1.5 times as long as those of 16."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        if rows in self._PADDED_ROWS and x.device.type == "cpu":
+            x = F.pad(x, (0, 0, 0, self._PADDED_ROWS.stop - rows))
+        return F.linear(x, self.weight, self.bias)[:rows]
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """The sum rides along in the matrix product."""
+        if x.shape[0] in self._PADDED_ROWS and x.device.type == "cpu":
+            residual.add_(self(x))
+            return
+        residual.addmm_(x, self.weight.t())
+        if self.bias is not None:
+            residual.add_(self.bias)
+
+
+class OnednnProduct:
+    """oneDNN on a weight packed once, by the operators that torch's compiler uses when it freezes a model."""
+
+    __slots__ = ("_bias", "_packed")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return product
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        residual.add_(self(x))
+
+
+MakeProduct = Callable[[Tensor, Tensor | None], Product]
+
+
+def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str, MakeProduct]:
+    """Those that compute such a weight here, by name; the first is the one to take unmeasured.
+
+    Args:
+        weight: any of the model.
+        bias: its own.
+        kernels: ``torch`` leaves all others out.
+    """
+    makers: dict[str, MakeProduct] = {"native": PackedLinear, "onednn": OnednnProduct, "torch": TorchProduct}
+    if kernels == "torch" or weight.device.type != "cpu":
+        return {"torch": TorchProduct}
+    if weight.dtype != torch.float32:
+        del makers["native"]
+    expected = TorchProduct(weight, bias)(torch.ones(2, weight.shape[1], dtype=weight.dtype)).float()
+    found: dict[str, MakeProduct] = {}
+    for name, make in makers.items():
+        try:  # the operators are not public: they may be gone, or compute something else
+            product = make(weight, bias)(torch.ones(2, weight.shape[1], dtype=weight.dtype)).float()
+        except (CompileError, RuntimeError, AttributeError) as error:
+            logger.warning("linear layers do without %s: %s", name, str(error).splitlines()[0])
+            continue
+        scale = float(expected.abs().max()) + 1e-6
+        if float((product - expected).abs().max()) <= (1e-4 if weight.dtype == torch.float32 else 2e-2) * scale:
+            found[name] = make
+    return found
+
+
+def rows_by_kind(
+    samples: Sequence[tuple[Tensor, Tensor | None]], kinds: Mapping[str, MakeProduct], clock: Clock, deadline_s: float
+) -> dict[int, str]:
+    """Measured rows -> the kind that computes them best; ascending, the last one for all above.
+
+    Args:
+        samples: weights of one shape, with their biases.
+        kinds: of product.
+        clock: that times them.
+        deadline_s: no measurement begins later.
+    """
+    seconds: dict[int, dict[str, float]] = defaultdict(dict)
+    products = {name: [make(*sample) for sample in samples] for name, make in kinds.items()}
+    for rows in MEASURED_ROWS:
+        x = torch.ones(rows, samples[0][0].shape[1], dtype=samples[0][0].dtype)
+        for repeat in range(_REPEATS):
+            for name, each in products.items():
+                start_s = clock.now()
+                for product in each:
+                    product(x)
+                taken_s = clock.now() - start_s
+                if repeat:  # the first warms up
+                    seconds[rows][name] = min(taken_s, seconds[rows].get(name, taken_s))
+        if clock.now() > deadline_s:
+            break
+    return choose(seconds)
+
+
+def choose(seconds: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
+    """The kind that does best over all rows, and for some rows another that is clearly faster there."""
+    names = next(iter(seconds.values()))
+    overall = {name: sum(times[name] / min(times.values()) for times in seconds.values()) for name in names}
+    best = min(overall, key=overall.__getitem__)
+    chosen: dict[int, str] = {}
+    for rows, times in seconds.items():
+        fastest = min(times, key=times.__getitem__)
+        chosen[rows] = fastest if times[fastest] < _CLEARLY_FASTER * times[best] else best
+    return chosen

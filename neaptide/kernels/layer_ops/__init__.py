@@ -1,0 +1,23 @@
+"""What a decoder layer computes between its products: norms, gates, rotary positions, writes to the cache."""
+
+import logging
+
+import torch
+
+from neaptide.kernels.layer_ops.native import NativeLayerOps
+from neaptide.kernels.layer_ops.reference import TorchLayerOps
+from neaptide.kernels.native import CompileError
+
+__all__ = ["NativeLayerOps", "TorchLayerOps", "layer_ops"]
+
+logger = logging.getLogger(__name__)
+
+
+def layer_ops(dtype: torch.dtype, device: torch.device, kernels: str = "auto") -> TorchLayerOps:
+    """In C for fp32 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler."""
+    if device.type == "cpu" and dtype == torch.float32 and kernels != "torch":
+        try:
+            return NativeLayerOps()
+        except CompileError as error:
+            logger.warning("norms and gates run on torch, which is slower: %s", error)
+    return TorchLayerOps()

@@ -1,0 +1,108 @@
+"""What a decoder layer computes between its products, in C (``layer_ops.c``), for fp32 on CPUs with a compiler.
+
+Each is one call and one pass where torch has two to six: at one token a call costs more than what it computes.
+"""
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from neaptide.kernels.layer_ops.reference import TorchLayerOps
+from neaptide.kernels.native import load_library
+from neaptide.kernels.paged_attention.reference import HasSlots
+
+SOURCE = Path(__file__).with_name("layer_ops.c")
+_MOST_ROWS = 64
+"""More rows are left to torch where it has several threads: these loops run on one."""
+
+
+class _Rows(ctypes.Structure):
+    """``rows_t`` of the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "y")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride")),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+class _Store(ctypes.Structure):
+    """``store_t`` of the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("qkv", "rotation", "slots", "cache")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "kv_heads", "dim")),
+    ]
+
+
+class NativeLayerOps(TorchLayerOps):
+    """Takes what it can, and leaves other tensors to torch.
+
+    Raises:
+        CompileError: the source cannot be compiled here.
+    """
+
+    def __init__(self) -> None:
+        library = load_library(SOURCE)
+        self._rms_norm, self._silu_multiply = library.neaptide_rms_norm, library.neaptide_silu_multiply
+        self._rotate_and_store = library.neaptide_rotate_and_store
+        for function in (self._rms_norm, self._silu_multiply, self._rotate_and_store):
+            function.restype = None
+        self._checked: tuple[Tensor, int] | None = None
+        """Slots that lie inside a cache of so many."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows, size = x.shape
+        if not _takes(x) or not weight.is_contiguous() or weight.shape != (size,):
+            return super().rms_norm(x, weight, eps)
+        y = torch.empty(rows, size)
+        self._rms_norm(ctypes.byref(_Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, x.stride(0), eps)))
+        return y
+
+    def silu_multiply(self, gate_up: Tensor) -> Tensor:
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        if not _takes(gate_up):
+            return super().silu_multiply(gate_up)
+        y = torch.empty(rows, size)
+        self._silu_multiply(
+            ctypes.byref(_Rows(gate_up.data_ptr(), None, y.data_ptr(), rows, size, gate_up.stride(0), 0.0))
+        )
+        return y
+
+    def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
+        tokens, heads, dim = qkv.shape
+        kv_heads, slots = kv_cache.shape[2] // 2, plan.slots
+        matches = kv_cache.shape[3] == dim and rotation.shape == (tokens, 1, dim // 2) and slots.shape == (tokens,)
+        plain = all(each.is_contiguous() for each in (qkv, rotation, kv_cache, slots))
+        types = (rotation.dtype, kv_cache.dtype, slots.dtype) == (torch.complex64, torch.float32, torch.int64)
+        inside = kv_cache.shape[0] * kv_cache.shape[1]
+        if not (_takes(qkv) and matches and plain and types and self._within(slots, inside)):
+            super().rotate_and_store(qkv, rotation, kv_cache, plan)
+            return
+        job = _Store(
+            qkv.data_ptr(),
+            rotation.data_ptr(),
+            slots.data_ptr(),
+            kv_cache.data_ptr(),
+            tokens,
+            heads - 2 * kv_heads,
+            kv_heads,
+            dim,
+        )
+        self._rotate_and_store(ctypes.byref(job))
+
+    def _within(self, slots: Tensor, count: int) -> bool:
+        """Looked at once for all layers of a step; torch says what is wrong with others."""
+        if self._checked is None or self._checked[0] is not slots or self._checked[1] != count:
+            low, high = torch.aminmax(slots)
+            if int(low) < 0 or int(high) >= count:
+                return False
+            self._checked = slots, count
+        return True
+
+
+def _takes(x: Tensor) -> bool:
+    few = x.shape[0] <= _MOST_ROWS or torch.get_num_threads() == 1
+    return few and x.dtype == torch.float32 and x.device.type == "cpu" and x.stride(-1) == 1

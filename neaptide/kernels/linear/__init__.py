@@ -1,0 +1,5 @@
+"""Linear layers with weights packed once."""
+
+from neaptide.kernels.linear.native import PackedLinear
+
+__all__ = ["PackedLinear"]

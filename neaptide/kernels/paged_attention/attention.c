@@ -1,0 +1,390 @@
+/* Attention of a step's tokens over a paged KV cache, by a work list. The README beside this file has the maths.
+
+   An item is a set of query tokens against a run of keys. A tile of keys is read once for all tokens of the item and all
+   query heads of its KV head; scores of a tile never leave the first-level cache. What is computed is fp32 whatever the
+   cache holds. Nothing outside an item's run of slots is read: other slots may hold anything, NaN included. */
+
+#include <stdint.h>
+#include <string.h>
+
+#include "vectors.h"
+
+#define TILE 32 /* keys */
+#define MAX_DIM 512
+#define MAX_ROWS 64
+#define FEW_ROWS 8 /* fewer rows are scored one by one, more side by side in vectors */
+#define NO_SCORE (-1e30f) /* finite: what is subtracted from it stays a number */
+#define LINE 64
+
+typedef struct {
+    const char *query; /* [tokens, heads, dim], a token every query_stride elements */
+    const char *cache; /* [slots, 2 * kv_heads, dim], keys first */
+    char *out;         /* [tokens, heads, dim] */
+    int64_t query_stride;
+    int64_t kv_heads, group, dim, is_bfloat16;
+    const int32_t *slots;      /* of all requests; an item says where its own begin */
+    const int64_t *items;      /* [items, 5]: first row, last row, offset into slots, first key, last key */
+    const int32_t *row_tokens; /* [rows] */
+    const int32_t *row_limits; /* [rows] keys that the row may see, counted from key 0 of its request */
+    const int32_t *row_parts;  /* [rows] where the row's part goes; -1: it has one only, which goes to out */
+    const int64_t *units;      /* [units, 3]: item, first KV head, last KV head */
+    const int64_t *merges;     /* [merges, 3]: token, first part, last part */
+    float *parts;              /* [parts, heads, dim + 2]: weighted values, sum of weights, largest score */
+    int64_t num_units, num_merges;
+    float *scratch; /* [threads, scratch_floats] */
+    int64_t scratch_floats, num_threads;
+    void *parallel; /* GOMP_parallel of the process, or NULL */
+    int64_t next_unit, next_merge, arrived;
+} job_t;
+
+/* c [rows, columns * LANES] += a . b; an element of a lies at row * row_step + k * step, b is given by its rows. */
+INLINE void block(int rows, int columns, int depth, const float *a, int row_step, int step, const float *const *b,
+                  int at, float *c, int ldc) {
+    vec sum[ROWS][COLUMNS];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < columns; j++) sum[r][j] = load(c + r * ldc + at + j * LANES);
+    for (int k = 0; k < depth; k++)
+        for (int j = 0; j < columns; j++) {
+            vec right = load(b[k] + at + j * LANES);
+            for (int r = 0; r < rows; r++) sum[r][j] += a[r * row_step + k * step] * right;
+        }
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < columns; j++) store(c + r * ldc + at + j * LANES, sum[r][j]);
+}
+
+INLINE void block_rows(int rows, int width, int depth, const float *a, int row_step, int step, const float *const *b,
+                       float *c) {
+    int at = 0;
+    for (; at + COLUMNS * LANES <= width; at += COLUMNS * LANES)
+        block(rows, COLUMNS, depth, a, row_step, step, b, at, c, width);
+    for (; at + LANES <= width; at += LANES) block(rows, 1, depth, a, row_step, step, b, at, c, width);
+    for (; at < width; at++)
+        for (int r = 0; r < rows; r++)
+            for (int k = 0; k < depth; k++) c[r * width + at] += a[r * row_step + k * step] * b[k][at];
+}
+
+/* c [rows, width] += a . b [depth, width]. */
+static void multiply_add(int rows, int width, int depth, const float *a, int row_step, int step, const float *const *b,
+                         float *c) {
+    int r = 0;
+    for (; r + ROWS <= rows; r += ROWS)
+        block_rows(ROWS, width, depth, a + r * row_step, row_step, step, b, c + r * width);
+    for (; r < rows; r++) block_rows(1, width, depth, a + r * row_step, row_step, step, b, c + r * width);
+}
+
+INLINE void dots(int rows, int dim, const float *query, const float *key, float *scores) {
+    vec sum[ROWS];
+    memset(sum, 0, sizeof sum);
+    int d = 0;
+    for (; d + LANES <= dim; d += LANES) {
+        vec right = load(key + d);
+        for (int r = 0; r < rows; r++) sum[r] += load(query + r * dim + d) * right;
+    }
+    for (int r = 0; r < rows; r++) {
+        float score = total(sum[r]);
+        for (int i = d; i < dim; i++) score += query[r * dim + i] * key[i];
+        scores[r * TILE] = score;
+    }
+}
+
+/* scores [rows, TILE] = query [rows, dim] . keys^T. */
+static void score(int rows, int num_keys, int dim, const float *query, const float *const *keys, float *scores) {
+    int r = 0;
+    for (; r + ROWS <= rows; r += ROWS)
+        for (int t = 0; t < num_keys; t++) dots(ROWS, dim, query + r * dim, keys[t], scores + r * TILE + t);
+    for (; r < rows; r++)
+        for (int t = 0; t < num_keys; t++) dots(1, dim, query + r * dim, keys[t], scores + r * TILE + t);
+}
+
+INLINE void score_block(int num_keys, int columns, int dim, const float *const *keys, const float *query, int padded,
+                        int at, float *scores) {
+    vec sum[KEYS][COLUMNS_OF_SCORES];
+    memset(sum, 0, sizeof sum);
+    for (int d = 0; d < dim; d++)
+        for (int j = 0; j < columns; j++) {
+            vec right = load(query + d * padded + at + j * LANES);
+            for (int t = 0; t < num_keys; t++) sum[t][j] += keys[t][d] * right;
+        }
+    for (int t = 0; t < num_keys; t++)
+        for (int j = 0; j < columns; j++) store(scores + t * padded + at + j * LANES, sum[t][j]);
+}
+
+INLINE void score_keys(int num_keys, int dim, const float *const *keys, const float *query, int padded, float *scores) {
+    int at = 0;
+    for (; at + COLUMNS_OF_SCORES * LANES <= padded; at += COLUMNS_OF_SCORES * LANES)
+        score_block(num_keys, COLUMNS_OF_SCORES, dim, keys, query, padded, at, scores);
+    for (; at < padded; at += LANES) score_block(num_keys, 1, dim, keys, query, padded, at, scores);
+}
+
+/* scores [num_keys, padded] = keys . query [dim, padded]: a column is a row of the item, so that what follows needs no
+   sums across a vector. */
+static void score_wide(int num_keys, int dim, const float *const *keys, const float *query, int padded, float *scores) {
+    int t = 0;
+    for (; t + KEYS <= num_keys; t += KEYS) score_keys(KEYS, dim, keys + t, query, padded, scores + t * padded);
+    for (; t < num_keys; t++) score_keys(1, dim, keys + t, query, padded, scores + t * padded);
+}
+
+/* What the softmax of wide scores keeps, each [padded]. */
+typedef struct {
+    float *sums, *largest, *factors;
+    int32_t limits[MAX_ROWS];
+    int32_t least_limit;
+} wide_t;
+
+/* As weigh, for all rows at once. Every row sees the first key of its item, so that none is without a largest score. */
+static void weigh_wide(wide_t *wide, int start, int num_keys, int rows, int padded, int dim, float *scores,
+                       float *values) {
+    int changed = 0;
+    if (start + num_keys > wide->least_limit)
+        for (int t = 0; t < num_keys; t++)
+            for (int r = 0; r < padded; r++)
+                if (start + t >= wide->limits[r]) scores[t * padded + r] = NO_SCORE;
+    for (int r = 0; r < padded; r += LANES) {
+        vec before = load(wide->largest + r), largest = before, sum = load(wide->sums + r);
+        for (int t = 0; t < num_keys; t++) {
+            vec value = load(scores + t * padded + r);
+            largest = where_less(largest, value, value, largest);
+        }
+        vec factor = exp2_(before - largest);
+        sum *= factor;
+        for (int t = 0; t < num_keys; t++) {
+            vec weight = exp2_(load(scores + t * padded + r) - largest);
+            store(scores + t * padded + r, weight);
+            sum += weight;
+        }
+        store(wide->sums + r, sum);
+        store(wide->largest + r, largest);
+        store(wide->factors + r, factor);
+        for (int i = r; i < r + LANES; i++) changed |= wide->factors[i] != 1.0f;
+    }
+    if (changed)
+        for (int r = 0; r < rows; r++) {
+            float factor = wide->factors[r];
+            for (int d = 0; d < dim; d++) values[r * dim + d] *= factor;
+        }
+}
+
+/* Scores become weights, relative to the largest score so far; sums of weights and values follow it. Loops over LANES
+   keep a sum for each lane: compilers must not reorder the sums of one variable. */
+static void weigh(int live, int dim, float *scores, float *values, float *sum, float *largest) {
+    if (!live) {
+        memset(scores, 0, sizeof(float) * TILE);
+        return;
+    }
+    for (int t = live; t < TILE; t++) scores[t] = NO_SCORE;
+    float most[LANES], weights[LANES] = {0}, highest = *largest, added = 0.0f;
+    for (int i = 0; i < LANES; i++) most[i] = NO_SCORE;
+    for (int t = 0; t < TILE; t += LANES)
+        for (int i = 0; i < LANES; i++) most[i] = scores[t + i] > most[i] ? scores[t + i] : most[i];
+    for (int i = 0; i < LANES; i++) highest = most[i] > highest ? most[i] : highest;
+    if (highest > *largest) {
+        float factor = exp2_of(*largest - highest);
+        for (int d = 0; d < dim; d++) values[d] *= factor;
+        *sum *= factor;
+        *largest = highest;
+    }
+    for (int t = 0; t < TILE; t += LANES) store(scores + t, exp2_(load(scores + t) - highest));
+    for (int t = 0; t < TILE; t += LANES)
+        for (int i = 0; i < LANES; i++) weights[i] += scores[t + i];
+    for (int i = 0; i < LANES; i++) added += weights[i];
+    *sum += added;
+}
+
+static void write_out(const job_t *job, int64_t token, int64_t head, const float *values, float factor) {
+    int64_t dim = job->dim, at = (token * job->kv_heads * job->group + head) * dim;
+    if (job->is_bfloat16)
+        for (int64_t d = 0; d < dim; d++) ((uint16_t *)job->out)[at + d] = to_bfloat16(values[d] * factor);
+    else
+        for (int64_t d = 0; d < dim; d++) ((float *)job->out)[at + d] = values[d] * factor;
+}
+
+/* What a thread works with; all but the arrays of pointers lies in its scratch. */
+typedef struct {
+    float *copies; /* [2, TILE, dim]: keys and values of a bf16 cache */
+    float *room;   /* for what depends on the unit */
+    const float *keys_at[TILE], *values_at[TILE];
+} bench_t;
+
+static void find_tile(const job_t *job, const int32_t *slots, int num_keys, int64_t head, bench_t *bench) {
+    int64_t dim = job->dim, heads = 2 * job->kv_heads;
+    for (int t = 0; t < num_keys; t++) {
+        int64_t at = (slots[t] * heads + head) * dim;
+        if (!job->is_bfloat16) {
+            bench->keys_at[t] = (const float *)job->cache + at;
+            bench->values_at[t] = (const float *)job->cache + at + job->kv_heads * dim;
+            continue;
+        }
+        const uint16_t *keys = (const uint16_t *)job->cache + at, *values = keys + job->kv_heads * dim;
+        float *key_copy = bench->copies + t * dim, *value_copy = key_copy + TILE * dim;
+        for (int64_t d = 0; d < dim; d++) key_copy[d] = as_float((uint32_t)keys[d] << 16);
+        for (int64_t d = 0; d < dim; d++) value_copy[d] = as_float((uint32_t)values[d] << 16);
+        bench->keys_at[t] = key_copy;
+        bench->values_at[t] = value_copy;
+    }
+}
+
+static void read_query(const job_t *job, int64_t token, int64_t head, float scale, float *to) {
+    int64_t dim = job->dim, at = token * job->query_stride + head * dim;
+    if (job->is_bfloat16)
+        for (int64_t d = 0; d < dim; d++) to[d] = scale * as_float((uint32_t)((const uint16_t *)job->query)[at + d] << 16);
+    else
+        for (int64_t d = 0; d < dim; d++) to[d] = scale * ((const float *)job->query)[at + d];
+}
+
+static void prefetch_tile(const job_t *job, const int32_t *slots, int64_t num_keys) {
+    int64_t bytes = 2 * job->kv_heads * job->dim * (job->is_bfloat16 ? 2 : 4);
+    for (int64_t t = 0; t < num_keys; t++)
+        for (int64_t at = 0; at < bytes; at += LINE) PREFETCH(job->cache + slots[t] * bytes + at);
+}
+
+/* A row's result of one head, to out or to its part. */
+static void write_row(const job_t *job, int64_t row, int64_t head, const float *values, float sum, float largest) {
+    int64_t dim = job->dim;
+    if (job->row_parts[row] < 0) {
+        write_out(job, job->row_tokens[row], head, values, 1.0f / sum);
+        return;
+    }
+    float *part = job->parts + (job->row_parts[row] * job->kv_heads * job->group + head) * (dim + 2);
+    memcpy(part, values, sizeof(float) * dim);
+    part[dim] = sum;
+    part[dim + 1] = largest;
+}
+
+/* An item of few rows, for some of its KV heads: all of them while a tile of keys is in the cache. */
+static void run_few(const job_t *job, const int64_t *item, int64_t first_head, int64_t heads, float scale,
+                    bench_t *bench) {
+    int64_t dim = job->dim, group = job->group, first_row = item[0], rows = (item[1] - item[0]) * group;
+    float *scores = bench->room, *query = scores + rows * TILE, *all_values = query + heads * rows * dim;
+    float *sums = all_values + heads * rows * dim, *largest = sums + heads * rows;
+    memset(all_values, 0, sizeof(float) * heads * rows * dim);
+    for (int64_t i = 0; i < heads * rows; i++) {
+        int64_t head = first_head + i / rows, row = i % rows;
+        read_query(job, job->row_tokens[first_row + row / group], head * group + row % group, scale, query + i * dim);
+        sums[i] = 0.0f;
+        largest[i] = NO_SCORE;
+    }
+    for (int64_t start = item[3]; start < item[4]; start += TILE) {
+        int num_keys = (int)(item[4] - start < TILE ? item[4] - start : TILE);
+        const int32_t *slots = job->slots + item[2] + start;
+        int64_t ahead = item[4] - start - num_keys;
+        if (heads == job->kv_heads) prefetch_tile(job, slots + num_keys, ahead < TILE ? ahead : TILE);
+        for (int64_t h = 0; h < heads; h++) {
+            float *values = all_values + h * rows * dim;
+            find_tile(job, slots, num_keys, first_head + h, bench);
+            score((int)rows, num_keys, (int)dim, query + h * rows * dim, bench->keys_at, scores);
+            for (int64_t row = 0; row < rows; row++) {
+                int64_t live = job->row_limits[first_row + row / group] - start;
+                live = live < 0 ? 0 : live < num_keys ? live : num_keys;
+                weigh((int)live, (int)dim, scores + row * TILE, values + row * dim, sums + h * rows + row,
+                      largest + h * rows + row);
+            }
+            multiply_add((int)rows, (int)dim, num_keys, scores, TILE, 1, bench->values_at, values);
+        }
+    }
+    for (int64_t i = 0; i < heads * rows; i++)
+        write_row(job, first_row + i % rows / group, (first_head + i / rows) * group + i % rows % group,
+                  all_values + i * dim, sums[i], largest[i]);
+}
+
+/* An item of many rows, for one KV head. */
+static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, float scale, bench_t *bench) {
+    int dim = (int)job->dim, group = (int)job->group, rows = (int)(item[1] - item[0]) * group;
+    int padded = (rows + LANES - 1) / LANES * LANES;
+    float *scores = bench->room, *query = scores + TILE * padded, *values = query + dim * padded, one[MAX_DIM];
+    wide_t wide = {.sums = values + rows * dim, .least_limit = INT32_MAX};
+    wide.largest = wide.sums + padded;
+    wide.factors = wide.largest + padded;
+    memset(query, 0, sizeof(float) * dim * padded);
+    memset(values, 0, sizeof(float) * rows * dim);
+    for (int r = 0; r < padded; r++) {
+        wide.sums[r] = 0.0f;
+        wide.largest[r] = NO_SCORE;
+        wide.limits[r] = INT32_MAX;
+        if (r >= rows) continue;
+        int64_t row = item[0] + r / group;
+        read_query(job, job->row_tokens[row], kv_head * group + r % group, scale, one);
+        for (int d = 0; d < dim; d++) query[d * padded + r] = one[d];
+        wide.limits[r] = job->row_limits[row];
+        if (wide.limits[r] < wide.least_limit) wide.least_limit = wide.limits[r];
+    }
+    for (int64_t start = item[3]; start < item[4]; start += TILE) {
+        int num_keys = (int)(item[4] - start < TILE ? item[4] - start : TILE);
+        find_tile(job, job->slots + item[2] + start, num_keys, kv_head, bench);
+        score_wide(num_keys, dim, bench->keys_at, query, padded, scores);
+        weigh_wide(&wide, (int)start, num_keys, rows, padded, dim, scores, values);
+        multiply_add(rows, dim, num_keys, scores, 1, padded, bench->values_at, values);
+    }
+    for (int r = 0; r < rows; r++)
+        write_row(job, item[0] + r / group, kv_head * group + r % group, values + r * dim, wide.sums[r],
+                  wide.largest[r]);
+}
+
+static void run_unit(const job_t *job, const int64_t *unit, float scale, bench_t *bench) {
+    const int64_t *item = job->items + 5 * unit[0];
+    if ((item[1] - item[0]) * job->group < FEW_ROWS)
+        run_few(job, item, unit[1], unit[2] - unit[1], scale, bench);
+    else
+        for (int64_t head = unit[1]; head < unit[2]; head++) run_wide(job, item, head, scale, bench);
+}
+
+/* A token's parts into one, by their largest scores. */
+static void merge(const job_t *job, const int64_t *merged) {
+    int64_t dim = job->dim, heads = job->kv_heads * job->group, width = dim + 2;
+    float values[MAX_DIM];
+    for (int64_t head = 0; head < heads; head++) {
+        float largest = NO_SCORE, sum = 0.0f;
+        memset(values, 0, sizeof(float) * dim);
+        for (int64_t i = merged[1]; i < merged[2]; i++) {
+            float most = job->parts[(i * heads + head) * width + dim + 1];
+            largest = most > largest ? most : largest;
+        }
+        for (int64_t i = merged[1]; i < merged[2]; i++) {
+            const float *part = job->parts + (i * heads + head) * width;
+            float factor = exp2_of(part[dim + 1] - largest);
+            for (int64_t d = 0; d < dim; d++) values[d] += factor * part[d];
+            sum += factor * part[dim];
+        }
+        write_out(job, merged[0], head, values, 1.0f / sum);
+    }
+}
+
+static void work(void *argument) {
+    job_t *job = argument;
+    int64_t thread = FETCH_ADD(&job->arrived);
+    if (thread >= job->num_threads) return;
+    /* 2^x instead of e^x: log2(e) goes into the scale. */
+    float scale = 1.44269504f, root = (float)job->dim;
+    for (int i = 0; i < 20; i++) root = 0.5f * (root + job->dim / root);
+    scale /= root;
+    bench_t bench;
+    bench.copies = job->scratch + thread * job->scratch_floats;
+    bench.room = bench.copies + 2 * TILE * job->dim;
+    for (int64_t unit; (unit = FETCH_ADD(&job->next_unit)) < job->num_units;)
+        run_unit(job, job->units + 3 * unit, scale, &bench);
+}
+
+static void merge_all(void *argument) {
+    job_t *job = argument;
+    for (int64_t i; (i = FETCH_ADD(&job->next_merge)) < job->num_merges;) merge(job, job->merges + 3 * i);
+}
+
+/* Floats of scratch for a thread: `rows` tokens times group of the largest item, `heads` KV heads of a unit. */
+int64_t neaptide_attention_scratch(int64_t dim, int64_t rows, int64_t heads) {
+    int64_t padded = (rows + LANES - 1) / LANES * LANES;
+    return 2 * TILE * dim + padded * TILE + 2 * heads * padded * (dim + 2) + LINE;
+}
+
+int64_t neaptide_attention_job_bytes(void) { return sizeof(job_t); }
+
+void neaptide_attention(job_t *job) {
+    typedef void (*parallel_t)(void (*)(void *), void *, unsigned, unsigned);
+    parallel_t parallel = (parallel_t)job->parallel;
+    job->next_unit = job->next_merge = job->arrived = 0;
+    if (!parallel || job->num_threads == 1 || job->num_units == 1) {
+        work(job);
+        merge_all(job);
+        return;
+    }
+    parallel(work, job, (unsigned)job->num_threads, 0);
+    if (job->num_merges) parallel(merge_all, job, (unsigned)job->num_threads, 0);
+}

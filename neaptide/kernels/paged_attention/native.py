@@ -1,0 +1,188 @@
+"""Paged attention in C (``attention.c``), for CPUs with a compiler. Same layout as the reference, fp32 and bf16."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from neaptide.kernels.native import CompileError, load_library, openmp_parallel
+from neaptide.kernels.paged_attention.work_list import MAX_ROWS, IntArray, WorkList, build_work_list
+
+SOURCE = Path(__file__).with_name("attention.c")
+DTYPES = (torch.float32, torch.bfloat16)
+MAX_DIM = 512
+_FEW_ROWS = 8
+"""As in the source: an item of fewer rows takes all KV heads of a tile of keys while it is in the cache."""
+
+
+class _Job(ctypes.Structure):
+    """``job_t`` of the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query", "cache", "out")),
+        *((name, ctypes.c_int64) for name in ("query_stride", "kv_heads", "group", "dim", "is_bfloat16")),
+        *((name, ctypes.c_void_p) for name in ("slots", "items", "row_tokens", "row_limits", "row_parts")),
+        *((name, ctypes.c_void_p) for name in ("units", "merges", "parts")),
+        *((name, ctypes.c_int64) for name in ("num_units", "num_merges")),
+        ("scratch", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("scratch_floats", "num_threads")),
+        ("parallel", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("next_unit", "next_merge", "arrived")),
+    ]
+
+
+class NativeAttention:
+    """Plans steps of one head shape.
+
+    Raises:
+        CompileError: the source cannot be compiled here, or not for such heads.
+    """
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int) -> None:
+        if dtype not in DTYPES:
+            raise CompileError(f"the kernel has no {str(dtype).removeprefix('torch.')}")
+        if head_dim > MAX_DIM or num_heads // num_kv_heads > MAX_ROWS:
+            raise CompileError(f"the kernel takes heads of up to {MAX_DIM}, groups of up to {MAX_ROWS}")
+        library = load_library(SOURCE)
+        self.run = library.neaptide_attention
+        self.run.restype, self.run.argtypes = None, [ctypes.POINTER(_Job)]
+        self._scratch_floats = library.neaptide_attention_scratch
+        self._scratch_floats.restype, self._scratch_floats.argtypes = ctypes.c_int64, [ctypes.c_int64] * 3
+        library.neaptide_attention_job_bytes.restype = ctypes.c_int64
+        assert library.neaptide_attention_job_bytes() == ctypes.sizeof(_Job)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.dtype, self.block_size = dtype, block_size
+        self._parallel = openmp_parallel()
+        self._scratch = torch.empty(0)
+
+    def plan(
+        self,
+        query_lens: IntArray,
+        seq_lens: IntArray,
+        block_tables: IntArray,
+        are_reversed: npt.NDArray[np.bool_] | None = None,
+        *,
+        merge_prefixes: bool = True,
+    ) -> "NativePlan":
+        """What the layers of a step share.
+
+        Args:
+            query_lens: as of the reference's ``plan_attention``.
+            seq_lens: likewise.
+            block_tables: likewise.
+            are_reversed: [requests, max_blocks] blocks whose tokens lie from the last slot back; None for none.
+            merge_prefixes: read blocks that decodes share once; their results then depend on who else is in the step.
+        """
+        heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
+        group, num_threads = heads // kv_heads, torch.get_num_threads()
+        blocks, offsets = block_tables, np.arange(self.block_size)
+        if are_reversed is not None:
+            offsets = np.where(are_reversed[:, :, None], offsets[::-1], offsets)
+            blocks = 2 * block_tables + are_reversed  # two tenants of a block share nothing
+        work = build_work_list(query_lens, seq_lens, blocks, self.block_size, group, merge_prefixes=merge_prefixes)
+        every_slot = (block_tables[:, :, None] * self.block_size + offsets).reshape(len(block_tables), -1)
+        units, most_heads = _units(work, group, kv_heads, num_threads)
+        rows = int((work.items[:, 1] - work.items[:, 0]).max()) * group
+        scratch_floats = self._scratch_floats(dim, rows, most_heads)
+        if self._scratch.numel() < num_threads * scratch_floats:
+            self._scratch = torch.empty(num_threads * scratch_floats)
+        num_parts = int(work.merges[:, 2].max(initial=0))
+        parts = torch.empty(num_parts * heads * (dim + 2))
+        job = _Job(
+            kv_heads=kv_heads,
+            group=group,
+            dim=dim,
+            is_bfloat16=self.dtype == torch.bfloat16,
+            num_units=len(units),
+            num_merges=len(work.merges),
+            scratch=self._scratch.data_ptr(),
+            scratch_floats=scratch_floats,
+            num_threads=num_threads,
+            parallel=self._parallel,
+            parts=parts.data_ptr(),
+        )
+        arrays = {
+            "slots": every_slot.astype(np.int32),
+            "items": work.items,
+            "row_tokens": work.row_tokens,
+            "row_limits": work.row_limits,
+            "row_parts": work.row_parts,
+            "units": units,
+            "merges": work.merges,
+        }
+        kept: list[object] = [self._scratch, parts]
+        for name, array in arrays.items():
+            contiguous = np.ascontiguousarray(array)
+            setattr(job, name, contiguous.ctypes.data)
+            kept.append(contiguous)
+        requests = np.repeat(np.arange(len(query_lens)), query_lens)
+        slots = every_slot[requests, work.row_limits[: len(requests)] - 1]
+        id_range = (int(block_tables.min()), int(block_tables.max()))
+        return NativePlan(self, torch.from_numpy(slots), job, id_range, kept)
+
+
+class NativePlan:
+    """A step's work, ready to run on every layer.
+
+    Args:
+        kernel: that planned it.
+        slots: [num_tokens] int64, where the step's keys and values are written.
+        job: all but the tensors of a layer.
+        id_range: least and greatest in the block tables.
+        kept: memory that the job points to.
+    """
+
+    __slots__ = ("_id_range", "_job", "_kept", "_kernel", "slots")
+
+    def __init__(
+        self, kernel: NativeAttention, slots: Tensor, job: _Job, id_range: tuple[int, int], kept: list[object]
+    ) -> None:
+        self.slots = slots
+        self._kernel, self._job, self._id_range, self._kept = kernel, job, id_range, kept
+
+    def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
+        """As the reference's ``paged_attention``; ``key_value`` is read from the cache, where it has been written.
+
+        Raises:
+            ValueError: tensors that are not as planned; nothing has been read.
+        """
+        kernel = self._kernel
+        shape = (kernel.num_heads, kernel.head_dim)
+        if (
+            query.dtype != kernel.dtype
+            or query.shape != (len(self.slots), *shape)
+            or query.stride()[1:] != (shape[1], 1)
+        ):
+            raise ValueError(f"queries of shape {tuple(query.shape)}, {query.dtype} are not what was planned")
+        num_blocks, slot_shape = kv_cache.shape[0], (kernel.block_size, 2 * kernel.num_kv_heads, kernel.head_dim)
+        if kv_cache.dtype != kernel.dtype or kv_cache.shape[1:] != slot_shape or not kv_cache.is_contiguous():
+            raise ValueError(f"a cache of shape {tuple(kv_cache.shape)}, {kv_cache.dtype} is not what was planned")
+        if self._id_range[0] < 0 or self._id_range[1] >= num_blocks:
+            raise ValueError(f"block ids {self._id_range} in a cache of {num_blocks}")
+        out = torch.empty(query.shape, dtype=query.dtype)
+        job = self._job
+        job.query, job.query_stride = query.data_ptr(), query.stride(0)
+        job.cache, job.out = kv_cache.data_ptr(), out.data_ptr()
+        kernel.run(job)
+        return out
+
+
+def _units(work: WorkList, group: int, kv_heads: int, num_threads: int) -> tuple[npt.NDArray[np.int64], int]:
+    """[units, 3] item and KV heads, which threads take one by one, the largest first; and the most heads of one.
+
+    Items of few rows read a tile of keys for all KV heads, so that memory is read in order; of many, or where there are
+    fewer items than would keep the threads busy, a unit is one KV head.
+    """
+    tokens, keys = work.items[:, 1] - work.items[:, 0], work.items[:, 4] - work.items[:, 3]
+    whole = (tokens * group < _FEW_ROWS) & (num_threads == 1 or len(work.items) >= 2 * num_threads)
+    counts = np.where(whole, 1, kv_heads)
+    item = np.repeat(np.arange(len(counts)), counts)
+    first = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
+    units = np.stack((item, first, np.where(whole[item], kv_heads, first + 1)), axis=1)
+    if num_threads > 1:
+        cost = (tokens * keys)[item] * (units[:, 2] - units[:, 1])
+        units = units[(-cost).argsort(kind="stable")]
+    return units, kv_heads if whole.any() else 1

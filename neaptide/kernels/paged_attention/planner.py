@@ -1,0 +1,71 @@
+"""Which implementation attends: the C kernel where it can be compiled, else torch."""
+
+import logging
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from neaptide.kernels.native import CompileError
+from neaptide.kernels.paged_attention.native import NativeAttention
+from neaptide.kernels.paged_attention.reference import BoolArray, HasSlots, IntArray, plan_attention
+
+logger = logging.getLogger(__name__)
+
+
+class StepAttention(HasSlots, Protocol):
+    """The attention of one step, planned for all layers."""
+
+    def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
+        """As the reference's ``paged_attention``."""
+        ...
+
+
+class AttentionPlanner(Protocol):
+    """Plans a step's attention; arguments as of the reference's ``plan_attention``."""
+
+    def __call__(
+        self, query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /
+    ) -> StepAttention: ...
+
+
+def attention_planner(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str = "auto",
+) -> AttentionPlanner:
+    """
+    Args:
+        num_heads: of queries.
+        num_kv_heads: of keys and values.
+        head_dim: of both.
+        block_size: tokens per block.
+        dtype: of queries and cache.
+        device: of both.
+        kernels: ``auto`` takes the C kernel on a CPU where it can be compiled, ``native`` insists on it, ``torch``
+            does without.
+
+    Raises:
+        ValueError: the C kernel was insisted on and cannot be had.
+    """
+    if device.type == "cpu" and kernels != "torch":
+        try:
+            return NativeAttention(num_heads, num_kv_heads, head_dim, dtype, block_size).plan
+        except CompileError as error:
+            if kernels == "native":
+                raise ValueError(f"cpu_kernels = 'native' cannot be had: {error}") from error
+            logger.warning("attention runs on torch, which is slower: %s", error)
+
+    def plan(
+        query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /
+    ) -> StepAttention:
+        return plan_attention(
+            query_lens, seq_lens, block_tables, block_size, are_reversed=are_reversed, dtype=dtype, device=device
+        )
+
+    return plan

@@ -1,0 +1,148 @@
+"""The work list of a step's attention: which tokens meet which keys, and whose results are merged.
+
+Built once per step with numpy; all layers share it. Rows 0 to N - 1 are the step's tokens. A token whose context
+begins with blocks that others of the step read too has a row more for each such run of blocks: one item then reads the
+run once for all of them, and the results are merged (BatchLLM section 5; several levels of prefixes nest).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+MAX_ROWS = 48
+"""Query rows (tokens times heads per KV head) of an item: their values, of one KV head, fit into the first cache."""
+MIN_SHARED_TOKENS = 64
+"""A shorter run is not worth a merge."""
+MAX_LEVELS = 4
+"""Of prefixes within prefixes."""
+
+
+@dataclass(slots=True)
+class WorkList:
+    """As the kernel reads it."""
+
+    items: IntArray
+    """[items, 5]: first row, last row, offset into the slots, first key, last key."""
+    row_tokens: npt.NDArray[np.int32]
+    row_limits: npt.NDArray[np.int32]
+    """[rows] keys that a row may see."""
+    row_parts: npt.NDArray[np.int32]
+    """[rows] -1, or which part of its token's result it computes."""
+    merges: IntArray
+    """[tokens with parts, 3]: token, first part, last part."""
+
+
+def build_work_list(
+    query_lens: IntArray,
+    seq_lens: IntArray,
+    block_tables: IntArray,
+    block_size: int,
+    group: int,
+    *,
+    merge_prefixes: bool = True,
+) -> WorkList:
+    """
+    Args:
+        query_lens: [requests] tokens computed in this step, each > 0.
+        seq_lens: [requests] context after this step.
+        block_tables: [requests, max_blocks].
+        block_size: tokens per block; slots of request i begin at ``i * max_blocks * block_size``.
+        group: query heads per KV head.
+        merge_prefixes: read shared blocks once.
+    """
+    starts = np.concatenate(([0], np.cumsum(query_lens)))
+    num_tokens, width = int(starts[-1]), block_tables.shape[1] * block_size
+    tile = max(1, MAX_ROWS // group)
+    tiles = -(-query_lens // tile)
+    request = np.repeat(np.arange(len(query_lens)), tiles)
+    index = np.arange(len(request)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+    first = starts[request] + index * tile
+    last = np.minimum(first + tile, starts[request + 1])
+    context = seq_lens - query_lens
+    first_key = np.zeros_like(first)
+    last_key = context[request] + last - starts[request]
+    items = np.stack((first, last, request * width, first_key, last_key), axis=1)
+    positions = np.arange(num_tokens) + np.repeat(context - starts[:-1], query_lens)
+    row_tokens, row_limits = np.arange(num_tokens, dtype=np.int32), (positions + 1).astype(np.int32)
+    row_parts = np.full(num_tokens, -1, np.int32)
+    merges = np.zeros((0, 3), np.int64)
+    if merge_prefixes:
+        shared = _SharedRuns(seq_lens, block_tables, block_size, tile)
+        shared.find(np.flatnonzero((query_lens == 1) & (seq_lens > block_size)))
+        if shared.items:
+            offsets = np.array([(num_tokens, num_tokens, 0, 0, 0)])
+            items = np.concatenate((items, np.array(shared.items) + offsets))
+            readers = starts[np.array(shared.readers)].astype(np.int32)
+            row_tokens = np.concatenate((row_tokens, readers))
+            # Every run ends before the token.
+            row_limits = np.concatenate((row_limits, np.full(len(readers), np.iinfo(np.int32).max, np.int32)))
+            row_parts, merges = _number_parts(shared, starts, num_tokens)
+            own_items = np.cumsum(tiles) - tiles
+            for each, key in shared.own_from.items():
+                items[own_items[each], 3] = key
+    return WorkList(items, row_tokens, row_limits, row_parts, merges)
+
+
+class _SharedRuns:
+    """Runs of blocks that several decodes read."""
+
+    def __init__(self, seq_lens: IntArray, block_tables: IntArray, block_size: int, tile: int) -> None:
+        self._seq_lens, self._tables, self._block_size, self._tile = seq_lens, block_tables, block_size, tile
+        self.items: list[tuple[int, int, int, int, int]] = []
+        self.readers: list[int] = []
+        """Request of each row."""
+        self.rows_of: dict[int, list[int]] = {}
+        """Request -> its rows among those."""
+        self.own_from: dict[int, int] = {}
+        """Request -> first key that it reads on its own."""
+
+    def find(self, requests: IntArray, column: int = 0, begin: int = 0, levels: int = MAX_LEVELS) -> None:
+        """What requests share that have the same blocks before ``column``, of which those from ``begin`` on are not
+        covered yet; block ``column`` of each is full and behind its token."""
+        heads = self._tables[requests, column]
+        order = heads.argsort(kind="stable")
+        cuts = np.flatnonzero(np.diff(heads[order])) + 1
+        if len(cuts) + 1 >= len(requests):
+            return
+        for members in np.split(requests[order], cuts):
+            if len(members) < 2:
+                continue
+            full_blocks = int((self._seq_lens[members].min() - 1) // self._block_size)
+            tables = self._tables[members, :full_blocks]
+            differs = (tables[1:, column:] != tables[:1, column:]).any(axis=0)
+            end = column + (int(differs.argmax()) if differs.any() else len(differs))
+            is_long = (end - begin) * self._block_size >= MIN_SHARED_TOKENS
+            if is_long:
+                self._add(members, begin, end)
+            longer = members[self._seq_lens[members] > (end + 1) * self._block_size]
+            if levels > 1:
+                self.find(longer, end, end if is_long else begin, levels - 1)
+
+    def _add(self, members: IntArray, begin: int, end: int) -> None:
+        first_key, last_key = begin * self._block_size, end * self._block_size
+        offset = int(members[0]) * self._tables.shape[1] * self._block_size
+        for part in range(0, len(members), self._tile):
+            readers = members[part : part + self._tile].tolist()
+            first = len(self.readers)
+            self.items.append((first, first + len(readers), offset, first_key, last_key))
+            for row, request in enumerate(readers, first):
+                self.rows_of.setdefault(request, []).append(row)
+                self.own_from[request] = last_key
+            self.readers += readers
+
+
+def _number_parts(shared: _SharedRuns, starts: IntArray, num_tokens: int) -> tuple[npt.NDArray[np.int32], IntArray]:
+    """Parts of a token stand side by side: those of shared runs, then its own."""
+    row_parts = np.full(num_tokens + len(shared.readers), -1, np.int32)
+    merges: list[tuple[int, int, int]] = []
+    count = 0
+    for request, rows in shared.rows_of.items():
+        token = int(starts[request])
+        every = [num_tokens + row for row in rows] + [token]
+        row_parts[every] = range(count, count + len(every))
+        merges.append((token, count, count + len(every)))
+        count += len(every)
+    return row_parts, np.array(merges, np.int64)

@@ -1,0 +1,85 @@
+"""A child process of the API process that works for it now and then, and may die of its work."""
+
+import asyncio
+import contextlib
+import os
+
+from neaptide.server.children.frames import framed, receive_frame
+from neaptide.server.children.start import end_child, start_child
+
+
+class ChildDiedError(Exception):
+    """The child has ended."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the process ended with status {status}")
+        self.status = status
+
+
+class Child:
+    """``python -m MODULE PARENT_PID``, spoken to in frames; started when there is something for it to do, and ended
+    when there has been nothing for a while. Event loop only.
+
+    Args:
+        hello: the first frame that it is sent; None: there is none.
+        idle_s: how long it rests before it is ended.
+    """
+
+    def __init__(self, module: str, hello: bytes | None, idle_s: float) -> None:
+        self._module = module
+        self._hello = hello
+        self._idle_s = idle_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._retirement: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """While there is one."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    async def wake(self) -> None:
+        """Before it is spoken to: starts it, if it does not run."""
+        if self._retirement is not None:
+            self._retirement.cancel()
+        if self.pid is not None:
+            return
+        self._process = await start_child(self._module, str(os.getpid()))
+        if self._hello is not None:
+            self.send(self._hello)
+
+    def send(self, frame: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(framed(frame))
+
+    async def receive(self, timeout_s: float) -> bytes:
+        """
+        Raises:
+            ChildDiedError: it has ended.
+            TimeoutError: it is silent.
+        """
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await receive_frame(process.stdout)
+        except asyncio.IncompleteReadError:
+            raise ChildDiedError(await process.wait()) from None
+
+    def rest(self) -> None:
+        """It has done what it was to do."""
+        self._retirement = asyncio.get_running_loop().call_later(self._idle_s, self._kill)
+
+    async def close(self) -> None:
+        """Kills it and waits for its end."""
+        if self._retirement is not None:
+            self._retirement.cancel()
+        process, self._process = self._process, None
+        if process is not None:
+            await end_child(process)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()

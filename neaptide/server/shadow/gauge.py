@@ -1,0 +1,133 @@
+"""The shadow gauge: what the last minutes would have been under the policies that operators run otherwise.
+
+A child process at idle priority simulates them again and again, and rests sixty times as long as it worked. Where
+nothing is served it does nothing, and after a while there is no child.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from neaptide.server.children.on_call import Child, ChildDiedError
+from neaptide.server.link.engine_client import EngineUnavailableError
+from neaptide.server.shadow.frames import ShadowAnswer, ShadowTask, answer_decoder, encoder
+from neaptide.server.shadow.metrics import POLICIES, ShadowMetrics
+from neaptide.server.shadow.ring import NoAnswerError, TrafficRing
+
+logger = logging.getLogger(__name__)
+
+CHILD = "neaptide.launch.simulating"
+IDLE_S = 600.0
+"""A child without work ends after this; starting one takes a second of a core."""
+
+
+@dataclass(slots=True, frozen=True)
+class Pace:
+    """How much is simulated how often. Times in seconds."""
+
+    warm_s: float = 60.0
+    """Before the window: a simulation begins with an empty cache."""
+    window_s: float = 300.0
+    least_window_s: float = 60.0
+    work_s: float = 6.0
+    """Of processor time in one round, about: on a device with short steps the window is shorter."""
+    rest_factor: float = 60.0
+    """Rest over work: below 2% of a core."""
+    least_rest_s: float = 30.0
+    fault_rest_s: float = 600.0
+    timeout_s: float = 900.0
+    """Of a round: at idle priority it may wait long for its turn."""
+
+
+class ShadowGauge:
+    """Runs from ``start`` to ``stop``. Event loop only.
+
+    Args:
+        clock: ``CLOCK_MONOTONIC``.
+    """
+
+    def __init__(
+        self, ring: TrafficRing, metrics: ShadowMetrics, clock: Callable[[], float], pace: Pace | None = None
+    ) -> None:
+        self._ring = ring
+        self._metrics = metrics
+        self._clock = clock
+        self._pace = pace or Pace()
+        self._window_s = self._pace.least_window_s
+        """Of the next round: the first one shows how fast this machine simulates this load."""
+        self._end_s = -math.inf
+        """Of the window that is shown."""
+        self._child = Child(CHILD, None, IDLE_S)
+        self._task: asyncio.Task[None] | None = None
+        metrics.age.set_function(self._age_s)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's, while there is one."""
+        return self._child.pid
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="shadow gauge")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._child.close()
+
+    def _age_s(self) -> float:
+        return math.nan if self._end_s == -math.inf else self._clock() - self._end_s
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                rest_s = await self._round()
+            except (ChildDiedError, TimeoutError, msgspec.MsgspecError, OSError) as error:
+                logger.warning("the shadow gauge had no answer: %s", error or type(error).__name__)
+                self._metrics.rounds.labels("failed").inc()
+                await self._child.close()
+                rest_s = self._pace.fault_rest_s
+            await asyncio.sleep(rest_s)
+
+    async def _round(self) -> float:
+        """Returns how long to rest."""
+        pace = self._pace
+        now_s = self._clock()
+        since_s = now_s - pace.warm_s - self._window_s
+        is_short = now_s - self._ring.first_s < pace.warm_s + pace.least_window_s
+        if is_short or self._ring.last_s < since_s:
+            return pace.least_rest_s
+        with contextlib.suppress(NoAnswerError, EngineUnavailableError):
+            answer = await self._ask(await self._ring.pieces(since_s - pace.least_rest_s))
+            self._take(answer)
+            return max(pace.least_rest_s, pace.rest_factor * answer.cpu_s)
+        return pace.least_rest_s
+
+    async def _ask(self, pieces: list[bytes]) -> ShadowAnswer:
+        pace, child = self._pace, self._child
+        task = ShadowTask(pieces, POLICIES, pace.warm_s, self._window_s, self._ring.since_s)
+        await child.wake()
+        child.send(encoder.encode(task))
+        answer = answer_decoder.decode(await child.receive(pace.timeout_s))
+        child.rest()
+        return answer
+
+    def _take(self, answer: ShadowAnswer) -> None:
+        pace, metrics = self._pace, self._metrics
+        metrics.cpu.inc(answer.cpu_s)
+        if answer.fault:
+            logger.warning("the shadow gauge failed: %s", answer.fault)
+        outcome = "failed" if answer.fault else "too_short" if answer.real is None else "compared"
+        metrics.rounds.labels(outcome).inc()
+        if answer.real is None:
+            return
+        metrics.show(answer)
+        self._end_s = answer.end_s
+        simulated_s = pace.warm_s + answer.end_s - answer.start_s
+        affordable_s = simulated_s * pace.work_s / max(answer.cpu_s, 1e-3) - pace.warm_s
+        self._window_s = min(max(affordable_s, pace.least_window_s), pace.window_s)

@@ -1,0 +1,33 @@
+"""What simulates beside the server: the record of its traffic, the gauge over it, and the what-if desk."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.shadow.desk import WhatIfDesk
+from neaptide.server.shadow.gauge import CHILD, Pace, ShadowGauge
+from neaptide.server.shadow.metrics import ShadowMetrics
+from neaptide.server.shadow.ring import TrafficRing
+
+
+class Shadow:
+    """Event loop only.
+
+    Args:
+        clock: ``CLOCK_MONOTONIC``.
+    """
+
+    def __init__(
+        self, client: EngineClient, registry: CollectorRegistry, clock: Callable[[], float], pace: Pace | None = None
+    ) -> None:
+        self.ring = TrafficRing(client, clock)
+        self.gauge = ShadowGauge(self.ring, ShadowMetrics(registry), clock, pace)
+        self.desk = WhatIfDesk(self.ring, CHILD)
+
+    def start(self) -> None:
+        self.gauge.start()
+
+    async def stop(self) -> None:
+        await self.gauge.stop()
+        await self.desk.stop()

@@ -1,0 +1,156 @@
+"""How long a document under a schema can get, in bytes: what an output limit above that would reserve for nothing.
+
+Every token is at least one byte. Only what is certain is said: each keyword bounds the documents that it lets pass, and
+of those that stand together the smallest bound holds; a keyword that is not known here bounds nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+MAX_DEPTH = 64
+"""Of references followed and schemas in schemas."""
+_CHARACTER_BYTES = 12
+"""Of one in a string, at worst: escaped as two surrogates."""
+_NUMBER_BYTES = 32
+"""Of one with a fraction that stands in the schema, however it is written."""
+_INTEGER_EXTRA_BYTES = 4
+"""A sign, and a fraction of zeros should a compiler allow one."""
+_SEPARATOR_BYTES = 2
+"""Of items, and of a key and its value, in the one layout that is written."""
+_SCALARS = {"null": 4, "boolean": 5}
+_FORMATS = {"uuid": 36, "ipv4": 15, "ipv6": 45}
+"""Characters at most; dates and host names are written out as patterns, which bound nothing here."""
+
+
+def max_document_bytes(schema: Any) -> int | None:
+    """Of a document that is valid under the schema, in the layout that is asked of the compiler; None if there is no
+    bound, or none that is seen here."""
+    return _Bounds(schema).of(schema, 0)
+
+
+class _Bounds:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+
+    def of(self, schema: Any, depth: int) -> int | None:
+        if schema is False:
+            return 0
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
+            return None
+        bounds = [self._by_type(schema, depth)]
+        if "const" in schema:
+            bounds.append(_value_bytes(schema["const"]))
+        if isinstance(schema.get("enum"), list):
+            bounds.append(max(map(_value_bytes, schema["enum"]), default=0))
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(schema.get(keyword), list):
+                bounds.append(_largest([self.of(option, depth + 1) for option in schema[keyword]]))
+        if isinstance(schema.get("allOf"), list):
+            bounds += [self.of(part, depth + 1) for part in schema["allOf"]]
+        if "$ref" in schema:
+            bounds.append(self.of(self._target(schema["$ref"]), depth + 1))
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def _target(self, reference: Any) -> Any:
+        """What a pointer into this document names; True, which bounds nothing, for all other references."""
+        if not isinstance(reference, str) or not reference.startswith("#/") or '"$id"' in json.dumps(self._root):
+            return True
+        node = self._root
+        for part in reference[2:].split("/"):
+            if not isinstance(node, dict) or "%" in part or "~" in part:
+                return True
+            node = node.get(part, True)
+        return node
+
+    def _by_type(self, schema: Mapping[str, Any], depth: int) -> int | None:
+        kinds = schema.get("type")
+        if isinstance(kinds, str):
+            kinds = [kinds]
+        if not isinstance(kinds, list):
+            return None
+        return _largest([self._of_kind(kind, schema, depth) for kind in kinds])
+
+    def _of_kind(self, kind: Any, schema: Mapping[str, Any], depth: int) -> int | None:
+        match kind:
+            case "null" | "boolean":
+                return _SCALARS[kind]
+            case "integer":
+                return _integer_bytes(schema)
+            case "string":
+                return _string_bytes(schema)
+            case "array":
+                return self._array_bytes(schema, depth)
+            case "object":
+                return self._object_bytes(schema, depth)
+        return None
+
+    def _array_bytes(self, schema: Mapping[str, Any], depth: int) -> int | None:
+        count, items = schema.get("maxItems"), schema.get("items")
+        if count == 0:
+            return 2
+        if not isinstance(count, int) or "prefixItems" in schema or not isinstance(items, dict):
+            return None
+        bound = self.of(items, depth + 1)
+        return None if bound is None else 2 + count * (bound + _SEPARATOR_BYTES)
+
+    def _object_bytes(self, schema: Mapping[str, Any], depth: int) -> int | None:
+        properties = schema.get("properties", {})
+        if schema.get("additionalProperties") is not False or "patternProperties" in schema:
+            return None
+        if not isinstance(properties, dict):
+            return None
+        total = 2
+        for name, value in properties.items():
+            bound = self.of(value, depth + 1)
+            if bound is None:
+                return None
+            total += _text_bytes(len(name)) + bound + 2 * _SEPARATOR_BYTES
+        return total
+
+
+def _largest(bounds: list[int | None]) -> int | None:
+    """Of alternatives."""
+    known = [bound for bound in bounds if bound is not None]
+    return max(known, default=0) if len(known) == len(bounds) else None
+
+
+def _text_bytes(num_characters: int) -> int:
+    return 2 + _CHARACTER_BYTES * num_characters
+
+
+def _string_bytes(schema: Mapping[str, Any]) -> int | None:
+    lengths = [schema.get("maxLength"), _FORMATS.get(str(schema.get("format")))]
+    known = [length for length in lengths if isinstance(length, int)]
+    return _text_bytes(min(known)) if known else None
+
+
+def _integer_bytes(schema: Mapping[str, Any]) -> int | None:
+    ends = []
+    for names in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        numbers = [schema[name] for name in names if _is_number(schema.get(name))]
+        if not numbers:
+            return None
+        ends.append(max(len(str(int(number))) for number in numbers))
+    return max(ends) + _INTEGER_EXTRA_BYTES
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _value_bytes(value: Any) -> int:
+    """Of a value that stands in the schema."""
+    match value:
+        case str():
+            return _text_bytes(len(value))
+        case bool() | None:
+            return 5
+        case int():
+            return len(str(value)) + _INTEGER_EXTRA_BYTES
+        case list():
+            return 2 + sum(_value_bytes(item) + _SEPARATOR_BYTES for item in value)
+        case dict():
+            pairs = value.items()
+            return 2 + sum(_text_bytes(len(key)) + _value_bytes(item) + 2 * _SEPARATOR_BYTES for key, item in pairs)
+    return _NUMBER_BYTES

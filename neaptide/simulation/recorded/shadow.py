@@ -1,0 +1,171 @@
+"""The last minutes once more, under other policies: what the operator would have had otherwise.
+
+The load is what was recorded (``load``), the step times are those that the engine's own cost model had learnt, moment
+by moment, with noise as large as its errors were. A simulation begins with an empty cache, so the time before the
+window is simulated as well and not counted. docs/operations.md says what the figures mean and what they leave out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neaptide.engine.observer import EngineObserver
+from neaptide.engine.params import FinishReason
+from neaptide.engine.record.traffic import ServedRequest
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.engine.steps.step import Step
+from neaptide.simulation.measures import CLOCK_ERROR_S, OnlineRecord, Window
+from neaptide.simulation.recorded.load import LoadMaker
+from neaptide.simulation.recorded.recording import Recording, StepTimes, num_sampled
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import ONLINE_PREFIX, simulate
+
+DRAIN_S = 60.0
+"""So long after the window the requests that arrived in it may take to end."""
+MORE_ROWS = 2.0
+"""So many times the rows are taken that a policy could compute: it may find much of them in the cache."""
+
+
+@dataclass(slots=True, frozen=True)
+class Figures:
+    """Of one window."""
+
+    met: int
+    """Online requests that met both targets."""
+    offline_tokens_per_s: float | None
+    """Logical. None: it is not known."""
+
+
+@dataclass(slots=True, frozen=True)
+class Comparison:
+    window_s: Window
+    """On the engine's clock."""
+    requests: int
+    """Online ones that arrived in the window and are judged."""
+    real: Figures
+    shadows: dict[str, Figures]
+    """By policy."""
+
+    def attainment(self, figures: Figures) -> float | None:
+        return figures.met / self.requests if self.requests else None
+
+
+def compare(
+    recording: Recording, policies: Sequence[str], warm_s: float, window_s: float, since_s: float = -math.inf
+) -> Comparison | None:
+    """The last ``window_s`` seconds under these policies, after ``warm_s`` that are not counted.
+
+    Where less was recorded, the window is shorter, half of it at least; else there is nothing to compare: None.
+
+    Args:
+        since_s: what was before is another engine's.
+    """
+    now_s = recording.now_s
+    origin_s = max(now_s - window_s - warm_s, recording.first_s, recording.steady_s, since_s)
+    if now_s - origin_s < warm_s + window_s / 2:
+        return None
+    return _Shadow(recording, origin_s, (origin_s + warm_s, now_s)).compare(policies)
+
+
+class _Shadow:
+    def __init__(self, recording: Recording, origin_s: float, window_s: Window) -> None:
+        self._recording = recording
+        self._origin_s = origin_s
+        self._window_s = window_s
+        self._recipes = recording.recipes(origin_s)
+        self._profile = recording.profile((origin_s, window_s[1]))
+        self._load = LoadMaker(recording, origin_s, self._max_tokens, self._row_tokens()).load()
+        self._judged = [
+            (number, one) for number, one in enumerate(self._load.served) if _is_judged(one, window_s, recording.now_s)
+        ]
+
+    @property
+    def _max_tokens(self) -> int:
+        return min(self._recording.present.scheduler.max_model_len, self._profile.kv_capacity_tokens)
+
+    def _row_tokens(self) -> float:
+        """More than any policy gets through."""
+        step_tokens = self._recording.present.scheduler.max_num_batched_tokens
+        shape = BatchShape()
+        shape.add(step_tokens, 0)
+        step_s = StepTimes(self._recipes, self._origin_s).predict(shape).seconds
+        seconds = self._window_s[1] - self._origin_s + DRAIN_S
+        return MORE_ROWS * seconds * step_tokens / step_s + self._profile.kv_capacity_tokens
+
+    def compare(self, policies: Sequence[str]) -> Comparison:
+        met = sum(_met(one.arrival_s, _record(one), one) for _, one in self._judged)
+        real = Figures(met, self._recording.offline_tokens_per_s(self._window_s))
+        shadows = {policy: self._shadow(policy) for policy in policies}
+        return Comparison(self._window_s, len(self._judged), real, shadows)
+
+    def _shadow(self, policy: str) -> Figures:
+        load = self._load
+        if not load.online and not load.offline:
+            return Figures(0, 0.0)
+        times, pool = StepTimes(self._recipes, self._origin_s), _PoolWatch()
+        scenario = self._scenario(policy, times)
+        run = simulate(scenario, observers=[times, pool])
+        online = run.measures.online
+        met = 0
+        for number, one in self._judged:
+            record = online.get(f"{ONLINE_PREFIX}{number}")
+            met += record is not None and _met(record.arrival_s, record, one)
+        is_dry = load.is_cut and pool.was_empty
+        return Figures(met, None if is_dry else run.result.offline.tokens_per_s)
+
+    def _scenario(self, policy: str, times: StepTimes) -> Scenario:
+        scheduler, load, recording = self._recording.present.scheduler, self._load, self._recording
+        window_s = self._window_s[0] - self._origin_s, self._window_s[1] - self._origin_s
+        return Scenario(
+            profile=self._profile,
+            online=load.online,
+            offline=load.offline,
+            policy=policy,
+            ttft_slo_s=scheduler.ttft_slo_s,
+            tpot_slo_s=scheduler.tpot_slo_s,
+            block_size=recording.present.block_size,
+            keep_order=True,
+            refill=False,
+            window_s=window_s,
+            drain_s=DRAIN_S,
+            step_noise=recording.step_noise((self._origin_s, self._window_s[1])),
+            overlap_depth=scheduler.overlap_depth,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_model_len=scheduler.max_model_len,
+            truth=times,
+            with_bounds=False,
+        )
+
+
+class _PoolWatch(EngineObserver):
+    """Whether no row was left to start."""
+
+    def __init__(self) -> None:
+        self.was_empty = False
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        self.was_empty |= not len(scheduler.queues.pool)
+
+
+def _is_judged(one: ServedRequest, window_s: Window, now_s: float) -> bool:
+    """A client that went away says nothing; a request that is under way says something once it is too late."""
+    if not window_s[0] <= one.arrival_s <= window_s[1] or not one.max_tokens:
+        return False
+    if one.reason is None:
+        return not one.first_token_s and now_s > one.arrival_s + one.ttft_slo_s
+    return one.reason is not FinishReason.ABORT
+
+
+def _record(one: ServedRequest) -> OnlineRecord:
+    """What its client saw, as the simulation writes it down."""
+    is_done = one.reason in (FinishReason.STOP, FinishReason.LENGTH)
+    return OnlineRecord(one.arrival_s, one.first_token_s, one.ended_s, num_sampled(one), is_done)
+
+
+def _met(arrival_s: float, record: OnlineRecord, one: ServedRequest) -> bool:
+    """Both targets, its own ones."""
+    in_time = record.first_s - arrival_s <= one.ttft_slo_s + CLOCK_ERROR_S
+    return record.is_done and in_time and (record.tpot_s is None or record.tpot_s <= one.tpot_slo_s + CLOCK_ERROR_S)

@@ -1,0 +1,228 @@
+"""The arithmetic of ``benchmarks.live_coserving``, without servers."""
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.live.curve import Curve, Point, mean_points, percentile_of_all, point_of, rival_ratios, standing
+from benchmarks.live.engines import PolicyRival
+from benchmarks.live.measure import Case, curves, environment, jsonable, mean_of, share_of
+from benchmarks.live.plan import Plan, Targets, Window
+from benchmarks.live.plot import draw
+from benchmarks.live.run import with_unfinished
+from benchmarks.live_coserving import BURSTY, experiment_of, parsed, plan_of
+from neaptide.loadgen.client.recorder import Record
+
+INF = math.inf
+
+
+def point(tpot_ms: float, offline: float, name: str = "ours", over_alone: float | None = 1.0) -> Point:
+    return Point(name, offline, tpot_ms, 2 * tpot_ms, 5 * tpot_ms, 10 * tpot_ms, 1.0, over_alone)
+
+
+ALONE = point(10.0, 0.0, "online alone")
+OURS = [point(20.0, 100.0), point(40.0, 300.0)]
+
+
+def record(arrival_s: float, ttft_s: float | None, tpot_s: float = 0.01) -> Record:
+    if ttft_s is None:
+        return Record(0.0, arrival_s=arrival_s, error="unfinished")
+    return Record(0.0, arrival_s=arrival_s, token_times_s=[ttft_s, ttft_s + tpot_s], num_output_tokens=2)
+
+
+# ---- the curve -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("latency_ms", "tokens_per_s"),
+    [(9.9, 0.0), (10.0, 0.0), (15.0, 50.0), (20.0, 100.0), (30.0, 200.0), (40.0, 300.0), (1e6, 300.0), (INF, 300.0)],
+)
+def test_the_curve_is_straight_between_points_from_online_alone_on(latency_ms: float, tokens_per_s: float) -> None:
+    assert Curve.through(OURS, ALONE, "tpot_p50_ms").at(latency_ms) == pytest.approx(tokens_per_s)
+
+
+def test_a_laxer_target_that_did_less_does_not_lower_the_curve() -> None:
+    curve = Curve.through([*OURS, point(60.0, 250.0)], ALONE, "tpot_p50_ms")
+    assert curve.at(60.0) == curve.at(50.0) == 300.0
+
+
+def test_our_points_without_a_latency_are_on_no_curve() -> None:
+    assert Curve.through([point(20.0, 100.0), point(INF, 900.0)], ALONE, "tpot_p50_ms").at(1e9) == 100.0
+
+
+@given(st.lists(st.tuples(st.floats(10.0, 100.0), st.floats(0.0, 1e4)), min_size=1, max_size=6))
+def test_the_curve_never_falls_and_stands_below_no_point_of_ours(pairs: list[tuple[float, float]]) -> None:
+    ours = [point(tpot_ms, offline) for tpot_ms, offline in pairs]
+    curve = Curve.through(ours, ALONE, "tpot_p50_ms")
+    heights = [curve.at(float(x)) for x in range(0, 120, 3)]
+    assert heights == sorted(heights)
+    assert all(curve.at(p.tpot_p50_ms + 1e-9) >= p.offline_tokens_per_s - 1e-3 for p in ours if p.tpot_p50_ms > 10.0)
+
+
+def test_a_rival_is_above_where_it_does_more_than_the_curve_at_its_own_latency() -> None:
+    rivals = [point(30.0, 201.0, "better", None), point(30.0, 199.0, "worse", None), point(9.0, 1.0, "faster", None)]
+    stands = standing(OURS, rivals, ALONE)
+    assert {name: by["tpot_p50_ms"]["is_above"] for name, by in stands.items()} == {
+        "better": True,
+        "worse": False,
+        "faster": True,
+    }
+    assert stands["better"]["ttft_p99_ms"] == {
+        "curve_tokens_per_s": 200.0,
+        "rival_tokens_per_s": 201.0,
+        "is_above": True,
+    }
+
+
+def test_a_rival_whose_chats_never_end_is_above_only_if_it_does_more_than_our_most() -> None:
+    below, above = point(INF, 300.0, "a", None), point(INF, 301.0, "b", None)
+    assert [by["tpot_p50_ms"]["is_above"] for by in standing(OURS, [below, above], ALONE).values()] == [False, True]
+
+
+def test_ratios_to_rivals_compare_with_those_that_are_as_good_to_chats() -> None:
+    rivals = [point(15.0, 80.0, "a", None), point(20.0, 50.0, "b", None), point(30.0, 900.0, "c", None)]
+    assert rival_ratios(OURS[0], rivals) == {"ttft_p99_vs_rival": round(200 / 150, 4), "offline_vs_rival": 1.25}
+
+
+def test_without_a_rival_as_good_there_is_no_ratio() -> None:
+    assert rival_ratios(OURS[0], []) == {"ttft_p99_vs_rival": None, "offline_vs_rival": None}
+    hopeless = rival_ratios(OURS[0], [point(INF, 900.0, "c", None)])
+    assert hopeless == {"ttft_p99_vs_rival": None, "offline_vs_rival": None}
+
+
+# ---- points ----------------------------------------------------------------------------------------------
+
+
+def test_requests_that_never_ended_are_worse_than_all_others() -> None:
+    assert percentile_of_all([1.0, 2.0, 3.0], 0.5) == 2.0
+    assert percentile_of_all([1.0, 2.0, None], 0.5) == 2.0
+    assert percentile_of_all([1.0, 2.0, 3.0, 5.0], 0.5) == 2.5
+    assert percentile_of_all([1.0, None, None], 0.5) == INF
+    assert percentile_of_all([3.0, 1.0, None], 0.25) == 2.0
+    assert math.isnan(percentile_of_all([], 0.5))
+
+
+def test_a_point_counts_what_failed_as_the_slowest() -> None:
+    window = Window(offline_tokens_per_s=7.0, records=[record(0.0, 0.1), record(1.0, 0.3), record(2.0, None)])
+    found = point_of("a", window, Targets(0.2, 0.05))
+    assert (found.ttft_p50_ms, found.tpot_p50_ms) == (pytest.approx(300.0), pytest.approx(10.0))
+    assert (found.ttft_p99_ms, found.attainment, found.is_rival) == (INF, pytest.approx(1 / 3), True)
+
+
+def test_an_arrival_without_a_record_has_failed() -> None:
+    found = with_unfinished([record(1.0, 0.1)], [1.0, 2.5])
+    assert [(r.arrival_s, r.error) for r in found] == [(1.0, None), (2.5, "unfinished")]
+
+
+def test_repeats_of_a_configuration_are_averaged() -> None:
+    (mean,) = mean_points([[point(10.0, 100.0)], [point(30.0, 200.0)]])
+    assert (mean.tpot_p50_ms, mean.offline_tokens_per_s, mean.over_alone) == (20.0, 150.0, 1.0)
+
+
+def test_infinity_is_null_in_json() -> None:
+    text = json.dumps(jsonable({"points": [point(INF, 1.0)]}), allow_nan=False)
+    assert json.loads(text)["points"][0]["tpot_p99_ms"] is None
+
+
+# ---- shares, loads, forms --------------------------------------------------------------------------------
+
+
+def test_a_share_is_of_what_the_ceiling_leaves_beside_online_work() -> None:
+    assert share_of(1000.0, Window(online_tokens_per_s=200.0, offline_tokens_per_s=600.0)) == 0.75
+    assert share_of(100.0, Window(online_tokens_per_s=200.0, offline_tokens_per_s=600.0)) is None
+
+
+def test_a_mean_of_something_unknown_is_unknown() -> None:
+    assert mean_of([0.5, 1.0]) == 0.75
+    assert mean_of([0.5, None]) is None
+
+
+def test_bursts_have_the_mean_rate_and_pauses() -> None:
+    plan = Plan(3000.0, (0.0, 3000.0), Path(), 0, rate_rps=1.0, shape="on-off")
+    arrivals = plan.arrivals_s()
+    assert len(arrivals) == pytest.approx(3000, rel=0.1)
+    assert all(at_s % 30.0 < 10.0 for at_s in arrivals)
+
+
+def test_a_rival_names_its_policy_and_limits() -> None:
+    assert PolicyRival.parse("priority").flags == ("--policy", "priority")
+    flags = ("--policy", "priority", "--max-num-batched-tokens", "256", "--max-num-seqs", "16")
+    assert PolicyRival.parse("priority@256/16").flags == flags
+
+
+@pytest.mark.parametrize("text", ["nobody", "priority@x", "priority/0", ""])
+def test_a_rival_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"rival '{text}'"):
+        PolicyRival.parse(text)
+
+
+def test_the_quick_form_measures_the_headline_alone() -> None:
+    args = parsed(["--quick"])
+    experiment = experiment_of(args)
+    assert (experiment.cases, experiment.repeats, experiment.has_curve) == ((Case(0.2),), 1, False)
+    plan = plan_of(args, Path())
+    assert (plan.duration_s, plan.window_s) == (60.0, (10.0, 55.0))
+
+
+def test_the_medium_form_has_a_curve_and_two_rivals() -> None:
+    experiment = experiment_of(parsed(["--medium"]))
+    assert (experiment.cases, experiment.repeats, experiment.over_alone) == ((Case(0.2),), 1, (1.2, 2.4, 4.8))
+    assert [rival.name for rival in experiment.engines[0].rivals] == ["priority", "fcfs"]
+
+
+def test_the_whole_form_has_every_load_and_target() -> None:
+    experiment = experiment_of(parsed([]))
+    assert experiment.cases == (Case(0.2), Case(0.1), Case(0.4), BURSTY)
+    assert (experiment.repeats, experiment.over_alone) == (2, (1.2, 1.8, 2.4, 3.6, 4.8))
+
+
+def test_another_length_keeps_the_parts_of_the_window() -> None:
+    plan = plan_of(parsed(["--medium", "--duration-s", "15"]), Path())
+    assert (plan.duration_s, plan.window_s) == (15.0, (2.0, 14.0))
+
+
+def test_a_plot_of_no_known_format_is_refused_before_the_hours(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        parsed(["--plot", str(tmp_path / "live.txt")])
+
+
+def test_an_engines_environment_ends_with_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIVE_A", "before")
+    monkeypatch.delenv("LIVE_B", raising=False)
+    with environment({"LIVE_A": "in", "LIVE_B": "in"}):
+        assert (os.environ["LIVE_A"], os.environ["LIVE_B"]) == ("in", "in")
+    assert os.environ["LIVE_A"] == "before"
+    assert "LIVE_B" not in os.environ
+
+
+# ---- the picture -----------------------------------------------------------------------------------------
+
+
+def case_result(load: float, offline: float) -> dict[str, object]:
+    runs = [{"run": "offline, capped", "offline_tokens_per_s": 400.0}]
+    rival, lost = point(30.0, 50.0, "priority", None), point(INF, 200.0, "fcfs", None)
+    ours = [replace(p, name=f"target {p.tpot_p50_ms}", offline_tokens_per_s=offline) for p in OURS]
+    points = [*ours, rival, lost]
+    return {
+        "engine": "neaptide", "load": load, "arrivals": "poisson", "points": points, "alone": ALONE, "runs": runs,
+    }  # fmt: skip
+
+
+def test_curves_are_of_every_load_over_its_repeats() -> None:
+    found = curves([case_result(0.2, 100.0), case_result(0.2, 300.0), case_result(0.1, 50.0)])
+    assert [(c["name"], c["points"][0].offline_tokens_per_s) for c in found] == [("0.20", 200.0), ("0.10", 50.0)]
+    assert found[0]["rivals"]["priority"]["tpot_p50_ms"]["is_above"] is False
+    assert found[0]["capped_tokens_per_s"] == 400.0
+
+
+def test_every_point_is_in_the_picture(tmp_path: Path) -> None:
+    draw(curves([case_result(0.2, 100.0), case_result(0.1, 50.0)]), tmp_path / "live.svg")
+    text = (tmp_path / "live.svg").read_text()
+    for label in ("priority", "fcfs", "load 0.20", "load 0.10", "TPOT p50, ms", "TTFT p99, ms"):
+        assert f"<!-- {label}" in text or label in text

@@ -1,0 +1,67 @@
+"""What online work leaves, and the pace of prompts beside decodes."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from neaptide.engine.offline.planned import Ends
+from neaptide.engine.scheduler.residual import LEAST_LEFT, LEAST_PACED_TOKENS, Residual, paced_tokens
+from neaptide.engine.steps.step import Step
+
+ENDS = Ends(np.ones(4), [4.0, 3.0, 2.0, 1.0], 2.0, token_s=1e-3, kv_token_s=1e-6)
+
+
+def step(online_tokens: int, online_context: int) -> Step:
+    """Of an online and an offline request."""
+    plan = SimpleNamespace(num_tokens=np.array([online_tokens, 900]), num_computed=np.array([online_context, 10**6]))
+    return cast(Step, SimpleNamespace(plan=plan, is_online=np.array([True, False])))
+
+
+def residual(*steps: tuple[int, int], seconds: float = 1.0) -> Residual:
+    found = Residual()
+    for tokens, context in steps:
+        found.observe(step(tokens, context), seconds, ENDS)
+    return found
+
+
+def test_before_any_step_the_plans_own_density_is_aimed_at() -> None:
+    assert Residual().density(1.4) == 1.4
+
+
+@pytest.mark.parametrize("root", [0.3, 1.0, 2.5])
+def test_a_steady_residual_leaves_the_plans_own_density(root: float) -> None:
+    assert residual(*[(200, 100_000)] * 5).density(root) == root
+
+
+def test_offline_requests_do_not_count() -> None:
+    found = residual((0, 0))
+    assert found._compute_s == found._memory_s == [1.0, 1.0]
+
+
+def test_prompts_that_take_compute_for_the_moment_lower_the_density_of_a_pool_that_wants_memory() -> None:
+    found = residual(*[(0, 0)] * 2000, *[(800, 0)] * 200)
+    # Half a minute knows nothing of what lies minutes back: 0.2 s of compute for 1 s of memory.
+    assert found.density(0.7) == pytest.approx(0.2, rel=0.01)
+    # In the long run more is left than a pool of 0.1 wants.
+    assert found.density(0.1) == 0.1
+
+
+def test_streams_that_take_bandwidth_for_the_moment_raise_the_density_of_a_pool_that_wants_compute() -> None:
+    found = residual(*[(0, 0)] * 2000, *[(0, 750_000)] * 200)
+    assert found.density(4.5) == 4.5
+    assert found.density(2.5) == pytest.approx(4.0, rel=0.01)
+
+
+def test_something_is_always_left() -> None:
+    assert residual((5000, 0)).density(0.9) == pytest.approx(max(0.9, LEAST_LEFT))
+
+
+def test_the_pace_gives_a_step_the_density() -> None:
+    # 2 s of compute for each that is read: 4e6 tokens read take 4 s, 8,000 tokens 8 s, of which 100 are the decodes'.
+    assert paced_tokens(ENDS, 2.0, 100, 4_000_000) == 7_900
+
+
+def test_a_few_decodes_do_not_stop_prompts() -> None:
+    assert paced_tokens(ENDS, 2.0, 100, 1000) == LEAST_PACED_TOKENS

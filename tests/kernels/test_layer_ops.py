@@ -1,0 +1,95 @@
+"""What a layer computes between its products, in C, against torch in float64."""
+
+import shutil
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from neaptide.kernels.layer_ops import NativeLayerOps, TorchLayerOps, layer_ops
+from neaptide.kernels.native import COMPILERS
+
+CPU = torch.device("cpu")
+KINDS = [TorchLayerOps, *([NativeLayerOps] if any(map(shutil.which, COMPILERS)) else [])]
+
+
+class Slots(NamedTuple):
+    """All of a plan that matters here."""
+
+    slots: Tensor
+
+
+@pytest.fixture(params=KINDS)
+def ops(request: pytest.FixtureRequest) -> TorchLayerOps:
+    made: TorchLayerOps = request.param()
+    return made
+
+
+@pytest.mark.parametrize("shape", [(1, 576), (5, 7), (33, 100)])
+def test_rms_norm(ops: TorchLayerOps, shape: tuple[int, int]) -> None:
+    x, weight = torch.randn(shape) * 3, torch.randn(shape[1])
+    expected = F.rms_norm(x.double(), (shape[1],), weight.double(), 1e-5)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 1536), (5, 7), (33, 100)])
+def test_silu_multiply(ops: TorchLayerOps, shape: tuple[int, int]) -> None:
+    gate, up = torch.randn(shape) * 20, torch.randn(shape)
+    gate[0, 0], gate[-1, -1] = -200.0, 200.0
+    expected = F.silu(gate.double()) * up.double()
+    found = ops.silu_multiply(torch.cat((gate, up), dim=1))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def rotated(qkv: Tensor, rotation: Tensor, num_rotated: int) -> Tensor:
+    """One pair at a time, as complex numbers."""
+    out = qkv.double().clone()
+    for token in range(qkv.shape[0]):
+        for head in range(num_rotated):
+            for pair in range(qkv.shape[2] // 2):
+                place = slice(2 * pair, 2 * pair + 2)
+                number = torch.view_as_complex(qkv[token, head, place].double()) * rotation[token, 0, pair].to(
+                    torch.complex128
+                )
+                out[token, head, place] = torch.view_as_real(number)
+    return out
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 16), (1, 1, 2), (3, 3, 10)])
+def test_rotate_and_store(ops: TorchLayerOps, heads: int, kv_heads: int, dim: int) -> None:
+    tokens, slots = 5, torch.tensor([7, 0, 3, 19, 12])
+    qkv, angles = torch.randn(tokens, heads + 2 * kv_heads, dim), torch.randn(tokens, 1, dim // 2)
+    rotation = torch.polar(torch.ones_like(angles), angles)
+    cache = torch.full((5, 4, 2 * kv_heads, dim), -1.0)
+    expected = rotated(qkv, rotation, heads + kv_heads)
+    ops.rotate_and_store(qkv, rotation, cache, Slots(slots))
+    torch.testing.assert_close(qkv.double(), expected, rtol=1e-5, atol=1e-6)
+    flat = cache.view(20, 2 * kv_heads, dim)
+    assert torch.equal(flat[slots], qkv[:, heads:])
+    others = [slot for slot in range(20) if slot not in slots.tolist()]
+    assert (flat[others] == -1.0).all()
+
+
+@pytest.mark.parametrize("slot", [-1, 20])
+def test_slots_outside_the_cache_are_refused(ops: TorchLayerOps, slot: int) -> None:
+    qkv, rotation = torch.randn(1, 4, 2), torch.ones(1, 1, 1, dtype=torch.complex64)
+    with pytest.raises((IndexError, RuntimeError)):
+        ops.rotate_and_store(qkv, rotation, torch.zeros(5, 4, 2, 2), Slots(torch.tensor([slot])))
+
+
+def test_nan_stays_in_its_row(ops: TorchLayerOps) -> None:
+    x = torch.randn(3, 40)
+    x[1, 3] = float("nan")
+    assert ops.rms_norm(x, torch.ones(40), 1e-5).isnan().all(dim=1).tolist() == [False, True, False]
+    assert ops.silu_multiply(x.clone()).isnan().any(dim=1).tolist() == [False, True, False]
+
+
+def test_other_types_and_threads_are_left_to_torch() -> None:
+    found = layer_ops(torch.float32, CPU)
+    x = torch.randn(3, 8, dtype=torch.bfloat16)
+    assert torch.equal(found.rms_norm(x, x[0], 1e-5), TorchLayerOps().rms_norm(x, x[0], 1e-5))
+    assert torch.equal(found.silu_multiply(x.clone()), TorchLayerOps().silu_multiply(x.clone()))
+    assert type(layer_ops(torch.bfloat16, CPU)) is TorchLayerOps
+    assert type(layer_ops(torch.float32, CPU, "torch")) is TorchLayerOps

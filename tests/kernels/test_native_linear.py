@@ -1,0 +1,93 @@
+"""The C linear layer against float64, and what it promises beside being right."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from neaptide.kernels.linear import PackedLinear
+from neaptide.kernels.native import COMPILERS
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")
+
+
+def weights(out_features: int, in_features: int, *, bfloat16: bool, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(out_features, in_features, generator=generator)
+    return (weight.bfloat16().float() if bfloat16 else weight), torch.randn(out_features, generator=generator)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([1, 2, 5, 6, 7, 12, 13, 31, 96, 97, 200]),
+    st.sampled_from([1, 15, 16, 17, 48, 100]),
+    st.sampled_from([1, 64, 255, 257, 520]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_against_float64(rows: int, outputs: int, inputs: int, bfloat16: bool, biased: bool) -> None:
+    weight, bias = weights(outputs, inputs, bfloat16=bfloat16)
+    x = torch.randn(rows, inputs)
+    packed = PackedLinear(weight, bias if biased else None)
+    expected = x.double() @ weight.double().t() + (bias.double() if biased else 0.0)
+    torch.testing.assert_close(packed(x).double(), expected, rtol=1e-5, atol=2e-4)
+    residual = torch.ones(rows, outputs)
+    packed.add_to(residual, x)
+    torch.testing.assert_close(residual.double(), 1.0 + expected, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_row_is_the_same_bits_however_many_there_are(bfloat16: bool) -> None:
+    weight, bias = weights(70, 600, bfloat16=bfloat16)
+    packed, x = PackedLinear(weight, bias), torch.randn(130, 600)
+    whole = packed(x)
+    for rows in (1, 2, 5, 6, 7, 12, 13, 64, 97):
+        assert torch.equal(packed(x[:rows]), whole[:rows])
+
+
+def test_bfloat16_numbers_take_half_the_memory_and_are_exact() -> None:
+    weight, _ = weights(48, 600, bfloat16=True)
+    halves, x = PackedLinear(weight, None), torch.randn(20, 600)
+    assert halves.num_bytes == weight.numel() * 2
+    nearly = weight.clone()
+    nearly[-1, -1] += 1e-4  # one number that is none of bf16
+    wholes = PackedLinear(nearly, None)
+    assert wholes.num_bytes == weight.numel() * 4
+    assert torch.equal(halves(x)[:, :-1], wholes(x)[:, :-1])
+
+
+def test_threads_change_nothing(two_threads: None) -> None:
+    weight, bias = weights(300, 600, bfloat16=True)
+    packed, x = PackedLinear(weight, bias), torch.randn(40, 600)
+    two = packed(x)
+    torch.set_num_threads(1)
+    assert torch.equal(two, packed(x))
+
+
+def test_rows_with_gaps_between_them() -> None:
+    weight, bias = weights(20, 30, bfloat16=False)
+    wide = torch.randn(5, 50)
+    packed = PackedLinear(weight, bias)
+    assert torch.equal(packed(wide[:, :30]), packed(wide[:, :30].contiguous()))
+
+
+def test_other_tensors_are_refused() -> None:
+    packed = PackedLinear(*weights(20, 30, bfloat16=False))
+    for x in (torch.randn(5, 31), torch.randn(5, 30).double(), torch.randn(30, 5).t(), torch.randn(30)):
+        with pytest.raises(ValueError, match="not what the weight takes"):
+            packed(x)
+    for residual in (torch.zeros(4, 20), torch.zeros(5, 21), torch.zeros(20, 5).t()):
+        with pytest.raises(ValueError, match="not what the weight makes"):
+            packed.add_to(residual, torch.randn(5, 30))
