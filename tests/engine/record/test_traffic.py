@@ -84,11 +84,11 @@ def test_offline_tokens_count_prompts_found_or_computed_and_answers(tmp_path: Pa
 
 
 def test_what_the_engine_has_is_told_when_it_is_asked(tmp_path: Path) -> None:
-    harness, recorder = recording(max_num_seqs=2)
+    harness, recorder = recording(max_num_seqs=3)
     job = batch(tmp_path, "job", [[9, k] * 4 for k in range(5)], max_tokens=20)
     harness.core.handle(job)
     harness.core.handle(online("a", [7] * 8, max_tokens=20))
-    harness.core.handle(flex("f", [6] * 8))
+    harness.core.handle(flex("f", [6] * 8, max_tokens=20))
     for _ in range(3):
         harness.step()
     harness.core.handle(TellTraffic())
@@ -98,12 +98,13 @@ def test_what_the_engine_has_is_told_when_it_is_asked(tmp_path: Path) -> None:
     present = piece.present
     assert present is not None
     assert piece.ended == []
-    assert (present.block_size, present.num_blocks, present.scheduler.max_num_seqs) == (4, NUM_BLOCKS, 2)
+    assert (present.block_size, present.num_blocks, present.scheduler.max_num_seqs) == (4, NUM_BLOCKS, 3)
     assert {"a", "f"} <= {one.request_id for one in present.requests}
     assert all(one.reason is None and one.ended_s == 0 for one in present.requests)
     started = {int(one.request_id.partition(":")[2]) for one in present.requests if one.request_id.startswith("job")}
     (waiting,) = present.waiting
-    assert set(np.frombuffer(waiting.rows, np.int32).tolist()) | started == set(range(5))
+    assert started
+    assert sorted([*np.frombuffer(waiting.rows, np.int32).tolist(), *started]) == list(range(5))
     assert set(np.frombuffer(waiting.max_tokens, np.int32).tolist()) == {20}
     assert waiting.stem == job.path
     assert recorder.take(0.2) == []
@@ -119,6 +120,25 @@ def test_a_pause_is_told_until_the_piece_behind_it() -> None:
         harness.run()
         flags += [piece.is_paused for piece in read(recorder.take(PIECE_S * (at + 1)))]
     assert flags == [False, True, True, True, False]
+
+
+def test_a_pause_between_two_pieces_is_told() -> None:
+    harness, recorder = recording()
+    for paused in (True, False):
+        harness.core.handle(SetOffline(paused))
+    harness.core.handle(online("a", [7] * 4, max_tokens=1))
+    harness.run()
+    assert [piece.is_paused for piece in read(recorder.take(PIECE_S))] == [True]
+
+
+def test_offline_tokens_are_counted_while_a_row_runs(tmp_path: Path) -> None:
+    harness, recorder = recording(max_num_batched_tokens=8)
+    harness.core.handle(batch(tmp_path, "job", [[9] * 12], max_tokens=3))
+    counts = []
+    while harness.core.has_work:
+        harness.step()
+        counts.append(read(recorder.take(PIECE_S * (len(counts) + 1)))[0].offline_tokens)
+    assert counts == [8, 13, 14, 15]
 
 
 def test_a_cancelled_batch_leaves_what_it_did(tmp_path: Path) -> None:
