@@ -19,6 +19,8 @@ MODEL = "neaptide-tiny"
 MAX_TOKENS = 96
 LINES = 24
 """Of a batch."""
+THREADS = 8
+"""At least as many as the server tokenizes with."""
 BATCH_POLL_S = 1.0
 MOST_NOTES = 20
 EXPLAINED = frozenset({429, 503})
@@ -127,7 +129,10 @@ class Clients:
         if error.startswith("HTTP "):
             status = int(error.split()[1].rstrip(":"))
             self.ledger.answered[kind] += 1
-            (self.ledger.explained if status in EXPLAINED else self.ledger.unexplained)[status] += 1
+            if status < 500 and status not in EXPLAINED:
+                self.ledger.wrong[kind] += 1
+            else:
+                (self.ledger.explained if status in EXPLAINED else self.ledger.unexplained)[status] += 1
 
     async def whole(self) -> None:
         example = self.question()
@@ -172,6 +177,13 @@ class Clients:
         if not 400 <= reply.status_code < 500 or error_of(reply) is None:
             self.ledger.not_refused += 1
             self.ledger.note(f"{method} {path} {content[:60]!r}: HTTP {reply.status_code}: {reply.text[:200]}")
+
+    async def every_nonsense(self) -> None:
+        """All of it, some at once: the longest prompt takes each thread that tokenizes to its most memory."""
+        for method, path, content in REFUSED:
+            headers = {"content-type": "application/json"}
+            asked = [self.http.request(method, path, content=content, headers=headers) for _ in range(THREADS)]
+            await asyncio.gather(*asked)
 
     async def looks(self) -> None:
         path = self.rng.choice(("/metrics", "/v1/models", "/dashboard", "/health", "/v1/batches"))

@@ -127,3 +127,13 @@ async def test_a_connection_that_breaks_is_a_loss() -> None:
         ledger = Ledger()
         await visit(Clients(http, ledger, random.Random(0)), Clients.whole, "whole")
     assert (ledger.lost, ledger.notes) == (1, ["whole: ReadError: reset"])
+
+
+@pytest.mark.parametrize(("status", "where"), [(408, "wrong"), (500, "unexplained"), (503, "explained")])
+async def test_only_a_5xx_of_a_stream_is_one(status: int, where: str) -> None:
+    transport = httpx.MockTransport(lambda request: reply(status, ERROR))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        ledger = Ledger()
+        await visit(Clients(http, ledger, random.Random(0)), Clients.streamed, "streamed")
+    assert {name for name in ("wrong", "unexplained", "explained") if getattr(ledger, name).total()} == {where}
+    assert ledger.lost == 0

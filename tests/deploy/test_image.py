@@ -1,0 +1,148 @@
+"""The image's steps, run without docker; and that the files which docker reads have the form that it takes.
+
+Not run here: docker itself, the base image ``python:3.11-slim`` (this machine's own Python stands for it), and the
+downloads (the packages of this environment stand for them), the entry point and the health check.
+"""
+
+import importlib.metadata
+import site
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.image import PYTHON_HOME, REPOSITORY, Instruction, Stage, can_make_roots, follow, instructions
+
+DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
+COMPOSE = REPOSITORY / "deploy" / "compose.yaml"
+SERVICE_KEYS = {
+    "build", "image", "restart", "environment", "volumes", "ports", "stop_grace_period", "depends_on", "command",
+    "healthcheck", "user",
+}  # fmt: skip
+TOP_KEYS = {"name", "services", "volumes", "networks"}
+
+
+# ---- the form --------------------------------------------------------------------------------------------
+
+
+def test_continued_lines_are_one_instruction_and_comments_none() -> None:
+    text = '# a\nFROM base AS build\nRUN a && \\\n    b\nCMD ["x", "y z"]\n'
+    assert instructions(text) == [
+        Instruction("FROM", "base AS build"),
+        Instruction("RUN", "a &&  b"),
+        Instruction("CMD", '["x", "y z"]'),
+    ]
+    assert instructions(text)[2].words == ["x", "y z"]
+
+
+def test_every_instruction_of_the_image_is_one_that_the_test_follows() -> None:
+    names = {step.name for step in instructions(DOCKERFILE.read_text())}
+    assert names == {
+        "FROM", "ARG", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "HEALTHCHECK", "STOPSIGNAL", "ENTRYPOINT",
+    }  # fmt: skip
+
+
+def test_the_health_check_is_a_program_that_python_takes() -> None:
+    (step,) = (s for s in instructions(DOCKERFILE.read_text()) if s.name == "HEALTHCHECK")
+    command = Instruction("CMD", step.rest.partition(" CMD ")[2].strip()).words
+    assert command[:2] == ["python", "-c"]
+    compile(command[2], "healthcheck", "exec")
+
+
+def test_the_image_does_not_take_in_what_git_ignores() -> None:
+    """``COPY .`` would: environments of gigabytes, keys, data."""
+    ignored = set((REPOSITORY / ".dockerignore").read_text().split())
+    assert {".git", ".venv", ".vllm", ".clients", ".demo", "neaptide-data"} <= ignored
+
+
+def services() -> Any:
+    return yaml.safe_load(COMPOSE.read_text())["services"]
+
+
+def test_the_compose_file_has_keys_that_compose_knows() -> None:
+    assert yaml.safe_load(COMPOSE.read_text()).keys() <= TOP_KEYS
+    for service in services().values():
+        assert service.keys() <= SERVICE_KEYS
+        assert ("image" in service) or ("build" in service)
+        assert service["restart"] in {"no", "always", "on-failure", "unless-stopped"}
+        environment = service.get("environment", {})
+        assert all(isinstance(value, str) for value in environment.values()), "YAML reads a bare word as something else"
+
+
+def test_every_port_and_volume_has_the_short_form() -> None:
+    for service in services().values():
+        for port in service["ports"]:
+            host, outside, inside = port.split(":")
+            assert host == "127.0.0.1"
+            assert 0 < int(outside) < 65536
+            assert 0 < int(inside) < 65536
+        for volume in service["volumes"]:
+            source, target, *mode = volume.split(":")
+            assert source
+            assert target.startswith("/")
+            assert mode in ([], ["ro"])
+
+
+def test_ports_of_the_image_are_those_that_compose_opens() -> None:
+    (exposed,) = (s.rest for s in instructions(DOCKERFILE.read_text()) if s.name == "EXPOSE")
+    assert [port.split(":")[-1] for port in services()["neaptide"]["ports"]] == [exposed]
+    (volume,) = (s.rest for s in instructions(DOCKERFILE.read_text()) if s.name == "VOLUME")
+    assert [v.split(":")[1] for v in services()["neaptide"]["volumes"]] == [volume]
+
+
+# ---- the steps -------------------------------------------------------------------------------------------
+
+
+def site_directories() -> list[Path]:
+    """Where the packages of this environment are, if they can stand for what the image downloads."""
+    paths = {Path(path).resolve() for path in (*site.getsitepackages(), *sys.path)}
+    return sorted(path for path in paths if path.name == "site-packages" and path.is_dir())
+
+
+def has_build_tools() -> bool:
+    try:
+        return int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    if not can_make_roots():
+        pytest.skip("needs root, unshare and chroot")
+    if not has_build_tools():
+        pytest.skip("needs setuptools >= 77 in this environment: nothing is downloaded")
+    shared = site_directories()
+    # pip reads the second as the value of its option: 0 is no isolation.
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    # The new environment sees the packages here, as if they had been downloaded into it; the old setuptools that Python
+    # puts into it would hide the one that torch asks for.
+    seen = "/opt/neaptide/lib/python3.11/site-packages/seen.pth"
+    steps = instructions(DOCKERFILE.read_text())
+    made = next(i for i, step in enumerate(steps) if step.name == "RUN" and "-m venv" in step.rest)
+    lines = " ".join(str(path) for path in shared if path != PYTHON_HOME)
+    steps.insert(
+        made + 1,
+        Instruction("RUN", f"/opt/neaptide/bin/pip uninstall -q -y setuptools && printf '%s\\n' {lines} > {seen}"),
+    )
+    return follow(steps, tmp_path_factory.mktemp("image"), shared, offline)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_image_holds_the_package_itself_and_its_data(image: Stage) -> None:
+    program = "import neaptide, pathlib; p = pathlib.Path(neaptide.__file__).parent; print(p)\n"
+    program += "assert (p / 'data' / 'neaptide-tiny' / 'model.safetensors').exists()\n"
+    program += "assert (p / 'server' / 'routes' / 'dashboard.html').exists()\n"
+    assert image.run(["python", "-c", program]).strip().startswith("/opt/neaptide/")
+    assert image.run(["neaptide", "--version"]).startswith("neaptide ")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_data_directory_belongs_to_the_user_of_the_image(image: Stage) -> None:
+    data = (image.root / "data").stat()
+    assert (data.st_uid, data.st_gid, data.st_mode & 0o777) == (10001, 10001, 0o700)
+    assert image.run(["id", "-un"]).strip() == "neaptide"
