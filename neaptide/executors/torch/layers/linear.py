@@ -69,7 +69,6 @@ def choose_products(linears: Sequence[Linear], kernels: str, clock: Clock) -> No
         kernels: ``torch`` leaves them as they are.
         clock: times the ways.
     """
-    deadline_s = clock.now() + products.BUDGET_S
     by_shape: dict[tuple[torch.Size, bool], list[Linear]] = defaultdict(list)
     for linear in linears:
         assert linear.weight is not None, "it has been chosen already"
@@ -86,7 +85,7 @@ def choose_products(linears: Sequence[Linear], kernels: str, clock: Clock) -> No
         else:
             count = max(1, products._SAMPLE_BYTES // num_bytes)
             samples = [(each.weight, each.bias) for each in same[:count] if each.weight is not None]
-            chosen = rows_by_kind(samples, kinds, clock, deadline_s)
+            chosen = rows_by_kind(samples, kinds, clock, clock.now() + products.BUDGET_S / len(by_shape))
         logger.info("linear layers of %d x %d: %s", *shape, _as_text(chosen))
         for linear in same:
             _use(linear, kinds, chosen)

@@ -5,7 +5,7 @@ call, which a few rows do not repay, and some CPUs have matrix instructions that
 """
 
 import logging
-from collections import defaultdict
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 MEASURED_ROWS = (1, 4, 16, 64, 256)
 BUDGET_S = 0.8
-"""For all shapes of a model; where it runs out, more rows are computed as the most that were measured."""
-_REPEATS = 3
+"""For all shapes of a model, in equal shares; where one ends, more rows are computed as the most that were measured."""
+_REPEATS = 4
 _SAMPLE_BYTES = 32 << 20
 """Weights of one shape that take turns while it is measured: as in a step, none is still in a small cache."""
 _UNMEASURED_BYTES = 1 << 18
@@ -126,18 +126,19 @@ def rows_by_kind(
         clock: that times them.
         deadline_s: no measurement begins later.
     """
-    seconds: dict[int, dict[str, float]] = defaultdict(dict)
+    seconds: dict[int, dict[str, float]] = {}
     products = {name: [make(*sample) for sample in samples] for name, make in kinds.items()}
     for rows in MEASURED_ROWS:
         x = torch.ones(rows, samples[0][0].shape[1], dtype=samples[0][0].dtype)
-        for repeat in range(_REPEATS):
+        # The least time of each layer on its own: a call is short beside the turns in which a busy machine runs us.
+        least_s = {name: [math.inf] * len(samples) for name in products}
+        for _ in range(_REPEATS):
             for name, each in products.items():
-                start_s = clock.now()
-                for product in each:
+                for index, product in enumerate(each):
+                    start_s = clock.now()
                     product(x)
-                taken_s = clock.now() - start_s
-                if repeat:  # the first warms up
-                    seconds[rows][name] = min(taken_s, seconds[rows].get(name, taken_s))
+                    least_s[name][index] = min(least_s[name][index], clock.now() - start_s)
+        seconds[rows] = {name: sum(times) for name, times in least_s.items()}
         if clock.now() > deadline_s:
             break
     return choose(seconds)
