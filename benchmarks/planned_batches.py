@@ -30,7 +30,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.common import Reference, model_111m, print_table
-from benchmarks.live_coserving import LAX_S, START_TIMEOUT_S
+from benchmarks.live.plan import LAX_S, START_TIMEOUT_S
 from benchmarks.vllm_server import Machine, Rival, vllm_server
 from neaptide.commands.server_process import ServerProcess
 from neaptide.engine.offline.planning.order import PromptOrder

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from benchmarks.common import model_111m, print_table, random_prompts, vocab_size
-from benchmarks.live_coserving import (
+from benchmarks.live.plan import (
     LAX_S,
     ONLINE_IN,
     ONLINE_OUT,
@@ -25,11 +25,9 @@ from benchmarks.live_coserving import (
     TPOT_OVER_ALONE,
     TTFT_OVER_TPOT,
     Plan,
-    run,
-    scrape,
     slo_flags,
-    submit_offline,
 )
+from benchmarks.live.run import run, scrape, submit_offline
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples

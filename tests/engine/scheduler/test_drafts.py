@@ -156,16 +156,17 @@ METHODS = [
 
 
 class Failing:
-    """Methods of a draft raise at their k-th call, once it has been armed."""
+    """Methods of a draft that the policy has called before raise at their k-th call, once it has been armed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._armed: tuple[type, str] | None = None
         self._calls_left = 0
+        self._called: dict[tuple[type, str], None] = {}
         for owner, name in METHODS:
             monkeypatch.setattr(owner, name, self._guarded(owner, name))
 
     def arm(self, rng: random.Random) -> None:
-        self._armed = rng.choice(METHODS)
+        self._armed = rng.choice(list(self._called) or METHODS)
         self._calls_left = rng.choice([1, 1, 2, 3, 5, 8])
 
     @property
@@ -179,6 +180,7 @@ class Failing:
         original = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            self._called[owner, name] = None
             if self._armed == (owner, name):
                 self._calls_left -= 1
                 if self._calls_left == 0:
