@@ -242,8 +242,16 @@ def test_only_the_request_that_planning_failed_at_ends(
     history = History(5, tmp_path, interrupts=False)
     rng = random.Random(policy)
     failing = Failing(monkeypatch)
-    core = harness.core
+    core, make = harness.core, harness.core.scheduler.draft
     num_compared = 0
+
+    def planned(now_s: float) -> Draft:
+        try:
+            return make(now_s)
+        finally:
+            failing.disarm()  # what comes then only reads the draft
+
+    core.scheduler.draft = planned  # type: ignore[method-assign]
     for _ in range(40):
         history.turn(harness)
         before = {request.request_id: request_state(request, with_segments=False) for request in all_requests(core)}
@@ -256,8 +264,6 @@ def test_only_the_request_that_planning_failed_at_ends(
             assert queue_state(core) == queues
             assert cache_state(core) == cache
             continue
-        finally:
-            failing.disarm()
         if not has_failed:
             continue
         (gone,) = list(harness.ends)[num_ends:]

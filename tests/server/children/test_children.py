@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import Process
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,6 +19,12 @@ from neaptide.server.children.frames import framed, receive_frame
 from neaptide.server.children.start import end_child, start_child
 
 LEAST_PRIORITY = 19
+
+
+@pytest.fixture(autouse=True)
+def children_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of the tests as children; only our package is installed."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
 
 
 async def started() -> Process:

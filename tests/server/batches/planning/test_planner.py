@@ -23,6 +23,12 @@ PROMPTS = {
 BAD = "tests.server.batches.planning.bad_planner"
 
 
+@pytest.fixture(autouse=True)
+def children_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules of the tests as children; only our package is installed."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+
+
 def asked(directory: Path, order: str, salts: tuple[str, str] = ("", ""), ended: tuple[int, ...] = ()) -> PlanRequest:
     """For the rows of two jobs, of which those of the first that have ended are left out."""
     jobs = []
