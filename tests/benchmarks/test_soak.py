@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.soak import BIN_S, SAMPLE_S, Memory, bars, bins, process_name, slope_mb_per_10_min
-from benchmarks.soak_load import LINES, Clients, Ledger, batch_fault, is_explained, visit
+from benchmarks.soak.__main__ import BIN_S, SAMPLE_S, Memory, bars, bins, process_name, slope_mb_per_10_min
+from benchmarks.soak.load import LINES, Clients, Ledger, batch_fault, is_explained, visit
 
 ERROR = {"error": {"message": "full", "type": "server_error", "code": None}}
 

@@ -32,7 +32,7 @@ import httpx
 import psutil
 
 from benchmarks.common import print_table
-from benchmarks.soak_load import RATES_RPS, Clients, Ledger, Visit, visit
+from benchmarks.soak.load import RATES_RPS, Clients, Ledger, Visit, visit
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
