@@ -191,9 +191,10 @@ class OfflinePool:
     def follow(self, order: PlannedOrder) -> None:
         """From now on rows are handed out in this order, and not in that of the plan before."""
         self._ends, self._last_scan = order.ends, None
-        for batch_id, rows, ranks in order.of_jobs():
-            if (job := self._jobs.get(batch_id)) is not None:
-                job.follow(rows, ranks)
+        planned = {batch_id: (rows, ranks) for batch_id, rows, ranks in order.of_jobs()}
+        nothing = np.empty(0, np.int64)
+        for batch_id, job in self._jobs.items():  # those that it does not have forget the plan before
+            job.follow(*planned.get(batch_id, (nothing, nothing)))
 
     # ---- handing out ----
 

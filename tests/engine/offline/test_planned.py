@@ -72,6 +72,16 @@ def test_rows_that_come_after_the_plan_stand_behind_it(tmp_path: Path, by_prefix
     assert drain(pool) == ["a:1", "a:0", *(["a:3", "a:2"] if by_prefix else ["a:2", "a:3"])]
 
 
+def test_a_job_that_the_new_plan_does_not_have_forgets_the_one_before(tmp_path: Path) -> None:
+    """Its places in the old plan mean nothing in the new one, and may be none of its windows."""
+    pool = pool_of(batch(tmp_path, "a", [[1]] * 2), batch(tmp_path, "b", [[2]] * 3))
+    follow(
+        pool, ("a", 0), ("a", 1), ("b", 2), ("b", 1), ("b", 0), ends=two_ends([1] * 5, [5.0, 4.0, 3.0, 2.0, 1.0], 1.0)
+    )
+    follow(pool, ("a", 1), ("a", 0), ends=two_ends([1] * 2, [2.0, 1.0], 1.0))
+    assert sorted(drain(pool)) == ["a:0", "a:1", "b:0", "b:1", "b:2"]
+
+
 def test_a_new_plan_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     pool = pool_of(batch(tmp_path, "a", [[1]] * 4))
     follow(pool, ("a", 3), ("a", 2), ("a", 1), ("a", 0))
