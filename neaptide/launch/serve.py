@@ -21,14 +21,13 @@ import msgspec
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
-from neaptide.launch.stopping import LAST_REPLIES_S, Drain, cut
+from neaptide.launch.stopping import Drain, cut
 from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
 from neaptide.server.observe.logs import configure_logging
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 
 if TYPE_CHECKING:
     import uvicorn
-    from fastapi import FastAPI
 
     from neaptide.server.batches.service import BatchService
     from neaptide.server.context import ServingContext
@@ -42,8 +41,6 @@ BACKLOG = 2048
 """Connections that wait to be taken, as for uvicorn."""
 THREAD_SWITCH_S = 0.0005
 """How long a thread that shapes batch results may keep the event loop, and so the streams, from running."""
-OTHER_DESCRIPTORS = 256
-"""Kept free of client connections: database, files, the engine's socket, connections on their way out."""
 
 
 # ---- both sides ------------------------------------------------------------------------------------------
@@ -206,6 +203,7 @@ def _http_server(
 ) -> "tuple[uvicorn.Server, BatchService, Shadow | None]":
     import uvicorn
 
+    from neaptide.launch.connections import uvicorn_config
     from neaptide.server.app import ServerState, create_app
     from neaptide.server.batches.checking.worker import WorkerChecker
     from neaptide.server.batches.lines import ContextCompiler
@@ -252,46 +250,7 @@ def _http_server(
     state.shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
-    return Server(_uvicorn_config(settings, app)), service, state.shadow
-
-
-def _uvicorn_config(settings: Settings, app: "FastAPI") -> "uvicorn.Config":
-    import uvicorn
-
-    from neaptide.server.edge.middleware import MAX_HEADER_BYTES
-    from neaptide.server.edge.transport import TransportLimits, protocol_class
-
-    limits = TransportLimits(
-        max_connections=room_for(settings.max_connections),
-        header_s=settings.header_timeout_s,
-        body_idle_s=settings.body_timeout_s,
-        write_idle_s=settings.send_timeout_s,
-    )
-    return uvicorn.Config(
-        app,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        http=protocol_class(limits, app.state.metrics),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        lifespan="off",  # what stands behind the app is started and stopped here
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=LAST_REPLIES_S,  # the rest was waited for by ``Drain``
-    )
-
-
-def room_for(max_connections: int) -> int:
-    """Raises this process's limit of descriptors as far as needed; returns how many connections fit."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max_connections + OTHER_DESCRIPTORS
-    if soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft < wanted:
-        logger.warning("the limit of open files allows %d connections", soft - OTHER_DESCRIPTORS)
-    return min(max_connections, soft - OTHER_DESCRIPTORS)
+    return Server(uvicorn_config(settings, app)), service, state.shadow
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -13,17 +13,9 @@ from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.turns import ByShares
 from neaptide.engine.request import Request
+from neaptide.engine.scheduler.actions import Action, Admit, DrawPool, Grow, Preempt, TakePart, TakePartRows
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.draft import (
-    Action,
-    Admit,
-    Draft,
-    DrawPool,
-    Grow,
-    Preempt,
-    TakePart,
-    TakePartRows,
-)
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.table import RequestTable
 
 SHARED = {"config", "kv", "queues", "cost_model", "headroom"}

@@ -15,10 +15,8 @@ from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.turns import ByShares, Turns
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.budget import StepBudget
-from neaptide.engine.scheduler.draft import (
+from neaptide.engine.scheduler.actions import (
     Admit,
-    Draft,
     DrawPool,
     Grow,
     Preempt,
@@ -27,6 +25,8 @@ from neaptide.engine.scheduler.draft import (
     TakePart,
     TakePartRows,
 )
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.queues import OnlineOrder, Queues, deadline_order
 from neaptide.engine.steps.plan import BatchShape, NewRequest, StepPlan
 from neaptide.engine.steps.step import Step, await_tokens

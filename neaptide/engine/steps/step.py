@@ -9,7 +9,8 @@ from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.draft import Draft, Preempt, PreemptionCount
+from neaptide.engine.scheduler.actions import Preempt, PreemptionCount
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.steps.timer import StepTimer
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID

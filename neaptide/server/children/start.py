@@ -18,10 +18,10 @@ def child_command(module: str, *arguments: str, executable: str | None = None) -
     return [executable or sys.executable, "-P", "-m", module, *arguments]
 
 
-def child_environment(environment: Mapping[str, str] | None = None, **more: str) -> Mapping[str, str]:
-    """Of this process unless given. One core is enough for a child, and the others are not its own."""
-    own = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return {**(environment or os.environ), **own, **more}
+def child_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """One core is enough for a child beside the engine, and the others are not its own."""
+    threads = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {**environment, "TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(threads, "1")}
 
 
 async def start_child(

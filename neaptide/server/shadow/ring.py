@@ -66,11 +66,12 @@ class TrafficRing:
         """From that time on, up to now; the last one says what the engine has.
 
         Raises:
+            EngineUnavailableError: there is none to ask.
             NoAnswerError: the engine does not say it.
         """
         if self._asked is None:
-            self._asked = asyncio.get_running_loop().create_future()
             self._client.ask_traffic()
+            self._asked = asyncio.get_running_loop().create_future()
         asked = self._asked
         try:
             async with asyncio.timeout(ANSWER_S):

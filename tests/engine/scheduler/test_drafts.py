@@ -11,9 +11,10 @@ from neaptide.engine.kv.draft import KVDraft
 from neaptide.engine.offline.pool import PoolDraft
 from neaptide.engine.params import INTERNAL_ERROR, RequestClass
 from neaptide.engine.request import Request
+from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.base import PlanningError
 from neaptide.engine.scheduler.budget import StepBudget
-from neaptide.engine.scheduler.draft import Admit, Draft
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.engine.steps.step import Step
 from neaptide.engine.steps.timer import StepTimer

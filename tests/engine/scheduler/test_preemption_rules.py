@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.draft import Admit, Draft, Grow, Preempt, TakePart
+from neaptide.engine.scheduler.actions import Admit, Grow, Preempt, TakePart
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.queues import deadline_order
 from tests.engine.harness import Harness, batch, flex, online
 

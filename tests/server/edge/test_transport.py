@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.launch.serve import room_for
+from neaptide.launch.connections import room_for
 from neaptide.server.edge.transport import TransportLimits
 from tests.server.conftest import USER, Server
 from tests.server.live import Live, request_bytes, serving

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from neaptide.engine.messages import StepOutputs, TellTraffic, Traffic
-from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
 from neaptide.server.link.supervisor import Supervisor
 from neaptide.server.shadow.gauge import Pace
 from neaptide.server.shadow.ring import MAX_AGE_S, NoAnswerError, TrafficRing
@@ -82,6 +82,16 @@ async def test_an_engine_that_goes_away_leaves_no_one_waiting() -> None:
     with pytest.raises(NoAnswerError):
         await asked
     assert ring.since_s == 1005.0
+
+
+async def test_an_engine_that_was_not_there_is_asked_when_it_is() -> None:
+    client, engine, _, ring = ring_of()
+    engine.die()
+    with pytest.raises(EngineUnavailableError):
+        await ring.pieces(0.0)
+    engine.attach()
+    assert await answered(ring, client, 0.0) == [b"now"]
+    assert [type(message) for message in engine.received] == [TellTraffic]
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:

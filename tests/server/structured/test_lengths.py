@@ -13,7 +13,7 @@ from neaptide.server.openai.prepare import CHAT, prepare
 from neaptide.server.structured.grammars import answer_grammar, schema_part
 from neaptide.server.structured.lengths import max_document_bytes
 from neaptide.server.text.tokenizer import Tokenizer
-from tests.executors.test_grammars_at_length import random_schema
+from tests.executors.grammars.test_grammars_at_length import random_schema
 from tests.server.conftest import USER, make_context
 
 EOS_TOKEN_ID = 5

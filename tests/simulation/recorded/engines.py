@@ -4,6 +4,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
+
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import TellTraffic
 from neaptide.engine.observer import EngineObserver
@@ -15,31 +17,21 @@ from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
-from neaptide.estimator.device_profile import DeviceProfile, PlanningCost
+from neaptide.estimator.device_profile import PlanningCost
 from neaptide.estimator.recipes import recipe_as_it_is
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 from neaptide.simulation.recorded.recording import Recording
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import Run, simulate
+from tests.simulation.scenes import profile
 
 BASE = content_base("recorded#0")
 COST = StepCost(
     fixed_s=1e-2, gemm_curve_s=(3e-4, 6e-4), pair_s=3e-8, kv_token_s=3e-7, decode_request_s=3e-4, prefill_request_s=5e-4
 )
-DEVICE = DeviceProfile(
-    name="scene",
-    source="analytic",
-    device="none",
-    model="none",
-    dtype="none",
-    date="2026-01-01",
-    commit="",
-    kv_bytes_per_token=1,
-    num_blocks=600,
-    block_size=16,
-    planning=PlanningCost(1e-3),
-    costs=dict.fromkeys(("prefill", "decode", "mixed"), COST),
+DEVICE = msgspec.structs.replace(
+    profile(600, 16, PlanningCost(1e-3)), costs=dict.fromkeys(("prefill", "decode", "mixed"), COST)
 )
 
 

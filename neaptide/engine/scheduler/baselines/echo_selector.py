@@ -14,8 +14,9 @@ from neaptide.engine.interfaces import CostModel
 from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request
+from neaptide.engine.scheduler.actions import Admit
 from neaptide.engine.scheduler.baselines.echo_bs_e import EchoBaseWithEstimator
-from neaptide.engine.scheduler.draft import Admit, Draft
+from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape
 
 

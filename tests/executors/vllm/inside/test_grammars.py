@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -12,28 +11,13 @@ from transformers import PreTrainedModel
 
 from neaptide.engine.params import GRAMMAR_ERROR, INTERNAL_ERROR, FinishReason
 from neaptide.executors.contract import StartedExecutor
-from neaptide.executors.grammar_masks import Constrained, GrammarMasks
+from tests.executors.grammars.cases import SCHEMAS, masks_fail_for, of_schema
 from tests.executors.vllm.inside.faults import vllm
 from tests.executors.vllm.inside.runs import Run, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
 
-SCHEMAS: list[dict[str, Any]] = [
-    {"type": "integer", "minimum": 3, "maximum": 40},
-    {"enum": ["red", "green", {"light": True}]},
-    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 4}, "size": {"enum": ["s", "m"]}},
-        "required": ["name", "size"],
-        "additionalProperties": False,
-    },
-]
 PROMPTS = prompts(9, seed=21, high=20)
-
-
-def of_schema(schema: Any) -> str:
-    return json.dumps({"grammars": [{"json_schema": schema | {"x-guidance": {"whitespace_flexible": False}}}]})
 
 
 def ask_all(run: Run) -> None:
@@ -125,14 +109,7 @@ def test_a_grammar_that_cannot_be_followed_ends_its_request_alone(
 def test_a_failure_of_the_mask_thread_is_taken_apart(
     started: StartedExecutor, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = GrammarMasks._fill
-
-    def raising(masks: GrammarMasks, constrained: list[Constrained]) -> Any:
-        if any(request.request_id == "poison" for request in constrained):
-            raise RuntimeError("poison")
-        return fill(masks, constrained)
-
-    monkeypatch.setattr(GrammarMasks, "_fill", raising)
+    masks_fail_for("poison", monkeypatch)
     run = Run(started.executor)
     run.add("poison", PROMPTS[0], grammar=of_schema(SCHEMAS[0]))
     ask_all(run)

@@ -13,7 +13,7 @@ import torch
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.params import GRAMMAR_ERROR, INTERNAL_ERROR, FinishReason, SamplingParams
 from neaptide.engine.steps.plan import NewRequest
-from neaptide.executors.grammar_masks import Constrained, Follower, GrammarMasks
+from neaptide.executors.grammar_masks import Follower
 from neaptide.executors.torch.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.executors.torch.torch_executor import TorchExecutor
@@ -22,25 +22,10 @@ from neaptide.models.grammars import GrammarError, Grammars
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.executors.driver import make_executor, write_checkpoint
 from tests.executors.engine_run import EOS_TOKEN_ID, EngineRun
+from tests.executors.grammars.cases import SCHEMAS, masks_fail_for, of_schema
 
 VOCAB_SIZE = 420  # more rows than the tokenizer has tokens
 BLOCK_SIZE = 4
-SCHEMAS: list[dict[str, Any]] = [
-    {"type": "integer", "minimum": 3, "maximum": 40},
-    {"enum": ["red", "green", {"light": True}]},
-    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 4}, "size": {"enum": ["s", "m"]}},
-        "required": ["name", "size"],
-        "additionalProperties": False,
-    },
-]
-
-
-def of_schema(schema: Any) -> str:
-    """A random model has a weakness for white space."""
-    return json.dumps({"grammars": [{"json_schema": schema | {"x-guidance": {"whitespace_flexible": False}}}]})
 
 
 @pytest.fixture(scope="module")
@@ -155,14 +140,7 @@ def test_a_grammar_that_cannot_be_followed_ends_its_request_alone(
 def test_a_failure_of_the_mask_thread_is_taken_apart(
     model: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = GrammarMasks._fill
-
-    def raising(masks: GrammarMasks, constrained: list[Constrained]) -> Any:
-        if any(request.request_id == "0 poison" for request in constrained):
-            raise RuntimeError("poison")
-        return fill(masks, constrained)
-
-    monkeypatch.setattr(GrammarMasks, "_fill", raising)
+    masks_fail_for("0 poison", monkeypatch)
     run = Run(model, may_fail=True)
     run.ask("0 poison", SCHEMAS[0])
     ask_all(run)

@@ -11,7 +11,7 @@ import pytest
 from neaptide.engine.params import FinishReason
 from neaptide.server.structured.grammars import answer_grammar, schema_part
 from neaptide.server.text.tokenizer import Tokenizer
-from tests.executors.test_grammars import Run, model, tokenizer
+from tests.executors.grammars.test_grammars import Run, model, tokenizer
 
 __all__ = ["model", "tokenizer"]  # fixtures
 

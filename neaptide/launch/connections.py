@@ -1,0 +1,49 @@
+"""How the HTTP server takes its connections, and how many."""
+
+import logging
+import resource
+
+import uvicorn
+from fastapi import FastAPI
+
+from neaptide.launch.stopping import LAST_REPLIES_S
+from neaptide.server.edge.middleware import MAX_HEADER_BYTES
+from neaptide.server.edge.transport import TransportLimits, protocol_class
+from neaptide.server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+OTHER_DESCRIPTORS = 256
+"""Kept free of client connections: database, files, the engine's socket, connections on their way out."""
+
+
+def uvicorn_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
+    limits = TransportLimits(
+        max_connections=room_for(settings.max_connections),
+        header_s=settings.header_timeout_s,
+        body_idle_s=settings.body_timeout_s,
+        write_idle_s=settings.send_timeout_s,
+    )
+    return uvicorn.Config(
+        app,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        http=protocol_class(limits, app.state.metrics),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",  # what stands behind the app is started and stopped here
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=LAST_REPLIES_S,  # the rest was waited for by ``Drain``
+    )
+
+
+def room_for(max_connections: int) -> int:
+    """Raises this process's limit of descriptors as far as needed; returns how many connections fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + OTHER_DESCRIPTORS
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft < wanted:
+        logger.warning("the limit of open files allows %d connections", soft - OTHER_DESCRIPTORS)
+    return min(max_connections, soft - OTHER_DESCRIPTORS)
