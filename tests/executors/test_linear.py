@@ -102,7 +102,7 @@ def test_torch_can_be_insisted_on() -> None:
 
 
 def test_large_weights_are_measured(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_UNMEASURED_BYTES", 1)
+    monkeypatch.setattr(products, "UNMEASURED_BYTES", 1)
     monkeypatch.setattr(products, "MEASURED_ROWS", (1, 4))
     layers = [make(bias=False)[0] for _ in range(3)]
     with caplog.at_level(logging.INFO):

@@ -80,10 +80,10 @@ def choose_products(linears: Sequence[Linear], kernels: str, clock: Clock) -> No
         if list(kinds) == ["torch"]:
             continue
         num_bytes = first.numel() * first.itemsize
-        if num_bytes < products._UNMEASURED_BYTES:
+        if num_bytes < products.UNMEASURED_BYTES:
             chosen = {products.MEASURED_ROWS[-1]: next(iter(kinds))}
         else:
-            count = max(1, products._SAMPLE_BYTES // num_bytes)
+            count = max(1, products.SAMPLE_BYTES // num_bytes)
             samples = [(each.weight, each.bias) for each in same[:count] if each.weight is not None]
             chosen = rows_by_kind(samples, kinds, clock, clock.now() + products.BUDGET_S / len(by_shape))
         logger.info("linear layers of %d x %d: %s", *shape, _as_text(chosen))

@@ -23,9 +23,9 @@ MEASURED_ROWS = (1, 4, 16, 64, 256)
 BUDGET_S = 0.8
 """For all shapes of a model, in equal shares; where one ends, more rows are computed as the most that were measured."""
 _REPEATS = 4
-_SAMPLE_BYTES = 32 << 20
+SAMPLE_BYTES = 32 << 20
 """Weights of one shape that take turns while it is measured: as in a step, none is still in a small cache."""
-_UNMEASURED_BYTES = 1 << 18
+UNMEASURED_BYTES = 1 << 18
 """Smaller weights take the first kind: a measurement would be of the calls, not of the products."""
 _CLEARLY_FASTER = 0.85
 """A second kind for some rows, and so a second copy of the weights, has to take less than this share of the time."""
