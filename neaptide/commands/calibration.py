@@ -24,7 +24,8 @@ from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.device_profile import save_profile
 from neaptide.estimator.subject import Subject
 from neaptide.executors.registry import start_executor
-from neaptide.launch.serve import LaunchError, default_num_threads, embedded_model_path, executor_arguments
+from neaptide.launch.serve import LaunchError, embedded_model_path, executor_arguments
+from neaptide.launch.threads import default_num_threads
 from neaptide.models.checkpoint import load_model_facts, resolve_model
 from neaptide.server.link.interpreter import wait_as_in_an_engine
 from neaptide.server.settings import EMBEDDED_MODEL
@@ -100,7 +101,7 @@ def calibrate_model(
             model_path=str(path),
             device=device,
             dtype=dtype,
-            num_threads=num_threads or default_num_threads(),
+            num_threads=num_threads or default_num_threads(path),
             arguments=dict(arguments or {}),
         ),
         cache=CacheConfig(block_size=0),

@@ -45,7 +45,7 @@ from neaptide.experiments.fidelity_runs import (
 )
 from neaptide.experiments.models import benchmark_model
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.launch.serve import default_num_threads
+from neaptide.launch.threads import default_num_threads
 from neaptide.server.link.interpreter import wait_as_in_an_engine
 from neaptide.simulation.measures import Copied, Measures
 from neaptide.simulation.replay import Replay, replay
@@ -117,7 +117,9 @@ def run(quick: bool) -> ExperimentResult:
     size = QUICK if quick else FULL
     model = benchmark_model()
     cache, clock = CacheConfig(num_blocks=NUM_BLOCKS), MonotonicClock()
-    executor = TorchExecutor(ExecutorConfig(model_path=str(model), num_threads=default_num_threads()), cache, clock)
+    executor = TorchExecutor(
+        ExecutorConfig(model_path=str(model), num_threads=default_num_threads(model)), cache, clock
+    )
     try:
         executor.touch_blocks(NUM_BLOCKS)
         log.info("calibrating for %.0f s", size.calibration.budget_s)

@@ -22,6 +22,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
 from neaptide.launch.stopping import Drain, cut
+from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
 from neaptide.server.observe.logs import configure_logging
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
@@ -55,11 +56,6 @@ def embedded_model_path() -> Path:
 
 class LaunchError(Exception):
     """The server cannot start; the message is one line for the operator."""
-
-
-def default_num_threads() -> int:
-    """One core stays with the API process: threads that wait for each other stall when they share theirs."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def engine_config(
@@ -105,7 +101,7 @@ def engine_config(
             model_path=str(model_path),
             device=settings.device,
             dtype=settings.dtype,
-            num_threads=settings.num_threads or default_num_threads(),
+            num_threads=settings.num_threads or default_num_threads(model_path),
             cpu_kernels=settings.cpu_kernels,
             sim_step_s=settings.sim_step_ms / 1e3,
             arguments=arguments,

@@ -168,7 +168,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0.0
     num_threads: Annotated[
         int,
-        Option("Compute threads on a CPU; 0 is all cores but one, which the API process needs.", "N", low=0),
+        Option(
+            "Compute threads on a CPU; 0 is one for each 16 MiB of weights, at most both of two cores or all but one.",
+            "N",
+            low=0,
+        ),
     ] = 0
     cpu_kernels: Annotated[
         str,

@@ -59,6 +59,11 @@ class StepBudget:
                 high = middle
         return low
 
+    def seconds_each(self, num_tokens: int, context_tokens: int) -> float:
+        """What each token of such a chunk adds to the step."""
+        with_it_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens)).seconds
+        return (with_it_s - self._cost_model.predict(self.shape).seconds) / num_tokens
+
     def add_decodes(self, contexts: IntArray) -> None:
         """Decodes on so many computed tokens each, at least one."""
         count = len(contexts)

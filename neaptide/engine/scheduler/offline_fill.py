@@ -11,8 +11,11 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.residual import FULL_SHARE, num_paced
 from neaptide.engine.steps.plan import BatchShape
 
-MIN_CHUNK_TOKENS = 16
-"""A smaller chunk of a longer prompt costs more in fixed overhead than it brings."""
+USUAL_CHUNK_TOKENS = 16
+"""Where time for a smaller chunk of a longer prompt is left it is taken only if its tokens ..."""
+MAX_CHUNK_PRICE = 1.5
+"""... cost at most so many times as much as those of such a chunk would: where compute is scarce they cost the same,
+and where it is not they cost the fixed part of a prompt."""
 GIANT_SHARE = 0.125
 """Of the blocks that offline work may hold. A request that needs more and finds no room is passed by: others run
 meanwhile ..."""
@@ -80,13 +83,18 @@ class OfflineFill:
     def _chunk(
         self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0
     ) -> int:
-        """Tokens that fit; 0 if too few to be worth a step. An otherwise empty step takes the least chunk whatever
+        """Tokens that fit; 0 if so few that they cost too much. An otherwise empty step takes a usual chunk whatever
         it costs: a limit that nothing fits into must not stop offline work for good."""
-        least = min(num_tokens, MIN_CHUNK_TOKENS, self._config.max_num_batched_tokens)
+        usual = min(num_tokens, USUAL_CHUNK_TOKENS, self._config.max_num_batched_tokens)
         chunk = draft.budget.largest_chunk(num_tokens, context_tokens, limit_s, swapped_blocks)
-        if chunk >= least:
+        if chunk >= usual:
             return chunk
-        return 0 if draft.num_parts else least
+        if not draft.num_parts:
+            return usual
+        if not chunk or draft.budget.tokens_left < usual:
+            return 0
+        dearest_s = MAX_CHUNK_PRICE * draft.budget.seconds_each(usual, context_tokens)
+        return chunk if draft.budget.seconds_each(chunk, context_tokens) <= dearest_s else 0
 
     def _blocks_to_grow(self, draft: Draft) -> int:
         """Blocks that resident requests may still take. They may grow into the headroom: to drop them while blocks are

@@ -69,19 +69,36 @@ def calibration_steps(limits: Limits, seed: int) -> CalibrationSteps:
 
 
 def start_steps(limits: Limits) -> list[Parts]:
-    """A few steps for a server's start, small ones first."""
+    """A few steps for a server's start, small ones first.
+
+    Many hold a short chunk, alone and beside decodes: from these the model tells what the first tokens of a prompt add
+    to a step. Where it thinks them too dear for the bound of a step, no prompt runs beside streams, and nothing ever
+    shows that they are not.
+    """
     steps: list[Parts] = [
+        ((8, 0),),
         ((16, 0),),
         _equal(1, 64),
+        _equal(2, 128),
         ((64, 0),),
         _equal(4, 64),
+        ((16, 128),),
         _equal(1, 512),
+        _equal(8, 128),
+        ((32, 0),),
+        ((16, 0), *_equal(2, 128)),
+        ((16, 0),) * 2,
         _equal(16, 128),
+        ((24, 0), *_equal(2, 200)),
+        ((16, 64), *_equal(4, 128)),
         ((128, 0),),
         ((32, 0), *_equal(8, 64)),
+        ((48, 64),),
         _equal(32, 64),
+        ((48, 0), *_equal(4, 128)),
         ((64, 256), *_equal(2, 256)),
         _equal(32, 256),
+        ((32, 0),) * 4,
         ((256, 0),),
         ((128, 0), *_equal(16, 128)),
         _equal(4, 1024),

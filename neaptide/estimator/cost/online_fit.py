@@ -36,8 +36,9 @@ OUTLIER = 3.0
 MAX_TREND_ERROR = 0.3
 FIRST_MARGIN = 0.1
 """Until a regime has shown enough steps for a quantile."""
-MAX_MARGIN = log(2.0)
-"""On a machine noisier than that a wider margin would only stop offline work."""
+MAX_MARGIN = log(1.3)
+"""On a machine noisier than that a wider margin would only stop offline work: what stalls a step from outside stalls a
+short one as long."""
 
 
 class OnlineCostModel:

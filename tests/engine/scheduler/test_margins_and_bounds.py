@@ -34,6 +34,17 @@ class PerToken:
     def observe(self, shape: BatchShape, seconds: float) -> None: ...
 
 
+class PerPrompt(PerToken):
+    """As much for every chunk of a prompt as for so many tokens more."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self._prompt_s = num_tokens * TOKEN_S
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(super().predict(shape).seconds + self._prompt_s * shape.prefill_requests, 0.0)
+
+
 WITH_MARGIN = PerToken(margin_s=8 * TOKEN_S)
 
 
@@ -262,6 +273,26 @@ def test_the_controllers_factor_is_on_the_limit_of_the_step() -> None:
     scheduler.controller.factor = 0.75
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"f": 24}
+
+
+@pytest.mark.parametrize(
+    ("cost_model", "tokens_of_time", "chunk"), [(PerToken(), 12, 11), (PerPrompt(8), 20, 11), (PerPrompt(32), 41, 0)]
+)
+def test_a_small_chunk_is_taken_if_its_tokens_cost_little_more_than_those_of_a_usual_one(
+    cost_model: PerToken, tokens_of_time: int, chunk: int
+) -> None:
+    harness = Harness(cost_model=cost_model, egress_s=0.0, ttft_slo_s=2 * tokens_of_time * TOKEN_S, tpot_slo_s=TOKEN_S)
+    harness.core.handle(flex("f", [8], max_tokens=30))
+    harness.step()
+    harness.core.handle(flex("g", [9] * 100))
+    assert harness.step() == {"f": 1} | ({"g": chunk} if chunk else {})
+
+
+def test_tokens_that_a_large_prompt_leaves_of_a_step_are_too_few_for_another() -> None:
+    harness = Harness(cost_model=PerToken(), max_num_batched_tokens=40, ttft_slo_s=100.0, tpot_slo_s=100.0)
+    harness.core.handle(flex("f", [8] * 30))
+    harness.core.handle(flex("g", [9] * 30))
+    assert harness.step() == {"f": 30}
 
 
 # ---- memory ----

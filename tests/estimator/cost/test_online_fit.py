@@ -119,12 +119,12 @@ def test_the_same_steps_give_the_same_model_bit_for_bit(base: Base) -> None:
     assert all(first.predict(sample.shape) == second.predict(sample.shape) for sample in run)
 
 
-def test_the_margin_is_at_most_the_prediction(base: Base) -> None:
+def test_the_margin_is_at_most_three_tenths_of_the_prediction(base: Base) -> None:
     rng, model = random.Random(0), OnlineCostModel(base.calibrated)
     for sample in measure(MACHINE, 0, 300):
         model.observe(sample.shape, sample.seconds * rng.choice([0.2, 5.0]))
     seconds, margin_s = model.predict(random_shape(rng))
-    assert margin_s == pytest.approx(seconds)
+    assert margin_s == pytest.approx(0.3 * seconds)
 
 
 def test_the_base_is_not_changed(base: Base) -> None:
