@@ -8,10 +8,11 @@ steps capped at the TPOT target, and both together. A server for each run; corre
 share = offline tokens/s / (capped ceiling - online tokens/s); share_uncapped with the ceiling itself.
 
 The whole form also runs both together at TPOT targets of 1.2, 1.8, 2.4, 3.6 and 4.8 times online alone, which is a
-curve of offline throughput against online latency, and the same load under other policies (``--rivals``) on the same
-engine, points that should stand below it; at loads 0.20, 0.10 and 0.40, and with arrivals in bursts (10 s on, 20 s
-off). With ``--vllm`` the same on vLLM's kernels: ours over its workers against its own priority scheduling at default
-and at small limits. ``--plot`` draws every point.
+curve of offline throughput against online latency; simulates the headline's run from its own step log (``--predict``);
+and runs the same load under other policies (``--rivals``) on the same engine, points that should stand below the curve.
+All that at loads 0.20, 0.10 and 0.40, and with arrivals in bursts (10 s on, 20 s off). With ``--vllm`` the same on
+vLLM's kernels: ours over its workers against its own priority scheduling at default and at small limits. ``--plot``
+draws every point.
 
     python -m benchmarks.live_coserving --quick             # 60 s a run, load 0.20 only, no curve, no rivals, no repeat
     python -m benchmarks.live_coserving --medium            # 75 s a run, load 0.20 only, three targets, two rivals
@@ -34,6 +35,7 @@ from benchmarks.common import model_111m
 from benchmarks.live.engines import Engine, ours, over_vllm
 from benchmarks.live.measure import Case, Experiment, jsonable, measure
 from benchmarks.live.plan import TPOT_OVER_ALONE, Plan
+from benchmarks.live.predict import print_prediction
 from benchmarks.live.tables import print_curve, print_load
 from neaptide.commands.outputs import check_plot
 
@@ -65,6 +67,12 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--bursty", action=argparse.BooleanOptionalAction, help="also load 0.20 in bursts")
     parser.add_argument("--targets", type=numbers, metavar="A,B", help="of the curve, in TPOT p50s of online alone")
     parser.add_argument("--rivals", type=words, metavar="P,P", help="POLICY[@STEP_TOKENS][/SEATS], on our engine")
+    alone_help = (
+        "the TTFT target is so many TTFT p50s of online alone at least (0: five TPOT targets, whatever that is)"
+    )
+    parser.add_argument("--ttft-over-alone", type=float, default=0.0, metavar="X", help=alone_help)
+    predict_help = "also simulate the headline's run from its own step log (all forms but --quick do)"
+    parser.add_argument("--predict", action=argparse.BooleanOptionalAction, help=predict_help)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="also on vLLM's kernels, by this interpreter")
     parser.add_argument("--duration-s", type=float, help="of a run, with the same parts of it measured")
     parser.add_argument("--repeats", type=int, help="by turns")
@@ -105,7 +113,14 @@ def experiment_of(args: argparse.Namespace) -> Experiment:
     if args.bursty if args.bursty is not None else not is_short:
         cases.append(BURSTY)
     form = (TPOT_OVER_ALONE,) if args.quick else MEDIUM_OVER_ALONE if args.medium else OVER_ALONE
-    return Experiment(tuple(cases), args.repeats or (1 if is_short else 2), args.engines, args.targets or form)
+    return Experiment(
+        tuple(cases),
+        args.repeats or (1 if is_short else 2),
+        args.engines,
+        args.targets or form,
+        args.ttft_over_alone,
+        not args.quick if args.predict is None else args.predict,
+    )
 
 
 def plan_of(args: argparse.Namespace, model: Path) -> Plan:
@@ -121,6 +136,8 @@ def main() -> None:
     result: dict[str, Any] = asyncio.run(measure(plan_of(args, model_111m()), experiment_of(args)))
     for load in result["loads"]:
         print_load(load)
+        if "prediction" in load:
+            print_prediction(load["prediction"])
     for curve in result.get("curves", ()):
         print_curve(curve)
     if args.plot is not None and "curves" in result:

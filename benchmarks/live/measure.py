@@ -4,11 +4,14 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.live.curve import Point, mean_points, point_of, rival_ratios, standing
 from benchmarks.live.engines import Engine
 from benchmarks.live.plan import LAX_S, TPOT_OVER_ALONE, Plan, Targets, Window, slo_flags
+from benchmarks.live.predict import predict
 from benchmarks.live.run import check, run
 from benchmarks.live.tables import summary
 from neaptide.loadgen.client.recorder import attainment
@@ -36,6 +39,10 @@ class Experiment:
     """The first is the headline."""
     over_alone: tuple[float, ...] = (TPOT_OVER_ALONE,)
     """TPOT targets of our curve, in TPOT p50s of online alone; the headline's belongs to it in any case."""
+    least_ttft_over_alone: float = 0.0
+    """The TTFT target is so many TTFT p50s of online alone at least; contracts know no such bound."""
+    predicts: bool = False
+    """Whether the headline's run is simulated as well."""
 
     @property
     def has_curve(self) -> bool:
@@ -63,12 +70,25 @@ def share_of(most_tokens_per_s: float, both: Window) -> float | None:
     return round(both.offline_tokens_per_s / left, 4) if left > 0.0 else None
 
 
-async def online_alone_tpot_s(plan: Plan, engine: Engine) -> float:
-    """TPOT p50 with lax targets, of the fastest server on these kernels."""
+@dataclass(slots=True, frozen=True)
+class Alone:
+    """Medians of online alone with lax targets, of the fastest server on these kernels."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def targets(self, tpot_over_alone: float, experiment: Experiment) -> Targets:
+        return Targets.of_tpot(tpot_over_alone * self.tpot_s, experiment.least_ttft_over_alone * self.ttft_s)
+
+
+async def probe_alone(plan: Plan, engine: Engine) -> Alone:
     probes = [await run(plan, [*engine.flags, *slo_flags(LAX_S, LAX_S)], online=True, offline=False)]
     for rival in engine.rivals[:1]:
         probes += await rival.probe(plan)
-    return min(percentiles(r.tpot_s for r in probe.records).p50 for probe in probes)
+    return Alone(
+        min(percentiles(r.ttft_s for r in probe.records).p50 for probe in probes),
+        min(percentiles(r.tpot_s for r in probe.records).p50 for probe in probes),
+    )
 
 
 async def measure_case(
@@ -76,16 +96,21 @@ async def measure_case(
 ) -> dict[str, Any]:
     """All runs at one load on one engine."""
     plan = replace(plan.at_load(case.load, ceiling.offline_tokens_per_s), shape=case.shape)
-    alone_tpot_s = await online_alone_tpot_s(plan, engine)
-    targets = Targets.of_tpot(TPOT_OVER_ALONE * alone_tpot_s)
+    alone = await probe_alone(plan, engine)
+    targets = alone.targets(TPOT_OVER_ALONE, experiment)
     load = f"{case.load}" + ("" if case.shape == "poisson" else f", {case.shape}")
-    print(f"load {load}: {plan.rate_rps:.2f} requests/s, TPOT target {1e3 * targets.tpot_s:.0f} ms", flush=True)
+    print(
+        f"load {load}: {plan.rate_rps:.2f} requests/s; online alone TTFT p50 {1e3 * alone.ttft_s:.0f} ms, TPOT p50 "
+        f"{1e3 * alone.tpot_s:.0f} ms; targets {1e3 * targets.ttft_s:.0f} and {1e3 * targets.tpot_s:.0f} ms",
+        flush=True,
+    )
     windows = {
         "online alone": await run(plan, [*engine.flags, *targets.flags], online=True, offline=False),
         "offline, capped": await run(plan, [*engine.flags, *targets.cap_flags], online=False, offline=True),
         "offline": ceiling,
-        "both": await run(plan, [*engine.flags, *targets.flags], online=True, offline=True),
     }
+    is_headline = (case, engine) == (experiment.cases[0], experiment.engines[0])
+    windows["both"], prediction = await run_both(plan, engine, targets, predicts=experiment.predicts and is_headline)
     result = {
         "load": case.load,
         "ratios": ratios_of(windows, targets),
@@ -96,14 +121,30 @@ async def measure_case(
     }
     if experiment.has_curve:
         result |= {"engine": engine.name, "arrivals": case.shape}
-        points = await curve_points(plan, engine, alone_tpot_s, experiment.over_alone, windows)
+        points = await curve_points(plan, engine, alone, experiment, windows)
         headline = point_of(curve_name(TPOT_OVER_ALONE), windows["both"], targets, TPOT_OVER_ALONE)
         rivals = await rival_points(plan, engine, targets, windows)
         result["ratios"] |= rival_ratios(headline, rivals)
         result["alone"] = point_of("online alone", windows["online alone"], targets)
         result["points"] = [*sorted([*points, headline], key=lambda point: point.over_alone or 0.0), *rivals]
     runs = [summary(name, window, targets.ttft_s, targets.tpot_s) for name, window in windows.items()]
-    return result | {"runs": runs}
+    return result | {"runs": runs} | ({"prediction": prediction} if prediction else {})
+
+
+async def run_both(
+    plan: Plan, engine: Engine, targets: Targets, *, predicts: bool
+) -> tuple[Window, dict[str, Any] | None]:
+    """The headline's run, and what the simulator makes of it."""
+    flags = [*engine.flags, *targets.flags]
+    if not predicts:
+        return await run(plan, flags, online=True, offline=True), None
+    with TemporaryDirectory() as directory:
+        log = Path(directory) / "steps.jsonl"
+        window = await run(plan, flags, online=True, offline=True, step_log=log)
+        try:
+            return window, predict(log, window, targets)
+        except ValueError as error:
+            return window, {"failed": str(error)}
 
 
 def ratios_of(windows: Mapping[str, Window], targets: Targets) -> dict[str, float | None]:
@@ -126,13 +167,13 @@ def curve_name(over_alone: float) -> str:
 
 
 async def curve_points(
-    plan: Plan, engine: Engine, alone_tpot_s: float, over_alone: Sequence[float], windows: dict[str, Window]
+    plan: Plan, engine: Engine, alone: Alone, experiment: Experiment, windows: dict[str, Window]
 ) -> list[Point]:
     """Ours at every target of the curve but the headline's, which is measured anyway; adds to ``windows``."""
     points = []
-    for multiple in over_alone:
+    for multiple in experiment.over_alone:
         if multiple != TPOT_OVER_ALONE:
-            name, targets = curve_name(multiple), Targets.of_tpot(multiple * alone_tpot_s)
+            name, targets = curve_name(multiple), alone.targets(multiple, experiment)
             windows[name] = await run(plan, [*engine.flags, *targets.flags], online=True, offline=True)
             points.append(point_of(name, windows[name], targets, multiple))
             print(f"  {name}: {windows[name].offline_tokens_per_s:.0f} offline tok/s", flush=True)

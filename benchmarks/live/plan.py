@@ -39,6 +39,8 @@ class Window:
     phase_ms: dict[str, float] = field(default_factory=dict)
     preemptions: float = 0.0
     prediction_error: float = 0.0
+    clock_s: tuple[float, float] = (0.0, 0.0)
+    """When it began and ended, on the clock of this machine and so of the engine."""
     records: list[Record] = field(default_factory=list)
 
 
@@ -77,8 +79,8 @@ class Targets:
     tpot_s: float
 
     @classmethod
-    def of_tpot(cls, tpot_s: float) -> "Targets":
-        return cls(TTFT_OVER_TPOT * tpot_s, tpot_s)
+    def of_tpot(cls, tpot_s: float, least_ttft_s: float = 0.0) -> "Targets":
+        return cls(max(TTFT_OVER_TPOT * tpot_s, least_ttft_s), tpot_s)
 
     @property
     def flags(self) -> list[str]:

@@ -71,13 +71,18 @@ async def submit_offline(http: httpx.AsyncClient, plan: Plan) -> None:
         raise SystemExit(str(error)) from None
 
 
-async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> Window:
-    """One server, one run; the window's records are those of requests that arrived in it."""
+async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step_log: Path | None = None) -> Window:
+    """One server, one run; the window's records are those of requests that arrived in it.
+
+    Args:
+        step_log: for the engine to write.
+    """
     arrivals = plan.arrivals_s() if online else []
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[Record] = []
     with tempfile.TemporaryDirectory() as directory:
         flags = [str(plan.model), "--served-model-name", "m", *flags]
+        flags += [] if step_log is None else ["--step-log", str(step_log)]
         server = ServerProcess(flags, Path(directory), START_TIMEOUT_S)
         limits = httpx.Limits(max_connections=None)
         async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http:
@@ -92,6 +97,7 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> W
                 )
             )
             begin, end = plan.window_s
+            began_s = asyncio.get_running_loop().time()
             await asyncio.sleep(begin)
             start = await scrape(http)
             await asyncio.sleep(end - begin)
@@ -99,6 +105,7 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool) -> W
             if offline and stop.sum("neaptide_requests_waiting", **{"class": "offline"}) == 0:
                 raise SystemExit("the batch ran out inside the window: the figures would be wrong")
             window = between(start, stop, end - begin, saturated=not online)
+            window.clock_s = began_s + begin, began_s + end
             await give_time([load])
     window.records = [r for r in with_unfinished(records, arrivals) if begin <= r.arrival_s < end]
     return window

@@ -150,7 +150,7 @@ def online_percentiles(measures: Measures, run: Outcome) -> dict[str, dict[str, 
     return {name: percentiles(values)._asdict() for name, values in (("TTFT", ttft_s), ("TPOT", tpot_s))}
 
 
-class _Shapes(EngineObserver):
+class Shapes(EngineObserver):
     """Keeps the shape of the step that was committed last."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ def drive(core: EngineCore, clock: Clock, load: Load) -> Outcome:
     core.handle(load.offline_batch())
     next_online = 0
     queues = core.scheduler.queues
-    shapes = _Shapes()
+    shapes = Shapes()
     core.subscribe(shapes)
     while True:
         now_s = clock.now()

@@ -60,11 +60,13 @@ def replay(
     cost_model: CostModel | None = None,
     headroom: HeadroomPredictor | None = None,
     on_step: OnStep | None = None,
+    observers: Sequence[EngineObserver] = (),
 ) -> Replay:
     """Replays a log until its end or the first difference.
 
     cost_model, headroom: as the recorded engine had them when its log began; None makes them as the header says.
     on_step: called with each recorded step and what the core reported for it.
+    observers: of the core that decides again.
 
     Raises:
         ReplayError: the log cannot be replayed.
@@ -74,7 +76,7 @@ def replay(
     if not lines or not isinstance(lines[0], HeaderLine):
         raise ReplayError(f"{log} is empty")
     with TemporaryDirectory(prefix="neaptide-replay-") as directory:
-        driver = _Driver(lines, Path(directory), cost_model, headroom)
+        driver = _Driver(lines, Path(directory), cost_model, headroom, observers)
         for line in lines[1:]:
             outputs = driver.feed(line)
             if isinstance(line, StepLine):
@@ -111,6 +113,7 @@ class _Driver:
         directory: Path,
         cost_model: CostModel | None,
         headroom: HeadroomPredictor | None,
+        observers: Sequence[EngineObserver],
     ) -> None:
         header = lines[0]
         assert isinstance(header, HeaderLine)
@@ -141,7 +144,7 @@ class _Driver:
             headroom or build_headroom(header.recipe["headroom"], header.num_blocks),
             self._clock,
             frozenset({END_TOKEN_ID}),
-            observers=[self._watch],
+            observers=[self._watch, *observers],
         )
         if POLICIES[header.scheduler.policy].row_key is not None:
             self._core.scheduler.queues.pool.row_key = messages.row_rank

@@ -62,6 +62,11 @@ class LineCompiler(Protocol):
         """Names the model and tokenizer; prompts tokenized under another one must not be run."""
         ...
 
+    @property
+    def model_id(self) -> str:
+        """The model that is served, to be named to those who ask for another."""
+        ...
+
     def serves(self, model: str) -> bool: ...
 
     def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
@@ -82,6 +87,10 @@ class ContextCompiler:
     @property
     def fingerprint(self) -> str:
         return f"{self._context.model_id} {self._context.fingerprint}"
+
+    @property
+    def model_id(self) -> str:
+        return self._context.model_id
 
     def serves(self, model: str) -> bool:
         return self._context.serves(model)

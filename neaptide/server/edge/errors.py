@@ -180,9 +180,10 @@ class UnavailableError(ApiError):
         super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
 
 
-def model_not_found() -> NotFoundError:
-    """The error for a model that is not served."""
-    return NotFoundError("The requested model is not served here.", param="model", code="model_not_found")
+def model_not_found(served: str) -> NotFoundError:
+    """The error for a model that is not served; ``served`` is."""
+    message = f"The requested model is not served here; this server serves {served!r}."
+    return NotFoundError(message, param="model", code="model_not_found")
 
 
 def engine_unavailable() -> UnavailableError:

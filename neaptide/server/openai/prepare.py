@@ -189,7 +189,7 @@ def parse_body(model: type[_B], body: dict[str, Any]) -> _B:
 def check_model(model: str, context: ServingContext) -> None:
     """Absent and empty mean the one model that is served."""
     if not context.serves(model):
-        raise model_not_found()
+        raise model_not_found(context.model_id)
 
 
 @dataclass(slots=True, frozen=True)

@@ -35,5 +35,5 @@ async def retrieve_model(request: Request, model_id: str) -> Model:
     """One model; ids may contain slashes."""
     context: ServingContext = request.app.state.context
     if not model_id or not context.serves(model_id):
-        raise model_not_found()
+        raise model_not_found(context.model_id)
     return _describe(model_id, context)

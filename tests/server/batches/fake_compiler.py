@@ -49,6 +49,8 @@ class FakeAssembler:
 class FakeCompiler:
     """A byte is a token; a temperature above 2 is refused, as a real endpoint would."""
 
+    model_id = "m"
+
     def __init__(self, fingerprint: str = "fake") -> None:
         self.fingerprint = fingerprint
 

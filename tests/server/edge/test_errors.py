@@ -192,6 +192,8 @@ async def test_unknown_model_is_404_and_absent_or_empty_is_ours(server: Server) 
     with pytest.raises(openai.NotFoundError) as caught:
         await server.openai.chat.completions.create(model="gpt-9", messages=USER)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert f"this server serves {MODEL_ID!r}" in caught.value.message
+    assert "gpt-9" not in caught.value.message
     for body in ({}, {"model": ""}, {"model": None}):
         reply = await server.http.post(CHAT, json={"messages": USER, "max_tokens": 1, **body})
         assert reply.json()["model"] == MODEL_ID

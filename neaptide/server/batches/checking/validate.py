@@ -253,7 +253,8 @@ class Validator:
         if model is None or model == "":
             raise LineFault("invalid_request", "Model parameter is required.", "body.model")
         if not isinstance(model, str) or not self._compiler.serves(model):
-            raise LineFault("model_not_found", "The provided model is not supported by the Batch API.", "body.model")
+            message = f"The model of this line is not served here; this server serves {self._compiler.model_id!r}."
+            raise LineFault("model_not_found", message, "body.model")
         self._report.model = self._report.model or model
         if model != self._report.model:
             raise LineFault("model_mismatch", "All requests of a batch must name the same model.", "body.model")

@@ -84,6 +84,11 @@ def test_each_malformed_line(tmp_path: Path, bad: dict[str, Any] | str, code: st
     assert not list(tmp_path.glob("job*"))
 
 
+def test_a_line_for_another_model_is_told_which_one_is_served(tmp_path: Path) -> None:
+    report, _ = validate(tmp_path, jsonl([with_body(model="gpt")]))
+    assert report.errors[0]["message"] == "The model of this line is not served here; this server serves 'm'."
+
+
 def test_invalid_utf8_is_not_json(tmp_path: Path) -> None:
     report, _ = validate(tmp_path, b'{"custom_id": "\xff"}\n')
     assert [e["code"] for e in report.errors] == ["invalid_json_line"]

@@ -1,0 +1,226 @@
+"""What the simulator makes of a live run: the same arrivals on a virtual clock, beside what the clients saw.
+
+Everything is taken from the run's own step log. It is replayed first: today's scheduler must decide every step as it
+was decided, and the replay gives the shapes of the steps. Then the load is simulated twice, with step times as the
+engine's cost model had learnt them when the window of measurement began, and, to tell the machine's wandering from the
+simulator's own error, as it would have learnt them from the whole run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.common import FIRST_TOKEN_ID, print_table, random_prompts
+from benchmarks.live.plan import ONLINE_IN, Targets, Window
+from neaptide.engine.clock import VirtualClock
+from neaptide.engine.config import CacheConfig, EngineConfig
+from neaptide.engine.core import EngineCore
+from neaptide.engine.messages import StepOutputs
+from neaptide.engine.offline.token_file import TokenFileWriter
+from neaptide.engine.record.step_log import AddLine, BatchLine, HeaderLine, ObserveLine, StepLine, read_log
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.recipes import build_cost_model, build_headroom
+from neaptide.executors.simulated.trace_executor import TraceExecutor
+from neaptide.experiments.fidelity_runs import Load, MachineModel, Outcome, Shapes, Step, drive
+from neaptide.experiments.sim_fidelity import DRAWS, ERRORS, NEVER
+from neaptide.loadgen.client.recorder import attainment
+from neaptide.loadgen.percentiles import percentiles
+from neaptide.simulation.measures import OnlineRecord
+from neaptide.simulation.replay import replay
+
+MAX_HOST_S = 0.05
+"""Between two steps; a longer gap means that there was nothing to do."""
+VOCABULARY = 1000
+ERROR_OF = {
+    "ttft_p50_ms": ERRORS["p50"],
+    "ttft_p99_ms": ERRORS["p99"],
+    "tpot_p50_ms": ERRORS["p50"],
+    "tpot_p99_ms": ERRORS["p99"],
+    "offline_tokens_per_s": ERRORS["tokens/s"],
+    "online_tokens_per_s": ERRORS["tokens/s"],
+}
+"""What a prediction may be off, relative."""
+Figures = dict[str, float]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the log says. Times are in seconds from when the batch came."""
+
+    header: HeaderLine
+    begin_s: float = 0.0
+    """When that was, on the engine's clock."""
+    warm_up: list[tuple[BatchShape, float]] = field(default_factory=list)
+    """Steps that the cost model was shown before the first."""
+    arrivals_s: list[float] = field(default_factory=list)
+    rows: int = 0
+    row_tokens: int = 0
+    steps: list[Step] = field(default_factory=list)
+    difference: str | None = None
+    """Of the replay."""
+
+    def learnt(self, until_s: float) -> tuple[OnlineCostModel, list[Step]]:
+        """The engine's cost model after the steps that had ended by then, and these steps."""
+        model = build_cost_model(self.header.recipe["cost_model"])
+        assert isinstance(model, OnlineCostModel)
+        known = [step for step in self.steps if step.end_s <= until_s]
+        for shape, seconds in (*self.warm_up, *((step.shape, step.seconds) for step in known)):
+            model.observe(shape, seconds)
+        return model, known
+
+
+def read(log: Path) -> Recorded:
+    """Raises ValueError if the log is damaged or names no batch."""
+    lines = list(read_log(log))
+    header = lines[0]
+    assert isinstance(header, HeaderLine)
+    found = Recorded(header)
+    batches = [line for line in lines if isinstance(line, BatchLine)]
+    if not batches:
+        raise ValueError(f"{log} names no batch")
+    found.begin_s = batches[0].now_s
+    found.rows, found.row_tokens = sum(len(line.rows) for line in batches), batches[0].rows[0][1]
+    found.warm_up = [(BatchShape(*one.shape), one.seconds) for one in lines if isinstance(one, ObserveLine)]
+    found.arrivals_s = sorted(line.arrival_s - found.begin_s for line in lines if isinstance(line, AddLine))
+    shapes, ended_s = Shapes(), 0.0
+
+    def take(line: StepLine, outputs: StepOutputs) -> None:
+        nonlocal ended_s
+        start_s, *planned_s, end_s = (at_s - found.begin_s for at_s in line.t)
+        planning_s = (planned_s or [start_s])[0] - start_s
+        gap_s = start_s - ended_s
+        host_s = planning_s + (gap_s if 0.0 <= gap_s <= MAX_HOST_S else 0.0)
+        found.steps.append(Step(start_s, end_s - start_s - planning_s, host_s, shapes.last))
+        ended_s = end_s
+
+    found.difference = replay(log, on_step=take, observers=[shapes]).difference
+    return found
+
+
+def predict(log: Path, real: Window, targets: Targets) -> dict[str, Any]:
+    """The real run's figures, and those of the simulations, by what is known of the step times."""
+    recorded = read(log)
+    window_s = tuple(at_s - recorded.begin_s for at_s in real.clock_s)
+    before, whole = (simulated(recorded, until_s, window_s, targets) for until_s in window_s)
+    measured = real_figures(real, targets)
+    return {
+        "steps": len(recorded.steps),
+        "decided_otherwise": recorded.difference,
+        "real": measured,
+        "known_before": before,
+        "known_afterwards": whole,
+        "holds": {
+            name: holds(measured, figures) for name, figures in (("known_before", before), ("known_afterwards", whole))
+        },
+    }
+
+
+def simulated(recorded: Recorded, until_s: float, window_s: Sequence[float], targets: Targets) -> Figures:
+    """Medians over draws of what steps scatter by."""
+    model, known = recorded.learnt(until_s)
+    machine = MachineModel(model.as_it_is(), known)
+    with TemporaryDirectory() as name:
+        load = load_of(recorded, window_s[1], targets, Path(name))
+        draws = [figures_of(draw(recorded, load, machine, seed), window_s, targets) for seed in range(DRAWS)]
+    inside = [step for step in recorded.steps if window_s[0] < step.end_s <= window_s[1]]
+    return {name: round(median(one[name] for one in draws), 4) for name in draws[0]} | {
+        "step_error": round(machine.error(inside), 4),
+        "step_noise": round(machine.noise, 4),
+    }
+
+
+def load_of(recorded: Recorded, end_s: float, targets: Targets, directory: Path) -> Load:
+    """The recorded arrivals; texts of the same lengths, of which no two are alike."""
+    stem = str(directory / "offline")
+    with TokenFileWriter(stem) as writer:
+        for prompt in random_prompts(recorded.rows, recorded.row_tokens, FIRST_TOKEN_ID + VOCABULARY, seed=1):
+            writer.append(prompt)
+    prompts = random_prompts(len(recorded.arrivals_s), ONLINE_IN, FIRST_TOKEN_ID + VOCABULARY, seed=2)
+    return Load(recorded.arrivals_s, prompts, stem, recorded.rows, end_s, targets.ttft_s, targets.tpot_s)
+
+
+def draw(recorded: Recorded, load: Load, machine: MachineModel, seed: int) -> Outcome:
+    header, clock = recorded.header, VirtualClock()
+    executor = TraceExecutor(
+        header.num_blocks, machine, clock, lambda _: NEVER, lambda name: name.startswith("online"), machine.noise, seed
+    )
+    model, _ = recorded.learnt(0.0)
+    headroom = build_headroom(header.recipe["headroom"], header.num_blocks)
+    cache = CacheConfig(block_size=header.block_size, enable_prefix_cache=header.prefix_cache)
+    config = EngineConfig(cache=cache, scheduler=header.scheduler)
+    return drive(EngineCore(config, executor, model, headroom, clock), clock, load)
+
+
+def figures_of(outcome: Outcome, window_s: Sequence[float], targets: Targets) -> Figures:
+    begin_s, end_s = window_s
+    records = [one for one in outcome.measures.online.values() if begin_s <= one.arrival_s < end_s]
+    steps = outcome.measures.steps((begin_s, end_s))
+    computed = sum(step.shape.num_tokens for step in outcome.steps if begin_s < step.end_s <= end_s)
+    offline, again = float(steps["computed_tokens"].sum()), float(steps["recomputed_tokens"].sum())
+    return _figures(
+        [one.first_s - one.arrival_s for one in records],
+        [one.tpot_s for one in records],
+        sum(_met(one, targets) for one in records) / len(records),
+        (offline - again) / (end_s - begin_s),
+        (computed - offline) / (end_s - begin_s),
+    )
+
+
+def _met(record: OnlineRecord, targets: Targets) -> bool:
+    return (
+        record.is_done
+        and record.first_s - record.arrival_s <= targets.ttft_s
+        and (record.tpot_s is None or record.tpot_s <= targets.tpot_s)
+    )
+
+
+def real_figures(window: Window, targets: Targets) -> Figures:
+    return _figures(
+        [record.ttft_s for record in window.records],
+        [record.tpot_s for record in window.records],
+        attainment(window.records, targets.ttft_s, targets.tpot_s),
+        window.offline_tokens_per_s,
+        window.online_tokens_per_s,
+    )
+
+
+def _figures(
+    ttft_s: Sequence[float | None], tpot_s: Sequence[float | None], met: float, offline: float, online: float
+) -> Figures:
+    ttft, tpot = percentiles(ttft_s), percentiles(tpot_s)
+    return {
+        "attainment": round(met, 4),
+        "ttft_p50_ms": round(1e3 * ttft.p50, 1),
+        "ttft_p99_ms": round(1e3 * ttft.p99, 1),
+        "tpot_p50_ms": round(1e3 * tpot.p50, 1),
+        "tpot_p99_ms": round(1e3 * tpot.p99, 1),
+        "offline_tokens_per_s": round(offline, 1),
+        "online_tokens_per_s": round(online, 1),
+    }
+
+
+def holds(real: Figures, figures: Figures) -> bool:
+    return all(abs(figures[name] / real[name] - 1.0) <= error for name, error in ERROR_OF.items())
+
+
+def print_prediction(found: Mapping[str, Any]) -> None:
+    if "failed" in found:
+        print(f"no prediction: {found['failed']}")
+        return
+    real, before, whole = found["real"], found["known_before"], found["known_afterwards"]
+    rows = []
+    for name, value in real.items():
+        bound = f"{ERROR_OF[name]:.0%}" if name in ERROR_OF else "-"
+        cells = [f"{value:,.3g}", bound]
+        for figures in (before, whole):
+            ratio = f" ({figures[name] / value:.3f})" if value else ""
+            cells.append(f"{figures[name]:,.3g}{ratio}")
+        rows.append([name, *cells])
+    rows += [[name, "", "", f"{before[name]:.3f}", f"{whole[name]:.3f}"] for name in ("step_error", "step_noise")]
+    columns = ["", "real", "allowed", "simulated, known before", "simulated, known afterwards"]
+    decided = found["decided_otherwise"] or "none"
+    print_table(f"the simulator on this run; of {found['steps']} steps decided otherwise: {decided}", columns, rows)

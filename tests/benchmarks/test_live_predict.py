@@ -1,0 +1,128 @@
+"""``benchmarks.live.predict`` on a virtual machine: what was recorded is predicted, and what changed within is not."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.live import predict as live_predict
+from benchmarks.live.plan import Targets, Window
+from benchmarks.live.predict import ERROR_OF, holds, predict, print_prediction
+from neaptide.engine.clock import VirtualClock
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from neaptide.engine.core import EngineCore
+from neaptide.engine.interfaces import CostModel, Prediction
+from neaptide.engine.record.step_log import create_log
+from neaptide.engine.record.step_recorder import StepRecorder
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.cost.iteration_time import Regime
+from neaptide.estimator.cost.online_fit import OnlineCostModel
+from neaptide.estimator.cost.roofline import RooflineModel
+from neaptide.estimator.cost.step_cost import StepCost
+from neaptide.estimator.recipes import build_headroom, recipe_of
+from neaptide.executors.simulated.trace_executor import TraceExecutor
+from neaptide.experiments.fidelity_runs import Load, Outcome, drive
+from neaptide.loadgen.client.recorder import Record
+
+NUM_BLOCKS = 1024
+TARGETS = Targets(0.5, 0.06)
+BEGIN_S, END_S = 3.0, 9.0
+"""Of the window, from when the batch came."""
+AT_S = 1000.0
+"""When that was."""
+COST = StepCost(fixed_s=0.02, gemm_curve_s=(1e-3, 2e-3), pair_s=1e-7, kv_token_s=1e-6)
+BASE = RooflineModel(dict.fromkeys(Regime, COST))
+
+
+class Machine:
+    """Implements ``CostModel``: a tenth slower than its profile, and more so from a moment on."""
+
+    def __init__(self, clock: VirtualClock, then_s: float, factor: float) -> None:
+        self._clock, self._then_s, self._factor = clock, then_s, factor
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        factor = self._factor if self._clock.now() >= self._then_s else 1.0
+        return Prediction(1.1 * factor * BASE.predict(shape).seconds, 0.0)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None: ...
+
+
+def recorded(directory: Path, log: Path, then_s: float, factor: float) -> Window:
+    """A run on that machine, as ``benchmarks.live.run`` would have measured it."""
+    clock = VirtualClock(AT_S)
+    load = Load.make(2.0, END_S, 1500, (TARGETS.ttft_s, TARGETS.tpot_s), 1000, directory)
+    scheduler = SchedulerConfig(max_model_len=1024, ttft_slo_s=TARGETS.ttft_s, tpot_slo_s=TARGETS.tpot_s)
+    config, model = EngineConfig(cache=CacheConfig(), scheduler=scheduler), OnlineCostModel(BASE)
+    recipe = {"cost_model": recipe_of(model), "headroom": "fixed"}
+    recorder = StepRecorder(create_log(log), config, NUM_BLOCKS, recipe)
+    truth: CostModel = Machine(clock, AT_S + then_s, factor)
+    executor = TraceExecutor(NUM_BLOCKS, truth, clock, lambda _: 1 << 30, lambda name: name.startswith("online"))
+    headroom = build_headroom("fixed", NUM_BLOCKS)
+    outcome = drive(EngineCore(config, executor, model, headroom, clock, observers=[recorder]), clock, load)
+    recorder.close()
+    return window_of(outcome)
+
+
+def window_of(outcome: Outcome) -> Window:
+    window_s = AT_S + BEGIN_S, AT_S + END_S
+    records = [
+        Record(one.arrival_s, token_times_s=[one.first_s, one.last_s], end_s=one.last_s, num_output_tokens=one.tokens)
+        for one in outcome.measures.online.values()
+        if window_s[0] <= one.arrival_s < window_s[1]
+    ]
+    offline = float(outcome.measures.steps(window_s)["computed_tokens"].sum())
+    tokens = sum(step.shape.num_tokens for step in outcome.steps if BEGIN_S < step.end_s <= END_S)
+    seconds = END_S - BEGIN_S
+    return Window(
+        seconds=seconds,
+        online_tokens_per_s=(tokens - offline) / seconds,
+        offline_tokens_per_s=offline / seconds,
+        clock_s=window_s,
+        records=records,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_draws() -> Iterator[None]:
+    """Steps do not scatter here: a median over nine draws would say the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_predict, "DRAWS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("steady")
+    return predict(directory / "log", recorded(directory, directory / "log", 99.0, 1.0), TARGETS)
+
+
+def test_a_machine_that_stays_as_it_is_is_predicted(steady: dict[str, Any]) -> None:
+    assert steady["decided_otherwise"] is None
+    assert steady["holds"] == {"known_before": True, "known_afterwards": True}
+    real, before = steady["real"], steady["known_before"]
+    assert before["attainment"] == pytest.approx(real["attainment"], abs=0.06)
+    assert before["step_noise"] < 0.02
+    assert before["step_error"] < 0.02
+
+
+def test_a_machine_that_changes_in_the_window_is_not_predicted_from_what_came_before(tmp_path: Path) -> None:
+    found = predict(tmp_path / "log", recorded(tmp_path, tmp_path / "log", BEGIN_S, 1.4), TARGETS)
+    assert not found["holds"]["known_before"]
+    assert found["known_afterwards"]["step_error"] < 0.5 * found["known_before"]["step_error"]
+
+
+@pytest.mark.parametrize("name", ERROR_OF)
+@pytest.mark.parametrize("apart", [lambda error: 1 + error, lambda error: 1 - error])
+def test_each_figure_has_its_own_bound(name: str, apart: Callable[[float], float]) -> None:
+    real = dict.fromkeys(ERROR_OF, 1000.0)
+    assert holds(real, real | {name: 1000.0 * apart(0.99 * ERROR_OF[name])})
+    assert not holds(real, real | {name: 1000.0 * apart(1.01 * ERROR_OF[name])})
+
+
+def test_it_is_printed_side_by_side(steady: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    print_prediction(steady)
+    assert "offline_tokens_per_s" in (said := capsys.readouterr().out)
+    assert "known afterwards" in said
+    print_prediction({"failed": "no log"})
+    assert capsys.readouterr().out == "no prediction: no log\n"
