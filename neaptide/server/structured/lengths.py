@@ -19,8 +19,8 @@ _INTEGER_EXTRA_BYTES = 4
 _SEPARATOR_BYTES = 2
 """Of items, and of a key and its value, in the one layout that is written."""
 _SCALARS = {"null": 4, "boolean": 5}
-_FORMATS = {"uuid": 36, "ipv4": 15, "ipv6": 45}
-"""Characters at most; dates and host names are written out as patterns, which bound nothing here."""
+_FORMATS = {"uuid": 36, "ipv4": 15}
+"""Characters at most; others are written out as patterns, which bound nothing here, with a length beside some."""
 
 
 def max_document_bytes(schema: Any) -> int | None:

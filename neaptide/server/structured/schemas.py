@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from neaptide.server.structured.formats import WRITTEN_OUT
+from neaptide.server.structured.patterns import in_our_dialect
+
 MAX_GRAMMAR_CHARS = 1 << 16
 """Of a schema, a regular expression or a grammar."""
 MAX_DEPTH = 64
@@ -22,29 +25,6 @@ COMPILER_OPTIONS: dict[str, Any] = {
     "coerce_one_of": False,
 }
 _OPTIONS_KEY = "x-guidance"
-
-_MONTHS_31, _MONTHS_30 = "(0[13578]|1[02])", "(0[469]|11)"
-_ANY_DAY = f"({_MONTHS_31}-(0[1-9]|[12][0-9]|3[01])|{_MONTHS_30}-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-_FOURTHS = "(0[48]|[2468][048]|[13579][26])"
-_LEAP_YEAR = f"([0-9]{{2}}{_FOURTHS}|({_FOURTHS}|00)00)"
-_DATE = f"([0-9]{{4}}-{_ANY_DAY}|{_LEAP_YEAR}-02-29)"
-_HOURS_MINUTES = "([01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_HOURS_MINUTES}:[0-5][0-9](\.[0-9]+)?([zZ]|[+-]{_HOURS_MINUTES})"
-_LETTER, _INNER = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
-# Two hyphens in the third and fourth place belong to encoded names, whose rules no grammar can hold.
-_LABEL = (
-    f"({_LETTER}|{_LETTER}{_LETTER}|{_LETTER}{_INNER}{_LETTER}"
-    f"|{_LETTER}{_INNER}({_LETTER}{_LETTER}|-{_LETTER})|{_LETTER}{_INNER}({_LETTER}{_INNER}|-{_LETTER})"
-    f"{_INNER}{{0,58}}{_LETTER})"
-)
-_FORMATS: dict[str, dict[str, Any]] = {
-    "date": {"pattern": f"^{_DATE}$"},
-    "date-time": {"pattern": f"^{_DATE}[tT]{_TIME}$"},
-    "time": {"pattern": f"^{_TIME}$"},
-    "hostname": {"pattern": rf"^{_LABEL}(\.{_LABEL})*$", "maxLength": 253},
-}
-"""Formats that the compiler takes too lightly (the 29th of February, leap seconds at any minute, encoded names) and
-what holds them."""
 
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
@@ -103,11 +83,16 @@ def _prepare(node: Any, depth: int, *, of_names: bool = False) -> Any:
         for key, child in node.items()
         if key != _OPTIONS_KEY
     }
-    written_out = _FORMATS.get(copy["format"]) if isinstance(copy.get("format"), str) else None
+    if isinstance(copy.get("pattern"), str):
+        copy["pattern"] = in_our_dialect(copy["pattern"])
+    if isinstance(copy.get("patternProperties"), dict):
+        copy["patternProperties"] = {in_our_dialect(key): child for key, child in copy["patternProperties"].items()}
+    written_out = WRITTEN_OUT.get(copy["format"]) if isinstance(copy.get("format"), str) else None
     if written_out is not None:
         del copy["format"]
         others = copy.get("allOf", [])
-        copy["allOf"] = [*(others if isinstance(others, list) else []), written_out]
+        of_type = {"type": copy["type"]} if "type" in copy else {}  # its length bounds strings only
+        copy["allOf"] = [*(others if isinstance(others, list) else []), of_type | written_out]
     return copy
 
 

@@ -1,15 +1,20 @@
 """Schemas made ready, and complaints in words that name a keyword and quote nothing."""
 
+import ipaddress
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from neaptide.launch.serve import embedded_model_path
 from neaptide.models.grammars import GrammarError, Grammars
 from neaptide.server.structured.call_formats import HERMES, LLAMA, MISTRAL, CallFormat
+from neaptide.server.structured.formats import WRITTEN_OUT
 from neaptide.server.structured.grammars import Calls, OfferedTool, answer_grammar, calls_grammar, schema_part
 from neaptide.server.structured.schemas import MAX_DEPTH, MAX_GRAMMAR_CHARS, SchemaError, explain, prepare_schema
 
@@ -25,6 +30,9 @@ def accepts(grammar: str, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
+CLOSED = {"type": "object", "additionalProperties": False}
+
+
 def is_valid(schema: Any, text: str) -> bool:
     return accepts(answer_grammar(schema_part(schema)), text)
 
@@ -33,14 +41,52 @@ def is_valid(schema: Any, text: str) -> bool:
     ("form", "good", "bad"),
     [
         ("date", ["2024-02-29", "2000-02-29", "2023-04-30"], ["2023-02-29", "2100-02-29", "2023-04-31", "2023-13-01"]),
-        ("time", ["23:59:59Z", "01:02:03.5+01:30"], ["24:00:00Z", "12:00:60Z", "12:00:00"]),
+        ("time", ["23:59:59Z", "01:02:03.5+01:30"], ["24:00:00Z", "12:00:60Z", "12:00:00", "22:59:60Z", "23:59:61Z"]),
+        ("time", ["23:59:60Z", "23:59:60.25-00:00"], ["23:59:60+01:00", "23:59:60"]),
         ("date-time", ["2024-02-29T00:00:00Z"], ["2023-02-29T00:00:00Z", "2024-02-29 00:00:00Z"]),
+        ("date-time", ["1998-12-31T23:59:60Z", "2015-06-30t23:59:60z"], ["1998-12-30T23:59:60Z"]),
+        (
+            "ipv6",
+            ["::", "::ffff:1.2.3.4", "1:2:3:4:5:6:1.2.3.4", "FE80::1"],
+            ["1::2::3", "::1.2.3", "::256.0.0.1", "::g"],
+        ),
         ("hostname", ["a.b-c.example", "x1", "a-b"], ["-a", "a-", "xn--x", "a..b", "a" * 64]),
     ],
 )
 def test_formats_are_held_exactly(form: str, good: list[str], bad: list[str]) -> None:
     for text, expected in [(text, True) for text in good] + [(text, False) for text in bad]:
         assert is_valid({"type": "string", "format": form}, json.dumps(text)) is expected, text
+
+
+@given(st.lists(st.sampled_from(["0", "ab12", "12345", ":", "::", ".", "10.0.0.255", "1.2.3.256", "%1"]), max_size=17))
+@example(["::", "1:" * 6, "1"])
+@example(["1:" * 7, ":"])
+@example(["1:" * 6, ":", "1.2.3.4"])
+def test_an_ipv6_address_is_what_others_take_for_one(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    try:
+        is_address = ipaddress.IPv6Address(text).scope_id is None
+    except ValueError:
+        is_address = False
+    assert (re.fullmatch(WRITTEN_OUT["ipv6"]["pattern"], text) is not None) is is_address
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\s$", ["\ufeff", "\u2003", "\n"], ["\x85", "a"]),
+        (r"^\S$", ["\x85", "a"], ["\ufeff", " "]),
+        (r"^[\s.]$", ["\ufeff", "."], ["a"]),
+        (r"^[^\s]$", ["a"], ["\ufeff", "\t"]),
+        (r"^.$", ["a", "ü"], ["\n", "\r", "\u2028"]),
+        (r"^\.\[.$", [".[x"], ["x[x", ".[\n"]),
+    ],
+)
+def test_expressions_mean_what_ecmascript_makes_of_them(pattern: str, good: list[str], bad: list[str]) -> None:
+    for schema, wrap in (({"pattern": pattern}, "{}"), ({"patternProperties": {pattern: {}}} | CLOSED, "{{{}: 1}}")):
+        for text, expected in [(text, True) for text in good] + [(text, False) for text in bad]:
+            document = wrap.format(json.dumps(text, ensure_ascii=False))
+            assert is_valid(schema, document) is expected, (schema, text)
 
 
 def test_a_format_is_held_beside_other_conditions_and_only_where_it_is_one() -> None:

@@ -1,0 +1,55 @@
+"""Formats of strings that the compiler takes too lightly or too narrowly, written out as patterns.
+
+What no pattern can hold, or only at a price, is left out of them, so that an answer is one of fewer and never a wrong
+one: host names with encoded labels, whose rules are of what they decode to, and leap seconds of other zones than UTC,
+which would make each such field several times as long to compile.
+"""
+
+from typing import Any
+
+_MONTHS_31, _MONTHS_30 = "(0[13578]|1[02])", "(0[469]|11)"
+_ANY_DAY = f"({_MONTHS_31}-(0[1-9]|[12][0-9]|3[01])|{_MONTHS_30}-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_FOURTHS = "(0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR = f"([0-9]{{2}}{_FOURTHS}|({_FOURTHS}|00)00)"
+_DATE = f"([0-9]{{4}}-{_ANY_DAY}|{_LEAP_YEAR}-02-29)"
+
+_HOURS_MINUTES = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_FRACTION = r"(\.[0-9]+)?"
+_COMMON_TIME = f"{_HOURS_MINUTES}:[0-5][0-9]{_FRACTION}([zZ]|[+-]{_HOURS_MINUTES})"
+_LEAP_SECOND = f"23:59:60{_FRACTION}([zZ]|[+-]00:00)"
+_TIME = f"({_COMMON_TIME}|{_LEAP_SECOND})"
+_DATE_TIME = f"({_DATE}[tT]{_COMMON_TIME}|[0-9]{{4}}-(06-30|12-31)[tT]{_LEAP_SECOND})"
+
+_LETTER, _INNER = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+# Two hyphens in the third and fourth place belong to encoded names.
+_LABEL = (
+    f"({_LETTER}|{_LETTER}{_LETTER}|{_LETTER}{_INNER}{_LETTER}"
+    f"|{_LETTER}{_INNER}({_LETTER}{_LETTER}|-{_LETTER})|{_LETTER}{_INNER}({_LETTER}{_INNER}|-{_LETTER})"
+    f"{_INNER}{{0,58}}{_LETTER})"
+)
+
+_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_GROUP = "[0-9a-fA-F]{1,4}"
+_LAST = rf"({_GROUP}:{_GROUP}|{_OCTET}(\.{_OCTET}){{3}})"
+"""32 bits, which may be written as an IPv4 address."""
+
+
+def _ipv6() -> str:
+    """RFC 3986, section 3.2.2: eight groups, or fewer around one gap."""
+    forms = [f"({_GROUP}:){{6}}{_LAST}", f"::({_GROUP}:){{5}}{_LAST}"]
+    forms += [f"{_up_to(count)}::({_GROUP}:){{{5 - count}}}{_LAST}" for count in range(1, 6)]
+    return "|".join([*forms, f"{_up_to(6)}::{_GROUP}", f"{_up_to(7)}::"])
+
+
+def _up_to(count: int) -> str:
+    return f"(({_GROUP}:){{0,{count - 1}}}{_GROUP})?"
+
+
+WRITTEN_OUT: dict[str, dict[str, Any]] = {
+    "date": {"pattern": f"^{_DATE}$"},
+    "date-time": {"pattern": f"^{_DATE_TIME}$"},
+    "time": {"pattern": f"^{_TIME}$"},
+    "hostname": {"pattern": rf"^{_LABEL}(\.{_LABEL})*$", "maxLength": 253},
+    "ipv6": {"pattern": f"^({_ipv6()})$", "maxLength": 45},
+}
+"""What holds each of them."""

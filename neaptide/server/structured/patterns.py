@@ -1,0 +1,32 @@
+"""Regular expressions as JSON Schema means them, in the dialect of the compiler.
+
+ECMAScript's classes are not those of other dialects: ``\\s`` counts the byte order mark as white space and U+0085 not,
+and ``.`` is no end of a line of any kind.
+"""
+
+import re
+
+_ENDS_OF_LINES = "\n\r\u2028\u2029"
+_SPACES = f"\t\v\f \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\ufeff{_ENDS_OF_LINES}"
+_PIECE = re.compile(r"\\.|[\[\].]", re.DOTALL)
+
+
+def in_our_dialect(pattern: str) -> str:
+    """The same expression for the compiler."""
+    is_in_class = False
+
+    def written(found: re.Match[str]) -> str:
+        nonlocal is_in_class
+        piece = found.group()
+        match piece:
+            case "[" | "]":
+                is_in_class = piece == "["
+            case r"\s":
+                return f"[{_SPACES}]"
+            case r"\S":
+                return f"[^{_SPACES}]"
+            case "." if not is_in_class:
+                return f"[^{_ENDS_OF_LINES}]"
+        return piece
+
+    return _PIECE.sub(written, pattern)
