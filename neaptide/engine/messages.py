@@ -84,6 +84,8 @@ class TwoEnds(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """What the device takes to compute a token ..."""
     kv_token_s: float
     """... and to read the KV of one."""
+    turns: bytes
+    """[order] int32: in which they are expected to be handed out."""
 
 
 class PlanReady(_Message):

@@ -90,7 +90,11 @@ class ReplayMessages:
         number = {batch_id: index for index, batch_id in enumerate(batch_ids)}
         batches = [-1 if name is None else number[name.batch_id] for name in names]
         rows = [0 if name is None else name.row for name in names]
-        ends = TwoEnds(raw(line.held_tokens), line.densities, *line.ends) if line.ends else None
+        ends = None
+        if line.ends:
+            root_density, token_s, kv_token_s = line.ends
+            held_tokens, turns = raw(line.held_tokens), raw(line.turns)
+            ends = TwoEnds(held_tokens, line.densities, root_density, token_s, kv_token_s, turns)
         return PlanReady(batch_ids, raw(batches), raw(rows), ends)
 
     def row_rank(self, tokens: TokenFile, row: int) -> int:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.engine.messages import AbortRequest, AddRequest, CancelBatch, SetOffline
+from neaptide.engine.messages import AbortRequest, AddRequest, CancelBatch, PlanReady, SetOffline
 from neaptide.engine.params import INTERNAL_ERROR, SamplingParams, Tier
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from tests.engine.harness import Harness, batch
+from tests.engine.offline.planning.orders import plan, two_ends
 
 
 def random_request(rng: random.Random, request_id: str, now_s: float) -> AddRequest:
@@ -21,7 +22,15 @@ def random_request(rng: random.Random, request_id: str, now_s: float) -> AddRequ
     return AddRequest(request_id, prompt, params, tier, now_s, rng.choice([0.01, 0.2, 1.0]), rng.choice([0.005, 0.05]))
 
 
-def blast(seed: int, num_steps: int, tmp_path: Path, policy: str = "neaptide") -> Harness:
+def random_plan(rng: random.Random, jobs: list[str]) -> PlanReady:
+    """Over some rows of some jobs, that may have ended or never have been."""
+    rows = list(dict.fromkeys((rng.choice(jobs), rng.randrange(32)) for _ in range(40)))
+    turns = rng.sample(range(len(rows)), len(rows))
+    ends = two_ends([rng.randrange(30) for _ in rows], [rng.random() for _ in rows], 0.5, turns)
+    return plan(*rows, ends=rng.choice([None, ends]))
+
+
+def blast(seed: int, num_steps: int, tmp_path: Path, policy: str = "neaptide", plans: bool = False) -> Harness:
     """Returns the engine after everything has ended."""
     rng = random.Random(seed)
     harness = Harness(
@@ -42,7 +51,8 @@ def blast(seed: int, num_steps: int, tmp_path: Path, policy: str = "neaptide") -
             accepted.add(request.request_id)
         if index % 300 == 0:
             job = f"job{index}"
-            prompts = [[rng.randrange(6, 9) for _ in range(rng.randrange(0, 40))] for _ in range(30)]
+            shared = [rng.randrange(6, 8)] * rng.choice([16, 32]) if plans else []
+            prompts = [shared + [rng.randrange(6, 9) for _ in range(rng.randrange(0, 40))] for _ in range(30)]
             harness.core.handle(batch(tmp_path, job, prompts, max_tokens=8))
             accepted |= {f"{job}:{row}" for row in range(30)}
             jobs.append(job)
@@ -54,6 +64,8 @@ def blast(seed: int, num_steps: int, tmp_path: Path, policy: str = "neaptide") -
             harness.core.handle(CancelBatch(job))
         if rng.random() < 0.02:
             harness.core.handle(SetOffline(rng.random() < 0.5))
+        if plans and jobs and rng.random() < 0.05:
+            harness.core.handle(random_plan(rng, jobs))
         harness.step()
         harness.clock.sleep_until(harness.clock.now() + rng.choice([0.0, 0.001]))
     harness.core.handle(SetOffline(False))
@@ -81,6 +93,11 @@ def num_preemptions(harness: Harness) -> int:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_accepted_request_ends_exactly_once(seed: int, tmp_path: Path) -> None:
     assert num_preemptions(blast(seed, 500, tmp_path)) > 0
+
+
+@pytest.mark.parametrize("seed", [0, *[pytest.param(k, marks=pytest.mark.full) for k in (1, 2, 3)]])
+def test_every_accepted_request_ends_exactly_once_while_plans_come_and_go(seed: int, tmp_path: Path) -> None:
+    assert num_preemptions(blast(seed, 500, tmp_path, plans=True)) > 0
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ from neaptide.engine.kv.eviction import (
     CountedEvictionOrder,
     EvictionOrder,
     counted_bucket,
+    planned_bucket,
     wanted_bucket,
 )
 from neaptide.engine.kv.host_tier import HostTier
@@ -121,7 +122,7 @@ class BlockPool:
 
     @property
     def buckets(self) -> Iterable[int]:
-        """Of the eviction order, that may have blocks, first to go first."""
+        """Of the eviction order, that have blocks, first to go first."""
         return self._cached.numbers
 
     def num_wanting(self, block: int) -> int:
@@ -229,10 +230,20 @@ class BlockPool:
         for segment in path:
             before, segment.num_wanting = segment.num_wanting, segment.num_wanting - count
             if self._counted or before.bit_length() != segment.num_wanting.bit_length():
-                for block in list(segment.cached):
-                    bucket = self.bucket_of(self.segments_of(block), RequestClass.OFFLINE)
-                    if bucket != self._cached.bucket_of(block):
-                        self._cached.move(block, bucket)
+                self._reorder(segment)
+
+    def look_up_uses(self, segments: Iterable[Segment]) -> None:
+        """What comes next of these may have changed: their cached blocks may go earlier, or later."""
+        for segment in segments:
+            before, segment.next_use = segment.next_use, segment.present_use
+            if segment.next_use != before:
+                self._reorder(segment)
+
+    def _reorder(self, segment: Segment) -> None:
+        for block in list(segment.cached):
+            bucket = self.bucket_of(self.segments_of(block), RequestClass.OFFLINE)
+            if bucket != self._cached.bucket_of(block):
+                self._cached.move(block, bucket)
 
     def check_integrity(self, tables: Iterable[tuple[RequestClass, Sequence[int]]]) -> None:
         """Raises AssertionError unless every count can be derived from the block tables of live requests."""
@@ -273,10 +284,13 @@ class BlockPool:
 
     def _bucket_by_reuse(self, segments: Iterable[Segment]) -> int | None:
         """Of a block that belongs to these segments; None if no request wants it."""
-        counts = [segment.num_wanting for segment in segments if segment.num_wanting]
-        if not counts:
+        wanted = [segment for segment in segments if segment.num_wanting]
+        if not wanted:
             return None
-        return counted_bucket(sum(counts)) if self._counted else wanted_bucket(max(counts))
+        if self._counted:
+            return counted_bucket(sum([segment.num_wanting for segment in wanted]))
+        uses = [segment.next_use for segment in wanted if segment.next_use is not None]
+        return planned_bucket(min(uses)) if uses else wanted_bucket(max([segment.num_wanting for segment in wanted]))
 
     def _add_ref(self, block: int, owner: RequestClass) -> None:
         self._ref_cnt[block] += 1

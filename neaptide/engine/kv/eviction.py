@@ -11,12 +11,21 @@ SEEN_ONLINE = 1
 """Of blocks that an online request read last: its conversation may go on."""
 WANTED = 2
 """From here on: blocks that requests wait for, twice as many of them in every further bucket."""
-NUM_BUCKETS = 16
+PLANNED = 16
+"""From here on: blocks of which a plan says when they come again, those first that come last."""
+LAST_USE = (1 << 22) - 1
+"""Later uses count as this one."""
+NUM_BUCKETS = PLANNED + LAST_USE + 1
 
 
 def wanted_bucket(num_wanting: int) -> int:
     """Of blocks that so many requests want, at least one."""
-    return min(WANTED + num_wanting.bit_length() - 1, NUM_BUCKETS - 1)
+    return min(WANTED + num_wanting.bit_length() - 1, PLANNED - 1)
+
+
+def planned_bucket(next_use: int) -> int:
+    """Of blocks that come again at this place of the plan: Belady's choice, as far as the plan is kept."""
+    return PLANNED + LAST_USE - min(next_use, LAST_USE)
 
 
 def counted_bucket(num_wanting: int) -> int:
@@ -24,14 +33,54 @@ def counted_bucket(num_wanting: int) -> int:
     return WANTED + num_wanting - 1
 
 
+class _Numbers:
+    """A set of numbers in ascending order: bits of words, and of one word that says which of these are not empty."""
+
+    WORD_BITS = 12
+
+    def __init__(self) -> None:
+        self._words: dict[int, int] = {}
+        self._used = 0
+
+    def __iter__(self) -> Iterator[int]:
+        used = self._used
+        while used:
+            place = _lowest(used)
+            used &= used - 1
+            word = self._words[place]
+            while word:
+                yield (place << self.WORD_BITS) + _lowest(word)
+                word &= word - 1
+
+    def add(self, number: int) -> None:
+        place = number >> self.WORD_BITS
+        self._words[place] = self._words.get(place, 0) | 1 << (number & (1 << self.WORD_BITS) - 1)
+        self._used |= 1 << place
+
+    def remove(self, number: int) -> None:
+        place = number >> self.WORD_BITS
+        self._words[place] ^= 1 << (number & (1 << self.WORD_BITS) - 1)
+        if not self._words[place]:
+            del self._words[place]
+            self._used ^= 1 << place
+
+
+def _lowest(word: int) -> int:
+    """The place of the lowest bit that is set."""
+    return (word & -word).bit_length() - 1
+
+
 class EvictionOrder:
     """Cached blocks, first to go first: by bucket, and in it least recently released. Every operation is O(1).
 
-    Source of the order: Echo section 4.2, with classes of expected reuse in place of its exact number.
+    Source of the order: Echo section 4.2, with classes of expected reuse in place of its exact number; where a plan
+    says when a block comes again, Belady's.
     """
 
     def __init__(self) -> None:
-        self._buckets: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(NUM_BUCKETS)]
+        self._buckets: dict[int, OrderedDict[int, None]] = {}
+        """By number, of those with blocks."""
+        self._numbers = _Numbers()
         self._bucket_of: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -41,47 +90,62 @@ class EvictionOrder:
         return block in self._bucket_of
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self._buckets)
+        return chain.from_iterable(map(self.bucket, self._numbers))
 
     @property
     def numbers(self) -> Iterable[int]:
-        """Of the buckets that may have blocks, first to go first."""
-        return range(NUM_BUCKETS)
+        """Of the buckets that have blocks, first to go first."""
+        return self._numbers
 
     def bucket(self, number: int) -> Iterator[int]:
         """Its blocks, first to go first."""
-        return iter(self._buckets[number])
+        return iter(self._buckets.get(number, ()))
 
     def num_in(self, bucket: int) -> int:
         """How many blocks the bucket has."""
-        return len(self._buckets[bucket])
+        return len(self._buckets.get(bucket, ()))
 
     def bucket_of(self, block: int) -> int:
         return self._bucket_of[block]
 
     def add(self, block: int, bucket: int = UNWANTED) -> None:
         """The block has lost its last reader: from now on it goes last of its bucket."""
-        self._buckets[bucket][block] = None
+        blocks = self._buckets.get(bucket)
+        if blocks is None:
+            blocks = self._buckets[bucket] = OrderedDict()
+            self._numbers.add(bucket)
+        blocks[block] = None
         self._bucket_of[block] = bucket
 
     def move(self, block: int, bucket: int) -> None:
-        """More or fewer requests want the block; it goes last of its new bucket."""
+        """More or fewer requests want the block, or sooner or later; it goes last of its new bucket."""
         self.remove(block)
         self.add(block, bucket)
 
     def remove(self, block: int) -> None:
         """The block has a reader again, or nothing worth keeping."""
-        del self._buckets[self._bucket_of.pop(block)][block]
+        bucket = self._bucket_of.pop(block)
+        del self._buckets[bucket][block]
+        self._drop_if_empty(bucket)
 
     def pop(self, count: int) -> list[int]:
         """Takes the blocks that go first."""
         blocks: list[int] = []
-        for bucket in self._buckets:
+        for number in self._numbers:
+            bucket = self._buckets[number]
             while bucket and len(blocks) < count:
                 blocks.append(bucket.popitem(last=False)[0])
+            self._drop_if_empty(number)
+            if len(blocks) == count:
+                break
         for block in blocks:
             del self._bucket_of[block]
         return blocks
+
+    def _drop_if_empty(self, number: int) -> None:
+        if not self._buckets[number]:
+            del self._buckets[number]
+            self._numbers.remove(number)
 
 
 class CountedEvictionOrder:

@@ -14,7 +14,7 @@ from neaptide.engine.kv.draft import KVDraft, PrefixHit
 from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, WANTED
 from neaptide.engine.kv.host_tier import HostTier
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.engine.kv.segments import Path, segments_of_blocks
+from neaptide.engine.kv.segments import Path, Segment, segments_of_blocks
 from neaptide.engine.kv.slot_copies import SlotCopies
 from neaptide.engine.request import Request
 from neaptide.engine.table import RequestTable
@@ -229,6 +229,13 @@ class KVCacheManager:
     def want_no_more(self, path: Path, count: int = 1) -> None:
         """So many requests with these segments in their prompts have ended, or were taken out of the pool."""
         self._pool.want_less(path, count)
+
+    def look_up_uses(self, segments: Iterable[Segment]) -> None:
+        """Requests with these segments were handed out of the pool, came back to it, or are planned anew.
+
+        To be told between two steps: within one, a draft must find what it leaves.
+        """
+        self._pool.look_up_uses(segments)
 
     def _mark(self, request: Request, first: int, blocks: list[int]) -> None:
         """Blocks of the request, from number ``first`` on, belong to its segments."""

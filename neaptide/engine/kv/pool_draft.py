@@ -6,7 +6,8 @@ what happens: which blocks are evicted, and so which prefixes later requests of 
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from heapq import merge
+from itertools import groupby, islice
 
 from neaptide.engine.kv.block_pool import BlockPool, joined
 from neaptide.engine.kv.segments import Segment
@@ -28,8 +29,13 @@ class BlockPoolDraft:
         self._num_newly_cached = 0
         self._emptied: set[int] = set()
         """Blocks that were evicted or freed: what is in them now belongs to other segments."""
-        self._oldest: dict[int, Iterator[int]] = {}
-        """By bucket: the pool's cached blocks that are left, first to go first."""
+        self._pool_buckets = iter(pool.buckets)
+        """Those that were not reached ..."""
+        self._pool_bucket: int | None = None
+        """... the one that evictions have come to ..."""
+        self._oldest: Iterator[int] = iter(())
+        """... and its blocks that are left, first to go first."""
+        self._reach_next_bucket()
         self._marked: dict[int, tuple[Segment, ...]] = {}
         """Segments of blocks where they differ from the pool's."""
         self._refs: dict[int, int] = {}
@@ -184,25 +190,26 @@ class BlockPoolDraft:
                 return
         self._no_longer_cached.add(block)
 
-    def _buckets(self) -> list[int]:
-        return sorted({*self._pool.buckets, *self._newly_cached})
-
     def _eviction_order(self) -> Iterator[int]:
         """Cached blocks, first to go first."""
-        for bucket in self._buckets():
+        for bucket, _ in groupby(merge(self._pool.buckets, sorted(self._newly_cached))):
             yield from (block for block in self._pool.cached_in(bucket) if block not in self._no_longer_cached)
             yield from self._newly_cached.get(bucket, ())
+
+    def _reach_next_bucket(self) -> None:
+        bucket, gone = next(self._pool_buckets, None), self._no_longer_cached
+        self._pool_bucket = bucket
+        if bucket is not None:
+            self._oldest = (block for block in self._pool.cached_in(bucket) if block not in gone)
 
     def _evict(self, count: int) -> list[int]:
         blocks: list[int] = []
         host = self._pool.host
-        for bucket in self._buckets():
-            of_bucket = self._evict_of(bucket, count - len(blocks))
+        while len(blocks) < count:
+            bucket, of_bucket = self._evict_of_first(count - len(blocks))
             if host is not None and bucket >= self._pool.saves_from:
                 self.num_saved += sum([self._hash_of(block) not in host for block in of_bucket])
             blocks += of_bucket
-            if len(blocks) == count:
-                break
         own, others, found = self._hashes, self._pool.hashes, self._found
         for block in blocks:
             block_hash = own[block] if block in own else others[block]
@@ -213,16 +220,19 @@ class BlockPoolDraft:
         self._emptied.update(blocks)
         return blocks
 
-    def _evict_of(self, bucket: int, count: int) -> list[int]:
-        """So many blocks of a bucket, if it has them; newly cached ones last."""
-        if bucket not in self._oldest:
-            gone = self._no_longer_cached
-            self._oldest[bucket] = (block for block in self._pool.cached_in(bucket) if block not in gone)
-        blocks = list(islice(self._oldest[bucket], count))
-        self._no_longer_cached.update(blocks)
-        newly_cached = self._newly_cached.get(bucket, OrderedDict())
-        newest = list(islice(newly_cached, count - len(blocks)))
-        for block in newest:
+    def _evict_of_first(self, count: int) -> tuple[int, list[int]]:
+        """So many blocks of the first bucket that has some, if it has so many; newly cached ones last."""
+        newest = min((bucket for bucket, blocks in self._newly_cached.items() if blocks), default=None)
+        if self._pool_bucket is not None and (newest is None or self._pool_bucket <= newest):
+            bucket, blocks = self._pool_bucket, list(islice(self._oldest, count))
+            self._no_longer_cached.update(blocks)
+            if len(blocks) < count:
+                self._reach_next_bucket()
+            return bucket, blocks
+        assert newest is not None
+        newly_cached = self._newly_cached[newest]
+        blocks = list(islice(newly_cached, count))
+        for block in blocks:
             del newly_cached[block]
-        self._num_newly_cached -= len(newest)
-        return blocks + newest
+        self._num_newly_cached -= len(blocks)
+        return newest, blocks

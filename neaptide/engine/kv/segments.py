@@ -1,9 +1,15 @@
 """Prefix segments: what requests of one job share of their prompts, and how many of them still want it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 OWN_DEPTH_TOKENS = 1 << 62
 """Of what a request shares with none: it reaches as far as the request does."""
+NEXT = 0
+"""The use of what a preempted request wants: it is handed out before all that is planned."""
+
+
+def unplanned() -> None:
+    """No plan says when a segment comes again."""
 
 
 class Segment:
@@ -12,15 +18,26 @@ class Segment:
     Expected reuse is counted here and not per block: one file of 50,000 lines would mean millions of counts.
     """
 
-    __slots__ = ("cached", "depth_tokens", "num_wanting")
+    __slots__ = ("cached", "depth_tokens", "next_use", "num_returned", "num_wanting", "planned_use")
 
-    def __init__(self, depth_tokens: int, num_wanting: int) -> None:
+    def __init__(self, depth_tokens: int, num_wanting: int, planned_use: Callable[[], int | None] = unplanned) -> None:
         self.depth_tokens = depth_tokens
         """Where it ends, from the prompt's begin."""
         self.num_wanting = num_wanting
         """Requests without an end that have it in their prompts, in the pool or running."""
         self.cached: dict[int, None] = {}
         """Its blocks without a reader, first to go first. Only the block pool changes it."""
+        self.num_returned = 0
+        """Of those that want it, the preempted ones."""
+        self.planned_use = planned_use
+        """The first place in the plan of a request that waits and wants it; None without one."""
+        self.next_use = planned_use()
+        """That place when it was looked up last, which is between two steps: in a step nothing moves."""
+
+    @property
+    def present_use(self) -> int | None:
+        """What ``next_use`` would be if it were looked up now."""
+        return NEXT if self.num_returned else self.planned_use()
 
 
 Path = tuple[Segment, ...]

@@ -1,13 +1,15 @@
 """What the engine was told of one batch: rows that wait, in the order in which they are handed out."""
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.kv.segments import Path, Segment, own_segment
+from neaptide.engine.kv.segments import Path, Segment, own_segment, unplanned
 from neaptide.engine.messages import AddBatch
+from neaptide.engine.offline.planned_uses import NEVER, PlannedUses
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
 from neaptide.engine.offline.row_groups import RowGroups
 from neaptide.engine.offline.token_file import TokenFile
@@ -19,6 +21,21 @@ RowKey = Callable[[TokenFile, int], Any]
 """A sortable key of one row of a job: the rows of a job are handed out in its order."""
 UNPLANNED = int(np.iinfo(np.int64).max)
 """The rank of a row that no plan knows: it stands behind those of the plan, in the order that it would have without."""
+
+
+class PlannedRows(NamedTuple):
+    """Of one job, in the order of a plan."""
+
+    rows: IntArray
+    ranks: IntArray
+    """Places in the plan, ascending."""
+    uses: IntArray
+    """When each is expected to be handed out, by its place among all of the plan."""
+
+    @classmethod
+    def none(cls) -> Self:
+        nothing = np.empty(0, np.int64)
+        return cls(nothing, nothing, nothing)
 
 
 class Delivery:
@@ -82,11 +99,12 @@ class Delivery:
         """Into ``rows``, of those of the plan that are left, the last one first."""
         return (index for index in range(self._planned_end - 1, self._first - 1, -1) if self._is_left[index])
 
-    def follow(self, rows: IntArray, ranks: IntArray) -> None:
+    def follow(self, planned: PlannedRows) -> None:
         """A plan has these rows, in this order; what of them is not left any more does not count.
 
         No sort: a step of the engine waits.
         """
+        rows, ranks, _ = planned
         params_of = np.zeros(len(self.tokens), np.int64)
         params_of[self.rows] = self._params_index
         is_open = np.zeros(len(self.tokens), np.bool_)
@@ -171,6 +189,8 @@ class PrefixDelivery(Delivery):
         """By node, of the nodes of rows that were looked at."""
         self._new_tokens = np.zeros(len(tokens), np.int64)
         """[rows of the file] of those left, without what they share with one before them."""
+        self._uses: PlannedUses | None = None
+        """[places in the tree's order] of the plan that is followed."""
         self._groups: RowGroups | None = None
         """Made when they are asked for; kept as rows leave."""
         self._started = set[int]()
@@ -198,9 +218,26 @@ class PrefixDelivery(Delivery):
         for node, segment in self._segments.items():
             segment.num_wanting += int(added[node])
 
-    def follow(self, rows: IntArray, ranks: IntArray) -> None:
-        super().follow(rows, ranks)
+    def follow(self, planned: PlannedRows) -> None:
+        super().follow(planned)
         self._groups = None
+        known = planned.rows < len(self._place)
+        by_row, by_place = np.full(len(self._place), NEVER), np.full(len(self._place), NEVER)
+        by_row[planned.rows[known]] = planned.uses[known]
+        by_place[self._place[self.rows]] = by_row[self.rows]
+        self._uses = PlannedUses(by_place)
+        for node, segment in self._segments.items():
+            segment.planned_use = self._planned_use(node)
+
+    def _planned_use(self, node: int) -> Callable[[], int | None]:
+        if self._uses is None:
+            return unplanned
+        return partial(self._uses.first, int(self._tree.first[node]), int(self._tree.end[node]))
+
+    @property
+    def segments(self) -> Collection[Segment]:
+        """Of the prefixes of rows that were looked at: those that are wanted."""
+        return [segment for segment in self._segments.values() if segment.num_wanting]
 
     def _num_new_tokens(self, row: int) -> int:
         return int(self._new_tokens[row])
@@ -245,6 +282,8 @@ class PrefixDelivery(Delivery):
             top = self._groups.remove(int(self.rows[index]))
             if top != NO_NODE:
                 self._started.add(top)
+        if self._uses is not None:
+            self._uses.leave(int(self._place[self.rows[index]]))
         super()._leave(index)
 
     def _path(self, row: int) -> Path:
@@ -252,8 +291,8 @@ class PrefixDelivery(Delivery):
         while node != NO_NODE:
             segment = self._segments.get(node)
             if segment is None:
-                segment = Segment(int(self._tree.depth_tokens[node]), int(self._num_wanting[node]))
-                self._segments[node] = segment
+                depth_tokens, num_wanting = int(self._tree.depth_tokens[node]), int(self._num_wanting[node])
+                segment = self._segments[node] = Segment(depth_tokens, num_wanting, self._planned_use(node))
             path.append(segment)
             node = int(self._tree.parent[node])
         return tuple(reversed(path))

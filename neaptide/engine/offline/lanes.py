@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.segments import Segment
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.delivery import UNPLANNED, Delivery, PrefixDelivery, RowKey
+from neaptide.engine.offline.delivery import UNPLANNED, Delivery, PlannedRows, PrefixDelivery, RowKey
 from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.offline.work import Work
 from neaptide.engine.request import Request, RequestStatus
@@ -236,10 +235,16 @@ class JobLane(Lane):
         """Whether a row of the plan waits."""
         return any(delivery.is_planned for delivery in self.deliveries)
 
-    def follow(self, rows: IntArray, ranks: IntArray) -> None:
-        """A plan has these rows of the job, in this order."""
+    def follow(self, planned: PlannedRows) -> None:
+        """A plan has these rows of the job."""
         for delivery in self.deliveries:
-            delivery.follow(rows, ranks)
+            delivery.follow(planned)
+
+    @property
+    def segments(self) -> Iterator[Segment]:
+        """Of the prefixes of rows that were looked at."""
+        prefixed = (one for one in self.deliveries if isinstance(one, PrefixDelivery))
+        return (segment for one in prefixed for segment in one.segments)
 
     def places(self) -> Iterator[Place]:
         """Of every row left, in order: those of the plan first."""

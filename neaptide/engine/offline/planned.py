@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.messages import PlanReady, TwoEnds
-from neaptide.engine.offline.delivery import UNPLANNED
+from neaptide.engine.offline.delivery import UNPLANNED, PlannedRows
 from neaptide.engine.offline.dual_scan import MemoryShares, window_rows
 from neaptide.engine.offline.lanes import JobLane, Lane, Place
 from neaptide.engine.offline.turns import Turns
@@ -20,6 +20,8 @@ from neaptide.engine.request import Request
 
 RAW = "<i4"
 """Numbers in a message."""
+FIRST_USE = 1
+"""Of the plan's first row: preempted requests come before."""
 
 
 def raw(numbers: npt.ArrayLike) -> bytes:
@@ -38,11 +40,14 @@ class Ends:
     root_density: float
     token_s: float
     kv_token_s: float
+    turns: IntArray
+    """[order] in which the two ends are expected to hand them out."""
 
     @classmethod
     def of(cls, message: TwoEnds) -> "Ends":
         held_tokens = np.frombuffer(message.held_tokens, RAW).astype(np.float64)
-        return cls(held_tokens, message.densities, message.root_density, message.token_s, message.kv_token_s)
+        turns = np.frombuffer(message.turns, RAW).astype(np.int64)
+        return cls(held_tokens, message.densities, message.root_density, message.token_s, message.kv_token_s, turns)
 
     def density(self, rank: int) -> float:
         return self.densities[rank // window_rows(len(self.held_tokens))]
@@ -62,11 +67,12 @@ class PlannedOrder:
         batches, rows = (np.frombuffer(raw, RAW).astype(np.int64) for raw in (message.batches, message.rows))
         return cls(message.batch_ids, batches, rows, None if message.ends is None else Ends.of(message.ends))
 
-    def of_jobs(self) -> Iterator[tuple[str, IntArray, IntArray]]:
-        """Every job with its rows and their ranks, both in the order."""
+    def of_jobs(self) -> Iterator[tuple[str, "PlannedRows"]]:
+        """Every job with its rows."""
+        uses = np.arange(len(self.rows)) if self.ends is None else self.ends.turns
         for number, batch_id in enumerate(self.batch_ids):
             ranks = np.flatnonzero(self.batches == number)
-            yield batch_id, self.rows[ranks], ranks
+            yield batch_id, PlannedRows(self.rows[ranks], ranks, FIRST_USE + uses[ranks])
 
 
 class Scan:

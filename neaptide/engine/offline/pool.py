@@ -11,7 +11,7 @@ import numpy as np
 
 from neaptide.engine.kv.segments import Segment, own_segment
 from neaptide.engine.messages import AddBatch
-from neaptide.engine.offline.delivery import Delivery, PrefixDelivery, RowKey
+from neaptide.engine.offline.delivery import Delivery, PlannedRows, PrefixDelivery, RowKey
 from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.planned import Ends, PlannedOrder, Scan, in_planned_turn
@@ -58,6 +58,10 @@ class OfflinePool:
         """Of the last look along the plan."""
         self.target_density: float | None = None
         """That requests at work together should have, if that is not the whole plan's."""
+        self._has_plan = False
+        """Whether there ever was one: since then it is known what comes next."""
+        self._moved: dict[Segment, None] = {}
+        """Of requests that were handed out or came back since these were taken last, the deeper ones first."""
         self._now_s = 0.0
         """When the last step was planned."""
 
@@ -73,6 +77,11 @@ class OfflinePool:
     def draft(self) -> "PoolDraft":
         """The pool as it is now, to plan against."""
         return PoolDraft(self)
+
+    def take_moved_segments(self) -> Iterable[Segment]:
+        """Those whose next use may be another one since the last call."""
+        segments, self._moved = self._moved, {}
+        return segments
 
     def take_first_looked_at(self) -> list[Request]:
         """Batch rows whose prompts were looked at for the first time since the last call."""
@@ -147,6 +156,7 @@ class OfflinePool:
     def give_back(self, request: Request) -> None:
         """A preempted request waits at the front."""
         self._returned.appendleft(request)
+        self._came_back(request, 1)
 
     def add_batch(self, message: AddBatch, now_s: float, max_num_tokens: int) -> list[int]:
         """Takes in a job, or more rows of one; returns those that can never run: empty, or longer than
@@ -190,18 +200,22 @@ class OfflinePool:
 
     def follow(self, order: PlannedOrder) -> None:
         """From now on rows are handed out in this order, and not in that of the plan before."""
-        self._ends, self._last_scan = order.ends, None
-        planned = {batch_id: (rows, ranks) for batch_id, rows, ranks in order.of_jobs()}
-        nothing = np.empty(0, np.int64)
+        self._ends, self._last_scan, self._has_plan = order.ends, None, True
+        planned = dict(order.of_jobs())
         for batch_id, job in self._jobs.items():  # those that it does not have forget the plan before
-            job.follow(*planned.get(batch_id, (nothing, nothing)))
+            job.follow(planned.get(batch_id, PlannedRows.none()))
+            self._moved.update(dict.fromkeys(job.segments))
+        for request in self._returned:
+            self._note_moved(request)
 
     # ---- handing out ----
 
     def pop(self) -> Request:
         """Takes the first request."""
         if self._returned:
-            return self._returned.popleft()
+            request = self._returned.popleft()
+            self._came_back(request, -1)
+            return request
         request = next(self.in_turn())
         self.take(request)
         return request
@@ -232,6 +246,7 @@ class OfflinePool:
         preempted = [r for r in self._returned if is_row_of(r.request_id, batch_id)]
         for request in preempted:
             self._returned.remove(request)
+            self._came_back(request, -1)
         lane = self._jobs.pop(batch_id, None)
         if lane is None or batch_id not in self._lanes:
             return preempted, []
@@ -253,7 +268,7 @@ class OfflinePool:
     def check_integrity(self, running: Iterable[Request]) -> None:
         """Raises AssertionError unless every segment is wanted by as many as wait and run, and batches know their
         rows."""
-        wanted: Counter[Segment] = Counter()
+        wanted, returned = Counter[Segment](), Counter[Segment]()
         for lane in self._lanes.values():
             wanted.update(dict(lane.wanted_by_rows_left()) if isinstance(lane, JobLane) else {})
             assert len(lane), "an empty lane has a turn"
@@ -261,6 +276,11 @@ class OfflinePool:
         for request in started:
             wanted.update(request.segments)
         assert all(segment.num_wanting == count for segment, count in wanted.items())
+        for request in self._returned:
+            returned.update(request.segments)
+        assert all(segment.num_returned == returned[segment] for segment in wanted)
+        told = [segment for segment in wanted if self._has_plan and segment not in self._moved]
+        assert all(segment.next_use == segment.present_use for segment in told)
         assert all(len(job) or job.started for job in self._jobs.values())
         known = {request_id for job in self._jobs.values() for request_id in job.started}
         assert known == {request.request_id for request in started if request.tier is Tier.BATCH}
@@ -270,11 +290,23 @@ class OfflinePool:
         for request in self._returned:
             if request.request_id == request_id:
                 self._returned.remove(request)
+                self._came_back(request, -1)
                 return None, request
         for name, lane in self._lanes.items():
             if (found := lane.remove(request_id)) is not None:
+                self._note_moved(found)
                 return name, found
         return None, None
+
+    def _came_back(self, request: Request, count: int) -> None:
+        """A preempted request, or one less: it comes before all that is planned."""
+        for segment in request.segments:
+            segment.num_returned += count
+        self._note_moved(request)
+
+    def _note_moved(self, request: Request) -> None:
+        if self._has_plan:
+            self._moved.update(dict.fromkeys(reversed(request.segments)))
 
     def _handed_out(self, name: str, request: Request) -> None:
         lane = self._lanes[name]

@@ -113,7 +113,9 @@ class OrderLine(_Line, tag="order"):
     densities: list[float] = []
     """... of windows ..."""
     held_tokens: list[int] = []
-    """... and of each row."""
+    """... and of each row ..."""
+    turns: list[int] = []
+    """... with its place in the order in which both ends are expected to hand them out."""
 
 
 class ObserveLine(_Line, tag="observe"):

@@ -179,6 +179,7 @@ class Scheduler(ABC):
         if self.kv.has_host:
             self.kv.set_copy_price(self._copy_price())
         self.queues.pool.begin_step(now_s, self.offline_paused)
+        self.kv.look_up_uses(self.queues.pool.take_moved_segments())
 
     def _copy_price(self) -> float:
         """What it costs to copy a block to host memory, or from it, if to compute it costs 1.

@@ -110,7 +110,7 @@ class Player:
 def played(before: list[Operation], by_reuse: bool = False, counted: bool = False) -> tuple[BlockPool, Player]:
     pool = BlockPool(NUM_BLOCKS, by_reuse, counted)
     player = Player(pool)
-    segments = [Segment(16, num_wanting) for num_wanting in (1, 3, 9)]
+    segments = [Segment(16, num, lambda use=use: use) for num, use in ((1, None), (3, 5), (9, 8))]  # type: ignore[misc]
     for operation in before:
         blocks = player.play(operation)
         if isinstance(operation, Compute):

@@ -4,7 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.engine.kv.block_pool import BlockPool
-from neaptide.engine.kv.eviction import NUM_BUCKETS, SEEN_ONLINE, UNWANTED, WANTED, wanted_bucket
+from neaptide.engine.kv.eviction import (
+    LAST_USE,
+    NUM_BUCKETS,
+    PLANNED,
+    SEEN_ONLINE,
+    UNWANTED,
+    WANTED,
+    planned_bucket,
+    wanted_bucket,
+)
 from neaptide.engine.kv.segments import Segment, own_segment, segments_of_blocks
 from neaptide.engine.params import RequestClass
 
@@ -22,8 +31,13 @@ def cached(pool: BlockPool, name: bytes, *segments: Segment, owner: RequestClass
 
 def test_buckets_double() -> None:
     assert [wanted_bucket(n) for n in (1, 2, 3, 4, 7, 8)] == [WANTED, 3, 3, 4, 4, 5]
-    assert wanted_bucket(1 << 40) == NUM_BUCKETS - 1
-    assert UNWANTED < SEEN_ONLINE < WANTED
+    assert wanted_bucket(1 << 40) == PLANNED - 1
+    assert UNWANTED < SEEN_ONLINE < WANTED < PLANNED
+
+
+def test_what_comes_next_has_the_last_bucket_and_what_comes_last_the_first() -> None:
+    assert [planned_bucket(use) for use in (0, 1)] == [NUM_BUCKETS - 1, NUM_BUCKETS - 2]
+    assert planned_bucket(LAST_USE) == planned_bucket(1 << 40) == PLANNED
 
 
 def test_what_is_wanted_most_goes_last() -> None:
@@ -112,3 +126,66 @@ def test_no_block_that_is_wanted_goes_while_one_is_left_that_is_wanted_less(
     pool.check_integrity([])
     wanted = [belongs[block].num_wanting.bit_length() for block in pool.eviction_order()]
     assert wanted == sorted(wanted)
+
+
+def planned(use: int | None, num_wanting: int = 1) -> Segment:
+    return Segment(16, num_wanting, lambda: use)
+
+
+def test_what_a_plan_wants_sooner_stays_longer_however_few_want_it() -> None:
+    pool = BlockPool(6, by_reuse=True)
+    often = cached(pool, b"often, in a while", planned(7, 20))
+    soon = cached(pool, b"once, soon", planned(2))
+    unplanned = cached(pool, b"often, behind the plan", planned(None, 20))
+    chat = cached(pool, b"chat", owner=ONLINE)
+    nobody = cached(pool, b"nobody", planned(1, 0))
+    assert list(pool.eviction_order()) == [nobody, chat, unplanned, often, soon]
+
+
+def test_a_block_of_two_jobs_comes_as_soon_as_that_of_one() -> None:
+    pool = BlockPool(2, by_reuse=True)
+    both, one = cached(pool, b"both", planned(9), planned(3)), cached(pool, b"one", planned(5))
+    assert list(pool.eviction_order()) == [one, both]
+
+
+def test_a_preempted_request_comes_before_all_that_is_planned() -> None:
+    pool, first, back = BlockPool(2, by_reuse=True), planned(1), planned(None)
+    blocks = [cached(pool, b"back", back), cached(pool, b"first", first)]
+    back.num_returned = 1
+    pool.look_up_uses([back])
+    assert list(pool.eviction_order()) == blocks[::-1]
+
+
+def test_counted_exactly_a_plan_does_not_count() -> None:
+    """As published, Echo knows how many want a block and not when."""
+    pool = BlockPool(2, by_reuse=True, counted=True)
+    soon, often = cached(pool, b"soon", planned(1)), cached(pool, b"often", planned(9, 2))
+    assert list(pool.eviction_order()) == [soon, often]
+
+
+USES = st.none() | st.integers(0, 6)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([ONLINE, OFFLINE])), min_size=1, max_size=12),
+    st.lists(st.tuples(USES, st.integers(0, 2)), min_size=4, max_size=4),
+    st.lists(st.tuples(st.integers(0, 3), USES), max_size=10),
+)
+def test_no_block_goes_while_one_is_left_that_the_plan_wants_later_or_not_at_all(
+    made: list[tuple[int, RequestClass]], first: list[tuple[int | None, int]], then: list[tuple[int, int | None]]
+) -> None:
+    pool = BlockPool(len(made), by_reuse=True)
+    uses = [use for use, _ in first]
+    segments = [Segment(16, num, lambda k=k: uses[k]) for k, (_, num) in enumerate(first)]  # type: ignore[misc]
+    belongs = {cached(pool, bytes([k]), segments[s], owner=owner): s for k, (s, owner) in enumerate(made)}
+    for number, use in then:
+        uses[number] = use
+        pool.look_up_uses([segments[number]])
+        pool.check_integrity([])
+    order = [belongs[block] for block in pool.eviction_order()]
+    wanted = [s for s in order if segments[s].num_wanting]
+    assert order[len(order) - len(wanted) :] == wanted, "what no request wants goes first"
+    unplanned = [s for s in wanted if uses[s] is None]
+    assert wanted[: len(unplanned)] == unplanned
+    known = [uses[s] or 0 for s in wanted[len(unplanned) :]]
+    assert known == sorted(known, reverse=True)

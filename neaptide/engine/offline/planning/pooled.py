@@ -8,7 +8,7 @@ import numpy as np
 from neaptide.engine.arrays import BoolArray, FloatArray, IntArray
 from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.density import DensityModel
-from neaptide.engine.offline.dual_scan import window_densities
+from neaptide.engine.offline.dual_scan import dual_scan_order, window_densities
 from neaptide.engine.offline.planned import raw
 from neaptide.engine.offline.planning.blend import PoolWork, rank
 from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
@@ -96,11 +96,16 @@ def _ordered(pool: Pool, order: str, model: DensityModel) -> tuple[IntArray, Two
         return rows, None
     ranked = rank(pool.tree, pool.work)
     own_tokens = pool.work.prompt_tokens[ranked.rows] - ranked.shared_tokens
-    held_tokens: FloatArray = own_tokens + pool.work.output_tokens[ranked.rows] / 2.0
+    outputs = pool.work.output_tokens[ranked.rows]
+    held_tokens: FloatArray = own_tokens + outputs / 2.0
+    scanned = dual_scan_order(ranked.compute_s, ranked.memory_s, held_tokens, outputs, pool.kv_tokens)
+    turns = np.empty(len(scanned), np.int64)
+    turns[scanned] = np.arange(len(scanned))
     return ranked.rows, TwoEnds(
         raw(held_tokens),
         window_densities(ranked.compute_s, ranked.memory_s),
         ranked.root_density,
         2.0 * model.parameters / model.flops_per_s,
         model.kv_bytes_per_token / model.bytes_per_s,
+        raw(turns),
     )

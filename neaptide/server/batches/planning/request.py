@@ -87,6 +87,8 @@ def _check_ends(ends: TwoEnds, num_rows: int) -> None:
     held_tokens = unpacked(ends.held_tokens)
     if len(held_tokens) != num_rows or (held_tokens < 0).any():
         raise ValueError("the plan does not say what its rows hold")
+    if not np.array_equal(np.sort(unpacked(ends.turns)), np.arange(num_rows)):
+        raise ValueError("the plan does not say in which turns its rows come")
     if len(ends.densities) != math.ceil(num_rows / window_rows(num_rows)):
         raise ValueError("the plan has densities of other windows")
     numbers = (*ends.densities, ends.root_density, ends.token_s, ends.kv_token_s)

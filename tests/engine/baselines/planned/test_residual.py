@@ -10,7 +10,7 @@ from neaptide.engine.offline.planned import Ends
 from neaptide.engine.scheduler.residual import LEAST_LEFT, LEAST_PACED_TOKENS, Residual, paced_tokens
 from neaptide.engine.steps.step import Step
 
-ENDS = Ends(np.ones(4), [4.0, 3.0, 2.0, 1.0], 2.0, token_s=1e-3, kv_token_s=1e-6)
+ENDS = Ends(np.ones(4), [4.0, 3.0, 2.0, 1.0], 2.0, token_s=1e-3, kv_token_s=1e-6, turns=np.arange(4))
 
 
 def step(online_tokens: int, online_context: int) -> Step:

@@ -13,6 +13,13 @@ def plan(*rows: tuple[str, int], ends: TwoEnds | None = None) -> PlanReady:
     return PlanReady(batch_ids, raw(batches), raw([row for _, row in rows]), ends)
 
 
-def two_ends(held_tokens: Sequence[int], densities: Sequence[float], root_density: float) -> TwoEnds:
-    """Of few rows, of which each is a window."""
-    return TwoEnds(raw(held_tokens), list(densities), root_density, 1e-3, 1e-6)
+def two_ends(
+    held_tokens: Sequence[int], densities: Sequence[float], root_density: float, turns: Sequence[int] | None = None
+) -> TwoEnds:
+    """Of few rows, of which each is a window.
+
+    Args:
+        turns: None takes them from the left end.
+    """
+    turns = range(len(held_tokens)) if turns is None else turns
+    return TwoEnds(raw(held_tokens), list(densities), root_density, 1e-3, 1e-6, raw(turns))
