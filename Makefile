@@ -60,7 +60,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks.engine_vs_transformers
+	$(BIN)/python -m benchmarks.engine_vs_peers --quick
 	$(BIN)/python -m benchmarks.live_coserving --quick
 
 serve: $(VENV)/.installed

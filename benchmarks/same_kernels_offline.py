@@ -70,7 +70,7 @@ async def measure(
             order = list(BODIES) if turn % 2 else list(BODIES)[::-1]
             for contender in order:
                 prompts = workload.prompts(count, vocab, next(seeds))
-                rate = await _tokens_per_s(servers[contender], prompts, workload.tokens_out, BODIES[contender])
+                rate = await tokens_per_s(servers[contender], prompts, workload.tokens_out, BODIES[contender])
                 if turn >= 0:
                     rates[contender].append(rate)
     ratios = {
@@ -105,10 +105,10 @@ async def _start(
     return clients[0], clients[1]
 
 
-async def _tokens_per_s(
+async def tokens_per_s(
     http: httpx.AsyncClient, prompts: Sequence[list[int]], tokens_out: int, fields: Mapping[str, Any]
 ) -> float:
-    """All prompts at once."""
+    """Of all prompts at once, prompts and answers."""
     body = {"model": "m", "max_tokens": tokens_out, "temperature": 0, "ignore_eos": True, **fields}
     now = asyncio.get_running_loop().time
     start_s = now()

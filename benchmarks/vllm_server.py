@@ -5,7 +5,7 @@ import contextlib
 import ctypes.util
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,17 +90,28 @@ async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) ->
     """vLLM's own server on a free loopback port; yields its address."""
     port = free_port()
     command = [str(machine.python.parent / "vllm"), "serve", str(model), "--served-model-name", "m"]
-    command += ["--host", "127.0.0.1", "--port", str(port), *machine.vllm_flags]
+    command += ["--host", "127.0.0.1", "--port", str(port), *machine.vllm_flags, *rival.flags]
+    async with server_process(command, port, os.environ | machine.environment, log) as address:
+        yield address
+
+
+@contextlib.asynccontextmanager
+async def server_process(
+    command: Sequence[str], port: int, environment: Mapping[str, str], log: Path
+) -> AsyncIterator[str]:
+    """Any server that answers ``GET /health`` once it is ready; yields its address.
+
+    Raises:
+        ServerDiedError: it ended, or did not become ready in time; with the end of its log.
+    """
     with log.open("ab") as file:
-        process = await asyncio.create_subprocess_exec(
-            *command, *rival.flags, stdout=file, stderr=file, env=os.environ | machine.environment
-        )
+        process = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file, env=environment)
     try:
         deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
             while True:
                 if process.returncode is not None or asyncio.get_running_loop().time() > deadline_s:
-                    raise ServerDiedError(f"vLLM did not become ready:\n{_end_of(log)}")
+                    raise ServerDiedError(f"{command[0]} did not become ready:\n{_end_of(log)}")
                 with contextlib.suppress(httpx.HTTPError):
                     if (await http.get("/health")).status_code == 200:
                         break
