@@ -44,6 +44,23 @@ def test_work_and_density_are_equal_within_two_percent_and_sharing_stays(tmp_pat
     assert kept >= 0.99 * pool_.shared_tokens.sum()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_of_nearly_a_replicas_share_leaves_both_times_even(seed: int) -> None:
+    """Its replica gets compute and next to no memory time from the others, who must not drift apart for it."""
+    rng = np.random.default_rng(seed)
+    sizes = [1, *[25] * 40, *[1] * 300]
+    piece = np.repeat(np.arange(len(sizes)), sizes)
+    of_group = rng.uniform(1.0, 3.0, 1000) * np.repeat(rng.uniform(0.2, 1.8, 40), 25)
+    compute_s = np.concatenate(([1.0], of_group, rng.uniform(0.1, 1.0, 300)))
+    memory_s = np.concatenate(([0.0], rng.uniform(0.1, 0.2, 1000), rng.uniform(1.0, 9.0, 300)))
+    memory_s[0] = 0.93 * memory_s.sum() / (4.0 - 0.93)
+    shared = np.where(np.diff(piece, prepend=-1) != 0, 0, 100)
+    parts = partition(Ranked(np.arange(len(piece)), shared, compute_s, memory_s, piece), 4)
+    times = np.array([[compute_s[part].sum(), memory_s[part].sum()] for part in parts])
+    columns = np.column_stack((times, times[:, 0] / times[:, 1]))
+    assert np.abs(columns / columns.mean(axis=0) - 1).max() <= 0.01
+
+
 def test_a_group_too_large_for_a_replica_is_cut_where_least_is_shared() -> None:
     shared = np.array([0, *[8] * 49, 3, *[8] * 49])
     ranked = Ranked(np.arange(100), shared, np.ones(100), np.ones(100), np.zeros(100, np.int64))
