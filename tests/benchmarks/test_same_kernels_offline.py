@@ -6,7 +6,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from benchmarks.same_kernels_offline import WORKLOADS, _tokens_per_s
+from benchmarks.same_kernels_offline import WORKLOADS, tokens_per_s
 
 
 def test_prompts_of_w1_share_nothing() -> None:
@@ -38,7 +38,7 @@ def server(completion_tokens: int, asked: list[dict[str, object]]) -> httpx.Asyn
 async def test_every_prompt_is_asked_for_as_the_contender_says() -> None:
     asked: list[dict[str, object]] = []
     async with server(4, asked) as http:
-        assert await _tokens_per_s(http, [[7, 8], [9]], 4, {"service_tier": "flex"}) > 0
+        assert await tokens_per_s(http, [[7, 8], [9]], 4, {"service_tier": "flex"}) > 0
     assert [body["prompt"] for body in asked] == [[7, 8], [9]]
     assert all((body["max_tokens"], body["service_tier"]) == (4, "flex") for body in asked)
 
@@ -46,4 +46,4 @@ async def test_every_prompt_is_asked_for_as_the_contender_says() -> None:
 async def test_a_reply_of_another_length_counts_for_nothing() -> None:
     async with server(3, []) as http:
         with pytest.raises(SystemExit, match="asked for 2 tokens in and 4 out"):
-            await _tokens_per_s(http, [[7, 8]], 4, {})
+            await tokens_per_s(http, [[7, 8]], 4, {})
