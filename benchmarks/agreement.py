@@ -4,7 +4,7 @@ The load is a trace file that both read (Mooncake's format): Poisson arrivals, 1
 are due. One server for all turns, in each of which ours goes first and then AIPerf; prompts are each tool's own, new in
 every turn. Medians of TTFT and TPOT over the turns must agree within 5%.
 
-By default the server's steps take a fixed 20 ms (``--executor sim``): then a difference is the tools' own. With
+By default the server's steps take a fixed 30 ms (``--executor sim``): then a difference is the tools' own. With
 ``--executor torch`` it computes the embedded model.
 
     python -m venv .aiperf && .aiperf/bin/python -m pip install aiperf
@@ -15,6 +15,7 @@ Prints a table, then one JSON line; the exit status is 1 if a median differs by 
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import statistics
 import sys
@@ -29,7 +30,7 @@ from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import poisson_arrivals
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 32
-SIM_STEP_MS = 20.0
+SIM_STEP_MS = 30.0
 MOST_APART = 0.05
 OURS, THEIRS = "neaptide loadgen", "AIPerf"
 AIPERF_NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency"}
@@ -43,6 +44,8 @@ class Medians:
     ttft: float
     tpot: float
     requests: int
+    late: float = 0.0
+    """By which a request was sent after it was due; our TTFT counts from when it was due, AIPerf's from the sending."""
 
 
 class ToolError(Exception):
@@ -59,7 +62,7 @@ def trace_text(rate_rps: float, duration_s: float, seed: int) -> str:
 def medians_of_ours(result: Mapping[str, Any]) -> Medians:
     (figures,) = result["servers"].values()
     requests = figures["requests"] - figures["failed"]
-    return Medians(figures["ttft_ms"]["p50"], figures["tpot_ms"]["p50"], requests)
+    return Medians(figures["ttft_ms"]["p50"], figures["tpot_ms"]["p50"], requests, figures["late_ms"]["p50"])
 
 
 def medians_of_aiperf(result: Mapping[str, Any]) -> Medians:
@@ -84,10 +87,10 @@ def agree(ratios: Mapping[str, float]) -> bool:
     return all(abs(round(ratio - 1.0, 4)) <= MOST_APART for ratio in ratios.values())
 
 
-async def call(command: Sequence[str | Path], directory: Path) -> None:
+async def call(command: Sequence[str | Path]) -> None:
     """Raises ToolError if it fails."""
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=directory, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     said, _ = await process.communicate()
     if process.returncode:
@@ -97,7 +100,7 @@ async def call(command: Sequence[str | Path], directory: Path) -> None:
 async def run_ours(url: str, trace: Path, directory: Path, seed: int) -> Medians:
     found = directory / "ours.json"
     command = [sys.executable, "-m", "neaptide", "loadgen", "replay", str(trace), "--server", url]
-    await call([*command, "--seed", str(seed), "--json", str(found), "--html", "ours.html"], directory)
+    await call([*command, "--seed", str(seed), "--json", str(found), "--html", str(directory / "ours.html")])
     return medians_of_ours(json.loads(found.read_text()))
 
 
@@ -107,7 +110,7 @@ async def run_aiperf(aiperf: Path, url: str, trace: Path, directory: Path, seed:
     quiet = ["--ui-type", "none", "--no-gpu-telemetry", "--no-server-metrics", "--workers-max", "1"]
     what = ["-m", EMBEDDED.name, "--tokenizer", str(EMBEDDED), "--endpoint-type", "chat", "--streaming", "-u", url]
     out = directory / "aiperf"
-    await call([aiperf, "profile", *what, *load, *counted, *quiet, "--output-artifact-dir", str(out)], directory)
+    await call([aiperf, "profile", *what, *load, *counted, *quiet, "--output-artifact-dir", str(out)])
     return medians_of_aiperf(json.loads((out / "profile_export_aiperf.json").read_text()))
 
 
@@ -159,7 +162,7 @@ def main() -> int:
         parser.exit(2, f"{error}\n")
     ratios = ratios_of(turns)
     show(turns, ratios)
-    numbers = [{tool: [one.ttft, one.tpot, one.requests] for tool, one in turn.items()} for turn in turns]
+    numbers = [{tool: dataclasses.asdict(one) for tool, one in turn.items()} for turn in turns]
     print(json.dumps({"ratios": ratios, "agree": agree(ratios), "executor": args.executor, "turns": numbers}))
     return 0 if agree(ratios) else 1
 

@@ -85,6 +85,8 @@ async def probe_alone(plan: Plan, engine: Engine) -> Alone:
     probes = [await run(plan, [*engine.flags, *slo_flags(LAX_S, LAX_S)], online=True, offline=False)]
     for rival in engine.rivals[:1]:
         probes += await rival.probe(plan)
+    if not all(any(r.tpot_s for r in probe.records) for probe in probes):
+        raise SystemExit(f"no chat was answered in the window at {plan.rate_rps:.3f} requests/s: take a longer run")
     return Alone(
         min(percentiles(r.ttft_s for r in probe.records).p50 for probe in probes),
         min(percentiles(r.tpot_s for r in probe.records).p50 for probe in probes),

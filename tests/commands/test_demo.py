@@ -11,7 +11,7 @@ import pytest
 from neaptide.commands.demo.chart import ASCII, bin_s, binned_rates, latency_chart, latency_row, rate_chart, tops
 from neaptide.commands.demo.lines import computed_texts, line_tokens, make_batch, right_answers
 from neaptide.commands.demo.state import DemoState, Moment
-from neaptide.commands.demo.verdict import LEAST_LINES, MOST_LINES, Measured, lines_for, sentence
+from neaptide.commands.demo.verdict import LEAST_LINES, MOST_LINES, Measured, lines_for, sentence, unfinished
 from neaptide.data import skills
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
@@ -163,3 +163,11 @@ def test_the_demo_ends_with_right_answers_and_a_sentence(tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     assert "of 40 answers exactly right" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Co-serving ")
+
+
+@pytest.mark.parametrize(("status", "says_what_next"), [("in_progress", True), ("failed", False), ("expired", False)])
+def test_a_batch_that_is_not_done_in_time_is_told_from_one_that_failed(status: str, says_what_next: bool) -> None:
+    batch = {"status": status, "request_counts": {"total": 565, "completed": 28, "failed": 0}}
+    said = unfinished(batch, 85.3)
+    assert said.startswith(f"the batch is {status} after 85 s, 28 of 565 lines done")
+    assert ("--max-seconds" in said) is says_what_next

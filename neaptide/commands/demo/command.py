@@ -29,7 +29,7 @@ from neaptide.commands.demo.state import (
     Moment,
     rates_per_s,
 )
-from neaptide.commands.demo.verdict import Measured, lines_for, sentence
+from neaptide.commands.demo.verdict import Measured, lines_for, sentence, unfinished
 from neaptide.commands.demo.view import View, view_for
 from neaptide.commands.server_process import ServerDiedError, ServerProcess
 from neaptide.data import skills
@@ -214,8 +214,7 @@ async def _report(
     """Prints what was right and what co-serving won; 0 if the batch was completed and its answers are right."""
     state = stage.state
     if state.batch["status"] != "completed":
-        counts = state.batch["request_counts"]
-        console.print(f"the batch is {state.batch['status']} after {state.elapsed_s:.0f} s: {counts}")
+        console.print(unfinished(state.batch, state.elapsed_s), highlight=False, soft_wrap=True)
         return 1
     results = b""
     for file_id in (state.batch["output_file_id"], state.batch["error_file_id"]):

@@ -1,8 +1,11 @@
 """The demo's arithmetic: how many lines the batch gets, and what serving both tiers together won, in one sentence."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from neaptide.loadgen.client.batches import TERMINAL
 
 LEAST_LINES, MOST_LINES = 20, 20_000
 NOTHING_WON = 1.05
@@ -70,3 +73,14 @@ def sentence(measured: Measured) -> str:
     saved = 1.0 - 1.0 / measured.in_turn_over_together
     won = f"Co-serving saved {100 * saved:.0f}% of the time that chat and batch take in turn"
     return f"{won}{', but the chats paid for it' if measured.chats_paid else ''}: {times}, with {chats}."
+
+
+def unfinished(batch: Mapping[str, Any], elapsed_s: float) -> str:
+    """Why there is no verdict, and what to do next."""
+    counts = batch["request_counts"]
+    said = (
+        f"the batch is {batch['status']} after {elapsed_s:.0f} s, {counts['completed']} of {counts['total']} lines done"
+    )
+    if batch["status"] in TERMINAL:
+        return said
+    return said + ": the machine is busy or slow; try neaptide demo --max-seconds 300, or --lines 100"
