@@ -27,11 +27,18 @@ test-full: lint $(VENV)/.installed-test
 test-clients: clients $(VENV)/.installed-test
 	$(PYTEST) -m clients
 
-clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/clients/*.txt))
+clients: $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/clients/*.txt)) \
+	$(patsubst tests/clients/%.json,.clients/%/.installed,$(wildcard tests/clients/*.json))
 
 .clients/%/.installed: tests/clients/%.txt
 	$(PYTHON) -m venv .clients/$*
 	.clients/$*/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+.clients/%/.installed: tests/clients/%.json
+	mkdir -p .clients/$*
+	cp $< .clients/$*/package.json
+	npm install --prefix .clients/$* --no-audit --no-fund --silent
 	touch $@
 
 acceptance: $(VENV)/.installed-test

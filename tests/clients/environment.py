@@ -2,8 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,28 @@ ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parents[1] / ".cl
 """Filled by ``make clients``."""
 _OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 """Clients that would look for files on the net; they need none of them."""
+
+
+def _run(
+    command: Sequence[str | Path], env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=os.environ | _OFFLINE | (env or {}),
+        cwd=cwd,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def _marks(directory: Path, *needed: Path) -> list[pytest.MarkDecorator]:
+    """For ``pytestmark``: these tests are an optional group, skipped where the environment is missing."""
+    missing = not all(path.exists() for path in needed)
+    return [pytest.mark.clients, pytest.mark.skipif(missing, reason=f"no {directory}: run `make clients`")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +52,13 @@ class ClientEnvironment:
 
     @property
     def marks(self) -> list[pytest.MarkDecorator]:
-        """For ``pytestmark``: these tests are an optional group, skipped where the environment is missing."""
-        missing = not (self._bin / "python").exists()
-        return [pytest.mark.clients, pytest.mark.skipif(missing, reason=f"no {self._bin.parent}: run `make clients`")]
+        return _marks(self._bin.parent, self._bin / "python")
 
     def run(
         self, program: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """Runs a program of the environment. Fails the test if its status is not 0."""
-        done = subprocess.run(
-            [self._bin / program, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            env=os.environ | _OFFLINE | (env or {}),
-            cwd=cwd,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done
+        return _run([self._bin / program, *arguments], env, cwd)
 
     def drive(self, scenario: str, base_url: str) -> dict[str, Any]:
         """What ``scripts/drive_NAME.py`` saw: its last line, as JSON."""
@@ -55,3 +66,25 @@ class ClientEnvironment:
         done = self.run("python", str(script), scenario, base_url)
         seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return seen
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnvironment:
+    """The packages that ``tests/clients/NAME.json`` describes, a ``package.json``."""
+
+    name: str
+
+    @property
+    def _directory(self) -> Path:
+        return ENVIRONMENTS / self.name
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        node = Path(shutil.which("node") or "no node")
+        return _marks(self._directory, self._directory / "node_modules", node)
+
+    def drive(self, scenario: str, base_url: str) -> Any:
+        """What ``scripts/drive_NAME.mjs`` saw: its last line, as JSON."""
+        script = f"drive_{self.name}.mjs"
+        shutil.copy(HERE / "scripts" / script, self._directory)  # packages are looked for beside the script
+        return json.loads(_run(["node", self._directory / script, scenario, base_url]).stdout.splitlines()[-1])

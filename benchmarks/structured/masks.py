@@ -1,21 +1,15 @@
-"""What structured output costs: masks beside a step of the 111M model with a vocabulary of 128k, and compilations.
-
-``python -m benchmarks.structured [--requests N] [--steps N] [--vocab N] [--cases FILE...]``
+"""What masks cost beside a step of the 111M model's layers with a vocabulary of 128k.
 
 The model has random weights and the tokenizer invented words: what is measured depends on their sizes alone. Steps with
-and without grammars take turns. ``--cases`` names files of JSON Schemas with documents, one JSON object a line:
-``{"schema": ..., "tests": [{"data": ..., "valid": ...}]}``, gzipped or not, or with such objects under ``groups``.
+and without grammars take turns.
 """
 
 import argparse
-import gzip
-import json
 import random
 import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.common import EMBEDDED, print_table, random_prompts
+from benchmarks.common import random_prompts
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import SamplingParams
@@ -31,9 +25,7 @@ from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.grammar_masks import Constrained
 from neaptide.executors.torch.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.torch_executor import TorchExecutor
-from neaptide.models.grammars import GrammarError, Grammars
 from neaptide.server.structured.grammars import answer_grammar, schema_part
-from neaptide.server.structured.schemas import SchemaError
 
 EOS_TOKEN_ID = 0
 PROMPT_TOKENS = 32
@@ -153,56 +145,3 @@ def measure_masks(args: argparse.Namespace) -> dict[str, float]:
         "tokens_per_s": 1e3 * args.requests / free_ms,
         "tokens_per_s_with_grammars": 1e3 * args.requests / bound_ms,
     }
-
-
-def cases_of(path: Path) -> Iterator[dict[str, Any]]:
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    for line in content.splitlines():  # of bytes: text has ends of lines of its own
-        case = json.loads(line)
-        yield from case.get("groups", [case])
-
-
-def measure_cases(path: Path) -> dict[str, float]:
-    """How exactly schemas are held, and how long their compilation takes."""
-    config = json.loads((EMBEDDED / "config.json").read_text())
-    grammars = Grammars(EMBEDDED, config["vocab_size"], [config["eos_token_id"]])
-    times_ms: list[float] = []
-    counts: Counter[str] = Counter()
-    for case in cases_of(path):
-        start_s = time.perf_counter()
-        try:
-            matcher = grammars.compile(answer_grammar(schema_part(case["schema"])))
-        except (SchemaError, GrammarError):
-            counts["refused"] += 1
-            continue
-        times_ms.append(1e3 * (time.perf_counter() - start_s))
-        for test in case["tests"]:
-            tokens = grammars.tokenizer.tokenize_str(json.dumps(test["data"], ensure_ascii=False))
-            tried = matcher.deep_copy()
-            accepted = tried.try_consume_tokens(tokens) == len(tokens) and tried.is_accepting()
-            counts[f"{'valid' if test['valid'] else 'invalid'}_{'accepted' if accepted else 'rejected'}"] += 1
-    times_ms.sort()
-    quantiles = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-    compile_ms = {
-        f"compile_ms_{n}": times_ms[min(int(q * len(times_ms)), len(times_ms) - 1)] for n, q in quantiles.items()
-    }
-    return {"held": len(times_ms), **counts, **compile_ms}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--vocab", type=int, default=128_000)
-    parser.add_argument("--threads", type=int, default=1, help="of the model; the server leaves one core free")
-    parser.add_argument("--cases", type=Path, nargs="*", default=[])
-    args = parser.parse_args()
-    found: dict[str, dict[str, float]] = {path.name: measure_cases(path) for path in args.cases}
-    found["masks"] = measure_masks(args)
-    for title, values in found.items():
-        print_table(title, list(values), [[f"{value:.4g}" for value in values.values()]])
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

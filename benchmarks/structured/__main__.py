@@ -1,0 +1,38 @@
+"""What structured output costs: ``python -m benchmarks.structured``.
+
+``[masks] [--requests N] [--steps N] [--vocab N]``: masks beside a step of the 111M model with a vocabulary of 128k.
+``cases FILE...``: how exactly schemas are held, how long they take to compile, and ``xgrammar`` beside it.
+Tables, then one JSON line.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks.common import print_table
+from benchmarks.structured.cases import measure_cases
+from benchmarks.structured.masks import measure_masks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("masks", "cases"), default="masks")
+    parser.add_argument("files", type=Path, nargs="*")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--vocab", type=int, default=128_000)
+    parser.add_argument("--threads", type=int, default=1, help="of the model; the server leaves one core free")
+    args = parser.parse_args()
+    found: dict[str, dict[str, float]] = {}
+    if args.what == "cases":
+        for path in args.files:
+            found |= {f"{path.name}, {name}": values for name, values in measure_cases(path).items()}
+    else:
+        found["masks"] = measure_masks(args)
+    for title, values in found.items():
+        print_table(title, list(values), [[f"{value:.4g}" for value in values.values()]])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Runs in the environment of ``llama-index``: one scenario a run; what it saw is printed as JSON."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+from llama_index.core.llms import ChatMessage
+from llama_index.core.program.function_program import get_function_tool
+from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
+
+LLM = OpenAILike(
+    model="neaptide-tiny",
+    api_base=sys.argv[2],
+    api_key="none",
+    is_chat_model=True,
+    is_function_calling_model=True,
+    context_window=2048,
+    temperature=0,
+    max_tokens=300,
+    max_retries=0,
+)
+QUESTION = "What is 21 + 34?"
+
+
+class Side(BaseModel, extra="forbid"):
+    """A side."""
+
+    side: Literal["left", "right"]
+
+
+def chat() -> dict[str, Any]:
+    return {"text": LLM.chat([ChatMessage(role="user", content=QUESTION)]).message.content}
+
+
+def stream() -> dict[str, Any]:
+    return {"texts": [piece.delta for piece in LLM.stream_chat([ChatMessage(role="user", content=QUESTION)])]}
+
+
+def structured() -> dict[str, Any]:
+    reply = LLM.as_structured_llm(Side).chat([ChatMessage(role="user", content=QUESTION)])
+    made: Side = reply.raw
+    return made.model_dump()
+
+
+def tools() -> dict[str, Any]:
+    tool = get_function_tool(Side)
+    reply = LLM.chat_with_tools([tool], user_msg=QUESTION, tool_required=True)
+    (call,) = LLM.get_tool_calls_from_response(reply)
+    return {"name": call.tool_name, "arguments": call.tool_kwargs}
+
+
+SCENARIOS: list[Callable[[], dict[str, Any]]] = [chat, stream, structured, tools]
+
+if __name__ == "__main__":
+    print(json.dumps({scenario.__name__: scenario for scenario in SCENARIOS}[sys.argv[1]]()))

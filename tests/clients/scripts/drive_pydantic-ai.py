@@ -1,0 +1,41 @@
+"""Runs in the environment of ``pydantic-ai``: one scenario a run; what it saw is printed as JSON."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+MODEL = "neaptide-tiny"
+PROVIDER = OpenAIProvider(base_url=sys.argv[2], api_key="none")
+CHAT = OpenAIChatModel(MODEL, provider=PROVIDER)
+SETTINGS: Any = {"temperature": 0, "max_tokens": 300}
+
+
+class Side(BaseModel, extra="forbid"):
+    side: Literal["left", "right"]
+    steps: int = Field(ge=0, le=9)
+
+
+def default_output() -> dict[str, Any]:
+    return Agent(CHAT, output_type=Side, model_settings=SETTINGS).run_sync("Which side?").output.model_dump()
+
+
+def responses_output() -> dict[str, Any]:
+    model = OpenAIResponsesModel(MODEL, provider=PROVIDER)
+    return Agent(model, output_type=Side, model_settings=SETTINGS).run_sync("Which side?").output.model_dump()
+
+
+def native_output() -> dict[str, Any]:
+    agent = Agent(CHAT, output_type=NativeOutput(Side), model_settings=SETTINGS)
+    return agent.run_sync("Which side?").output.model_dump()
+
+
+SCENARIOS: list[Callable[[], dict[str, Any]]] = [default_output, responses_output, native_output]
+
+if __name__ == "__main__":
+    print(json.dumps({scenario.__name__: scenario for scenario in SCENARIOS}[sys.argv[1]]()))

@@ -1,0 +1,16 @@
+"""``pydantic-ai``: outputs by a forced call, which is its default, and by a schema."""
+
+import pytest
+
+from tests.clients.environment import ClientEnvironment
+from tests.e2e.server import RunningServer
+
+PYDANTIC_AI = ClientEnvironment("pydantic-ai")
+pytestmark = PYDANTIC_AI.marks
+
+
+@pytest.mark.parametrize("scenario", ["default_output", "responses_output", "native_output"])
+def test_an_output_is_an_object_of_the_class(server: RunningServer, scenario: str) -> None:
+    seen = PYDANTIC_AI.drive(scenario, server.base_url)
+    assert seen["side"] in ("left", "right")
+    assert 0 <= seen["steps"] <= 9

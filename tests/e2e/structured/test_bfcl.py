@@ -1,0 +1,98 @@
+"""Function calling cases of the Berkeley leaderboard as requests: the shape of what comes, not the model's wisdom.
+
+The files are no part of this repository: ``STRUCTURED_CASES`` names their folder (``bfcl-*.jsonl.gz``: question,
+function and expected calls of a case a line).
+"""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
+
+MODEL = "neaptide/tiny"
+CASES = Path(os.environ.get("STRUCTURED_CASES", Path(__file__).parents[4] / "shared" / "structured"))
+FILES = ("bfcl-simple_python.jsonl.gz", "bfcl-multiple.jsonl.gz", "bfcl-parallel.jsonl.gz")
+KINDS = {"dict": "object", "float": "number", "tuple": "array"}
+"""The cases name types as Python does."""
+BOUNDS: dict[str, dict[str, Any]] = {
+    "string": {"maxLength": 12},
+    "integer": {"minimum": -999, "maximum": 999},
+    "array": {"maxItems": 2},
+    "object": {"additionalProperties": False},
+}
+"""So that a model without wisdom comes to an end."""
+pytestmark = pytest.mark.skipif(not CASES.exists(), reason=f"no {CASES}")
+
+
+def in_json_schema(node: dict[str, Any]) -> dict[str, Any]:
+    kind = KINDS.get(node["type"], node["type"])
+    schema = {key: node[key] for key in ("required", "enum", "description") if key in node}
+    if kind != "any":
+        schema |= {"type": kind, **BOUNDS.get(kind, {})}
+    if "properties" in node:
+        schema["properties"] = {name: in_json_schema(child) for name, child in node["properties"].items()}
+    if isinstance(node.get("items"), dict):
+        schema["items"] = in_json_schema(node["items"])
+    return schema
+
+
+def bodies_of(file: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """One request a case: calls are forced, for whether to call is wisdom."""
+    bodies = []
+    for line in gzip.decompress((CASES / file).read_bytes()).splitlines()[:limit]:
+        case = json.loads(line)
+        functions = [f | {"parameters": in_json_schema(f["parameters"])} for f in case["function"]]
+        tools = [{"type": "function", "function": function} for function in functions]
+        several = "parallel" in file
+        bodies.append(
+            {
+                "model": MODEL,
+                "messages": case["question"][0],
+                "tools": tools,
+                "tool_choice": "required",
+                "parallel_tool_calls": several,
+                "max_tokens": 300,
+                "temperature": 0,
+            }
+        )
+    return bodies
+
+
+def check(body: dict[str, Any], reply: dict[str, Any]) -> bool:
+    """Whether it called; every call is then of a function that was offered and fits its parameters."""
+    (choice,) = reply["choices"]
+    calls = choice["message"].get("tool_calls") or []
+    if choice["finish_reason"] != "tool_calls":
+        assert choice["finish_reason"] == "length"
+        return False
+    assert calls
+    assert body["parallel_tool_calls"] or len(calls) == 1
+    parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in body["tools"]}
+    for call in calls:
+        schema = parameters[call["function"]["name"]]
+        jsonschema_rs.validator_for(schema).validate(json.loads(call["function"]["arguments"]))
+    return True
+
+
+def called_share(server: RunningServer, bodies: list[dict[str, Any]]) -> float:
+    batch = wait_terminal(server, submit_batch(server, bodies), timeout_s=900)
+    assert batch["request_counts"] == {"total": len(bodies), "completed": len(bodies), "failed": 0}
+    replies = {line["custom_id"]: line["response"]["body"] for line in result_lines(server, batch)}
+    return sum(check(body, replies[f"c{index}"]) for index, body in enumerate(bodies)) / len(bodies)
+
+
+def test_a_few_of_each_kind(embedded: RunningServer) -> None:
+    assert called_share(embedded, [body for file in FILES for body in bodies_of(file, 3)]) > 0.5
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file", FILES)
+def test_all_of_them(embedded: RunningServer, file: str) -> None:
+    assert called_share(embedded, bodies_of(file)) > 0.5
