@@ -37,11 +37,17 @@ _MODULES = {
     "batchllm-sweep": "batchllm.sweep",
     "batchllm-valleys": "batchllm.valleys",
     "cache-bound": "batchllm.cache_bound",
-    "planning-time": "blend.planning_time",
+    "planning-time": "batchllm.planning_time",
     "blend-sharing": "blend.sharing",
     "blend-partition": "blend.partition",
     "blend-sampling": "blend.sampling",
     "blend-throughput": "blend.throughput",
+    "blend-grid": "blend.grid",
+    "blend-overlap": "blend.overlap",
+    "blend-usage": "blend.usage",
+    "blend-models": "blend.models",
+    "blend-mixes": "blend.mixes",
+    "blend-dp": "blend.parallel",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
 """As on the command line."""

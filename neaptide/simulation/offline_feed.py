@@ -141,14 +141,14 @@ class OfflineFeed:
             for request in requests:
                 writer.append(token_ids(request.segments, PROMPT_VOCABULARY))
         write_prefixes(stem)
-        limits = [self._output_limit(request) for request in requests]
+        limits = [self._asked_for(request) for request in requests]
         table = sorted(set(limits))
         index = {limit: k for k, limit in enumerate(table)}
         yield AddBatch(
             batch_id,
             str(stem),
             list(range(len(requests))),
-            [SamplingParams(max_tokens=limit) for limit in table],
+            [SamplingParams(max_tokens=limit, ignore_eos=is_fixed) for limit, is_fixed in table],
             [index[limit] for limit in limits],
             [],
             now_s + self._deadline_s,
@@ -156,6 +156,11 @@ class OfflineFeed:
         # The engine has mapped them; the data stay until it lets go.
         for path in self._directory.glob(f"{batch_id}.*"):
             path.unlink()
+
+    def _asked_for(self, request: TraceRequest) -> tuple[int, bool]:
+        """``max_tokens``, and whether the answer has exactly so many."""
+        limit = self._output_limit(request)
+        return (min(request.output_tokens, limit), True) if request.is_fixed else (limit, False)
 
     def _fitting(self, requests: list[TraceRequest]) -> list[TraceRequest]:
         return [requests[k] for k in self._order if requests[k].segments and self._output_limit(requests[k]) > 0]

@@ -91,6 +91,11 @@ class Delivery:
         """Whether a row of the plan is left."""
         return self._first < self._planned_end
 
+    @property
+    def planned_span(self) -> tuple[int, int]:
+        """The first and the last rank of rows that are left; some row of the plan is."""
+        return int(self.ranks[self._first]), int(self.ranks[self._planned_end - 1])
+
     def indices(self) -> Iterator[int]:
         """Into ``rows``, of those left, in their order."""
         return (index for index in range(self._first, len(self.rows)) if self._is_left[index])

@@ -69,31 +69,54 @@ class MemoryShares:
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[bool, float]] = {}
-        """By id, of requests that run: whether it is of the right end, and its tokens."""
+        self._held: dict[str, tuple[bool, float, float]] = {}
+        """By id, of requests that run: whether it is of the right end, its tokens, its seconds of memory time."""
         self._used = [0.0, 0.0]
+        self.memory_s = 0.0
+        """Of all that run, from their first step to their last."""
+        self._num_steps = 0
+        self._right_due = 0.0
+        """The step from which on the next one of the right end may start."""
 
     def copy(self) -> "MemoryShares":
         """To look ahead with."""
         other = MemoryShares()
-        other._held, other._used = dict(self._held), list(self._used)
+        other._held, other._used, other.memory_s = dict(self._held), list(self._used), self.memory_s
+        other._num_steps, other._right_due = self._num_steps, self._right_due
         return other
 
+    def begin_step(self) -> None:
+        self._num_steps += 1
+
     def is_right_next(self, left_density: float, right_density: float, root_density: float) -> bool:
-        """The end that is further from its part goes first, and of equals the right one, which lasts longer."""
+        """The end that is further from its part goes first, and of equals the right one, which lasts longer; but not
+        before it is due (``start``)."""
+        if self._num_steps < int(self._right_due):
+            return False
         parts = split_memory(1.0, left_density, right_density, root_density)
         return parts.right > 0.0 and _is_right_next(self._used, parts)
 
-    def start(self, request_id: str, is_right: bool, held_tokens: float) -> None:
-        self._held[request_id] = is_right, held_tokens
+    def start(
+        self, request_id: str, is_right: bool, held_tokens: float, memory_s: float = 0.0, apart_steps: float = 0.0
+    ) -> None:
+        """
+        Args:
+            apart_steps: until the next one of the right end. Algorithm 3 admits of each end as many prompt tokens a
+                step as a steady state does: long answers that all start at once grow together, and overflow together.
+        """
+        self._held[request_id] = is_right, held_tokens, memory_s
         self._used[is_right] += held_tokens
+        self.memory_s += memory_s
+        if is_right:
+            self._right_due = max(self._right_due, float(self._num_steps)) + apart_steps
 
     def end(self, request_id: str) -> None:
         """Also of a request that was never started."""
-        is_right, tokens = self._held.pop(request_id, (False, 0.0))
+        is_right, tokens, memory_s = self._held.pop(request_id, (False, 0.0, 0.0))
         self._used[is_right] -= tokens
+        self.memory_s -= memory_s
         if not self._held:
-            self._used = [0.0, 0.0]  # nothing is left of what rounding has
+            self._used, self.memory_s = [0.0, 0.0], 0.0  # nothing is left of what rounding has
 
 
 def _is_right_next(used: Sequence[float], parts: Split) -> bool:

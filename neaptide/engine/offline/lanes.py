@@ -235,6 +235,12 @@ class JobLane(Lane):
         """Whether a row of the plan waits."""
         return any(delivery.is_planned for delivery in self.deliveries)
 
+    @property
+    def planned_span(self) -> tuple[int, int] | None:
+        """The first and the last rank of rows that wait; None without one."""
+        spans = [delivery.planned_span for delivery in self.deliveries if delivery.is_planned]
+        return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
+
     def follow(self, planned: PlannedRows) -> None:
         """A plan has these rows of the job."""
         for delivery in self.deliveries:

@@ -4,8 +4,10 @@ Whose turn it is stays with ``Turns``, which leave open all owners of equal laxi
 plan chooses among what these have (ADR 0015).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,8 @@ from neaptide.engine.offline.lanes import JobLane, Lane, Place
 from neaptide.engine.offline.turns import Turns
 from neaptide.engine.request import Request
 
+STEADY_SHARE = 0.75
+"""Of the memory, what answers of the right end hold on average: they grow, and the other end needs some."""
 RAW = "<i4"
 """Numbers in a message."""
 FIRST_USE = 1
@@ -29,7 +33,7 @@ def raw(numbers: npt.ArrayLike) -> bytes:
     return np.asarray(numbers).astype(RAW).tobytes()
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True)
 class Ends:
     """Of an order that is sorted by density."""
 
@@ -51,6 +55,39 @@ class Ends:
 
     def density(self, rank: int) -> float:
         return self.densities[rank // window_rows(len(self.held_tokens))]
+
+    @cached_property
+    def lasting_steps(self) -> FloatArray:
+        """[order] output tokens, as far as density and what a row holds tell: ``held = p + d/2``, and its compute and
+        memory times are ``p + d`` and ``d held``. Without a prompt of its own a row has twice what it holds."""
+        read_s = self._row_densities * self.held_tokens * self.kv_token_s - self.token_s / 2.0
+        found = self.held_tokens * self.token_s / np.maximum(read_s, 1e-12)
+        lasting: FloatArray = np.minimum(found, 2.0 * self.held_tokens)
+        return lasting
+
+    @cached_property
+    def memory_s(self) -> FloatArray:
+        """[order]"""
+        found: FloatArray = self.lasting_steps * self.held_tokens * self.kv_token_s
+        return found
+
+    def density_between(self, first: int, last: int, running_memory_s: float) -> float:
+        """Of the rows from one rank to the other, with what those that run have still to read."""
+        compute_s, memory_s = (sums[last + 1] - sums[first] for sums in self._sums)
+        memory_s += running_memory_s
+        return float(compute_s / memory_s) if memory_s > 0.0 else math.inf
+
+    @cached_property
+    def _row_densities(self) -> FloatArray:
+        width = window_rows(len(self.held_tokens))
+        return np.repeat(np.array(self.densities), width)[: len(self.held_tokens)]
+
+    @cached_property
+    def _sums(self) -> tuple[FloatArray, FloatArray]:
+        """[order + 1] of compute, of memory."""
+        compute_s = self._row_densities * self.memory_s
+        first, second = (np.concatenate(([0.0], np.cumsum(column))) for column in (compute_s, self.memory_s))
+        return first, second
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,14 +117,18 @@ class Scan:
 
     Args:
         target_density: that the requests at work together should have; None goes for that of the whole order.
+        kv_tokens: of the whole memory; 0 does not keep rows of the right end apart.
     """
 
-    def __init__(self, ends: Ends, shares: MemoryShares, target_density: float | None = None) -> None:
+    def __init__(
+        self, ends: Ends, shares: MemoryShares, target_density: float | None = None, kv_tokens: int = 0
+    ) -> None:
         self._ends = ends
+        self._kv_tokens = kv_tokens
         self._shares = shares
         self._target = target_density
-        self._looked_at: dict[str, tuple[bool, float]] = {}
-        """By id, of rows: whether from the right end, and what they will hold."""
+        self._looked_at: dict[str, tuple[bool, float, float, float]] = {}
+        """By id, of rows: what ``MemoryShares.start`` wants."""
 
     def is_right_next(self, left_rank: int, right_rank: int) -> bool:
         left, right = self._ends.density(left_rank), self._ends.density(right_rank)
@@ -96,9 +137,12 @@ class Scan:
 
     def take(self, request_id: str, is_right: bool, rank: int) -> None:
         """In this look."""
-        held_tokens = float(self._ends.held_tokens[rank])
-        self._looked_at[request_id] = is_right, held_tokens
-        self._shares.start(request_id, is_right, held_tokens)
+        held_tokens, apart_steps = float(self._ends.held_tokens[rank]), 0.0
+        if is_right and self._kv_tokens:
+            apart_steps = float(self._ends.lasting_steps[rank]) * held_tokens / (STEADY_SHARE * self._kv_tokens)
+        start = is_right, held_tokens, float(self._ends.memory_s[rank]), apart_steps
+        self._looked_at[request_id] = start
+        self._shares.start(request_id, *start)
 
     def started(self, request_id: str, shares: MemoryShares) -> None:
         """A row is handed out: if this look has come to it, it counts for the end that it was at."""

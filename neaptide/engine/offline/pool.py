@@ -62,6 +62,8 @@ class OfflinePool:
         """Whether there ever was one: since then it is known what comes next."""
         self._moved: dict[Segment, None] = {}
         """Of requests that were handed out or came back since these were taken last, the deeper ones first."""
+        self.kv_tokens = 0
+        """Of the whole memory, as far as it is known here."""
         self._now_s = 0.0
         """When the last step was planned."""
 
@@ -72,6 +74,7 @@ class OfflinePool:
         """A step is to be planned; while the operator has paused offline work, what is done of it says nothing of what
         could be."""
         self._now_s = now_s
+        self._memory_shares.begin_step()
         self.turns.begin_step(now_s, () if is_paused else self.lanes)
 
     def draft(self) -> "PoolDraft":
@@ -92,6 +95,16 @@ class OfflinePool:
     def ends(self) -> Ends | None:
         """Of the plan, if it is to be followed from both."""
         return self._ends
+
+    def density_left(self) -> float:
+        """Of the rows of the plan that wait, with what those that run have still to read: half of all that they read,
+        for they are at all ages. That of the whole plan where it has none left."""
+        assert self._ends is not None
+        spans = [span for job in self._jobs.values() if (span := job.planned_span) is not None]
+        if not spans:
+            return self._ends.root_density
+        first, last = min(first for first, _ in spans), max(last for _, last in spans)
+        return self._ends.density_between(first, last, self._memory_shares.memory_s / 2.0)
 
     @property
     def returned(self) -> Sequence[Request]:
@@ -118,7 +131,8 @@ class OfflinePool:
         if any(job.is_planned for job in self._jobs.values()):
             scan = None
             if self._ends is not None:
-                scan = self._last_scan = Scan(self._ends, self._memory_shares.copy(), self.target_density)
+                shares = self._memory_shares.copy()
+                scan = self._last_scan = Scan(self._ends, shares, self.target_density, self.kv_tokens)
             yield from in_planned_turn(self.lanes, turns, scan, self._first_looked_at)
             return
         waiting = {lane: lane.waiting(self._first_looked_at) for lane in self._lanes.values()}

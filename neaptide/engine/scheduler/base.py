@@ -82,6 +82,7 @@ class Scheduler(ABC):
         self.config = config
         self.max_step_tokens = type(self).step_tokens(config)
         pool = OfflinePool(type(self).row_key, type(self).follows_prefixes, type(self).turns(config))
+        pool.kv_tokens = kv.num_blocks * kv.block_size
         self.queues = Queues(kv, pool, type(self).online_order)
         self.kv = kv
         self.offline_paused = False

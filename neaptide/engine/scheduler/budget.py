@@ -25,6 +25,12 @@ class StepBudget:
         seconds, margin_s = self._cost_model.predict(shape)
         return seconds + margin_s <= limit_s
 
+    def least_s(self) -> float:
+        """What a step takes that does next to nothing."""
+        shape = BatchShape()
+        shape.add_decodes(1, 1, 1)
+        return self._cost_model.predict(shape).seconds
+
     def most_decodes(self, contexts: IntArray, limit_s: float) -> int:
         """How many of these decodes, taken from the front, keep the step within ``limit_s``.
 

@@ -8,7 +8,7 @@ from neaptide.engine.interfaces import HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.residual import FULL_SHARE, num_paced
+from neaptide.engine.scheduler.residual import num_paced
 from neaptide.engine.steps.plan import BatchShape
 
 USUAL_CHUNK_TOKENS = 16
@@ -72,13 +72,13 @@ class OfflineFill:
             pass
 
     def _pace(self, draft: Draft, before: BatchShape) -> None:
-        """Once offline work fills its memory, prompts get the tokens that belong to its decodes; else a step that
-        computes follows on one that reads."""
+        """Prompts get the tokens that belong to the decodes; else a step that computes follows on one that reads."""
         ends, density, budget = draft.pool.ends, draft.pool.target_density, draft.budget
         if ends is None or density is None:
             return
-        if self._blocks_to_admit(draft) <= (1.0 - FULL_SHARE) * self._most_blocks(draft):
-            budget.tokens_left = min(budget.tokens_left, num_paced(ends, density, before, budget.shape))
+        kv_tokens = self._most_blocks(draft) * draft.kv.block_size
+        paced = num_paced(ends, density, before, budget.shape, budget.least_s(), kv_tokens)
+        budget.tokens_left = min(budget.tokens_left, paced)
 
     def _chunk(
         self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0
@@ -145,7 +145,8 @@ class OfflineFill:
         if cost <= room - self._reserved_blocks(draft, request, passed):
             draft.admit(request, hit, chunk)
             return True
-        if not self._passes_giants or cost < GIANT_SHARE * self._most_blocks(draft):
+        is_returned = draft.pool.ends is not None and request.num_preemptions > 0
+        if not self._passes_giants or (cost < GIANT_SHARE * self._most_blocks(draft) and not is_returned):
             return False
         passed.append(request)
         draft.pool.pass_by()

@@ -58,7 +58,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         super().begin(now_s)
         pool = self.queues.pool
         if pool.ends is not None:
-            pool.target_density = self._residual.density(pool.ends.root_density)
+            pool.target_density = self._residual.density(pool.density_left())
 
     def observe_step(self, step: Step, seconds: float) -> None:
         if (ends := self.queues.pool.ends) is not None:

@@ -15,10 +15,10 @@ AVERAGE_S = 30.0
 """Of the residual that admission follows ..."""
 LONG_S = 600.0
 """... and of the one that says which of the two is scarce in the long run."""
-FULL_SHARE = 0.9
-"""Of the blocks that offline work may hold: below it prompts are not paced, for memory is to be filled first."""
 LEAST_PACED_TOKENS = 128
 """A step's prompts always get so many: BlendServe's batches come in multiples of it."""
+MOST_PACED_TOKENS = 1 << 30
+"""More than any step has: where next to nothing is left to read, a density says nothing."""
 LEAST_LEFT = 0.05
 """Of a step, at least so much of compute and of bandwidth is taken to be left."""
 
@@ -61,11 +61,18 @@ def paced_tokens(ends: Ends, density: float, num_decodes: int, read_tokens: int)
     Algorithm 3 of BlendServe, ``C = N p / d``, with what is held in place of what a steady state holds: a batch of a
     density computes so many seconds for each that it reads (section 4.2).
     """
-    computed_tokens = density * ends.kv_token_s * read_tokens / ends.token_s
+    computed_tokens = min(density * ends.kv_token_s * read_tokens / ends.token_s, MOST_PACED_TOKENS)
     return max(int(computed_tokens) - num_decodes, LEAST_PACED_TOKENS)
 
 
-def num_paced(ends: Ends, density: float, before: BatchShape, shape: BatchShape) -> int:
-    """The same for the decodes that the step has got since it was ``before``."""
+def num_paced(ends: Ends, density: float, before: BatchShape, shape: BatchShape, least_s: float, kv_tokens: int) -> int:
+    """The same for the decodes that the step has got since it was ``before``, in a step that takes ``least_s`` whatever
+    it reads: weights are read beside the compute as well. A pool of the density that fills ``kv_tokens`` of memory in
+    each step reads so much more; compute that is dealt out by all that is read has the mix of the whole in every step,
+    also while memory fills.
+    """
     read_tokens = shape.decode_context_tokens - before.decode_context_tokens
-    return paced_tokens(ends, density, shape.decode_requests - before.decode_requests, read_tokens)
+    least_tokens = least_s / ends.kv_token_s
+    density *= kv_tokens / (kv_tokens + least_tokens)
+    num_decodes = shape.decode_requests - before.decode_requests
+    return paced_tokens(ends, density, num_decodes, int(read_tokens + least_tokens))

@@ -83,8 +83,7 @@ class OfflineSet:
         self.check_refill()
         shift = content_base(self._namespace(generation)) - content_base(self._namespace(self.generation))
         requests = [
-            TraceRequest(r.arrival_s, tuple((content + shift, n) for content, n in r.segments), r.output_tokens)
-            for r in self.requests
+            replace(r, segments=tuple((content + shift, n) for content, n in r.segments)) for r in self.requests
         ]
         return replace(self, requests=requests, generation=generation)
 

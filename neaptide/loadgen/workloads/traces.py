@@ -49,6 +49,9 @@ class TraceRequest:
     """``(content id, tokens)`` in prompt order: equal leading segments are equal leading tokens."""
     output_tokens: int
     """The true length, at least 1. The scheduler must not see it before the request ends."""
+    is_fixed: bool = False
+    """Its caller has asked for exactly this length (``ignore_eos``), as for a video of so many frames: of offline
+    requests, it is known."""
 
     @property
     def input_tokens(self) -> int:

@@ -25,13 +25,21 @@ def _job(message: AddBatch) -> PooledJob:
     return PooledJob(message.batch_id, tokens, waits, of_row)
 
 
+def _fixed(message: AddBatch) -> dict[int, float]:
+    """Rows whose length is what was asked for."""
+    lengths = [float(params.max_tokens) if params.ignore_eos else math.nan for params in message.params_table]
+    of_rows = zip(message.rows, message.params_index, strict=True)
+    return {row: lengths[index] for row, index in of_rows if not math.isnan(lengths[index])}
+
+
 class InlinePlanner:
     """
     Args:
         order: one of ``ORDERS``.
         scale: planning takes so many times what the profile says.
         output_tokens: true length of a row's answer. It is asked for the rows that BlendServe's warm-up would run first
-            (1% of a job, at least eight); of the others the planner knows their limit and what those tell.
+            (1% of a job, at least eight); of the others the planner knows their limit and what those tell, and where
+            ``ignore_eos`` asks for it that they have exactly that.
     """
 
     def __init__(
@@ -44,6 +52,8 @@ class InlinePlanner:
         self._output_tokens = output_tokens
         self._jobs: dict[str, PooledJob] = {}
         """With rows that wait."""
+        self._fixed: dict[str, dict[int, float]] = {}
+        """Lengths that were asked for, by job and row."""
         self._is_outdated = False
         """Whether rows have come since the last plan was begun."""
         self._plan: PlanReady | None = None
@@ -52,7 +62,7 @@ class InlinePlanner:
 
     def submitted(self, message: AddBatch, now_s: float) -> None:
         """The message's token file need not outlive this call."""
-        self._jobs[message.batch_id] = _job(message)
+        self._jobs[message.batch_id], self._fixed[message.batch_id] = _job(message), _fixed(message)
         self._is_outdated = True
         self._begin(now_s)
 
@@ -89,5 +99,6 @@ class InlinePlanner:
         known = [
             (job, row, float(self._output_tokens(str(RowId(jobs[job].batch_id, row))))) for job, row in pooled.sampled()
         ]
+        known += [(number, *one) for number, job in enumerate(jobs) for one in self._fixed[job.batch_id].items()]
         model = density_model(self._profile)
         return pooled.plan(self._order, known, model, self._profile.kv_capacity_tokens), len(pooled)

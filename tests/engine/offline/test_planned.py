@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import RowKey
-from neaptide.engine.offline.planned import PlannedOrder
+from neaptide.engine.offline.dual_scan import MemoryShares
+from neaptide.engine.offline.planned import STEADY_SHARE, Ends, PlannedOrder, Scan
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.turns import LEAD_TOKENS, ByShares, Turns
 from neaptide.engine.params import SamplingParams, Tier
@@ -207,3 +209,56 @@ def test_every_row_is_handed_out_once_whatever_plans_come(
         found.append(taken.request_id)
         pool.ended(taken)
     assert sorted(found) == sorted(everything)
+
+
+def ends_of(*lengths: tuple[float, float], token_s: float = 1e-3, kv_token_s: float = 1e-6) -> Ends:
+    """Of rows with these prompt and output tokens."""
+    prompt, output = np.array(lengths).T
+    held = prompt + output / 2.0
+    compute_s, memory_s = token_s * (prompt + output), kv_token_s * output * held
+    densities = (compute_s / memory_s).tolist()
+    return Ends(held, densities, float(compute_s.sum() / memory_s.sum()), token_s, kv_token_s, np.arange(len(held)))
+
+
+def test_density_and_what_is_held_tell_how_long_a_row_lasts() -> None:
+    ends = ends_of((600.0, 40.0), (0.0, 1000.0), (100.0, 16_000.0))
+    assert ends.lasting_steps == pytest.approx([40.0, 1000.0, 16_000.0])
+    assert ends.memory_s == pytest.approx([1e-6 * 40 * 620, 1e-6 * 1000 * 500, 1e-6 * 16_000 * 8100])
+
+
+def test_a_row_lasts_no_longer_than_what_it_holds() -> None:
+    assert Ends(np.array([50.0]), [1e-9], 1.0, 1e-3, 1e-6, np.zeros(1, np.int64)).lasting_steps.tolist() == [100.0]
+
+
+def test_the_density_left_is_that_of_the_rows_between_with_what_runs() -> None:
+    ends = ends_of((600.0, 40.0), (600.0, 40.0), (100.0, 16_000.0))
+    whole = ends.density_between(0, 2, 0.0)
+    assert whole == pytest.approx(ends.root_density)
+    assert ends.density_between(0, 1, 0.0) == pytest.approx(0.64 / (1e-6 * 40 * 620))
+    assert ends.density_between(0, 1, 1.0) == pytest.approx(1.28 / (1.0 + 2e-6 * 40 * 620))
+
+
+def test_long_answers_start_as_far_apart_as_a_steady_state_has_them() -> None:
+    """Each holds 500 tokens for 1,000 steps; of 50,000 tokens 75 can be at work, so one starts every 13.3 steps."""
+    ends = ends_of(*[(600.0, 40.0)] * 4, *[(0.0, 1000.0)] * 4)
+    shares, starts = MemoryShares(), []
+    for step in range(1, 41):
+        shares.begin_step()
+        scan = Scan(ends, shares, 0.01, kv_tokens=50_000)
+        while scan.is_right_next(0, 7):
+            scan.take(f"row-{len(starts)}", True, 7)
+            starts.append(step)
+    assert starts == [1, 14, 27]
+    assert pytest.approx(13.3, abs=0.1) == 1000 * 500 / (STEADY_SHARE * 50_000)
+
+
+def test_a_pool_without_rows_of_the_plan_has_the_density_of_the_whole(tmp_path: Path) -> None:
+    pool = pool_of(batch(tmp_path, "a", [[1]] * 4))
+    follow(pool, *(("a", row) for row in range(4)), ends=two_ends([10] * 4, [3.0, 3.0, 1.0, 1.0], 2.0))
+    left = pool.density_left()
+    assert 1.0 < left < 3.0
+    for _ in range(3):
+        pool.pop()
+    assert pool.density_left() != left
+    pool.pop()
+    assert pool.density_left() == 2.0

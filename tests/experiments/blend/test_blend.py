@@ -2,10 +2,9 @@
 
 import pytest
 
-from neaptide.experiments.blend import partition, planning_time, sampling, sharing, throughput
+from neaptide.experiments.batchllm import planning_time
+from neaptide.experiments.blend import partition, sampling, sharing
 from neaptide.experiments.result import ExperimentResult
-from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS
-from neaptide.loadgen.workloads.offline_sets import OfflineSet
 
 
 def drawn(result: ExperimentResult) -> None:
@@ -51,40 +50,3 @@ def test_all_lengths_tell_all_and_a_sample_less(monkeypatch: pytest.MonkeyPatch)
     assert found["1.0"] == [1.0, 1.0]
     assert found["0.01"][0] < 1.0
     drawn(result)
-
-
-@pytest.mark.parametrize(("number", "density"), [(1, 1.4), (4, 0.9)])
-def test_shorter_answers_leave_a_trace_its_density(number: int, density: float) -> None:
-    set_ = throughput.with_shorter_answers(number, 3000, 4000)
-    lengths = [(request.input_tokens, request.output_tokens) for request in set_.requests]
-    assert max(output for _, output in lengths) == 6000
-    shared = set_.sharing().tokens - set_.sharing().unique_tokens
-    compute = sum(p + d for p, d in lengths) - shared
-    assert DENSITY_TOKENS * compute / sum(p * d + d * d / 2 for p, d in lengths) == pytest.approx(density, rel=0.05)
-
-
-def test_throughput_is_told_over_depth_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"dfs": 12.0, "blendserve": 10.0, "neaptide": 8.0}
-
-    def made_up(set_: OfflineSet, policy: str, plan: str | None) -> tuple[float, float]:
-        return seconds[policy] - (plan is not None), 0.5
-
-    monkeypatch.setattr(throughput, "throughput", made_up)
-    monkeypatch.setattr(throughput, "QUICK_REQUESTS", 800)
-    result = throughput.run(quick=True)
-    gains = {row.case: row.ours for row in result.rows if " over " in row.case}
-    assert gains == {
-        "trace 1: dfs over dfs": 1.0,
-        "trace 1: blendserve over dfs": pytest.approx(1.2),
-        "trace 1: neaptide over dfs": 1.5,
-        "trace 1: neaptide, two ends over dfs": pytest.approx(12 / 7),
-    }
-    drawn(result)
-
-
-def test_a_pool_is_run_to_its_end() -> None:
-    set_ = throughput.with_shorter_answers(1, 800, 3000)
-    few = OfflineSet("few", [r for r in set_.requests if r.output_tokens < 100][:60], synthetic=True)
-    seconds, of_bound = throughput.throughput(few, "blendserve", None)
-    assert seconds > 0
-    assert 0 < of_bound <= 1

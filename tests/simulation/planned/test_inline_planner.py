@@ -90,3 +90,17 @@ def test_a_run_with_plans_replays(order: str, depth: int, tmp_path: Path) -> Non
 def test_without_a_plan_nothing_is_planned(tmp_path: Path) -> None:
     simulate(mixed(num_online=4, num_rows=8), step_log=tmp_path / "log")
     assert not any(isinstance(line, OrderLine) for line in read_log(tmp_path / "log"))
+
+
+def test_lengths_that_callers_ask_for_are_known_to_the_planner(tmp_path: Path) -> None:
+    """Behind one prefix the longest answers want the most memory: they stand at the end, and none is cut short."""
+    lengths = [8, 30, 4, 24, 12, 16, 28, 20] * 4
+    requests = [TraceRequest(0.0, ((1, 8), (2 + k, 4)), n, is_fixed=True) for k, n in enumerate(lengths)]
+    run = simulate(
+        constant((), [OfflineSet("fixed", requests, synthetic=True)], plan=TWO_ENDS, refill=False),
+        step_log=tmp_path / "log",
+    )
+    (order,) = (line for line in read_log(tmp_path / "log") if isinstance(line, OrderLine))
+    assert [lengths[handle] for handle in order.rows[-4:]] == [30] * 4
+    steps = run.measures.steps((float("-inf"), float("inf")))
+    assert steps["output_tokens"].sum() == sum(lengths)

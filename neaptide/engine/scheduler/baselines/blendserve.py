@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from neaptide.engine.scheduler.baselines.vllm_v1 import VllmV1Fcfs
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.scheduler.residual import FULL_SHARE, paced_tokens
+from neaptide.engine.scheduler.residual import paced_tokens
 
 
 class BlendServe(VllmV1Fcfs):
@@ -20,13 +20,11 @@ class BlendServe(VllmV1Fcfs):
         return super()._pack(draft)
 
     def _pace(self, draft: Draft) -> None:
-        """Algorithm 3: once memory is full, a step has as many prompt tokens as belong to its decodes."""
+        """Algorithm 3: a step has as many prompt tokens as belong to decodes that fill the memory."""
         ends, budget = draft.pool.ends, draft.budget
-        if ends is None or draft.kv.available > (1.0 - FULL_SHARE) * draft.kv.pool.num_blocks:
+        if ends is None:
             return
-        num_decodes = read_tokens = 0
-        for request in self._running(draft):
-            if request.num_uncomputed_tokens == 1:
-                num_decodes, read_tokens = num_decodes + 1, read_tokens + request.num_tokens
-        paced = paced_tokens(ends, ends.root_density, num_decodes, read_tokens)
+        num_decodes = sum(request.num_uncomputed_tokens == 1 for request in self._running(draft))
+        kv_tokens = draft.kv.pool.num_blocks * draft.kv.block_size
+        paced = paced_tokens(ends, ends.root_density, num_decodes, kv_tokens)
         budget.tokens_left = min(budget.tokens_left, num_decodes + paced)

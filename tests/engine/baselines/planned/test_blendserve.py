@@ -1,4 +1,4 @@
-"""BlendServe: both ends of the order at work together, prompts paced once memory is full."""
+"""BlendServe: both ends of the order at work together, prompts paced."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def blendserve(**fields: object) -> Harness:
 
 
 def test_both_ends_fill_their_parts_of_the_memory(tmp_path: Path) -> None:
-    harness = blendserve(max_num_seqs=4)
+    harness = blendserve(max_num_seqs=4, num_blocks=1000)
     harness.core.handle(batch(tmp_path, "job", [[row + 5] * 4 for row in range(8)], max_tokens=3))
     ends = two_ends([10] * 8, [3.0] * 4 + [1.0] * 4, root_density=2.0)
     harness.core.handle(plan(*(("job", row) for row in range(8)), ends=ends))
@@ -31,15 +31,14 @@ def test_an_end_whose_requests_end_early_gets_more(tmp_path: Path) -> None:
     assert starts[:5] == ["job:7", "job:0", "job:1", "job:2", "job:3"]
 
 
-def test_prompts_are_paced_once_memory_is_full(tmp_path: Path) -> None:
-    """Of 2,000 blocks 100 are free: the next prompts come at the least pace, not as many as fit."""
+def test_prompts_are_paced_as_if_memory_were_full(tmp_path: Path) -> None:
+    """Algorithm 3 knows the memory, not what is held of it: 32,000 tokens read in 0.032 s want 32 tokens of 1 ms."""
     harness = blendserve(num_blocks=2000, max_num_batched_tokens=8192, max_num_seqs=64)
-    long = batch(tmp_path, "long", [[row + 5] * 3800 for row in range(2)], max_tokens=8)
-    more = batch(tmp_path, "more", [[row + 50] * 100 for row in range(40)], max_tokens=1)
-    harness.core.handle(long)
-    assert harness.step() == {"long:0": 3800, "long:1": 3800}
-    harness.core.handle(more)
+    kv_tokens = harness.core.scheduler.kv.num_blocks * harness.core.scheduler.kv.block_size
+    harness.core.handle(batch(tmp_path, "more", [[row + 50] * 100 for row in range(40)], max_tokens=1))
     order = [("more", row) for row in range(40)]
-    harness.core.handle(plan(*order, ends=two_ends([100] * 40, [1.0] * 40, 1.0)))
-    tokens = harness.step()
-    assert sum(tokens.values()) == 2 + LEAST_PACED_TOKENS
+    density = 500_000 / kv_tokens
+    harness.core.handle(plan(*order, ends=two_ends([100] * 40, [density] * 40, density)))
+    assert sum(harness.step().values()) == 500
+    harness.core.handle(plan(*order, ends=two_ends([100] * 40, [1e-6] * 40, 1e-6)))
+    assert sum(harness.step().values()) == LEAST_PACED_TOKENS

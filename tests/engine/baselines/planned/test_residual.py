@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from neaptide.engine.offline.planned import Ends
-from neaptide.engine.scheduler.residual import LEAST_LEFT, LEAST_PACED_TOKENS, Residual, paced_tokens
+from neaptide.engine.scheduler.residual import LEAST_LEFT, LEAST_PACED_TOKENS, Residual, num_paced, paced_tokens
+from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 
 ENDS = Ends(np.ones(4), [4.0, 3.0, 2.0, 1.0], 2.0, token_s=1e-3, kv_token_s=1e-6, turns=np.arange(4))
@@ -65,3 +66,20 @@ def test_the_pace_gives_a_step_the_density() -> None:
 
 def test_a_few_decodes_do_not_stop_prompts() -> None:
     assert paced_tokens(ENDS, 2.0, 100, 1000) == LEAST_PACED_TOKENS
+
+
+@pytest.mark.parametrize("read_tokens", [0, 1_000_000, 4_000_000])
+def test_prompts_follow_what_is_read_weights_included(read_tokens: int) -> None:
+    """Weights take 1 s, full memory 4 s: a mix of 2 s of compute for each of KV has 8 s for 5 s, at every fill."""
+    shape = BatchShape()
+    shape.add_decodes(10, read_tokens, read_tokens)
+    paced = num_paced(ENDS, 2.0, BatchShape(), shape, least_s=1.0, kv_tokens=4_000_000)
+    assert paced + 10 == pytest.approx(1000 * 1.6 * (1.0 + 1e-6 * read_tokens), abs=1)
+
+
+def test_decodes_of_online_requests_bring_no_prompts() -> None:
+    before = BatchShape()
+    before.add_decodes(20, 3_000_000, 200_000)
+    after = before.copy()
+    after.add_decodes(10, 1_000_000, 100_000)
+    assert num_paced(ENDS, 2.0, before, after, least_s=0.0, kv_tokens=1) == 2000 - 10
