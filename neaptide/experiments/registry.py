@@ -48,6 +48,7 @@ _MODULES = {
     "blend-models": "blend.models",
     "blend-mixes": "blend.mixes",
     "blend-dp": "blend.parallel",
+    "blend-live": "blend.live",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
 """As on the command line."""

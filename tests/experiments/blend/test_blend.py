@@ -3,7 +3,7 @@
 import pytest
 
 from neaptide.experiments.batchllm import planning_time
-from neaptide.experiments.blend import partition, sampling, sharing
+from neaptide.experiments.blend import live, partition, sampling, sharing
 from neaptide.experiments.result import ExperimentResult
 
 
@@ -49,4 +49,21 @@ def test_all_lengths_tell_all_and_a_sample_less(monkeypatch: pytest.MonkeyPatch)
     found = result.data["found"]["trace 1"]
     assert found["1.0"] == [1.0, 1.0]
     assert found["0.01"][0] < 1.0
+    drawn(result)
+
+
+def test_a_pool_beside_online_work_is_told_way_by_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "QUICK", live.Size(12, 1, 3, (600.0, 601.0), (0.5,), (0.2,)))
+    monkeypatch.setattr(live, "LONG_TOKENS", (5, 10))
+    ways = ("echo", "neaptide", "neaptide, two ends")
+    monkeypatch.setattr(live, "WAYS", {way: live.WAYS[way] for way in ways})
+    result = live.run(quick=True)
+    (runs,) = result.data["cells"].values()
+    assert set(runs) == {"alone", *ways}
+    assert runs["alone"]["offline_tokens_per_s"] is None
+    assert all(runs[way]["offline_tokens_per_s"] > 0 for way in ways)
+    assert set(runs["neaptide"]["attainment"]) >= {"both", "both_from_arrival"}
+    judged = {row.case.rpartition(": ")[2]: row.holds for row in result.rows}
+    assert judged["neaptide, attainment"] is True
+    assert judged["neaptide, two ends, offline tokens/s"] is None  # no rival
     drawn(result)
