@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS
+from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS, check_headroom
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, arriving, load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest, window_of
@@ -50,8 +50,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     add("--planning-scale", type=float, default=1.0, metavar="X", help=planning_help)
     host_help = "host memory for KV blocks that leave the cache (0)"
     add("--host-cache-gib", type=float, default=0.0, metavar="GIB", help=host_help)
-    headroom_help = f"forecast of online memory demand: {', '.join(HEADROOM_KINDS)} ({DEFAULT_HEADROOM})"
-    add("--headroom", default=DEFAULT_HEADROOM, choices=HEADROOM_KINDS, metavar="NAME", help=headroom_help)
+    headroom_help = f"memory kept for online work: {', '.join(HEADROOM_KINDS)}, or NAME@PERCENT ({DEFAULT_HEADROOM})"
+    add("--headroom", default=DEFAULT_HEADROOM, metavar="NAME", help=headroom_help)
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -68,6 +68,7 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--planning-scale must be at least 0 and below {MAX_PLANNING_SCALE:g}")
     if not 0.0 <= args.host_cache_gib <= MAX_HOST_CACHE_GIB:
         raise ValueError(f"--host-cache-gib must be between 0 and {MAX_HOST_CACHE_GIB:g}")
+    check_headroom(args.headroom)
     if "none" in args.offline and len(args.offline) > 1:
         raise ValueError("--offline none stands alone")
 

@@ -199,3 +199,71 @@ class ConformalForecast(WindowForecast):
         forecast = level + self._k * self._deviation
         self._reserved.append(min(self._num_blocks, max(math.ceil(forecast), self._held_blocks)))
         return forecast
+
+
+class TwoSpeedForecast(WindowForecast):
+    """A fast level, and a slow memory of how far the peaks of horizons were above it.
+
+    The level is between what is held now and its mean over ``FAST_S``, so that it follows a step in load within two
+    minutes. How far above it the peak of the next horizon will be is the ``1 - alpha`` quantile of what it was in the
+    last ``SLOW_S``: split conformal prediction on recent residuals. A step in load is one run of a horizon's length
+    among these, so it does not raise what is reserved for long, as it does where misses push a factor that comes back
+    slowly and multiplies a deviation that the step itself has widened (``ConformalForecast``).
+
+    Raises:
+        ValueError: alpha is not in (0, 1).
+    """
+
+    PRESENT_WEIGHT = 0.6
+    """What is held falls back to its mean, but not all the way within a horizon."""
+    FAST_S = 120.0
+    SLOW_S = 1800.0
+    RAMP_HORIZONS = 2
+    """Of the first ones nothing is learned: a machine that fills from nothing is no burst."""
+
+    def __init__(
+        self, num_blocks: int, alpha: float = 0.05, *, window_s: float = 900.0, horizon_s: float = 30.0
+    ) -> None:
+        if not 0.0 < alpha < 1.0:
+            raise ValueError(f"alpha must be in (0, 1), not {alpha}")
+        super().__init__(num_blocks, window_s=window_s, horizon_s=horizon_s)
+        self._alpha = alpha
+        self._recent_means: deque[float] = deque()
+        self._recent_sum = 0.0
+        self._num_levels = 0
+        self._levels: deque[float] = deque()
+        """Of the horizons that have not passed yet."""
+        self._residuals: deque[float] = deque()
+        self._sorted_residuals: list[float] = []
+
+    def _forecast(self, horizon_peak: int | None) -> float:
+        if horizon_peak is not None and len(self._levels) == self._horizon_bins:
+            self._learn(horizon_peak - self._levels.popleft())
+        level = self.PRESENT_WEIGHT * self._held_blocks + (1.0 - self.PRESENT_WEIGHT) * self._fast_mean()
+        self._num_levels += 1
+        if self._num_levels > self.RAMP_HORIZONS * self._horizon_bins:
+            self._levels.append(level)
+        if not (count := len(self._sorted_residuals)):
+            return level
+        rank = min(count, math.ceil((1.0 - self._alpha) * (count + 1)))
+        return max(0.0, level + self._sorted_residuals[rank - 1])
+
+    @property
+    def _is_warm(self) -> bool:
+        return bool(self._residuals) and super()._is_warm
+
+    def _fast_mean(self) -> float:
+        """With the bin that has just been closed."""
+        mean, _ = self._bins[-1]
+        self._recent_means.append(mean)
+        self._recent_sum += mean
+        if len(self._recent_means) > round(self.FAST_S / BIN_S):
+            self._recent_sum -= self._recent_means.popleft()
+        return self._recent_sum / len(self._recent_means)
+
+    def _learn(self, residual: float) -> None:
+        self._residuals.append(residual)
+        insort(self._sorted_residuals, residual)
+        if len(self._residuals) > round(self.SLOW_S / BIN_S):
+            oldest = self._residuals.popleft()
+            del self._sorted_residuals[bisect_left(self._sorted_residuals, oldest)]

@@ -1,5 +1,7 @@
 """Cost models and headroom predictors as plain data, so that a step log can say how to make them again."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,13 +13,22 @@ from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.device_profile import DeviceProfile
-from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, QuantileForecast
+from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, QuantileForecast, TwoSpeedForecast
 
 Recipe = dict[str, Any]
 HEADROOM_RATIO = 0.1
 DEFAULT_HEADROOM = "conformal"
 """What the server and the simulator take: see docs/forecast.md."""
-HEADROOM_KINDS = ("fixed", "mu-sigma", "quantile", "conformal")
+COVERAGE = 0.95
+COVERING: dict[str, Callable[[int, float], HeadroomPredictor]] = {
+    "quantile": QuantileForecast,
+    "conformal": lambda num_blocks, coverage: ConformalForecast(num_blocks, 1.0 - coverage),
+    "two-speed": lambda num_blocks, coverage: TwoSpeedForecast(num_blocks, 1.0 - coverage),
+}
+"""Forecasts that hold for a share of the horizons."""
+HEADROOM_KINDS = ("fixed", "mu-sigma", *COVERING)
+"""``fixed@20`` reserves another share of the blocks than a tenth, in percent; ``two-speed@50`` is to hold for half of
+the horizons, not for 95%, and so for the others that cover some."""
 
 
 def roofline_recipe(profile: DeviceProfile, overlap_kappa: float, *, learns: bool = True) -> Recipe:
@@ -68,17 +79,37 @@ def build_cost_model(recipe: Recipe) -> CostModel:
     return OnlineCostModel(base) if recipe["kind"] == "online" else base
 
 
+def check_headroom(kind: str) -> None:
+    """
+    Raises:
+        ValueError: no such kind, or a percentage that is none.
+    """
+    build_headroom(kind, 0)
+
+
 def build_headroom(kind: str, num_blocks: int) -> HeadroomPredictor:
     """
     Raises:
-        ValueError: no such kind.
+        ValueError: no such kind, or a percentage that is none.
     """
-    if kind == "fixed":
-        return FixedHeadroom(num_blocks, HEADROOM_RATIO)
+    name, separator, percent = kind.partition("@")
+    if name == "fixed":
+        return FixedHeadroom(num_blocks, _share(kind, percent) if separator else HEADROOM_RATIO)
+    if name in COVERING:
+        return COVERING[name](num_blocks, _share(kind, percent, is_open=True) if separator else COVERAGE)
     if kind == "mu-sigma":
         return MuSigmaForecast(num_blocks)
-    if kind == "quantile":
-        return QuantileForecast(num_blocks)
-    if kind == "conformal":
-        return ConformalForecast(num_blocks)
-    raise ValueError(f"no headroom predictor {kind!r}; there are: {', '.join(HEADROOM_KINDS)}")
+    kinds = ", ".join(HEADROOM_KINDS)
+    raise ValueError(f"no headroom predictor {kind!r}; there are: {kinds}, all but mu-sigma also as NAME@PERCENT")
+
+
+def _share(kind: str, percent: str, *, is_open: bool = False) -> float:
+    """``is_open``: neither end is one."""
+    try:
+        share = float(percent) / 100.0
+    except ValueError:
+        share = math.nan
+    if not 0.0 <= share <= 1.0 or (is_open and share in (0.0, 1.0)):
+        ends = "above 0 and below 100" if is_open else "from 0 to 100"
+        raise ValueError(f"headroom {kind}: the percentage must be a number {ends}")
+    return share

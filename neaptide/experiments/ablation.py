@@ -40,7 +40,7 @@ WHOLE = ""
 
 def run(quick: bool) -> ExperimentResult:
     size = QUICK if quick else FULL
-    runs = {load.trace: _runs(load, size.parts) for load in size.loads}
+    runs = {load.title: _runs(load, size.parts) for load in size.loads}
     data = {
         "settings": {"profile": PROFILE, "loads": msgspec.to_builtins(size.loads), "parts": PARTS},
         "runs": {trace: {part or "whole": _numbers(one) for part, one in of.items()} for trace, of in runs.items()},
@@ -57,7 +57,7 @@ def _runs(load: Load, parts: tuple[str, ...]) -> Runs:
     whole = scenario_of(load)
     runs: Runs = {}
     for part in (WHOLE, *parts):
-        logging.getLogger(__name__).info("%s, %s", load.trace, f"without {part}" if part else "whole")
+        logging.getLogger(__name__).info("%s, %s", load.title, f"without {part}" if part else "whole")
         runs[part] = simulate(replace(whole, left_out=(part,) if part else ())).result
     return runs
 

@@ -17,6 +17,7 @@ _MODULES = {
     "golden": "golden",
     "cost-model-error": "cost_model_error",
     "forecast-coverage": "forecast_coverage",
+    "headroom": "headroom",
     "sim-fidelity": "sim_fidelity",
     "baseline-sanity": "baseline_sanity",
     "overload": "overload",

@@ -56,6 +56,14 @@ class Load:
     warm_up_s: float = 30.0
     """So long offline work runs before the first online request, which opens the window: until about as many rows end
     as begin. A policy that is still filling the cache computes prompts, and looks fast."""
+    mixed_with: tuple["Load", ...] = ()
+    """Their online requests come as well."""
+    name: str = ""
+    """The trace's unless given."""
+
+    @property
+    def title(self) -> str:
+        return self.name or self.trace
 
 
 CONV = Load("azure_conv_2023", (600.0, 660.0), 1.2, "sharegpt_lengths")
@@ -66,6 +74,19 @@ LOADS = (
     Load("servegen_r1_resampled", (600.0, 660.0), 1.6, "sharegpt_lengths"),
 )
 """Chats, bursts of code completions with few tokens of output, long contexts, answers of a reasoning model."""
+MOVING = (
+    Load("echo-day@0.01", (14_400.0, 50_400.0), 360.0, "sharegpt_lengths", name="day curve"),
+    Load("echo-day@2", (46_770.0, 46_830.0), 1.0, "sharegpt_lengths", name="burst"),
+    replace(
+        CONV,
+        speed=0.6,
+        context_tokens=32_768,
+        mixed_with=(replace(LOADS[1], speed=0.6), replace(LOADS[2], speed=0.24)),
+        name="mixed lengths",
+    ),
+)
+"""From the trough to the peak of a made day, ten hours in 100 s; half a minute of the peak, then half a minute at twice
+of it; chats, code completions and long contexts at once."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,7 +96,7 @@ class Size:
     seats: tuple[int, ...]
 
 
-FULL = Size(LOADS, STEP_TOKENS, SEATS)
+FULL = Size((*LOADS, *MOVING), STEP_TOKENS, SEATS)
 QUICK = Size(
     (replace(CONV, window_s=(600.0, 610.0), offline="batchllm-2000-200-s4", warm_up_s=10.0),),
     STEP_TOKENS[::2],
@@ -125,7 +146,7 @@ Runs = dict[str, TraceRuns]
 
 def run(quick: bool) -> ExperimentResult:
     size = QUICK if quick else FULL
-    runs = {load.trace: _trace_runs(load, size) for load in size.loads}
+    runs = {load.title: _trace_runs(load, size) for load in size.loads}
     rows = [row for rival in RIVALS for row in _rows(rival, runs, judged=not quick)]
     rows += [
         Row(
@@ -173,7 +194,12 @@ def _trace_runs(load: Load, size: Size) -> TraceRuns:
 
 def scenario_of(load: Load) -> Scenario:
     """Both kinds of work, under our policy."""
-    trace = online_requests(load.trace, window_s=load.window_s, speed=load.speed)
+    online = [
+        request
+        for each in (load, *load.mixed_with)
+        for request in online_requests(each.trace, window_s=each.window_s, speed=each.speed)
+    ]
+    trace = sorted(online, key=lambda request: request.arrival_s)
     return Scenario(
         profile=load_profile(PROFILE),
         online=delayed(trace, load.warm_up_s),
@@ -189,7 +215,7 @@ def scenario_of(load: Load) -> Scenario:
 
 
 def _point(load: Load, point: PolicyPoint, scenario: Scenario) -> Point:
-    logging.getLogger(__name__).info("%s on %s%s", point, load.trace, "" if scenario.offline else ", online alone")
+    logging.getLogger(__name__).info("%s on %s%s", point, load.title, "" if scenario.offline else ", online alone")
     return Point(point, simulate(point.of(scenario)).result)
 
 

@@ -14,11 +14,14 @@ from neaptide.estimator.forecast import (
     ConformalForecast,
     MuSigmaForecast,
     QuantileForecast,
+    TwoSpeedForecast,
     WindowForecast,
 )
 
 Forecast = TypeVar("Forecast", bound=WindowForecast)
-FORECASTS = [MuSigmaForecast, QuantileForecast, ConformalForecast]
+OF_ITS_WINDOW = [MuSigmaForecast, QuantileForecast, ConformalForecast]
+"""They know what is in the window, and nothing else."""
+FORECASTS = [*OF_ITS_WINDOW, TwoSpeedForecast]
 
 
 def warmed(forecast: Forecast) -> Forecast:
@@ -90,7 +93,52 @@ def test_conformal_owes_no_misses_after_a_long_silence() -> None:
     assert forecast._k == 0.0
 
 
-@pytest.mark.parametrize("kind", FORECASTS)
+def test_two_speed_keeps_a_tenth_until_a_residual_is_known() -> None:
+    """Horizons of two seconds: nothing is learned of those that begin in the first four, and the fifth ends at 7 s."""
+    assert feed(warmed(TwoSpeedForecast(1000, horizon_s=2)), [20] * 8) == [100] * 7 + [20]
+
+
+def test_two_speed_reserves_what_peaks_were_above_the_level() -> None:
+    """Demand of 10 that rises to 50 for one second in four: every horizon's peak is 50, and the level is the same at
+    the same second of each period once two minutes are known, and all residuals of before are forgotten."""
+    forecast = warmed(TwoSpeedForecast(1000, horizon_s=4))
+    headroom = feed(forecast, [50 if second % 4 == 3 else 10 for second in range(4000)])
+    # mean 20; at the end of a bin that held 10 the level is 0.6 * 10 + 0.4 * 20 = 14: the residual of such a horizon is
+    # 36, and that is the 95% quantile; at the end of one that held 50 the level is 38.
+    assert headroom[-3:] == [14 + 36, 14 + 36, 50]
+    assert forecast.headroom_blocks(4000.0) == 50
+    forecast.observe(4000.0, 10)
+    assert forecast.headroom_blocks(4000.0) == 38 + 36
+
+
+def test_two_speed_learns_nothing_from_the_first_two_horizons() -> None:
+    """A machine that fills from nothing."""
+    forecast = TwoSpeedForecast(1000, horizon_s=5)
+    feed(forecast, [10 * second for second in range(10)] + [90] * 6)
+    assert not forecast._residuals
+    feed(forecast, [90], start_s=16)
+    assert len(forecast._residuals) == 1
+
+
+def test_two_speed_reserves_less_than_conformal_after_a_step_in_load() -> None:
+    """Five minutes at 1,000, ten at 3,000. Conformal's deviation is still that of the step, and its factor what the
+    step's misses made of it."""
+    rng = np.random.default_rng(0)
+    level = np.repeat([1000, 3000], [300, 600])
+    held = [int(x) for x in level * rng.uniform(0.9, 1.1, len(level))]
+    two_speed, conformal = (feed(warmed(kind(20_000)), held)[-1] for kind in (TwoSpeedForecast, ConformalForecast))
+    assert 3200 < two_speed < 4200
+    assert conformal > 4700
+
+
+def test_two_speed_forgets_residuals_after_half_an_hour() -> None:
+    forecast = warmed(TwoSpeedForecast(20_000, horizon_s=1, window_s=10))
+    feed(forecast, [100] * 10 + [5000, 100] * 200)
+    feed(forecast, [100] * 1801, start_s=410)
+    assert forecast.headroom_blocks(2210.0) == 100
+
+
+@pytest.mark.parametrize("kind", OF_ITS_WINDOW)
 def test_a_tenth_of_the_pool_is_kept_until_enough_arrivals_are_known(kind: type[WindowForecast]) -> None:
     forecast = kind(1000, horizon_s=2)
     assert forecast.headroom_blocks(0.0) == 100
@@ -112,7 +160,7 @@ def test_quantile_keeps_the_peaks_of_horizons_that_began_in_the_window() -> None
     assert feed(forecast, [9, 1, 1, 1, 1, 1, 1, 1])[-3:] == [9, 1, 1]
 
 
-@pytest.mark.parametrize("kind", FORECASTS)
+@pytest.mark.parametrize("kind", OF_ITS_WINDOW)
 def test_a_tenth_of_the_pool_is_kept_until_a_horizon_has_passed(kind: type[WindowForecast]) -> None:
     forecast = warmed(kind(1000, horizon_s=30))
     headroom = feed(forecast, [1] * 31)
@@ -120,14 +168,14 @@ def test_a_tenth_of_the_pool_is_kept_until_a_horizon_has_passed(kind: type[Windo
     assert headroom[30] == 1
 
 
-@pytest.mark.parametrize("kind", FORECASTS)
+@pytest.mark.parametrize("kind", OF_ITS_WINDOW)
 def test_what_left_the_window_is_forgotten(kind: type[WindowForecast]) -> None:
     forecast = warmed(kind(1000, window_s=10, horizon_s=2))
     assert feed(forecast, [500] * 5 + [7] * 7)[-1] > 7
     assert feed(forecast, [7] * 8, start_s=12)[-1] == 7
 
 
-@pytest.mark.parametrize("kind", FORECASTS)
+@pytest.mark.parametrize("kind", OF_ITS_WINDOW)
 def test_a_silence_longer_than_the_window_empties_it(kind: type[WindowForecast]) -> None:
     forecast = warmed(kind(1000, window_s=60, horizon_s=30))
     feed(forecast, [500] * 60 + [0])
@@ -179,6 +227,11 @@ def test_conformal_keeps_its_coverage_on_drifting_demand(alpha: float) -> None:
     assert coverage(warmed(ConformalForecast(20_000, alpha=alpha)), held) == pytest.approx(1 - alpha, abs=0.02)
 
 
+def test_two_speed_keeps_its_coverage_on_drifting_demand() -> None:
+    held = drifting_demand(12_000, seed=1)
+    assert coverage(warmed(TwoSpeedForecast(20_000)), held) == pytest.approx(0.95, abs=0.02)
+
+
 def test_mu_plus_two_sigma_misses_its_coverage_on_drifting_demand() -> None:
     assert coverage(warmed(MuSigmaForecast(20_000)), drifting_demand(12_000, seed=1)) < 0.9
 
@@ -189,13 +242,16 @@ def test_a_quantile_outside_its_range_is_refused(q: float) -> None:
         QuantileForecast(100, q=q)
 
 
+@pytest.mark.parametrize("kind", [ConformalForecast, TwoSpeedForecast])
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_an_alpha_outside_its_range_is_refused(alpha: float) -> None:
+def test_an_alpha_outside_its_range_is_refused(
+    kind: type[ConformalForecast] | type[TwoSpeedForecast], alpha: float
+) -> None:
     with pytest.raises(ValueError, match="alpha must be in"):
-        ConformalForecast(100, alpha=alpha)
+        kind(100, alpha=alpha)
 
 
-@pytest.mark.parametrize("kind", [MuSigmaForecast, QuantileForecast, ConformalForecast])
+@pytest.mark.parametrize("kind", FORECASTS)
 def test_being_told_the_same_again_changes_nothing(kind: type[WindowForecast]) -> None:
     """Not even a rounding: the step log leaves out planning in which nothing happened."""
     often, rarely = warmed(kind(100)), warmed(kind(100))

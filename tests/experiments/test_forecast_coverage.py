@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, QuantileForecast, WindowForecast
+from neaptide.estimator.forecast import (
+    ConformalForecast,
+    MuSigmaForecast,
+    QuantileForecast,
+    TwoSpeedForecast,
+    WindowForecast,
+)
 from neaptide.experiments.forecast_coverage import (
     CONFORMAL,
     FAMILIES,
@@ -37,7 +43,7 @@ def test_every_trace_has_a_demand_below_the_capacity_of_the_machine() -> None:
         assert 0 < demand_tokens(requests_of(case, quick=True)).max() < 400_000, case.label
 
 
-@pytest.mark.parametrize("kind", [MuSigmaForecast, QuantileForecast, ConformalForecast])
+@pytest.mark.parametrize("kind", [MuSigmaForecast, QuantileForecast, ConformalForecast, TwoSpeedForecast])
 def test_no_forecast_sees_the_future(kind: type[WindowForecast]) -> None:
     rng = np.random.default_rng(0)
     samples = rng.integers(0, 1000, (120, 10))
@@ -60,6 +66,21 @@ def test_steady_demand_is_reserved_for_exactly() -> None:
         assert (q.coverage, q.momentary_coverage, q.reserved_of_oracle) == (1.0, 1.0, 1.0)
     assert curves.outcomes[MU_SIGMA.label][0].coverage == 0.0
     assert curves.outcomes[MU_SIGMA.label][-1].coverage == 1.0
+
+
+def test_what_is_held_beyond_the_capacity_is_told_apart() -> None:
+    """From second 300 on 401,000 tokens: the horizons of the seconds from 270 on reach into it."""
+    seconds = 400
+    steady = ([float(s) for s in range(seconds)], [750] * seconds, [39] * seconds)
+    arrivals_s, inputs, outputs = (list(column) for column in steady)
+    inputs[300:] = [401_000] * 100
+    curves = measure("too much", (arrivals_s, inputs, outputs))
+    # Judged from second 200, when the forecasts are warm, to 369; the horizons of 200 to 270 end before second 301.
+    assert curves.seconds == 71
+    assert curves.beyond_capacity == pytest.approx(99 / 170)
+    assert all(q.coverage == 1.0 for q in curves.outcomes[QUANTILE.label])
+    with pytest.raises(ValueError, match="at all times"):
+        measure("far too much", (arrivals_s, [401_000] * seconds, outputs))
 
 
 def test_coverage_between_knobs_is_interpolated_and_ends_with_the_curve() -> None:

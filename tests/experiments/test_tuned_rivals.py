@@ -1,5 +1,7 @@
 """What counts as a rival's best point, and as its one best setting, on results made by hand; one small real sweep."""
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -13,6 +15,7 @@ from neaptide.experiments.tuned_rivals import (
     TraceRuns,
     one_setting,
     rows_of_one_setting,
+    scenario_of,
     settings,
 )
 from neaptide.simulation.points import PolicyPoint
@@ -86,16 +89,27 @@ def test_fewer_step_tokens_than_seats_are_left_out() -> None:
     ]
 
 
+def test_mixed_loads_come_together_in_the_order_of_their_arrivals() -> None:
+    code = Load("azure_code_2023", (1134.0, 1139.0), 0.5, "batchllm-2000-200-s4")
+    both = Load("azure_conv_2023", (600.0, 605.0), 1.0, "batchllm-2000-200-s4", mixed_with=(code,), warm_up_s=2.0)
+    chats = dataclasses.replace(both, mixed_with=())
+    mixed, *parts = (list(scenario_of(load).online) for load in (both, chats, dataclasses.replace(code, warm_up_s=2.0)))
+    assert all(parts)
+    assert sorted(mixed, key=str) == sorted(parts[0] + parts[1], key=str)
+    assert [r.arrival_s for r in mixed] == sorted(r.arrival_s for r in mixed)
+    assert mixed[0].arrival_s >= 2.0
+
+
 def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = (
-        Load("azure_conv_2023", (600.0, 600.7), 1.2, "batchllm-2000-200-s4", warm_up_s=0.2),
+        Load("azure_conv_2023", (600.0, 600.7), 1.2, "batchllm-2000-200-s4", warm_up_s=0.2, name="chats"),
         Load("azure_code_2023", (1134.9, 1135.4), 1.1, "batchllm-2000-200-s4", warm_up_s=0.2),
     )
     monkeypatch.setattr(tuned_rivals, "QUICK", Size(loads, (2048,), (64,)))
     monkeypatch.setattr(tuned_rivals, "CLIENT_LIMIT_TOKENS", 8)
     monkeypatch.setattr(tuned_rivals, "OFFLINE_REQUESTS", 100)
     result = tuned_rivals.run(quick=True)
-    assert set(result.data["runs"]) == {load.trace for load in loads}
+    assert set(result.data["runs"]) == {"chats", "azure_code_2023"}
     names = {"neaptide", "priority@2048x64", "fcfs@2048x64", "online alone"}
     assert all(set(points) == names for points in result.data["runs"].values())
     for rival in ("priority", "fcfs"):

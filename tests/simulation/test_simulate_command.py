@@ -193,12 +193,12 @@ def test_noise_and_headroom_reach_the_run(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
-    assert main([*arguments, "--noise", "0.1", "--headroom", "fixed", "--step-log", str(log)]) == 0
+    assert main([*arguments, "--noise", "0.1", "--headroom", "fixed@25", "--step-log", str(log)]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["prediction"]["mape"] > 0.01
     header = next(iter(read_log(log)))
     assert isinstance(header, HeaderLine)
-    assert header.recipe["headroom"] == "fixed"
+    assert header.recipe["headroom"] == "fixed@25"
 
 
 @pytest.mark.parametrize(
@@ -212,6 +212,14 @@ def test_noise_and_headroom_reach_the_run(
         (["--policy", "fcfs,lpm", "--explain", "0"], "name one policy"),
         (["--max-num-seqs", "0"], "--max-num-seqs must be at least 1"),
         (["--noise", "-0.1"], "--noise must be at least 0"),
+        (
+            ["--headroom", "best"],
+            "there are: fixed, mu-sigma, quantile, conformal, two-speed, all but mu-sigma also as",
+        ),
+        (["--headroom", "mu-sigma@2"], "no headroom predictor 'mu-sigma@2'"),
+        (["--headroom", "fixed@101"], "headroom fixed@101: the percentage must be a number from 0 to 100"),
+        (["--headroom", "fixed@half"], "must be a number from 0 to 100"),
+        (["--headroom", "two-speed@100"], "must be a number above 0 and below 100"),
         (["--warm-up-s", "-1"], "--warm-up-s must be at least 0"),
         (["--planning-scale", "-1"], "--planning-scale must be at least 0"),
         (["--online", "nowhere"], "no trace 'nowhere'"),
