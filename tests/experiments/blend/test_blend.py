@@ -2,8 +2,8 @@
 
 import pytest
 
-from neaptide.experiments.batchllm import planning_time
-from neaptide.experiments.blend import live, partition, sampling, sharing
+from neaptide.experiments.blend import live, sharing
+from neaptide.experiments.planning import partition, planning_time, sampling
 from neaptide.experiments.result import ExperimentResult
 
 
