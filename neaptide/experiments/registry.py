@@ -42,6 +42,7 @@ _MODULES = {
     "blend-partition": "blend.partition",
     "blend-sampling": "blend.sampling",
     "blend-throughput": "blend.throughput",
+    "blend-live": "blend.live",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
 """As on the command line."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from neaptide.experiments.blend import partition, planning_time, sampling, sharing, throughput
+from neaptide.experiments.blend import live, partition, planning_time, sampling, sharing, throughput
 from neaptide.experiments.result import ExperimentResult
 from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -88,3 +88,20 @@ def test_a_pool_is_run_to_its_end() -> None:
     seconds, of_bound = throughput.throughput(few, "blendserve", None)
     assert seconds > 0
     assert 0 < of_bound <= 1
+
+
+def test_a_pool_beside_online_work_is_told_way_by_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "QUICK", live.Size(12, 1, 3, (600.0, 601.0), (0.5,), (0.2,)))
+    monkeypatch.setattr(live, "LONG_TOKENS", (5, 10))
+    ways = ("echo", "neaptide", "neaptide, two ends")
+    monkeypatch.setattr(live, "WAYS", {way: live.WAYS[way] for way in ways})
+    result = live.run(quick=True)
+    (runs,) = result.data["cells"].values()
+    assert set(runs) == {"alone", *ways}
+    assert runs["alone"]["offline_tokens_per_s"] is None
+    assert all(runs[way]["offline_tokens_per_s"] > 0 for way in ways)
+    assert set(runs["neaptide"]["attainment"]) >= {"both", "both_from_arrival"}
+    judged = {row.case.rpartition(": ")[2]: row.holds for row in result.rows}
+    assert judged["neaptide, attainment"] is True
+    assert judged["neaptide, two ends, offline tokens/s"] is None  # no rival
+    drawn(result)
