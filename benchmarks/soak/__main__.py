@@ -86,10 +86,10 @@ class Memory:
 
 
 def process_name(command: Sequence[str], *, is_server: bool) -> str | None:
-    """None for the process that checks files: it comes and goes."""
+    """None for processes that come and go: that check files, plan, or simulate for the shadow gauge."""
     if is_server:
         return "API"
-    return "engine" if any("neaptide.launch" in word for word in command) else None
+    return "engine" if "neaptide.launch.serve" in command else None
 
 
 def bins(samples: Sequence[tuple[float, float]], from_s: float) -> list[tuple[float, float]]:

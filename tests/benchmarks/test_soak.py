@@ -42,6 +42,7 @@ def test_processes_are_told_apart() -> None:
     assert process_name(["python", "-m", "neaptide", "serve"], is_server=True) == "API"
     assert process_name(["python", "-m", "neaptide.launch.serve", "ipc://x"], is_server=False) == "engine"
     assert process_name(["python", "-m", "neaptide.server.batches.checking.worker"], is_server=False) is None
+    assert process_name(["python", "-m", "neaptide.launch.simulating"], is_server=False) is None
 
 
 def judged(memory: Memory, ledger: Ledger, left: float = 0.0) -> set[str]:
