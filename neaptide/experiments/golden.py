@@ -12,7 +12,7 @@ import numpy as np
 
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.dual_scan import split_memory
-from neaptide.engine.offline.prefix_groups import (
+from neaptide.engine.offline.planning.prefix_groups import (
     Prefixes,
     best_single_level,
     enlarged_first_level,

@@ -16,7 +16,7 @@ from neaptide.commands.outputs import check_writable
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.offline.planning.lengths import PRIOR_OUTPUT_TOKENS
 from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
-from neaptide.engine.offline.prefix_groups import Prefixes
+from neaptide.engine.offline.planning.prefix_groups import Prefixes
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.traces import TraceRequest, numbered_jsonl

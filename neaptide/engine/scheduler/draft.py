@@ -9,6 +9,7 @@ import numpy as np
 from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.kv.two_tenant_cache import TwoTenantDraft
+from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.actions import (
@@ -54,7 +55,7 @@ class Draft:
         self.actions: list[Action] = []
         self.table = queues.table
         self.kv = queues.kv.draft()
-        self.pool = queues.pool.draft()
+        self.pool = PoolDraft(queues.pool)
         self.preempted = PreemptionCount()
         self.has_offline = False
         self.num_parts = 0

@@ -4,7 +4,12 @@ import logging
 from typing import Any
 
 from neaptide.engine.offline.planning.plan import Pool, plan_pool
-from neaptide.engine.offline.prefix_groups import Prefixes, best_single_level, enlarged_first_level, multi_level_saving
+from neaptide.engine.offline.planning.prefix_groups import (
+    Prefixes,
+    best_single_level,
+    enlarged_first_level,
+    multi_level_saving,
+)
 from neaptide.estimator.device_profile import load_profile
 from neaptide.experiments.batchllm.runs import SEATS, Engine, Outcome, run_to_the_end, seats_by_memory
 from neaptide.experiments.batchllm.saving import scaled

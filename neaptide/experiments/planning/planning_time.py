@@ -15,8 +15,8 @@ from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.plan import Pool, plan_pool
+from neaptide.engine.offline.planning.prefix_groups import Prefixes, best_single_level
 from neaptide.engine.offline.pool import OfflinePool
-from neaptide.engine.offline.prefix_groups import Prefixes, best_single_level
 from neaptide.engine.offline.prefix_tree import PrefixTree, write_prefixes
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams

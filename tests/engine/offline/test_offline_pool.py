@@ -7,6 +7,7 @@ import pytest
 
 from neaptide.engine.messages import AddBatch, CancelBatch
 from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.params import FinishReason, SamplingParams
 from tests.engine.harness import Harness, batch
 
@@ -121,12 +122,12 @@ def test_looking_at_a_row_leaves_it_in_its_place_and_makes_its_request_once(tmp_
     pool = OfflinePool(lambda tokens, row: tokens.prompt(row))
     a = batch(tmp_path, "a", [[5], [3]])
     pool.add_batch(part(a, [0]), 0.0, MAX_NUM_TOKENS)
-    looked_at = pool.draft().peek()
-    assert pool.draft().peek() is looked_at
+    looked_at = PoolDraft(pool).peek()
+    assert PoolDraft(pool).peek() is looked_at
     pool.add_batch(part(a, [1]), 0.0, MAX_NUM_TOKENS)
     first = pool.pop()
     assert first.request_id == "a:1"
-    assert pool.draft().peek() is looked_at
+    assert PoolDraft(pool).peek() is looked_at
     assert pool.pop() is looked_at
     assert pool.take_first_looked_at() == [looked_at, first]
 

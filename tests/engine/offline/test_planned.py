@@ -13,6 +13,7 @@ from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.planned import STEADY_SHARE, Ends, PlannedOrder, Scan
 from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.offline.turns import LEAD_TOKENS, ByShares, Turns
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
@@ -202,7 +203,7 @@ def test_every_row_is_handed_out_once_whatever_plans_come(
             densities = sorted(data.draw(st.lists(st.floats(0.1, 9), min_size=len(order), max_size=len(order))))
             ends = two_ends([1] * len(order), densities[::-1], 1.0) if order and data.draw(st.booleans()) else None
             follow(pool, *order, ends=ends)
-        draft = pool.draft()
+        draft = PoolDraft(pool)
         expected = draft.peek()
         taken = pool.pop()
         assert taken is expected

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import RowKey
-from neaptide.engine.offline.pool import OfflinePool, PoolDraft
+from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from tests.engine.harness import batch
@@ -115,7 +116,7 @@ def test_the_pool_does_afterwards_what_the_draft_did(
     message: AddBatch, content: Content, then: list[Operation]
 ) -> None:
     pool = content.pool(message)
-    drafted, player = Player(pool.draft(), list(pool.returned)), Player(pool, list(pool.returned))
+    drafted, player = Player(PoolDraft(pool), list(pool.returned)), Player(pool, list(pool.returned))
     foreseen = [drafted.play(operation) for operation in then]
     left = [drafted.pool.pop() for _ in range(len(drafted.pool))]
     # The very requests: what a draft finds out about one is true of the one that the pool hands out.
@@ -128,7 +129,7 @@ def test_a_draft_changes_nothing_so_that_another_gives_the_same(
     message: AddBatch, content: Content, then: list[Operation]
 ) -> None:
     pool, untouched = content.pool(message), content.pool(message)
-    players = [Player(pool.draft(), list(pool.returned)) for _ in range(2)]
+    players = [Player(PoolDraft(pool), list(pool.returned)) for _ in range(2)]
     first, second = ([player.play(operation) for operation in then] for player in players)
     assert first == second
     assert len(pool) == len(untouched)
@@ -136,7 +137,7 @@ def test_a_draft_changes_nothing_so_that_another_gives_the_same(
 
 
 def test_the_order_is_preempted_then_flex_then_rows_by_their_key(message: AddBatch) -> None:
-    draft = Content(by_prompt, [2], num_flex=1, num_preempted=2).pool(message).draft()
+    draft = PoolDraft(Content(by_prompt, [2], num_flex=1, num_preempted=2).pool(message))
     assert [draft.pop().request_id for _ in range(len(draft))] == [
         *("preempted1", "preempted0", "flex0"),
         *("job:3", "job:1", "job:0", "job:5", "job:4", "job:2"),
@@ -147,9 +148,9 @@ def test_the_order_is_preempted_then_flex_then_rows_by_their_key(message: AddBat
 def test_a_row_is_announced_once_however_many_drafts_look_at_it(message: AddBatch) -> None:
     pool = Content(None, [], num_flex=0, num_preempted=0).pool(message)
     for _ in range(2):
-        pool.draft().peek()
+        PoolDraft(pool).peek()
     assert [r.request_id for r in pool.take_first_looked_at()] == ["job:0"]
-    draft = pool.draft()
+    draft = PoolDraft(pool)
     draft.pop()
     draft.peek()
     assert [r.request_id for r in pool.take_first_looked_at()] == ["job:1"]
@@ -158,7 +159,7 @@ def test_a_row_is_announced_once_however_many_drafts_look_at_it(message: AddBatc
 def test_a_request_is_taken_from_anywhere_and_the_others_keep_their_order(message: AddBatch) -> None:
     pool = Content(None, [], num_flex=2, num_preempted=0).pool(message)
     _, flex, first, second, *_ = pool.in_turn()
-    draft = pool.draft()
+    draft = PoolDraft(pool)
     draft.peek()
     for request in (second, flex):
         draft.take(request)

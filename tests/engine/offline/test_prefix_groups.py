@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.engine.offline.prefix_groups import (
+from neaptide.engine.offline.planning.prefix_groups import (
     Grouping,
     Prefixes,
     best_single_level,

@@ -6,6 +6,7 @@ import pytest
 
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from tests.engine.harness import batch
@@ -23,14 +24,14 @@ def pool(tmp_path: Path) -> OfflinePool:
 
 
 def heads(pool: OfflinePool, *taken: Request) -> list[tuple[int, str]]:
-    draft = pool.draft()
+    draft = PoolDraft(pool)
     for request in taken:
         draft.take(request)
     return [(bucket, request.request_id) for bucket, request in draft.heads()]
 
 
 def take(pool: OfflinePool, request_id: str) -> Request:
-    (request,) = [request for _, request in pool.draft().heads() if request.request_id == request_id]
+    (request,) = [request for _, request in PoolDraft(pool).heads() if request.request_id == request_id]
     pool.take(request)
     return request
 
@@ -52,7 +53,7 @@ def test_prefixes_of_rows_that_were_handed_out_stand_for_themselves(pool: Offlin
 def test_what_a_draft_takes_makes_way_for_the_next(pool: OfflinePool) -> None:
     first = take(pool, "job:0")
     pool.give_back(first)
-    (second,) = [request for _, request in pool.draft().heads() if request.request_id == "job:3"]
+    (second,) = [request for _, request in PoolDraft(pool).heads() if request.request_id == "job:3"]
     assert heads(pool, first) == [(5, "job:3"), (6, "job:7"), (5, "job:1"), (6, "job:6")]
     assert heads(pool, second) == [(5, "job:0"), (6, "job:7"), (5, "job:1"), (6, "job:6")]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from neaptide.engine.kv.draft import KVDraft
-from neaptide.engine.offline.pool import PoolDraft
+from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.params import INTERNAL_ERROR, RequestClass
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.actions import Admit

@@ -11,8 +11,8 @@ from neaptide.engine.offline.dual_scan import dual_scan_order
 from neaptide.engine.offline.planning.blend import PoolWork, Ranked, rank
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.partition import partition
+from neaptide.engine.offline.planning.prefix_groups import Grouping, Prefixes, enlarged_first_level
 from neaptide.engine.offline.planning.prompts import Prompts
-from neaptide.engine.offline.prefix_groups import Grouping, Prefixes, enlarged_first_level
 from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree, groups_in_file_order
 from neaptide.engine.scheduler.baselines.orders import mix
 

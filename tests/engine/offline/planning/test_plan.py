@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, in_groups, plan_pool
-from neaptide.engine.offline.prefix_groups import Prefixes, best_single_level
+from neaptide.engine.offline.planning.prefix_groups import Prefixes, best_single_level
 from tests.engine.offline.planning.files import Prompt
 from tests.engine.offline.planning.pools import OUTPUTS, PROMPTS, grouped, made
 

@@ -9,7 +9,7 @@ from neaptide.engine.offline.planning.blend import PoolWork, rank
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.partition import partition
 from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
-from neaptide.engine.offline.prefix_groups import (
+from neaptide.engine.offline.planning.prefix_groups import (
     Prefixes,
     best_single_level,
     enlarged_first_level,
