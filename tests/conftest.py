@@ -7,7 +7,7 @@ from hypothesis import settings
 settings.register_profile("neaptide", deadline=None)
 settings.load_profile("neaptide")
 
-pytest_plugins = ["tests.acceptance"]
+pytest_plugins = ["tests.acceptance", "tests.postgres"]
 
 FULL_TIMEOUT_S = 1800
 """Of a test in ``make test-full``; all others have the limit in pyproject.toml."""

@@ -26,6 +26,7 @@ from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
 from neaptide.server.observe.logs import configure_logging
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
+from neaptide.server.text.native_memory import keep_little
 
 if TYPE_CHECKING:
     import uvicorn
@@ -143,6 +144,7 @@ def serve(settings: Settings) -> int:
         LaunchError: the model, the port, the data directory or the engine cannot be used.
     """
     configure_logging(settings.log_level, settings.log_format)
+    keep_little()
     sys.setswitchinterval(THREAD_SWITCH_S)
     data_dir = Path(settings.data_dir).expanduser().absolute()
     context, config = _model_context(settings, data_dir)
@@ -159,8 +161,8 @@ async def _serve(
     from neaptide.server.link.interpreter import Interpreter
     from neaptide.server.link.supervisor import EngineStartError, Supervisor
 
-    server, service, shadow = _http_server(settings, context, data_dir)
     try:
+        server, service, shadow = _http_server(settings, context, data_dir)
         await service.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
@@ -224,6 +226,7 @@ def _http_server(
         keys = KeyRing(settings.api_key)
         batch_settings = BatchSettings(
             data_dir=data_dir,
+            store_url=settings.store,
             completion_windows=settings.completion_windows,
             file_life_s=int(settings.file_retention_days * DAY_S),
         )

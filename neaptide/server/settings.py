@@ -59,6 +59,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     data_dir: Annotated[
         str, Option("Directory of files, batches and the results of both; survives restarts.", "DIR")
     ] = "~/.local/share/neaptide"
+    store: Annotated[
+        str | None,
+        Option(
+            "Database of files and batches: postgresql://USER@HOST/DATABASE; by default SQLite in the data directory.",
+            "URL",
+            page="cluster",
+        ),
+    ] = None
     file_retention_days: Annotated[
         float,
         Option(

@@ -78,7 +78,7 @@ def read_overview(conn: sa.Connection) -> Overview:
         pending_requests=pending_requests,
         first_created_at=first_created_at,
         first_expires_at=first_expires_at,
-        files_bytes=conn.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.num_bytes), 0))).scalar_one(),
+        files_bytes=int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.num_bytes), 0))).scalar_one()),
     )
 
 

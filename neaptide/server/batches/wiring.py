@@ -30,6 +30,8 @@ class BatchSettings:
     """Raises ValueError for a completion window that is not a length of time."""
 
     data_dir: Path
+    store_url: str | None = None
+    """Of a PostgreSQL database; None is SQLite in the data directory."""
     completion_windows: tuple[str, ...] = ("24h",)
     max_file_bytes: int = 200_000_000
     file_life_s: int = DEFAULT_LIFE_S

@@ -136,12 +136,13 @@ class Server:
         checker: Checker | None = None,
         planner: MakesPlans | None = None,
         ready: EngineReady = READY,
+        store_url: str | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
         self.client = EngineClient()
         self.engine = FakeEngine(self.client)
         self.compiler = FakeCompiler(fingerprint)
-        settings = BatchSettings(data_dir=data_dir, completion_windows=("24h", "1h"), tick_s=0.02)
+        settings = BatchSettings(data_dir=data_dir, store_url=store_url, completion_windows=("24h", "1h"), tick_s=0.02)
         checker = checker or ThreadChecker(self.compiler)
         self.service = BatchService(
             settings, self.client, self.compiler, checker, clocks=self.clock.clocks(), planner=planner

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from neaptide.server.batches.storing.models import TERMINAL, BatchRecord
 from neaptide.server.edge.errors import ConflictError
+from tests.postgres import PostgresServer
 from tests.server.batches.fakes import FakeClock, Server, jsonl, line
 from tests.server.batches.invariants import durable_rows
 
@@ -50,13 +51,14 @@ class History(RuleBasedStateMachine):
         self.durable: set[str] = set()
         """Rows of lines whose result was committed before the present server started."""
         self.crashes = self.restarts = 0
+        self.store_url = self.new_database()
         self.server = self.run(self.start(self.root / "0"))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
 
     async def start(self, data_dir: Path) -> Server:
-        server = Server(data_dir, clock=self.clock)
+        server = Server(data_dir, clock=self.clock, store_url=self.store_url)
         await server.__aenter__()
         return server
 
@@ -67,7 +69,7 @@ class History(RuleBasedStateMachine):
         self.server.engine.executed = []
 
     def start_again(self, data_dir: Path) -> None:
-        self.durable = durable_rows(data_dir)
+        self.durable = self.durable_rows(data_dir)
         self.server = self.run(self.start(data_dir))
 
     @rule(num_lines=st.integers(1, 4), n=st.integers(1, 2), hot=st.booleans())
@@ -131,20 +133,35 @@ class History(RuleBasedStateMachine):
         old = self.server
         self.lives += 1
         copy = self.root / str(self.lives)
-
-        def snapshot(conn: object) -> None:
-            shutil.copytree(old.service.settings.data_dir, copy, ignore_dangling_symlinks=True)
-
-        try:
-            old.service.store.write_blocking(snapshot)
-        except shutil.Error:
-            # A file that was renamed under the copy's hands. Try another moment.
-            shutil.rmtree(copy)
+        if not self.snapshot(copy):
             return
         self.crashes += 1
         self.leave_engine()
         self.run(old.__aexit__())
         self.start_again(copy)
+
+    # ---- what the database decides ----
+
+    def new_database(self) -> str | None:
+        """The address of a blank one."""
+        return None
+
+    def durable_rows(self, data_dir: Path) -> set[str]:
+        return durable_rows(data_dir)
+
+    def snapshot(self, copy: Path) -> bool:
+        """What a successor will find; False for a moment of which there is none."""
+
+        def take(conn: object) -> None:
+            shutil.copytree(self.server.service.settings.data_dir, copy, ignore_dangling_symlinks=True)
+
+        try:
+            self.server.service.store.write_blocking(take)
+        except shutil.Error:
+            # A file that was renamed under the copy's hands. Try another moment.
+            shutil.rmtree(copy)
+            return False
+        return True
 
     @invariant()
     def nothing_goes_back(self) -> None:
@@ -190,6 +207,35 @@ class History(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
 
+class HistoryOnPostgres(History):
+    """A crash cuts the server off from its database; its successor has a copy."""
+
+    postgres: PostgresServer
+    database: str
+
+    def new_database(self) -> str | None:
+        self.database = self.postgres.new_database()
+        return self.postgres.url(self.database)
+
+    def durable_rows(self, data_dir: Path) -> set[str]:
+        query = "SELECT batch_id, first_row, num_rows FROM batch_lines WHERE state IN ('completed', 'failed')"
+        with self.postgres.connect(self.database) as connection:
+            lines = connection.execute(query).fetchall()
+        return {f"{batch_id}:{row}" for batch_id, first, count in lines for row in range(first, first + count)}
+
+    def snapshot(self, copy: Path) -> bool:
+        self.postgres.cut_off(self.database)
+        while True:
+            try:
+                shutil.copytree(self.server.service.settings.data_dir, copy)
+                break
+            except shutil.Error:  # what threads had begun goes on for a moment
+                shutil.rmtree(copy)
+        self.database = self.postgres.new_database(template=self.database)
+        self.store_url = self.postgres.url(self.database)
+        return True
+
+
 CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
@@ -198,6 +244,25 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 def test_random_histories() -> None:
     run_state_machine_as_test(
         History, settings=settings(max_examples=6, stateful_step_count=14, suppress_health_check=CHECKS)
+    )
+
+
+def histories_on(postgres_server: PostgresServer) -> type[History]:
+    return type("HistoryOnThisPostgres", (HistoryOnPostgres,), {"postgres": postgres_server})
+
+
+def test_random_histories_on_postgres(postgres_server: PostgresServer) -> None:
+    run_state_machine_as_test(
+        histories_on(postgres_server),
+        settings=settings(max_examples=2, stateful_step_count=12, suppress_health_check=CHECKS),
+    )
+
+
+@pytest.mark.full
+def test_many_random_histories_on_postgres(postgres_server: PostgresServer) -> None:
+    run_state_machine_as_test(
+        histories_on(postgres_server),
+        settings=settings(max_examples=40, stateful_step_count=30, suppress_health_check=CHECKS),
     )
 
 

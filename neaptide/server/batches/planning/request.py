@@ -87,10 +87,13 @@ def _check_ends(ends: TwoEnds, num_rows: int) -> None:
     held_tokens = unpacked(ends.held_tokens)
     if len(held_tokens) != num_rows or (held_tokens < 0).any():
         raise ValueError("the plan does not say what its rows hold")
+    lasting_steps = unpacked(ends.lasting_steps)
+    if len(lasting_steps) != num_rows or (lasting_steps < 0).any():
+        raise ValueError("the plan does not say how long its rows last")
     if not np.array_equal(np.sort(unpacked(ends.turns)), np.arange(num_rows)):
         raise ValueError("the plan does not say in which turns its rows come")
-    if len(ends.densities) != math.ceil(num_rows / window_rows(num_rows)):
+    if {len(ends.densities), len(ends.memory_s)} != {math.ceil(num_rows / window_rows(num_rows))}:
         raise ValueError("the plan has densities of other windows")
-    numbers = (*ends.densities, ends.root_density, ends.token_s, ends.kv_token_s)
+    numbers = (*ends.densities, *ends.memory_s, ends.root_density, ends.token_s, ends.kv_token_s)
     if not all(math.isfinite(number) and number >= 0.0 for number in numbers):
         raise ValueError("the plan has numbers that are none")

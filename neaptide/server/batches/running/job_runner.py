@@ -97,6 +97,7 @@ class JobRunner:
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed_ids: set[str] = set()
+        """Jobs whose close waits for its turn."""
         self._stopping = False
         self._suspended = False
         self._num_undurable = 0
@@ -188,6 +189,7 @@ class JobRunner:
                 await self._submit(job)
             case _Close(batch_id, closed):
                 closed_job = self._jobs.pop(batch_id, None)
+                self._closed_ids.discard(batch_id)
                 if closed_job is not None:
                     self._engine.cancel_batch(batch_id)
                     await self._end_lines(self._suspects.of_batch(batch_id))

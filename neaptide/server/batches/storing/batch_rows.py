@@ -192,17 +192,19 @@ def pending_lines(conn: sa.Connection, batch_id: str) -> list[PendingLine]:
     return [PendingLine(*row) for row in conn.execute(query)]
 
 
-def end_lines(conn: sa.Connection, batch_id: str, results: Sequence[LineResult]) -> int:
+def end_lines(
+    conn: sa.Connection, batch_id: str, results: Sequence[LineResult], held: sa.ColumnElement[bool] | None = None
+) -> int:
     """Makes results durable and counts them; returns how many lines ended here.
 
-    A line that has ended already keeps its first result: a late or repeated one changes nothing.
+    A line that has ended already keeps its first result: a late or repeated one changes nothing. Nor does one of which
+    ``held`` is not true: whether its chunk is asked for, and locked, by the statement that asks for the line.
     """
     t = batch_lines.c
-    pending = sa.select(t.line_no).where(
-        t.batch_id == batch_id, t.state == LineState.PENDING, t.line_no.in_([result.line_no for result in results])
-    )
+    where = [t.batch_id == batch_id, t.state == LineState.PENDING, t.line_no.in_([r.line_no for r in results])]
+    pending = sa.select(t.line_no).where(*where, *([] if held is None else [held]))
     # Locked where the database has more than one writer.
-    open_lines = set(conn.execute(pending.with_for_update()).scalars())
+    open_lines = set(conn.execute(pending.with_for_update(of=batch_lines)).scalars())
     ended: list[LineResult] = []
     for result in results:
         if result.line_no in open_lines:

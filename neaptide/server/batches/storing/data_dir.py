@@ -56,9 +56,11 @@ def sync_directory(path: Path) -> None:
 class DataDir:
     """One server's, or one offline command's, from ``open`` to ``close``. Blocking."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, has_database: bool = True) -> None:
         self.path = path
         self.database = path / DATABASE_NAME
+        self._is_home_of_database = has_database
+        """Otherwise the database is elsewhere, and none may lie here."""
         self._lock_fd: int | None = None
 
     def open(self, create: bool = True) -> None:
@@ -75,7 +77,7 @@ class DataDir:
                 self._refuse_foreign(create)
             self._refuse_odd_kinds()
             self._lock_fd = _lock(self.path / LOCK_NAME)
-            self._refuse_lost_database(is_marked)
+            self._refuse_wrong_database(is_marked)
             self._take(is_marked)
         except OSError as error:
             self.close()
@@ -172,8 +174,15 @@ class DataDir:
             if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
                 raise StoreError(f"{path} must be a plain file")
 
-    def _refuse_lost_database(self, is_marked: bool) -> None:
+    def _refuse_wrong_database(self, is_marked: bool) -> None:
         """Without its database every file would count as unknown."""
+        if not self._is_home_of_database:
+            if self._has_database:
+                raise StoreError(
+                    f"{self.path} holds an SQLite database with files and batches of its own; "
+                    "choose another --data-dir, or leave --store out"
+                )
+            return
         if self._tables(is_ours=is_marked):
             return
         left = [name for name in (FILES, JOBS) if (self.path / name).is_dir() and os.listdir(self.path / name)]
@@ -198,7 +207,7 @@ class DataDir:
                 os.fsync(f.fileno())
             (self.path / _MARK_TEMP).replace(self.path / MARK_NAME)
             logger.info("%s is now marked as a neaptide data directory", self.path)
-        if not self._has_database:
+        if self._is_home_of_database and not self._has_database:
             # SQLite would make it readable for every user, and its log takes the same mode.
             open(self.database, "xb", opener=private_opener).close()
         for name in (FILES, JOBS, PROFILES):

@@ -211,6 +211,7 @@ class FileStore:
 
     async def delete(self, file_id: str, owner: str) -> None:
         """Raises NotFoundError, or ConflictError while a live batch reads the file."""
+        await self.get(file_id, owner)
         try:
             deleted = await self._store.write(file_rows.delete_file, file_id, owner, int(self._now()))
         except FileInUseError:

@@ -56,7 +56,8 @@ def sizes(store: Store) -> Sizes:
     found = Counter(dict.fromkeys(("database", FILES, JOBS, "logs", PROFILES, MOVED_ASIDE, "other"), 0))
     for path in store.data_dir.iterdir():
         found[_part(path.name)] += sum(_bytes(below) for below in (path, *path.rglob("*")))
-    return Sizes(dict(found), store.read_blocking(_reusable_bytes), store.read_blocking(_rows))
+    found["database"] += store.read_blocking(store.database.stored_bytes)
+    return Sizes(dict(found), store.read_blocking(store.database.reusable_bytes), store.read_blocking(_rows))
 
 
 def _part(name: str) -> str:
@@ -71,12 +72,6 @@ def _bytes(path: Path) -> int:
     return path.lstat().st_size if path.is_file() and not path.is_symlink() else 0
 
 
-def _reusable_bytes(conn: sa.Connection) -> int:
-    names = ("freelist_count", "page_size")
-    pages, page_bytes = (conn.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)
-    return int(pages) * int(page_bytes)
-
-
 def _rows(conn: sa.Connection) -> dict[str, int]:
     return {
         table.name: conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
@@ -87,7 +82,7 @@ def _rows(conn: sa.Connection) -> dict[str, int]:
 def check(store: Store) -> Findings:
     """Reads everything: the database's own consistency, each file's hash, each result's checksum, what is unknown."""
     found = Findings()
-    found.problems += [f"database: {text}" for text in store.read_blocking(_integrity) if text != "ok"]
+    found.problems += [f"database: {text}" for text in store.read_blocking(store.database.problems)]
     for record in store.read_blocking(file_rows.all_files):
         found.files += 1
         found.problems += _problems_of(store.data_dir / FILES / record.id, record)
@@ -98,10 +93,6 @@ def check(store: Store) -> Findings:
             if verdict(path.name) is None:
                 found.problems.append(f"{folder}/{path.name}: the database does not know it; a start moves it aside")
     return found
-
-
-def _integrity(conn: sa.Connection) -> list[str]:
-    return [str(text) for text in conn.exec_driver_sql("PRAGMA integrity_check(10)").scalars()]
 
 
 def _problems_of(path: Path, record: FileRecord) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The tables behind files and batches: SQLite today, nothing in them that PostgreSQL would refuse.
+"""The tables behind files and batches, the same in SQLite and in PostgreSQL.
 
 Times are whole unix seconds. ``migrations/`` creates these tables; a test keeps the two equal.
 """
@@ -99,6 +99,8 @@ batch_lines = sa.Table(
     sa.Column("first_row", sa.Integer, nullable=False),
     sa.Column("num_rows", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
+    # Of ``batch_chunks``; lines without one are not for claims.
+    sa.Column("chunk_no", sa.Integer),
     # Engine deaths while the line ran.
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
     sa.Column("status_code", sa.Integer),
@@ -112,6 +114,21 @@ batch_lines = sa.Table(
     sa.Column("cached_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.UniqueConstraint("batch_id", "custom_id", name="batch_lines_custom_id"),
+)
+
+# Lines that servers claim together; gone when all of them have ended, and with it every claim.
+batch_chunks = sa.Table(
+    "batch_chunks",
+    metadata,
+    sa.Column("batch_id", sa.String(64), sa.ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("chunk_no", sa.Integer, primary_key=True, autoincrement=False),
+    # See ``neaptide/cluster/claims.py``.
+    sa.Column("deadline_class", sa.BigInteger, nullable=False),
+    sa.Column("density", sa.Double, nullable=False),
+    # Grows with every claim; results that come under an older one are refused.
+    sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("leased_until_ms", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Index("batch_chunks_in_order", "deadline_class", "density"),
 )
 
 idempotency_keys = sa.Table(

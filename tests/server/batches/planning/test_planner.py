@@ -134,7 +134,7 @@ async def test_a_token_file_that_is_gone_is_no_plan(tmp_path: Path, caplog: pyte
     assert "FileNotFoundError" in caplog.text
 
 
-ENDS = TwoEnds(packed([1] * 6), [1.0] * 6, 1.0, 1.0, 1.0, packed([0, 1, 2, 3, 4, 5]))
+ENDS = TwoEnds(packed([1] * 6), packed([1] * 6), [1.0] * 6, [1.0] * 6, 1.0, 1.0, 1.0, packed([0, 1, 2, 3, 4, 5]))
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,7 @@ ENDS = TwoEnds(packed([1] * 6), [1.0] * 6, 1.0, 1.0, 1.0, packed([0, 1, 2, 3, 4,
         ({"rows": packed([0, 1, -1, 0, 1, 2])}, "rows that its batches do not have"),
         ({"rows": packed([0, 1, 1, 0, 1, 2])}, "leaves rows out or names some twice"),
         ({"ends": msgspec.structs.replace(ENDS, held_tokens=packed([1]))}, "what its rows hold"),
+        ({"ends": msgspec.structs.replace(ENDS, lasting_steps=packed([-1] * 6))}, "how long its rows last"),
         ({"ends": msgspec.structs.replace(ENDS, turns=packed([0, 1, 2, 3, 4, 4]))}, "which turns"),
         ({"ends": msgspec.structs.replace(ENDS, densities=[1.0])}, "densities of other windows"),
         ({"ends": msgspec.structs.replace(ENDS, root_density=float("nan"))}, "numbers that are none"),

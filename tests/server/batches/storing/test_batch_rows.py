@@ -25,9 +25,9 @@ BATCH = NewBatch("batch_1", "", "", "/v1/chat/completions", "file-1", "24h", Non
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, store_url: str | None) -> Iterator[Store]:
     """A store with one running batch of two lines."""
-    store = Store(tmp_path)
+    store = Store(tmp_path, store_url)
     store.open()
     store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
     store.write_blocking(batch_rows.insert_lines, BATCH.id, [NewLine(n, f"c{n}", 0, 1, n - 1, 1) for n in (1, 2)])

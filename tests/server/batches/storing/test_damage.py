@@ -188,7 +188,7 @@ def test_the_check_at_start_takes_a_bounded_time(tmp_path: Path, monkeypatch: py
         ).close()
     )
     store.close()
-    monkeypatch.setattr("neaptide.server.batches.storing.store.CHECK_TIME_S", -1.0)
+    monkeypatch.setattr("neaptide.server.batches.storing.databases.sqlite.CHECK_TIME_S", -1.0)
     store.open()
     store.close()
     assert (tmp_path / DATABASE_NAME).stat().st_size > 1_000_000

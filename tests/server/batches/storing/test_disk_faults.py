@@ -192,7 +192,7 @@ async def test_a_result_file_that_fails_is_written_anew(tmp_path: Path, monkeypa
 async def test_a_locked_database_is_waited_for_then_503_and_reads_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neaptide.server.batches.storing.store.BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("neaptide.server.batches.storing.databases.sqlite.BUSY_TIMEOUT_S", 0.2)
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         batch = await server.create(numbered(1))
         await server.until_given(batch.id)

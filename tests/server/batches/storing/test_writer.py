@@ -8,9 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from neaptide.server.batches.storing import file_rows
+from neaptide.server.batches.storing.databases.sqlite import SqliteDatabase
+from neaptide.server.batches.storing.databases.writer import MAX_GROUP_ROWS, Writer
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.batches.storing.writer import MAX_GROUP_ROWS, Writer
 
 FILE = FileRecord("file-1", "", "a.jsonl", "batch", 3, "0" * 64, 100, None)
 
@@ -30,8 +31,8 @@ class NotedQueue(queue.SimpleQueue[Any]):
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> tuple[Writer, NotedQueue]:
     """A writer whose clock stands still."""
-    monkeypatch.setattr("neaptide.server.batches.storing.writer.time.monotonic", lambda: 7.0)
-    writer = Writer(sa.create_engine("sqlite://"))
+    monkeypatch.setattr("neaptide.server.batches.storing.databases.writer.time.monotonic", lambda: 7.0)
+    writer = Writer(SqliteDatabase(Path("never opened")))
     noted = NotedQueue()
     monkeypatch.setattr(writer, "_queue", noted)
     return writer, noted
@@ -74,19 +75,41 @@ def test_a_dropped_transaction_is_no_success(tmp_path: Path, monkeypatch: pytest
     store.open()
     attempt = Writer._attempt
 
-    def attempt_and_drop(conn: sa.Connection, operation: Any) -> Any:
-        outcome = attempt(conn, operation)
+    def attempt_and_drop(self: Writer, conn: sa.Connection, operation: Any) -> Any:
+        outcome = attempt(self, conn, operation)
         dbapi_connection: Any = conn.connection.driver_connection
         dbapi_connection.rollback()
         return outcome
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(Writer, "_attempt", staticmethod(attempt_and_drop))
+            patch.setattr(Writer, "_attempt", attempt_and_drop)
             with pytest.raises(StoreUnavailableError):
                 store.write_blocking(file_rows.insert_file, FILE)
         assert store.read_blocking(file_rows.all_file_ids) == set()
         store.write_blocking(file_rows.insert_file, FILE)
         assert store.read_blocking(file_rows.all_file_ids) == {"file-1"}
+    finally:
+        store.close()
+
+
+def test_a_group_that_another_server_was_in_the_way_of_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    store.open()
+    tries: list[int] = []
+
+    def insert(conn: sa.Connection) -> None:
+        file_rows.insert_file(conn, FILE)
+        tries.append(len(tries))
+        if len(tries) < 3:
+            raise sa.exc.OperationalError("UPDATE", {}, RuntimeError("deadlock detected"))
+
+    monkeypatch.setattr(store.database, "is_conflict", lambda error: "deadlock" in str(error))
+    try:
+        store.write_blocking(insert)
+        assert tries == [0, 1, 2]
+        assert store.read_blocking(file_rows.all_file_ids) == {FILE.id}
     finally:
         store.close()

@@ -1,10 +1,11 @@
-"""The one thread and one connection that write to the database, many small writes to a commit.
+"""The one thread and one connection of a server that write to the database, many small writes to a commit.
 
 SQLite before 3.51.3 can corrupt a WAL database when two connections write or checkpoint at once; with a
 single writer that also does every checkpoint the case cannot arise. One ``fsync`` per commit is the price
-of durability (``synchronous=FULL``), so writes that arrive close together share one.
+of durability, so writes that arrive close together share one.
 """
 
+import itertools
 import queue
 import threading
 import time
@@ -15,11 +16,16 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from neaptide.server.batches.storing.databases.protocol import Database, OutcomeUnknownError
+
 T = TypeVar("T")
 Operation = Callable[[sa.Connection], Any]
 
 MAX_GROUP_ROWS = 64
 MAX_GROUP_DELAY_S = 0.05
+MAX_CONFLICTS = 5
+"""After which a group that other servers' transactions are in the way of has failed."""
+ASK_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +40,12 @@ class Writer:
     """Runs operations one after another, each in a savepoint of a shared transaction.
 
     A future resolves after its transaction is durable. An operation that raises undoes itself alone, unless the
-    disk is to blame (full, I/O error): that fails every operation of the group, and none of them happened.
+    database is to blame (disk full, I/O error, connection lost): that fails every operation of the group, and none of
+    them happened. An operation may run more than once until it happens.
     """
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="batch-store-writer", daemon=True)
         self._closed = False
@@ -72,12 +79,11 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._engine.connect() as conn:
-            closing = False
-            while not closing:
-                group, closing = self._next_group()
-                if group:
-                    self._commit_group(conn, group)
+        closing = False
+        while not closing:
+            group, closing = self._next_group()
+            if group:
+                self._commit_group(group)
 
     def _next_group(self) -> tuple[list[_Write], bool]:
         first = self._queue.get()
@@ -98,12 +104,10 @@ class Writer:
             rows += write.rows
         return group, False
 
-    def _commit_group(self, conn: sa.Connection, group: list[_Write]) -> None:
+    def _commit_group(self, group: list[_Write]) -> None:
         running = [write for write in group if write.future.set_running_or_notify_cancel()]
         try:
-            with conn.begin():
-                outcomes = [self._attempt(conn, write.operation) for write in running]
-                _require_transaction(conn)
+            outcomes = self._transact(running)
             self.num_commits += 1
         except Exception as error:
             outcomes = [_Failure(error)] * len(running)
@@ -113,26 +117,64 @@ class Writer:
             else:
                 write.future.set_result(outcome)
 
-    @staticmethod
-    def _attempt(conn: sa.Connection, operation: Operation) -> Any:
+    def _transact(self, writes: list[_Write]) -> list[Any]:
+        is_exclusive = any(write.urgent for write in writes)
+        for num_conflicts in itertools.count(1):
+            outcomes: list[Any] = []
+            try:
+                with self._database.transaction(is_exclusive) as conn:
+                    outcomes = [self._attempt(conn, write.operation) for write in writes]
+                break
+            except OutcomeUnknownError as unknown:
+                if self._learn_outcome(unknown):
+                    break
+                raise
+            except Exception as error:
+                if not self._database.is_conflict(error) or num_conflicts == MAX_CONFLICTS:
+                    raise
+        return outcomes
+
+    def _learn_outcome(self, unknown: OutcomeUnknownError) -> bool:
+        """Waits until the database can be asked; no answer is better than a wrong one.
+
+        What is to be written meanwhile fails at once, so that its callers can be told.
+        """
+        while True:
+            try:
+                return unknown.ask()
+            except Exception as error:
+                if not self._database.is_fault(error):
+                    raise
+                if not self._fail_queued(error):
+                    return False
+
+    def _fail_queued(self, error: Exception) -> bool:
+        """For a moment; False when the writer is to end."""
+        deadline_s = time.monotonic() + ASK_INTERVAL_S
+        while (wait_s := deadline_s - time.monotonic()) > 0:
+            try:
+                write = self._queue.get(timeout=wait_s)
+            except queue.Empty:
+                break
+            if write is None:
+                self._queue.put(None)
+                return False
+            if write.future.set_running_or_notify_cancel():
+                write.future.set_exception(error)
+        return True
+
+    def _attempt(self, conn: sa.Connection, operation: Operation) -> Any:
         """The operation's result, or why it failed alone. Raises what concerns the whole transaction."""
         try:
             with conn.begin_nested():
                 return operation(conn)
-        except sa.exc.OperationalError:
-            # A full or failing disk: SQLite may have rolled back everything before it, too.
-            raise
         except Exception as error:
+            if self._database.is_fault(error):
+                # SQLite may have rolled back everything before it, too.
+                raise
             return _Failure(error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
     error: Exception
-
-
-def _require_transaction(conn: sa.Connection) -> None:
-    """A transaction that SQLite has dropped on an error would "commit" without a word, and nothing of it be there."""
-    dbapi_connection: Any = conn.connection.driver_connection
-    if not dbapi_connection.in_transaction:
-        raise sa.exc.OperationalError("COMMIT", {}, RuntimeError("the transaction was rolled back"))

@@ -1,0 +1,103 @@
+"""Operations on the ``batch_chunks`` table: which server may end which lines; each runs inside a transaction.
+
+The same board as ``neaptide/cluster/claims.py`` keeps in memory, in the same order. ``now_ms`` may be a number or the
+database's own clock, so that servers need not agree on the time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import sqlalchemy as sa
+
+from neaptide.cluster.claims import LEASE_S, Chunk, ChunkKey, Claim, End
+from neaptide.server.batches.storing.models import LineState
+from neaptide.server.batches.storing.tables import batch_chunks, batch_lines
+
+_LEASE_MS = int(LEASE_S * 1000)
+_KEY = sa.tuple_(batch_chunks.c.batch_id, batch_chunks.c.chunk_no)
+Milliseconds = int | sa.ColumnElement[int]
+
+
+def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
+    """Offers lines of a batch for claims; with each chunk its line numbers."""
+    rows = [
+        {
+            "batch_id": chunk.key.batch_id,
+            "chunk_no": chunk.key.chunk_no,
+            "deadline_class": chunk.deadline_class,
+            "density": chunk.density,
+        }
+        for chunk in chunks
+    ]
+    if not rows:
+        return
+    conn.execute(batch_chunks.insert(), rows)
+    t = batch_lines.c
+    for chunk, line_nos in chunks.items():
+        where = (t.batch_id == chunk.key.batch_id, t.line_no.in_(line_nos))
+        conn.execute(batch_lines.update().where(*where).values(chunk_no=chunk.key.chunk_no))
+
+
+def claim_chunks(conn: sa.Connection, end: End, now_ms: Milliseconds, limit: int = 1) -> list[Claim]:
+    """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by."""
+    t = batch_chunks.c
+    density = t.density.desc() if end is End.DENSE else t.density.asc()
+    free = sa.select(t.batch_id, t.chunk_no).where(t.leased_until_ms <= now_ms)
+    free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)
+    # In a CTE, which is evaluated once: in a subquery PostgreSQL may lock more rows than the limit says.
+    chosen = free.with_for_update(skip_locked=True).cte("chosen")
+    claimed = (
+        batch_chunks.update()
+        .where(_KEY.in_(sa.select(chosen.c.batch_id, chosen.c.chunk_no)))
+        .values(epoch=t.epoch + 1, leased_until_ms=now_ms + _LEASE_MS)
+        .returning(t.deadline_class, t.density, t.batch_id, t.chunk_no, t.epoch)
+    )
+    sign = -1 if end is End.DENSE else 1
+    rows = sorted(conn.execute(claimed), key=lambda row: (row[0], sign * row[1], row[2], row[3]))
+    return [Claim(ChunkKey(batch_id, chunk_no), epoch) for _, _, batch_id, chunk_no, epoch in rows]
+
+
+def renew_claims(conn: sa.Connection, claims: Iterable[Claim], now_ms: Milliseconds) -> set[Claim]:
+    """Begins their leases anew; returns those that still hold."""
+    return _change(conn, claims, now_ms + _LEASE_MS)
+
+
+def release_claims(conn: sa.Connection, claims: Iterable[Claim]) -> set[Claim]:
+    """Gives chunks back before their time; returns those that still held."""
+    return _change(conn, claims, 0)
+
+
+def _change(conn: sa.Connection, claims: Iterable[Claim], leased_until_ms: Milliseconds) -> set[Claim]:
+    t = batch_chunks.c
+    wanted = sorted((claim.key.batch_id, claim.key.chunk_no, claim.epoch) for claim in claims)
+    if not wanted:
+        return set()
+    update = batch_chunks.update().where(sa.tuple_(t.batch_id, t.chunk_no, t.epoch).in_(wanted))
+    changed = conn.execute(update.values(leased_until_ms=leased_until_ms).returning(t.batch_id, t.chunk_no, t.epoch))
+    return {Claim(ChunkKey(batch_id, chunk_no), epoch) for batch_id, chunk_no, epoch in changed}
+
+
+def complete_chunk(conn: sa.Connection, claim: Claim) -> bool:
+    """Takes a chunk off the board if the claim holds and none of its lines is left; its epochs end with it."""
+    t, lines = batch_chunks.c, batch_lines.c
+    left = sa.exists().where(
+        lines.batch_id == claim.key.batch_id, lines.chunk_no == claim.key.chunk_no, lines.state == LineState.PENDING
+    )
+    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch, ~left)
+    return conn.execute(batch_chunks.delete().where(*where)).rowcount == 1
+
+
+def withdraw_chunks(conn: sa.Connection, batch_id: str) -> None:
+    """Voids all claims of a batch that is cancelled or over."""
+    conn.execute(batch_chunks.delete().where(batch_chunks.c.batch_id == batch_id))
+
+
+def held_by(claim: Claim) -> sa.ColumnElement[bool]:
+    """Whether a claim holds, as a condition of a statement on ``batch_lines``.
+
+    The chunk's row stays locked until the statement's transaction ends: no other claim of it begins before the results
+    under this one are durable.
+    """
+    t = batch_chunks.c
+    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch)
+    held = sa.select(t.chunk_no).where(*where).with_for_update(read=True).cte("held")
+    return batch_lines.c.chunk_no.in_(sa.select(held.c.chunk_no))

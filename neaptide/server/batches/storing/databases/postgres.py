@@ -1,0 +1,190 @@
+"""PostgreSQL: the database that several servers share.
+
+What SQLite gives for nothing is asked for here: writes that look before they leap (a batch that is created, a file
+that is deleted while a batch may want it) run one at a time over all servers, by a lock that ends with their
+transaction. Results of lines and what else is guarded by row locks run beside each other.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.types.string import StrDumper
+
+from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.databases.engines import NUM_READERS, TwoEngines
+from neaptide.server.batches.storing.databases.migrate import migrate
+from neaptide.server.batches.storing.databases.protocol import OutcomeUnknownError
+from neaptide.server.batches.storing.tables import metadata
+
+MIN_VERSION = 13
+"""The first with ``pg_current_xact_id``."""
+CONNECT_TIMEOUT_S = 3
+LOCK_TIMEOUT_S = 10
+SERVER_LOCK_TIMEOUT_S = 3
+FROZEN_TRANSACTION_S = 5
+"""A transaction whose server says nothing for so long is undone: what it has locked is free again."""
+ASK_INTERVAL_S = 0.05
+_WRITE_LOCK, _SERVER_LOCK = 0x6E65_6170_0001, 0x6E65_6170_0002
+_SOCKET_OPTIONS = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+_SCHEMES = ("postgresql", "postgresql+psycopg", "postgres")
+
+
+def postgres_url(text: str) -> sa.URL:
+    """Raises StoreError for what is no address of a PostgreSQL database. The message does not repeat it: it may hold a
+    password."""
+    try:
+        url = sa.make_url(text)
+    except (sa.exc.ArgumentError, ValueError):
+        raise StoreError("the store is not of the form postgresql://USER@HOST/DATABASE") from None
+    if url.drivername not in _SCHEMES:
+        raise StoreError(f"there is no store for {url.drivername}://; use postgresql://USER@HOST/DATABASE")
+    return url.set(drivername="postgresql+psycopg")
+
+
+class PostgresDatabase(TwoEngines):
+    """One database of a PostgreSQL server; its schema ``public``, or what the user's search path says."""
+
+    def __init__(self, url: sa.URL) -> None:
+        super().__init__()
+        self._url = url
+
+    @property
+    def name(self) -> str:
+        return self._url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+    def open(self) -> None:
+        """Raises StoreError: the database does not answer, is too old, or a newer version's."""
+        self._write_engine = self._engine(1, lock_timeout=LOCK_TIMEOUT_S * 1000)
+        sa.event.listen(self._write_engine, "connect", _keep_others_out)
+        readers = self._engine(NUM_READERS)
+        sa.event.listen(readers, "connect", _let_nul_find_nothing)
+        self._read_engine = readers.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        try:
+            with self._write_engine.connect() as conn:
+                self._check(conn)
+                migrate(conn)
+        except sa.exc.DBAPIError as error:
+            reason = str(error.orig).strip().splitlines()[0]
+            raise StoreError(f"the database {self.name} cannot be used: {reason}") from error
+
+    @contextmanager
+    def transaction(self, is_exclusive: bool) -> Iterator[sa.Connection]:
+        """As in ``Database``."""
+        with self._writing().connect() as conn, conn.begin() as transaction:
+            if is_exclusive:
+                conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITE_LOCK)))
+            yield conn
+            number = conn.execute(sa.text("SELECT pg_current_xact_id_if_assigned()::text")).scalar_one()
+            try:
+                transaction.commit()
+            except sa.exc.DBAPIError as error:
+                if number is None or not error.connection_invalidated:
+                    raise
+                raise OutcomeUnknownError(lambda: self._is_committed(number)) from error
+
+    def is_fault(self, error: BaseException) -> bool:
+        """The server is away, shuts down, is full, or has undone a transaction that took too long."""
+        kinds = sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.InternalError | sa.exc.TimeoutError
+        return isinstance(error, kinds) or (isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated)
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """A deadlock: each of two transactions waited for rows of the other."""
+        kinds = psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure
+        return isinstance(error, sa.exc.DBAPIError) and isinstance(error.orig, kinds)
+
+    def stored_bytes(self, conn: sa.Connection) -> int:
+        """Of our tables with their indexes."""
+        return sum(
+            conn.execute(sa.select(sa.func.pg_total_relation_size(name))).scalar_one() for name in metadata.tables
+        )
+
+    def reusable_bytes(self, conn: sa.Connection) -> int:
+        """PostgreSQL does not say."""
+        return 0
+
+    def problems(self, conn: sa.Connection) -> list[str]:
+        """PostgreSQL checks its pages itself when it reads them (``initdb --data-checksums``)."""
+        return []
+
+    def compact(self) -> None:
+        """Marks the space of deleted rows as free; the files shrink only where their ends are free."""
+        with self._writing().execution_options(isolation_level="AUTOCOMMIT").connect() as conn:
+            for name in metadata.tables:
+                conn.exec_driver_sql(f"VACUUM {name}")
+
+    # ---- inside ----
+
+    def _engine(self, pool_size: int, **settings: int) -> sa.Engine:
+        settings["idle_in_transaction_session_timeout"] = FROZEN_TRANSACTION_S * 1000
+        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+        known: dict[str, Any] = {
+            "application_name": "neaptide",
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "options": options,
+            **_SOCKET_OPTIONS,
+        }
+        # What the operator's address says of these wins.
+        arguments = {name: value for name, value in known.items() if name not in self._url.query}
+        engine = sa.create_engine(
+            self._url, pool_size=pool_size, max_overflow=0, pool_pre_ping=True, connect_args=arguments
+        )
+        sa.event.listen(engine, "connect", _require_durability)
+        return engine
+
+    def _check(self, conn: sa.Connection) -> None:
+        version = conn.dialect.server_version_info
+        if version is not None and int(version[0]) < MIN_VERSION:
+            raise StoreError(f"the database {self.name} is PostgreSQL {version[0]}; {MIN_VERSION} or newer is needed")
+        encoding = conn.execute(sa.text("SHOW server_encoding")).scalar_one()
+        conn.rollback()
+        if encoding != "UTF8":
+            raise StoreError(f"the database {self.name} has the encoding {encoding}; make one with UTF8")
+
+    def _is_committed(self, number: str) -> bool:
+        """Asked on another connection: the fate of a transaction is known as long as anything may depend on it."""
+        while True:
+            with self.reading() as conn:
+                query = sa.text("SELECT pg_xact_status(CAST(:number AS xid8))")
+                status = conn.execute(query, {"number": number}).scalar_one()
+            if status != "in progress":
+                return bool(status == "committed")
+            time.sleep(ASK_INTERVAL_S)
+
+
+def _require_durability(dbapi_connection: Any, _: object) -> None:
+    """A commit that was answered must survive a crash of the database, whatever the server's default is."""
+    with dbapi_connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+    dbapi_connection.commit()
+
+
+def _keep_others_out(dbapi_connection: Any, _: object) -> None:
+    """One server writes to a database at a time. The lock ends with the connection, and comes with the next one.
+
+    Of a server that was killed it may take a moment until the database knows.
+    """
+    with dbapi_connection.cursor() as cursor:
+        try:
+            cursor.execute(f"SET LOCAL lock_timeout = {int(SERVER_LOCK_TIMEOUT_S * 1000)}")
+            cursor.execute("SELECT pg_advisory_lock(%s)", (_SERVER_LOCK,))
+        except psycopg.errors.LockNotAvailable:
+            raise psycopg.OperationalError("another neaptide server uses it") from None
+    dbapi_connection.commit()
+
+
+class _NulFindsNothing(StrDumper):
+    """PostgreSQL has no texts with NUL and refuses even to compare with one; ids that clients make up may hold it."""
+
+    def dump(self, obj: str) -> Any:
+        return super().dump(obj.replace("\0", "\ufffd"))
+
+
+def _let_nul_find_nothing(dbapi_connection: Any, _: object) -> None:
+    """Only where nothing is written."""
+    dbapi_connection.adapters.register_dumper(str, _NulFindsNothing)

@@ -1,0 +1,77 @@
+"""What the store needs of a database. ``sqlite.py`` is the one of a single server, ``postgres.py`` the shared one."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import sqlalchemy as sa
+
+
+class OutcomeUnknownError(Exception):
+    """The connection was lost while a transaction was being committed; ``ask`` says whether it was.
+
+    ``ask`` raises what ``Database.is_fault`` knows as long as the database does not answer.
+    """
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        super().__init__("the connection was lost during a commit")
+        self.ask = ask
+
+
+class Database(Protocol):
+    """Opened once. Blocking; ``transaction`` for the writer's thread, ``reading`` for any number of threads."""
+
+    @property
+    def name(self) -> str:
+        """For messages; holds no password."""
+        ...
+
+    def open(self) -> None:
+        """Makes or migrates the tables.
+
+        Raises:
+            StoreError: the database cannot be used; the message says why in one line.
+        """
+        ...
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        ...
+
+    def transaction(self, is_exclusive: bool) -> AbstractContextManager[sa.Connection]:
+        """A transaction of the writer, durable when the context is left without an exception.
+
+        ``is_exclusive``: no other server's exclusive transaction runs beside it. Where a single server writes, all are.
+
+        Raises:
+            OutcomeUnknownError: it may have been committed or not.
+        """
+        ...
+
+    def reading(self) -> AbstractContextManager[sa.Connection]:
+        """A connection that cannot write and sees one state."""
+        ...
+
+    def is_fault(self, error: BaseException) -> bool:
+        """Whether the database did not do what it was asked for reasons of its own; the same may succeed later."""
+        ...
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether a transaction was undone only since another one was in its way: it is to be run again at once."""
+        ...
+
+    def stored_bytes(self, conn: sa.Connection) -> int:
+        """Of what lies outside the data directory."""
+        ...
+
+    def reusable_bytes(self, conn: sa.Connection) -> int:
+        """Of rows that are gone, as far as that is known."""
+        ...
+
+    def problems(self, conn: sa.Connection) -> list[str]:
+        """What the database finds wrong in itself."""
+        ...
+
+    def compact(self) -> None:
+        """Gives the space of deleted rows back to the disk; only while nothing is written."""
+        ...

@@ -1,0 +1,151 @@
+"""SQLite in the data directory: the database of a single server. One connection writes, the others only read."""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.databases.engines import NUM_READERS, TwoEngines
+from neaptide.server.batches.storing.databases.migrate import migrate
+
+logger = logging.getLogger(__name__)
+
+BUSY_TIMEOUT_S = 30.0
+MAX_WAL_BYTES = 64 << 20
+"""What stays of the write-ahead log after a checkpoint, once a long read has let it grow."""
+CHECK_TIME_S = 3.0
+"""At start, for looking for damage; about 1 GB of database is looked through in it."""
+
+
+class SqliteDatabase(TwoEngines):
+    """One file. The data directory's lock keeps other servers away from it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        return str(self._path)
+
+    def open(self) -> None:
+        """Raises StoreError: the file is no database, damaged, or a newer version's."""
+        try:
+            self._write_engine = _write_engine(self._path)
+            with self._write_engine.connect() as conn:
+                _check(conn)
+                migrate(conn)
+            self._read_engine = _read_engine(self._path)
+        except (sa.exc.DatabaseError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            raise StoreError(f"the database {self._path} cannot be opened: {getattr(error, 'orig', error)}") from error
+
+    @contextmanager
+    def transaction(self, is_exclusive: bool) -> Iterator[sa.Connection]:
+        """As in ``Database``. Only one connection writes, so that nothing can run beside it."""
+        with self._writing().connect() as conn, conn.begin():
+            yield conn
+            _require_transaction(conn)
+
+    def is_fault(self, error: BaseException) -> bool:
+        """A full or failing disk, or a lock."""
+        return isinstance(error, sa.exc.OperationalError | sqlite3.OperationalError)
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """There is nothing beside a transaction that could be in its way."""
+        return False
+
+    def stored_bytes(self, conn: sa.Connection) -> int:
+        """None outside the data directory."""
+        return 0
+
+    def reusable_bytes(self, conn: sa.Connection) -> int:
+        """Of free pages."""
+        names = ("freelist_count", "page_size")
+        pages, page_bytes = (conn.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names)
+        return int(pages) * int(page_bytes)
+
+    def problems(self, conn: sa.Connection) -> list[str]:
+        """As in ``Database``."""
+        found = [str(text) for text in conn.exec_driver_sql("PRAGMA integrity_check(10)").scalars()]
+        return [text for text in found if text != "ok"]
+
+    def compact(self) -> None:
+        """As in ``Database``."""
+        with self._writing().connect() as conn:
+            dbapi_connection: Any = conn.connection.driver_connection
+            for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                dbapi_connection.execute(statement).close()
+
+
+def _on_begin(statement: str) -> Callable[[sa.Connection], None]:
+    def begin(conn: sa.Connection) -> None:
+        conn.exec_driver_sql(statement)
+
+    return begin
+
+
+def _write_engine(path: Path) -> sa.Engine:
+    def set_up(dbapi_connection: sqlite3.Connection, _: object) -> None:
+        # The driver's own transaction handling breaks savepoints; BEGIN is ours (see _on_begin).
+        dbapi_connection.isolation_level = None
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            f"journal_size_limit={MAX_WAL_BYTES}",
+        ):
+            dbapi_connection.execute(f"PRAGMA {pragma}").close()
+
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        pool_size=1,
+        max_overflow=0,
+        connect_args={"timeout": BUSY_TIMEOUT_S},
+    )
+    sa.event.listen(engine, "connect", set_up)
+    sa.event.listen(engine, "begin", _on_begin("BEGIN IMMEDIATE"))
+    return engine
+
+
+def _read_engine(path: Path) -> sa.Engine:
+    def connect() -> sqlite3.Connection:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
+
+    engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.QueuePool, pool_size=NUM_READERS)
+    # A real transaction, so that an operation with several queries sees one state.
+    sa.event.listen(engine, "begin", _on_begin("BEGIN"))
+    return engine
+
+
+def _check(conn: sa.Connection) -> None:
+    """Refuses a damaged database at start rather than serve wrong results from it later."""
+    deadline_s = time.monotonic() + CHECK_TIME_S
+    dbapi_connection: Any = conn.connection.driver_connection
+    # Any true value interrupts the query.
+    dbapi_connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 10_000)
+    try:
+        found = conn.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+    except sa.exc.OperationalError:
+        if time.monotonic() < deadline_s:
+            raise
+        logger.warning("the database is too large to be checked whole in %.0f s", CHECK_TIME_S)
+        found = "ok"
+    finally:
+        dbapi_connection.set_progress_handler(None, 0)
+        conn.rollback()
+    if found != "ok":
+        raise StoreError(f"the database {conn.engine.url.database} is damaged: {str(found).splitlines()[-1]}")
+
+
+def _require_transaction(conn: sa.Connection) -> None:
+    """A transaction that SQLite has dropped on an error would "commit" without a word, and nothing of it be there."""
+    dbapi_connection: Any = conn.connection.driver_connection
+    if not dbapi_connection.in_transaction:
+        raise sa.exc.OperationalError("COMMIT", {}, RuntimeError("the transaction was rolled back"))
