@@ -2,35 +2,42 @@
 
 ``[masks] [--requests N] [--steps N] [--vocab N]``: masks beside a step of the 111M model with a vocabulary of 128k.
 ``cases FILE...``: how exactly schemas are held, how long they take to compile, and ``xgrammar`` beside it.
+``neighbours [--turn-s S] [--turns N]``: what chats feel of hostile schemas and grammars, and what these leave behind.
 Tables, then one JSON line.
 """
 
 import argparse
+import asyncio
 import json
 from pathlib import Path
 
 from benchmarks.common import print_table
 from benchmarks.structured.cases import measure_cases
 from benchmarks.structured.masks import measure_masks
+from benchmarks.structured.neighbours import measure_neighbours
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("masks", "cases"), default="masks")
+    parser.add_argument("what", nargs="?", choices=("masks", "cases", "neighbours"), default="masks")
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--vocab", type=int, default=128_000)
     parser.add_argument("--threads", type=int, default=1, help="of the model; the server leaves one core free")
+    parser.add_argument("--turn-s", type=float, default=20.0)
+    parser.add_argument("--turns", type=int, default=4)
     args = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
     if args.what == "cases":
         for path in args.files:
             found |= {f"{path.name}, {name}": values for name, values in measure_cases(path).items()}
+    elif args.what == "neighbours":
+        found["neighbours"] = asyncio.run(measure_neighbours(args.turn_s, args.turns))
     else:
         found["masks"] = measure_masks(args)
     for title, values in found.items():
-        print_table(title, list(values), [[f"{value:.4g}" for value in values.values()]])
+        print_table(title, ["what", "value"], [[name, f"{value:.4g}"] for name, value in values.items()])
     print(json.dumps(found))
 
 

@@ -18,7 +18,7 @@ from neaptide.server.children.child import bound_memory, pipes, stand_back
 from neaptide.server.children.frames import read_frame, write_frame
 from neaptide.server.structured.statuses import NO_GRAMMARS_STATUS
 
-NICENESS = 5
+NICENESS = 10
 
 
 def main(model_dir: Path, vocab_size: int, eos_token_ids: list[int], cpu_s: float, memory_bytes: int) -> int:

@@ -45,10 +45,18 @@ def _up_to(count: int) -> str:
     return f"(({_GROUP}:){{0,{count - 1}}}{_GROUP})?"
 
 
+_ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
+_QUOTED = r'"([ !#-\[\]-~]|\\[ -~])*"'
+_DOMAIN = rf"{_LETTER}({_INNER}{{0,61}}{_LETTER})?(\.{_LETTER}({_INNER}{{0,61}}{_LETTER})?)*"
+_IPV4 = rf"{_OCTET}(\.{_OCTET}){{3}}"
+_EMAIL = rf"({_ATOM}(\.{_ATOM})*|{_QUOTED})@({_DOMAIN}|\[({_IPV4}|IPv6:({_ipv6()}))\])"
+"""RFC 5321, section 4.1.2."""
+
 WRITTEN_OUT: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
     "date-time": {"pattern": f"^{_DATE_TIME}$"},
     "time": {"pattern": f"^{_TIME}$"},
+    "email": {"pattern": f"^{_EMAIL}$"},
     "hostname": {"pattern": rf"^{_LABEL}(\.{_LABEL})*$", "maxLength": 253},
     "ipv6": {"pattern": f"^({_ipv6()})$", "maxLength": 45},
 }

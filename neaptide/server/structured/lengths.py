@@ -16,6 +16,8 @@ _NUMBER_BYTES = 32
 """Of one with a fraction that stands in the schema, however it is written."""
 _INTEGER_EXTRA_BYTES = 4
 """A sign, and a fraction of zeros should a compiler allow one."""
+_FRACTION_DIGITS = 3
+"""Of steps that bound a number's length."""
 _SEPARATOR_BYTES = 2
 """Of items, and of a key and its value, in the one layout that is written."""
 _SCALARS = {"null": 4, "boolean": 5}
@@ -77,6 +79,8 @@ class _Bounds:
                 return _SCALARS[kind]
             case "integer":
                 return _integer_bytes(schema)
+            case "number":
+                return _number_bytes(schema)
             case "string":
                 return _string_bytes(schema)
             case "array":
@@ -89,7 +93,12 @@ class _Bounds:
         count, items = schema.get("maxItems"), schema.get("items")
         if count == 0:
             return 2
-        if not isinstance(count, int) or "prefixItems" in schema or not isinstance(items, dict):
+        first = schema.get("prefixItems")
+        if isinstance(first, list) and items is False:
+            bounds = [self.of(item, depth + 1) for item in first]
+            known = [bound + _SEPARATOR_BYTES for bound in bounds if bound is not None]
+            return 2 + sum(known) if len(known) == len(bounds) else None
+        if not isinstance(count, int) or first is not None or not isinstance(items, dict):
             return None
         bound = self.of(items, depth + 1)
         return None if bound is None else 2 + count * (bound + _SEPARATOR_BYTES)
@@ -133,6 +142,14 @@ def _integer_bytes(schema: Mapping[str, Any]) -> int | None:
             return None
         ends.append(max(len(str(int(number))) for number in numbers))
     return max(ends) + _INTEGER_EXTRA_BYTES
+
+
+def _number_bytes(schema: Mapping[str, Any]) -> int | None:
+    """Bounds leave its whole part some digits, a multiple of a decimal fraction the rest."""
+    whole, step = _integer_bytes(schema), schema.get("multipleOf")
+    if whole is None or not isinstance(step, int | float) or step != round(step, _FRACTION_DIGITS):
+        return None
+    return whole + _FRACTION_DIGITS
 
 
 def _is_number(value: Any) -> bool:

@@ -6,10 +6,18 @@ followed in part gives wrong answers that look right.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from neaptide.server.structured.formats import WRITTEN_OUT
+from neaptide.server.structured.notations import (
+    Dialect,
+    add_condition,
+    unheld_number,
+    write_bounds,
+    write_orders,
+    write_values,
+)
 from neaptide.server.structured.patterns import in_our_dialect
 
 MAX_GRAMMAR_CHARS = 1 << 16
@@ -30,6 +38,9 @@ _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions"
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 _UNHELD = ("contentMediaType", "contentEncoding")
 """Keywords that the compiler passes over."""
+
+_BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "$anchor", "$defs", "definitions"})
+"""What counts there in older drafts: a name, and what others refer to."""
 
 _KEYWORDS = (
     *("additionalItems", "additionalProperties", "allOf", "anyOf", "const", "contains", "dependencies"),
@@ -58,42 +69,57 @@ def prepare_schema(schema: Any) -> dict[str, Any]:
         raise SchemaError("A schema must be an object.")
     if len(json.dumps(schema, ensure_ascii=False)) > MAX_GRAMMAR_CHARS:
         raise SchemaError(f"The schema has more than {MAX_GRAMMAR_CHARS} characters.")
-    prepared = _prepare(schema, 0)
+    prepared = _prepare(schema, 0, Dialect.of(schema))
     assert isinstance(prepared, dict)
     return prepared | {_OPTIONS_KEY: COMPILER_OPTIONS}
 
 
-def _prepare(node: Any, depth: int, *, of_names: bool = False) -> Any:
+def _prepare(node: Any, depth: int, dialect: Dialect, *, of_names: bool = False) -> Any:
     """A copy of a (sub)schema, of a list of them, or of a mapping from names to them."""
     if depth > MAX_DEPTH:
         raise SchemaError(f"The schema has more than {MAX_DEPTH} levels.")
     if isinstance(node, list):
-        return [_prepare(child, depth + 1) for child in node]
+        return [_prepare(child, depth + 1, dialect) for child in node]
     if not isinstance(node, dict):
         return node
     if of_names:
-        return {name: _prepare(child, depth + 1) for name, child in node.items()}
+        return {name: _prepare(child, depth + 1, dialect) for name, child in node.items()}
+    _check_held(node, depth)
+    counts = _BESIDE_REFERENCE if dialect.is_old and "$ref" in node else node.keys()
+    copy = {
+        key: child if key in _VALUES else _prepare(child, depth + 1, dialect, of_names=key in _OF_NAMES)
+        for key, child in node.items()
+        if key in counts and key != _OPTIONS_KEY
+    }
+    _write_out(copy)
+    write_bounds(copy)
+    write_values(copy, dialect)
+    write_orders(copy, dialect)
+    return copy
+
+
+def _check_held(node: Mapping[str, Any], depth: int) -> None:
     for keyword in _UNHELD:
         if keyword in node:
             raise SchemaError(_not_held(keyword))
     if "$ref" in node and "$id" in node and depth:  # which of the two bases counts depends on the draft
         raise SchemaError(_not_held("$id"))
-    copy = {
-        key: child if key in _VALUES else _prepare(child, depth + 1, of_names=key in _OF_NAMES)
-        for key, child in node.items()
-        if key != _OPTIONS_KEY
-    }
-    if isinstance(copy.get("pattern"), str):
-        copy["pattern"] = in_our_dialect(copy["pattern"])
-    if isinstance(copy.get("patternProperties"), dict):
-        copy["patternProperties"] = {in_our_dialect(key): child for key, child in copy["patternProperties"].items()}
-    written_out = WRITTEN_OUT.get(copy["format"]) if isinstance(copy.get("format"), str) else None
+    keyword_of_number = unheld_number(node)
+    if keyword_of_number is not None:
+        raise SchemaError(_not_held(keyword_of_number))
+
+
+def _write_out(schema: dict[str, Any]) -> None:
+    """Expressions and formats."""
+    if isinstance(schema.get("pattern"), str):
+        schema["pattern"] = in_our_dialect(schema["pattern"])
+    if isinstance(schema.get("patternProperties"), dict):
+        schema["patternProperties"] = {in_our_dialect(key): child for key, child in schema["patternProperties"].items()}
+    written_out = WRITTEN_OUT.get(schema["format"]) if isinstance(schema.get("format"), str) else None
     if written_out is not None:
-        del copy["format"]
-        others = copy.get("allOf", [])
-        of_type = {"type": copy["type"]} if "type" in copy else {}  # its length bounds strings only
-        copy["allOf"] = [*(others if isinstance(others, list) else []), of_type | written_out]
-    return copy
+        del schema["format"]
+        of_type = {"type": schema["type"]} if "type" in schema else {}  # its length bounds strings only
+        add_condition(schema, of_type | written_out)
 
 
 def explain(complaint: str) -> str:

@@ -1,0 +1,75 @@
+"""Schemas and grammars that are made to be too much, one after another as fast as answers come.
+
+``python -m benchmarks.structured.attack URL hostile|held SECONDS FIRST``: a process of its own, at the lowest priority,
+for attackers do not share the server's cores. Prints one JSON line: what each kind got, and its longest answer.
+"""
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "What is 21 + 34?"}]
+
+
+def _nested(word: str, levels: int) -> dict[str, Any]:
+    return {"guided_json": json.loads('{"items":' * levels + json.dumps({"const": word}) + "}" * levels)}
+
+
+def _intersection(word: str) -> dict[str, Any]:
+    parts = [f"/.*{letter}.{{{30 + index}}}/" for index, letter in enumerate("abcdefgh")]
+    return {"guided_grammar": f'start: T "{word}"\nT: ' + " & ".join(parts)}
+
+
+KINDS: dict[str, dict[str, Callable[[str], dict[str, Any]]]] = {
+    "hostile": {
+        "deep": lambda word: _nested(word, 80),
+        "huge enumeration": lambda word: {"guided_json": {"enum": [f"{word} {i}" for i in range(20_000)]}},
+        "1 MB grammar": lambda word: {"guided_grammar": "start: " + " | ".join([f'"{word}"'] * 100_000)},
+        "1 MB schema": lambda word: {"guided_json": {"properties": {f"{word} {i}": {} for i in range(60_000)}}},
+        "exploding intersection": _intersection,
+        "recursive references": lambda word: {"guided_json": {"title": word, "allOf": [{"$ref": "#"}, {"$ref": "#"}]}},
+    },
+    "held": {
+        "60 levels": lambda word: _nested(word, 60),
+        "3,000 entries": lambda word: {"guided_json": {"enum": [f"{word} {i}" for i in range(3_000)]}},
+        "exponential expression": lambda word: {"guided_regex": f"{word}(a*)*(a|aa)+(.*b.{{400}}){{40}}"},
+        "nested repetitions": lambda word: {
+            "guided_json": {"type": "string", "pattern": f"^{word}((a{{1,99}}){{1,99}}){{1,99}}$"}
+        },
+    },
+}
+"""Hostile ones have to be refused; held ones are within the limits, so that the engine follows them. The argument makes
+each one that was not seen before."""
+
+
+def attack(url: str, kind: str, duration_s: float, first: int) -> dict[str, dict[str, Any]]:
+    bodies = {
+        name: json.dumps({"messages": USER, "max_tokens": 16, **make("WORD")}).encode()
+        for name, make in KINDS[kind].items()
+    }
+    statuses: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    longest_s: defaultdict[str, float] = defaultdict(float)
+    end_s = time.monotonic() + duration_s
+    with httpx.Client(base_url=url, timeout=60.0, headers={"content-type": "application/json"}) as http:
+        for index, (name, body) in enumerate(itertools.cycle(bodies.items()), first):
+            if time.monotonic() > end_s:
+                break
+            content = body.replace(b"WORD", b"w%d" % index)
+            start_s = time.monotonic()
+            reply = http.post(CHAT, content=content)
+            longest_s[name] = max(longest_s[name], time.monotonic() - start_s)
+            statuses[name][reply.status_code] += 1
+    return {name: {"statuses": statuses[name], "longest_s": longest_s[name]} for name in statuses}
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    print(json.dumps(attack(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))))
