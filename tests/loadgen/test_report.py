@@ -48,8 +48,8 @@ def exposition(online: float, offline: float, seconds: float) -> str:
     )
 
 
-@pytest.fixture
-def page() -> str:
+def sample_page() -> str:
+    """The report of a run with figures of the engine and of one of which nothing is known."""
     progress = given((EASY, answered(0.3)), (HARD, answered(0.5, arrival_s=1.5)))
     watch: Any = Watch(None)  # type: ignore[arg-type]
     for at_s, figures in enumerate([(0, 0, 0), (10, 100, 0.5), (40, 150, 1.5)]):
@@ -58,6 +58,11 @@ def page() -> str:
     progress.watch = watch
     runs = {"a<b": (progress, summary(progress)), "other": (given(), summary(given()))}
     return report(runs, {"rate": "<b>1</b>"}, "A run & more")
+
+
+@pytest.fixture
+def page() -> str:
+    return sample_page()
 
 
 def test_the_page_is_whole_and_escapes_what_it_is_given(page: str) -> None:

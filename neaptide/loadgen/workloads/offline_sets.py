@@ -58,6 +58,16 @@ class OfflineSet:
     generation: int = 0
     content: str | None = None
     """What names its contents; ``None``: its name does."""
+    share: str = ""
+    """Of offline work that it counts as a part of."""
+    submitted_s: float = 0.0
+    deadline_s: float | None = None
+    """Counted from its submission; ``None``: as all others."""
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is submitted as a job of its own, once; the others are one load, which may go on for ever."""
+        return bool(self.share) or self.submitted_s > 0.0 or self.deadline_s is not None
 
     def sharing(self, block_size: int = 1) -> Sharing:
         """See ``prefix_sharing``; a block size of 1 is the unaligned bound."""

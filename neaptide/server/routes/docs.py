@@ -12,8 +12,10 @@ from starlette.responses import HTMLResponse
 router = APIRouter()
 
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-_STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}table{border-collapse:collapse}"
-_STYLE += "td{padding:0 1em 0 0;vertical-align:top}code{font-size:14px}"
+_STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;overflow-wrap:anywhere}"
+_STYLE += "table{border-collapse:collapse}td{padding:0 1em 0 0;vertical-align:top}td:first-child{min-width:7em}"
+_STYLE += "code{font-size:14px}h2 code{font-size:17px}:root{color-scheme:light dark}"
+_HEAD = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
 
 
 @router.get("/docs", include_in_schema=False)
@@ -31,7 +33,7 @@ def _page(document: dict[str, Any]) -> str:
     ]
     schemas = [_schema(name, schema) for name, schema in sorted(document["components"]["schemas"].items())]
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+        f'<!doctype html><html lang="en">{_HEAD}<title>{title}</title><style>{_STYLE}</style>'
         f'<h1>{title}</h1><p>The whole document, for tools: <a href="openapi.json">openapi.json</a></p>'
         f"{''.join(operations)}<h2>Schemas</h2>{''.join(schemas)}</html>"
     )
