@@ -1,0 +1,73 @@
+"""In which order replicas take chunks of the jobs' rows: by deadline first, then from either end of the density order.
+
+In memory and without leases: what a store promises across processes is not simulated.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MIN_CHUNK_ROWS, MAX_CHUNK_ROWS = 64, 256
+"""Fewer rows would part what shares a prefix, more would let a replica hoard."""
+CHUNKS_AHEAD = 4
+"""Chunks get smaller towards the end: so many would still be there for each replica."""
+
+
+class Claim(NamedTuple):
+    job: int
+    rows: tuple[int, ...]
+    """In the job's order."""
+
+
+@dataclass(slots=True)
+class _Job:
+    deadline_s: float
+    runs: deque[tuple[int, ...]] = field(default_factory=deque)
+    """Rows in a row, none empty; what was given back stands at the front, as a run of its own."""
+
+
+def chunk_rows(num_rows: int, num_replicas: int) -> int:
+    """Of the next chunk, if so many rows are left for so many replicas."""
+    return min(max(num_rows // (CHUNKS_AHEAD * max(num_replicas, 1)), MIN_CHUNK_ROWS), MAX_CHUNK_ROWS)
+
+
+class ClaimOrder:
+    def __init__(self) -> None:
+        self._jobs: dict[int, _Job] = {}
+        self.num_rows = 0
+        """Not claimed."""
+
+    def add(self, job: int, deadline_s: float, rows: Sequence[int]) -> None:
+        """A new job, its rows in the order of their density."""
+        self._jobs[job] = _Job(deadline_s)
+        self.give_back(Claim(job, tuple(rows)))
+
+    @property
+    def first(self) -> int | None:
+        """The job that the next claim takes from."""
+        waiting = [(one.deadline_s, job) for job, one in self._jobs.items() if one.runs]
+        return min(waiting)[1] if waiting else None
+
+    def claim(self, from_front: bool, num_rows: int) -> Claim | None:
+        """The next rows from this end of the most urgent job, so many at most; None if nothing is left."""
+        job = self.first
+        if job is None:
+            return None
+        runs = self._jobs[job].runs
+        run = runs.popleft() if from_front else runs.pop()
+        if from_front:
+            rows, rest = run[:num_rows], run[num_rows:]
+        else:
+            cut = max(len(run) - num_rows, 0)
+            rows, rest = run[cut:], run[:cut]
+        if rest:
+            (runs.appendleft if from_front else runs.append)(rest)
+        self.num_rows -= len(rows)
+        return Claim(job, rows)
+
+    def give_back(self, claim: Claim) -> None:
+        """Rows that were claimed and will not be done there: they go first."""
+        if claim.rows:
+            self._jobs[claim.job].runs.appendleft(claim.rows)
+            self.num_rows += len(claim.rows)
