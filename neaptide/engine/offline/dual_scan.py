@@ -6,7 +6,7 @@ memory-heavy ones from the right, so that the batch has the density of the whole
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -61,6 +61,66 @@ def prefill_budgets(
     return Split(*tokens)
 
 
+OVERDUE = 0.25
+"""Of its age, what is still to come of an answer that is longer than expected."""
+
+
+class MemoryAhead:
+    """Answers that hold one more token with every step, until they end and hold none.
+
+    So memory is fullest just before one of them ends, and there are no more such moments than answers. What a steady
+    state holds on average tells neither how much more may start while memory fills, nor that answers which started
+    together will be longest together. Answers are expected to be off by as much as those were that have ended, so a
+    plan that has misjudged all of them mends itself.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._rows: FloatArray = np.zeros((3, 0))
+        """Step in which each started, tokens that it held then, steps that it is expected to last."""
+        self._lasted = self._expected = 0.0
+        """Steps of all that have ended."""
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def copy(self) -> Self:
+        """To look ahead with."""
+        other = type(self)()
+        other._ids, other._rows = list(self._ids), self._rows
+        other._lasted, other._expected = self._lasted, self._expected
+        return other
+
+    def start(self, request_id: str, step: int, prompt_tokens: float, lasting_steps: float) -> None:
+        self._ids.append(request_id)
+        self._rows = np.append(self._rows, [[step], [prompt_tokens], [lasting_steps]], axis=1)
+
+    def end(self, request_id: str, step: int) -> None:
+        """Also of a request that was never started."""
+        if request_id in self._ids:
+            index = self._ids.index(request_id)
+            del self._ids[index]
+            self._lasted += step - self._rows[0, index]
+            self._expected += self._rows[2, index]
+            self._rows = np.delete(self._rows, index, axis=1)
+
+    def peak_tokens(self, step: int, prompt_tokens: float, lasting_steps: float) -> float:
+        """The most that all hold together with one more that starts in this step, until that one ends."""
+        started, prompts, lasting = self._rows
+        age = step - started
+        expected = self._expected + lasting.sum()
+        # What runs has lasted as long as it was expected to, or longer.
+        off = (self._lasted + np.maximum(age, lasting).sum()) / expected if expected else 1.0
+        lasting_steps *= off
+        left = off * lasting - age
+        left = np.append(np.where(left > 0.0, left, OVERDUE * age), lasting_steps)
+        held = np.append(prompts + age, prompt_tokens)
+        by_end = np.argsort(-left, kind="stable")
+        left = left[by_end]
+        at_end = np.cumsum(held[by_end]) + np.arange(1, len(left) + 1) * left
+        return float(at_end[left <= lasting_steps].max())
+
+
 class MemoryShares:
     """What each end holds of the memory while its requests run, and so which end is next (section 5.3).
 
@@ -74,6 +134,8 @@ class MemoryShares:
         self._used = [0.0, 0.0]
         self.memory_s = 0.0
         """Of all that run, from their first step to their last."""
+        self._ahead = MemoryAhead()
+        """Of the right end."""
         self._num_steps = 0
         self._right_due = 0.0
         """The step from which on the next one of the right end may start."""
@@ -82,7 +144,7 @@ class MemoryShares:
         """To look ahead with."""
         other = MemoryShares()
         other._held, other._used, other.memory_s = dict(self._held), list(self._used), self.memory_s
-        other._num_steps, other._right_due = self._num_steps, self._right_due
+        other._num_steps, other._right_due, other._ahead = self._num_steps, self._right_due, self._ahead.copy()
         return other
 
     def begin_step(self) -> None:
@@ -96,8 +158,20 @@ class MemoryShares:
         parts = split_memory(1.0, left_density, right_density, root_density)
         return parts.right > 0.0 and _is_right_next(self._used, parts)
 
+    def has_room(self, held_tokens: float, lasting_steps: float, room_tokens: float) -> bool:
+        """Whether one more of the right end fits beside its others for as long as it lasts. One alone always does."""
+        prompt_tokens = held_tokens - lasting_steps / 2.0
+        peak_tokens = self._ahead.peak_tokens(self._num_steps, prompt_tokens, lasting_steps)
+        return not len(self._ahead) or peak_tokens <= room_tokens
+
     def start(
-        self, request_id: str, is_right: bool, held_tokens: float, memory_s: float = 0.0, apart_steps: float = 0.0
+        self,
+        request_id: str,
+        is_right: bool,
+        held_tokens: float,
+        lasting_steps: float = 0.0,
+        memory_s: float = 0.0,
+        apart_steps: float = 0.0,
     ) -> None:
         """
         Args:
@@ -108,12 +182,15 @@ class MemoryShares:
         self._used[is_right] += held_tokens
         self.memory_s += memory_s
         if is_right:
+            self._ahead.start(request_id, self._num_steps, held_tokens - lasting_steps / 2.0, lasting_steps)
             self._right_due = max(self._right_due, float(self._num_steps)) + apart_steps
 
     def end(self, request_id: str) -> None:
         """Also of a request that was never started."""
         is_right, tokens, memory_s = self._held.pop(request_id, (False, 0.0, 0.0))
         self._used[is_right] -= tokens
+        if is_right:
+            self._ahead.end(request_id, self._num_steps)
         self.memory_s -= memory_s
         if not self._held:
             self._used, self.memory_s = [0.0, 0.0], 0.0  # nothing is left of what rounding has
@@ -133,6 +210,11 @@ MIN_WINDOWS = 16
 def window_rows(count: int) -> int:
     """Rows of a window in an order of so many."""
     return max(min(WINDOW_ROWS, count // MIN_WINDOWS), 1)
+
+
+def window_sums(seconds: FloatArray) -> list[float]:
+    sums: list[float] = np.add.reduceat(seconds, np.arange(0, len(seconds), window_rows(len(seconds)))).tolist()
+    return sums
 
 
 def window_densities(compute_s: FloatArray, memory_s: FloatArray) -> list[float]:

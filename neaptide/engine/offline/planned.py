@@ -15,13 +15,16 @@ import numpy.typing as npt
 from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.delivery import UNPLANNED, PlannedRows
-from neaptide.engine.offline.dual_scan import MemoryShares, window_rows
+from neaptide.engine.offline.dual_scan import MemoryShares, split_memory, window_rows, window_sums
 from neaptide.engine.offline.lanes import JobLane, Lane, Place
 from neaptide.engine.offline.turns import Turns
 from neaptide.engine.request import Request
 
 STEADY_SHARE = 0.75
-"""Of the memory, what answers of the right end hold on average: they grow, and the other end needs some."""
+"""Of the memory, what answers of the right end hold on average where what they will hold is not foreseen: they grow,
+and the other end needs some."""
+FULL_SHARE = 0.97
+"""Of the memory, what both ends may hold where it is foreseen: blocks that are not full hold nothing in their rest."""
 RAW = "<i4"
 """Numbers in a message."""
 FIRST_USE = 1
@@ -39,8 +42,12 @@ class Ends:
 
     held_tokens: FloatArray
     """[order]"""
+    lasting_steps: FloatArray
+    """[order] tokens of the answers."""
     densities: list[float]
-    """Of windows."""
+    """Of windows ..."""
+    window_memory_s: list[float]
+    """... and what they read."""
     root_density: float
     token_s: float
     kv_token_s: float
@@ -49,27 +56,34 @@ class Ends:
 
     @classmethod
     def of(cls, message: TwoEnds) -> "Ends":
-        held_tokens = np.frombuffer(message.held_tokens, RAW).astype(np.float64)
+        held, lasting = (
+            np.frombuffer(one, RAW).astype(np.float64) for one in (message.held_tokens, message.lasting_steps)
+        )
         turns = np.frombuffer(message.turns, RAW).astype(np.int64)
-        return cls(held_tokens, message.densities, message.root_density, message.token_s, message.kv_token_s, turns)
+        root_density, token_s, kv_token_s = message.root_density, message.token_s, message.kv_token_s
+        return cls(held, lasting, message.densities, message.memory_s, root_density, token_s, kv_token_s, turns)
 
     def density(self, rank: int) -> float:
         return self.densities[rank // window_rows(len(self.held_tokens))]
-
-    @cached_property
-    def lasting_steps(self) -> FloatArray:
-        """[order] output tokens, as far as density and what a row holds tell: ``held = p + d/2``, and its compute and
-        memory times are ``p + d`` and ``d held``. Without a prompt of its own a row has twice what it holds."""
-        read_s = self._row_densities * self.held_tokens * self.kv_token_s - self.token_s / 2.0
-        found = self.held_tokens * self.token_s / np.maximum(read_s, 1e-12)
-        lasting: FloatArray = np.minimum(found, 2.0 * self.held_tokens)
-        return lasting
 
     @cached_property
     def memory_s(self) -> FloatArray:
         """[order]"""
         found: FloatArray = self.lasting_steps * self.held_tokens * self.kv_token_s
         return found
+
+    def held_density(self, rank: int) -> float:
+        """The same by what rows hold of their own: what they share is held once."""
+        return float(self._held_densities[rank // window_rows(len(self.held_tokens))])
+
+    def paced(self, density: float, kv_tokens: int) -> float:
+        """Prompt tokens of a step that fills the memory and has this density: they are held before they have put out
+        anything."""
+        return density * self.kv_token_s * kv_tokens / self.token_s
+
+    def largest_prompt(self, first: int) -> float:
+        """Tokens of the longest prompt of the dense rows from this rank on. All that is dense waits while it does."""
+        return float(self._largest_prompts[first])
 
     def density_between(self, first: int, last: int, running_memory_s: float) -> float:
         """Of the rows from one rank to the other, with what those that run have still to read."""
@@ -78,15 +92,37 @@ class Ends:
         return float(compute_s / memory_s) if memory_s > 0.0 else math.inf
 
     @cached_property
+    def _held_densities(self) -> FloatArray:
+        """[windows]"""
+        held_s = np.array(window_sums(self.memory_s))
+        found: FloatArray = np.array(self.densities) * np.array(self.window_memory_s) / np.maximum(held_s, 1e-12)
+        return found
+
+    @cached_property
+    def _largest_prompts(self) -> FloatArray:
+        """[order]"""
+        prompts = np.where(self._row_densities < self.root_density, 0.0, self.held_tokens - self.lasting_steps / 2.0)
+        found: FloatArray = np.maximum.accumulate(prompts[::-1])[::-1]
+        return found
+
+    @cached_property
     def _row_densities(self) -> FloatArray:
-        width = window_rows(len(self.held_tokens))
-        return np.repeat(np.array(self.densities), width)[: len(self.held_tokens)]
+        return self._of_rows(self.densities)
+
+    def _of_rows(self, windows: npt.ArrayLike) -> FloatArray:
+        """[order] of every row's window."""
+        count = len(self.held_tokens)
+        found: FloatArray = np.repeat(np.asarray(windows, np.float64), window_rows(count))[:count]
+        return found
 
     @cached_property
     def _sums(self) -> tuple[FloatArray, FloatArray]:
-        """[order + 1] of compute, of memory."""
-        compute_s = self._row_densities * self.memory_s
-        first, second = (np.concatenate(([0.0], np.cumsum(column))) for column in (compute_s, self.memory_s))
+        """[order + 1] of compute, of memory; every row has its part of its window's. A row reads what it shares as
+        well, so what it holds of its own does not tell it."""
+        memory_s = self._of_rows(self.window_memory_s)
+        memory_s /= self._of_rows(np.bincount(np.arange(len(memory_s)) // window_rows(len(memory_s))))
+        compute_s = self._row_densities * memory_s
+        first, second = (np.concatenate(([0.0], np.cumsum(column))) for column in (compute_s, memory_s))
         return first, second
 
 
@@ -117,30 +153,56 @@ class Scan:
 
     Args:
         target_density: that the requests at work together should have; None goes for that of the whole order.
-        kv_tokens: of the whole memory; 0 does not keep rows of the right end apart.
+        kv_tokens: of the memory that offline work may hold; 0 does not keep rows of the right end apart.
+        looks_ahead: rows of the right end start when what all of them will hold fits, not as far apart as a steady
+            state has them: memory fills sooner, and stays full.
     """
 
     def __init__(
-        self, ends: Ends, shares: MemoryShares, target_density: float | None = None, kv_tokens: int = 0
+        self,
+        ends: Ends,
+        shares: MemoryShares,
+        target_density: float | None = None,
+        kv_tokens: int = 0,
+        looks_ahead: bool = False,
     ) -> None:
         self._ends = ends
         self._kv_tokens = kv_tokens
+        self._looks_ahead = looks_ahead
+        self._refused = UNPLANNED
+        """The rank of the row that did not fit: in one look memory only fills."""
         self._shares = shares
         self._target = target_density
-        self._looked_at: dict[str, tuple[bool, float, float, float]] = {}
+        self._looked_at: dict[str, tuple[bool, float, float, float, float]] = {}
         """By id, of rows: what ``MemoryShares.start`` wants."""
 
     def is_right_next(self, left_rank: int, right_rank: int) -> bool:
         left, right = self._ends.density(left_rank), self._ends.density(right_rank)
         target = self._ends.root_density if self._target is None else self._target
-        return self._shares.is_right_next(left, right, target)
+        if not self._looks_ahead:
+            return self._shares.is_right_next(left, right, target)
+        memory = FULL_SHARE * self._kv_tokens
+        parts = split_memory(memory, self._ends.held_density(left_rank), right, target)
+        left_tokens = max(parts.left + self._ends.paced(target, self._kv_tokens), self._ends.largest_prompt(left_rank))
+        return self._has_room(right_rank, memory - left_tokens)
+
+    def _has_room(self, rank: int, part_tokens: float) -> bool:
+        """Whether this row of the right end fits into the end's part of the memory until it ends."""
+        if rank == self._refused:
+            return False
+        held_tokens, lasting_steps = float(self._ends.held_tokens[rank]), float(self._ends.lasting_steps[rank])
+        if part_tokens > 0.0 and self._shares.has_room(held_tokens, lasting_steps, part_tokens):
+            return True
+        self._refused = rank
+        return False
 
     def take(self, request_id: str, is_right: bool, rank: int) -> None:
         """In this look."""
-        held_tokens, apart_steps = float(self._ends.held_tokens[rank]), 0.0
+        held_tokens, lasting_steps = float(self._ends.held_tokens[rank]), float(self._ends.lasting_steps[rank])
+        apart_steps = 0.0
         if is_right and self._kv_tokens:
-            apart_steps = float(self._ends.lasting_steps[rank]) * held_tokens / (STEADY_SHARE * self._kv_tokens)
-        start = is_right, held_tokens, float(self._ends.memory_s[rank]), apart_steps
+            apart_steps = lasting_steps * held_tokens / (STEADY_SHARE * self._kv_tokens)
+        start = is_right, held_tokens, lasting_steps, float(self._ends.memory_s[rank]), apart_steps
         self._looked_at[request_id] = start
         self._shares.start(request_id, *start)
 

@@ -62,7 +62,9 @@ class OfflinePool:
         self._moved: dict[Segment, None] = {}
         """Of requests that were handed out or came back since these were taken last, the deeper ones first."""
         self.kv_tokens = 0
-        """Of the whole memory, as far as it is known here."""
+        """Of the memory that offline work may hold, as far as it is known here."""
+        self.looks_ahead = False
+        """Whether what rows of the plan will hold is foreseen, see ``Scan``."""
         self._now_s = 0.0
         """When the last step was planned."""
 
@@ -127,7 +129,7 @@ class OfflinePool:
             scan = None
             if self._ends is not None:
                 shares = self._memory_shares.copy()
-                scan = self._last_scan = Scan(self._ends, shares, self.target_density, self.kv_tokens)
+                scan = self._last_scan = Scan(self._ends, shares, self.target_density, self.kv_tokens, self.looks_ahead)
             yield from in_planned_turn(self.lanes, turns, scan, self._first_looked_at)
             return
         waiting = {lane: lane.waiting(self._first_looked_at) for lane in self._lanes.values()}

@@ -98,10 +98,11 @@ class ByShares(Turns):
 
     Args:
         weights: of shares; 1 unless given.
+        knows_urgency: without it no job goes before turns.
     """
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = weights
+    def __init__(self, weights: Mapping[str, float], knows_urgency: bool = True) -> None:
+        self._weights, self._knows_urgency = weights, knows_urgency
         self._of_share: dict[str, float] = {}
         """Tokens that every share has had, by its weight."""
         self._of_lane: dict[Lane, float] = {}
@@ -119,7 +120,7 @@ class ByShares(Turns):
         return self._rate
 
     def copy(self) -> Self:
-        other = type(self)(self._weights)
+        other = type(self)(self._weights, self._knows_urgency)
         other._of_share, other._of_lane = dict(self._of_share), dict(self._of_lane)
         other._laxity_s = self._laxity_s
         return other
@@ -183,7 +184,7 @@ class ByShares(Turns):
 
     def _urgent(self, now_s: float, lanes: Collection[Lane]) -> Iterator[tuple[Lane, float]]:
         """Jobs that would be late if they only had their shares and can be in time, each with its laxity."""
-        if not self._rate:
+        if not self._rate or not self._knows_urgency:
             return
         num_lanes = Counter(lane.share for lane in lanes)
         total_weight = sum(self._weights.get(share, 1.0) for share in num_lanes)

@@ -19,7 +19,7 @@ def schedule(policy: str, directory: Path) -> list[dict[str, int]]:
     harness.core.handle(batch(directory, "job", prompts, max_tokens=12))
     if POLICIES[policy].planned_order is not None:
         densities = [9.0 - row for row in range(9)]
-        ends = two_ends([60] * 9, densities, 4.0) if POLICIES[policy].planned_order == "ends" else None
+        ends = two_ends([60] * 9, densities, 4.0) if POLICIES[policy].planned_order == "density" else None
         harness.core.handle(plan(*(("job", row) for row in (0, 3, 6, 1, 4, 7, 2, 5, 8)), ends=ends))
     steps = []
     for index in range(6):

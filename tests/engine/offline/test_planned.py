@@ -1,5 +1,7 @@
 """A pool that follows a plan: its order, what it leaves to turns, rows that come and go meanwhile."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.dual_scan import MemoryShares
-from neaptide.engine.offline.planned import STEADY_SHARE, Ends, PlannedOrder, Scan
+from neaptide.engine.offline.planned import FULL_SHARE, STEADY_SHARE, Ends, PlannedOrder, Scan
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.pool_draft import PoolDraft
 from neaptide.engine.offline.turns import LEAD_TOKENS, ByShares, Turns
@@ -218,17 +220,13 @@ def ends_of(*lengths: tuple[float, float], token_s: float = 1e-3, kv_token_s: fl
     held = prompt + output / 2.0
     compute_s, memory_s = token_s * (prompt + output), kv_token_s * output * held
     densities = (compute_s / memory_s).tolist()
-    return Ends(held, densities, float(compute_s.sum() / memory_s.sum()), token_s, kv_token_s, np.arange(len(held)))
+    root_density, turns = float(compute_s.sum() / memory_s.sum()), np.arange(len(held))
+    return Ends(held, output, densities, memory_s.tolist(), root_density, token_s, kv_token_s, turns)
 
 
-def test_density_and_what_is_held_tell_how_long_a_row_lasts() -> None:
+def test_a_row_reads_what_it_holds_in_each_step() -> None:
     ends = ends_of((600.0, 40.0), (0.0, 1000.0), (100.0, 16_000.0))
-    assert ends.lasting_steps == pytest.approx([40.0, 1000.0, 16_000.0])
     assert ends.memory_s == pytest.approx([1e-6 * 40 * 620, 1e-6 * 1000 * 500, 1e-6 * 16_000 * 8100])
-
-
-def test_a_row_lasts_no_longer_than_what_it_holds() -> None:
-    assert Ends(np.array([50.0]), [1e-9], 1.0, 1e-3, 1e-6, np.zeros(1, np.int64)).lasting_steps.tolist() == [100.0]
 
 
 def test_the_density_left_is_that_of_the_rows_between_with_what_runs() -> None:
@@ -237,6 +235,18 @@ def test_the_density_left_is_that_of_the_rows_between_with_what_runs() -> None:
     assert whole == pytest.approx(ends.root_density)
     assert ends.density_between(0, 1, 0.0) == pytest.approx(0.64 / (1e-6 * 40 * 620))
     assert ends.density_between(0, 1, 1.0) == pytest.approx(1.28 / (1.0 + 2e-6 * 40 * 620))
+
+
+def test_what_rows_share_is_read_by_each_and_held_once() -> None:
+    own = ends_of((60.0, 40.0), (60.0, 40.0), (100.0, 16_000.0))
+    shared = replace(own, window_memory_s=[3.0 * memory_s for memory_s in own.window_memory_s])
+    (compute_s, memory_s) = (sum(column) for column in zip(*((d * m, m) for d, m in windows_of(shared)), strict=True))
+    assert shared.density_between(0, 2, 1.0) == pytest.approx(compute_s / (memory_s + 1.0))
+    assert shared.held_density(0) == pytest.approx(3.0 * shared.density(0))
+
+
+def windows_of(ends: Ends) -> list[tuple[float, float]]:
+    return list(zip(ends.densities, ends.window_memory_s, strict=True))
 
 
 def test_long_answers_start_as_far_apart_as_a_steady_state_has_them() -> None:
@@ -251,6 +261,34 @@ def test_long_answers_start_as_far_apart_as_a_steady_state_has_them() -> None:
             starts.append(step)
     assert starts == [1, 14, 27]
     assert pytest.approx(13.3, abs=0.1) == 1000 * 500 / (STEADY_SHARE * 50_000)
+
+
+def test_long_answers_start_while_all_that_they_will_hold_fits() -> None:
+    """Ten at once hold 10,000 tokens together just before they end, and a prompt of 600 has room beside them."""
+    ends = ends_of(*[(600.0, 40.0)] * 4, *[(0.0, 1000.0)] * 4)
+    shares, starts = MemoryShares(), list[int]()
+    kv_tokens = math.ceil(10_600.02 / FULL_SHARE)
+    for step in range(1, 1101):
+        shares.begin_step()
+        scan = Scan(ends, shares, 0.001, kv_tokens, looks_ahead=True)
+        while scan.is_right_next(0, 7):
+            scan.take(f"row-{len(starts)}", True, 7)
+            starts.append(step)
+        if step == 1001:
+            for number in range(10):
+                shares.end(f"row-{number}")
+    assert starts == [1] * 10 + [1002] * 10
+
+
+def test_what_runs_of_the_other_end_leaves_the_right_end_its_part() -> None:
+    ends = ends_of(*[(600.0, 40.0)] * 4, *[(0.0, 1000.0)] * 4)
+    shares = MemoryShares()
+    target = (ends.density(0) + ends.density(7)) / 2.0  # each end has half of the memory
+    scan, count = Scan(ends, shares, target, kv_tokens=math.ceil(10_000 / FULL_SHARE), looks_ahead=True), 0
+    while scan.is_right_next(0, 7):
+        scan.take(f"row-{count}", True, 7)
+        count += 1
+    assert count == 4  # 5,000 tokens, less the prompts of a step
 
 
 def test_a_pool_without_rows_of_the_plan_has_the_density_of_the_whole(tmp_path: Path) -> None:

@@ -8,19 +8,22 @@ import numpy as np
 from neaptide.engine.arrays import BoolArray, FloatArray, IntArray
 from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.density import DensityModel
-from neaptide.engine.offline.dual_scan import dual_scan_order, window_densities
+from neaptide.engine.offline.dual_scan import dual_scan_order, window_densities, window_sums
 from neaptide.engine.offline.planned import raw
 from neaptide.engine.offline.planning.blend import PoolWork, rank
 from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
 from neaptide.engine.offline.planning.prompts import Prompts
+from neaptide.engine.offline.planning.spread import spread
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 
+BY_DENSITY = "density"
+"""The order that ``blendserve`` goes along from both ends, for an engine that chooses the end itself ..."""
 TWO_ENDS = "ends"
-"""The order by density that ``blendserve`` goes along from both ends, for an engine that chooses the end itself."""
-ORDERS = (*PLANNED_POLICIES, TWO_ENDS)
+"""... and ours, for one that also foresees how memory fills (``spread``)."""
+ORDERS = (*PLANNED_POLICIES, BY_DENSITY, TWO_ENDS)
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,10 +94,12 @@ class PooledRows:
 
 
 def _ordered(pool: Pool, order: str, model: DensityModel) -> tuple[IntArray, TwoEnds | None]:
-    if order != TWO_ENDS:
+    if order in PLANNED_POLICIES:
         (rows,) = plan_pool(pool, order)
         return rows, None
     ranked = rank(pool.tree, pool.work)
+    if order == TWO_ENDS:
+        ranked = spread(ranked, pool.tree, pool.work, pool.kv_tokens)
     own_tokens = pool.work.prompt_tokens[ranked.rows] - ranked.shared_tokens
     outputs = pool.work.output_tokens[ranked.rows]
     held_tokens: FloatArray = own_tokens + outputs / 2.0
@@ -103,7 +108,9 @@ def _ordered(pool: Pool, order: str, model: DensityModel) -> tuple[IntArray, Two
     turns[scanned] = np.arange(len(scanned))
     return ranked.rows, TwoEnds(
         raw(held_tokens),
+        raw(outputs),
         window_densities(ranked.compute_s, ranked.memory_s),
+        window_sums(ranked.memory_s),
         ranked.root_density,
         2.0 * model.parameters / model.flops_per_s,
         model.kv_bytes_per_token / model.bytes_per_s,

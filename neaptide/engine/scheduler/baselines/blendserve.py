@@ -13,7 +13,7 @@ from neaptide.engine.scheduler.residual import paced_tokens
 
 
 class BlendServe(VllmV1Fcfs):
-    planned_order: ClassVar[str | None] = "ends"
+    planned_order: ClassVar[str | None] = "density"
 
     def _pack(self, draft: Draft) -> float:
         self._pace(draft)

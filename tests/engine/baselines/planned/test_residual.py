@@ -11,7 +11,16 @@ from neaptide.engine.scheduler.residual import LEAST_LEFT, LEAST_PACED_TOKENS, R
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 
-ENDS = Ends(np.ones(4), [4.0, 3.0, 2.0, 1.0], 2.0, token_s=1e-3, kv_token_s=1e-6, turns=np.arange(4))
+ENDS = Ends(
+    held_tokens=np.ones(4),
+    lasting_steps=np.ones(4),
+    densities=[4.0, 3.0, 2.0, 1.0],
+    window_memory_s=[1.0] * 4,
+    root_density=2.0,
+    token_s=1e-3,
+    kv_token_s=1e-6,
+    turns=np.arange(4),
+)
 
 
 def step(online_tokens: int, online_context: int) -> Step:

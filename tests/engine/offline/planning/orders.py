@@ -14,12 +14,27 @@ def plan(*rows: tuple[str, int], ends: TwoEnds | None = None) -> PlanReady:
 
 
 def two_ends(
-    held_tokens: Sequence[int], densities: Sequence[float], root_density: float, turns: Sequence[int] | None = None
+    held_tokens: Sequence[int],
+    densities: Sequence[float],
+    root_density: float,
+    turns: Sequence[int] | None = None,
+    lasting_steps: Sequence[int] | None = None,
 ) -> TwoEnds:
     """Of few rows, of which each is a window.
 
     Args:
         turns: None takes them from the left end.
+        lasting_steps: None goes for answers as long as what they hold.
     """
     turns = range(len(held_tokens)) if turns is None else turns
-    return TwoEnds(raw(held_tokens), list(densities), root_density, 1e-3, 1e-6, raw(turns))
+    lasting_steps = held_tokens if lasting_steps is None else lasting_steps
+    return TwoEnds(
+        raw(held_tokens),
+        raw(lasting_steps),
+        list(densities),
+        [1.0] * len(densities),
+        root_density,
+        1e-3,
+        1e-6,
+        raw(turns),
+    )
