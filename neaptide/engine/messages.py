@@ -75,9 +75,13 @@ class TwoEnds(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """What it takes to go along an order from both ends: it is sorted by compute density, the densest rows first."""
 
     held_tokens: bytes
-    """[order] int32: tokens of KV that each row holds on average while it runs."""
+    """[order] int32: tokens of KV that each row holds on average while it runs ..."""
+    lasting_steps: bytes
+    """[order] int32: ... which is for so many steps: the tokens of its answer."""
     densities: list[float]
-    """Compute over memory time of as many windows of equal numbers of rows, in the order."""
+    """Compute over memory time of as many windows of equal numbers of rows, in the order ..."""
+    memory_s: list[float]
+    """... and their memory time."""
     root_density: float
     """Of all of it."""
     token_s: float

@@ -17,13 +17,16 @@ from neaptide.estimator.forecast import ConformalForecast, MuSigmaForecast, Quan
 
 Recipe = dict[str, Any]
 HEADROOM_RATIO = 0.1
-DEFAULT_HEADROOM = "conformal"
+DEFAULT_HEADROOM = "near"
 """What the server and the simulator take: see docs/forecast.md."""
 COVERAGE = 0.95
+NEAR_HORIZON_S = 5.0
+"""What online work asks for later finds the memory of offline requests that have ended by then."""
 COVERING: dict[str, Callable[[int, float], HeadroomPredictor]] = {
     "quantile": QuantileForecast,
     "conformal": lambda num_blocks, coverage: ConformalForecast(num_blocks, 1.0 - coverage),
     "two-speed": lambda num_blocks, coverage: TwoSpeedForecast(num_blocks, 1.0 - coverage),
+    "near": lambda num_blocks, coverage: TwoSpeedForecast(num_blocks, 1.0 - coverage, horizon_s=NEAR_HORIZON_S),
 }
 """Forecasts that hold for a share of the horizons."""
 HEADROOM_KINDS = ("fixed", "mu-sigma", *COVERING)

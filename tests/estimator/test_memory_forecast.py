@@ -17,6 +17,7 @@ from neaptide.estimator.forecast import (
     TwoSpeedForecast,
     WindowForecast,
 )
+from neaptide.estimator.recipes import build_headroom
 
 Forecast = TypeVar("Forecast", bound=WindowForecast)
 OF_ITS_WINDOW = [MuSigmaForecast, QuantileForecast, ConformalForecast]
@@ -129,6 +130,16 @@ def test_two_speed_reserves_less_than_conformal_after_a_step_in_load() -> None:
     two_speed, conformal = (feed(warmed(kind(20_000)), held)[-1] for kind in (TwoSpeedForecast, ConformalForecast))
     assert 3200 < two_speed < 4200
     assert conformal > 4700
+
+
+@pytest.mark.parametrize(("kind", "ahead_s"), [("near", 5), ("two-speed", 30)])
+def test_near_reserves_for_five_seconds_of_a_rise_where_others_do_for_thirty(kind: str, ahead_s: int) -> None:
+    """Ten blocks more every second."""
+    forecast = build_headroom(kind, 20_000)
+    for _ in range(WARM_UP_ARRIVALS):
+        forecast.observe_arrival(0.0)
+    held = list(range(0, 8000, 10))
+    assert feed(forecast, held)[-1] - held[-1] == pytest.approx(10 * ahead_s, abs=20)
 
 
 def test_two_speed_forgets_residuals_after_half_an_hour() -> None:

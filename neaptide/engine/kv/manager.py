@@ -83,6 +83,10 @@ class KVCacheManager:
         """Whether a request with this block in its prompt would find it."""
         return self._pool.index.get(block_hash) is not None or (self._host is not None and block_hash in self._host)
 
+    def indexed_hashes(self) -> list[bytes]:
+        """Of all blocks that a request could find, those in host memory left out."""
+        return [found for found in self._pool.hashes if found is not None]
+
     def draft(self) -> KVDraft:
         """The cache as it is now, to plan against; worth nothing once the cache has changed."""
         return KVDraft(self._pool, self.block_size, self.enable_prefix_cache)

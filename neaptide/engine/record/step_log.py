@@ -112,10 +112,14 @@ class OrderLine(_Line, tag="order"):
     """If it is followed from both ends: density of all of it, seconds of a computed token, of a read one ..."""
     densities: list[float] = []
     """... of windows ..."""
+    memory_s: list[float] = []
+    """... with what they read ..."""
     held_tokens: list[int] = []
     """... and of each row ..."""
+    lasting_steps: list[int] = []
+    """... how long its answer is ..."""
     turns: list[int] = []
-    """... with its place in the order in which both ends are expected to hand them out."""
+    """... and its place in the order in which both ends are expected to hand them out."""
 
 
 class ObserveLine(_Line, tag="observe"):

@@ -323,7 +323,10 @@ class StepRecorder(EngineObserver):
         line = OrderLine(handles)
         if (ends := order.ends) is not None:
             line.ends, line.densities = [ends.root_density, ends.token_s, ends.kv_token_s], ends.densities
-            line.held_tokens, line.turns = ends.held_tokens.astype(int).tolist(), ends.turns.tolist()
+            line.held_tokens, line.lasting_steps = (
+                column.astype(int).tolist() for column in (ends.held_tokens, ends.lasting_steps)
+            )
+            line.memory_s, line.turns = ends.window_memory_s, ends.turns.tolist()
         self._write(line)
 
     def _name_file(self, line: BatchLine, path: str, num_rows: int) -> None:

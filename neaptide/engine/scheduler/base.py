@@ -56,6 +56,8 @@ class Scheduler(ABC):
     """Whether rows of a job that share a prefix follow one another."""
     has_shares: ClassVar[bool] = False
     """Whether shares take turns in the offline pool; else flex requests come first, then jobs by deadline."""
+    puts_urgent_jobs_first: ClassVar[bool] = True
+    """Whether turns wait for jobs that would be late otherwise."""
     planned_order: ClassVar[str | None] = None
     """The order that is planned over the offline pool for it, by its name in the planner; None plans none."""
     uses_prefix_cache: ClassVar[bool] = True
@@ -106,7 +108,7 @@ class Scheduler(ABC):
     @classmethod
     def turns(cls, config: SchedulerConfig) -> Turns | None:
         """Of the lanes of the offline pool."""
-        return ByShares(config.share_weights) if cls.has_shares else None
+        return ByShares(config.share_weights, cls.puts_urgent_jobs_first) if cls.has_shares else None
 
     @abstractmethod
     def _pack(self, draft: Draft) -> float:

@@ -6,9 +6,9 @@ from collections import deque
 class OverrunController:
     """A factor in [0.6, 1] on the time budget.
 
-    A step that overran, with more than 10% of the last 50, takes 0.9 of it; a step that kept its budget gives back
-    0.01. The cost model's margin lets 5% of the steps overrun and follows the machine by itself: this is for the
-    moments when it does not keep that promise.
+    A step that overran the whole budget, not only what the factor left of it, takes 0.9 of the factor if more than 10%
+    of the last 50 did; a step that kept the budget gives back 0.01. The cost model's margin lets 5% of them overrun
+    and follows the machine by itself: this is for the moments when it does not keep that promise.
     """
 
     WINDOW_STEPS = 50

@@ -47,7 +47,9 @@ class Draft:
         self.now_s = now_s
         self.budget = budget
         self.limit_s = math.inf
-        """What the policy let the step take."""
+        """What the policy let the step take ..."""
+        self.whole_limit_s = math.inf
+        """... and would have, had no step overrun of late."""
         self.at: Request | None = None
         """The request being looked at: the one to blame if planning fails."""
         self.notes: Any = None

@@ -106,14 +106,20 @@ class OfflineFill:
 
     def _blocks_to_admit(self, draft: Draft) -> int:
         """Blocks that may go to new requests: the headroom for online work stays free."""
-        most = self._most_blocks(draft)
-        if self._keeps_headroom:
-            most = min(most, draft.kv.pool.num_blocks - self._headroom.headroom_blocks(draft.now_s))
+        most = self.most_blocks_now(draft.now_s, draft.kv.pool.num_blocks)
         return min(draft.kv.available, most - draft.kv.pool.num_offline)
+
+    def most_blocks_now(self, now_s: float, num_blocks: int) -> int:
+        """Of all blocks, those that offline work may hold beside the headroom."""
+        most = self._most_of(num_blocks)
+        return min(most, num_blocks - self._headroom.headroom_blocks(now_s)) if self._keeps_headroom else most
 
     def _most_blocks(self, draft: Draft) -> int:
         """Blocks that offline work may hold, as configured."""
-        return int(self._config.offline_max_kv_ratio * draft.kv.pool.num_blocks)
+        return self._most_of(draft.kv.pool.num_blocks)
+
+    def _most_of(self, num_blocks: int) -> int:
+        return int(self._config.offline_max_kv_ratio * num_blocks)
 
     def _find_room(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         """Whether a resident request can grow, younger ones dropped for it; else it sits out, and none is dropped."""

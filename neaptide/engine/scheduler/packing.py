@@ -48,6 +48,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         self.slack = SlackTracker(config, cost_model, left_out)
         self._fill = OfflineFill(config, headroom, left_out)
         self._residual = Residual()
+        self.queues.pool.looks_ahead = True
         self._controls, self._relegates = "controller" not in left_out, "relegation" not in left_out
 
     def observe_arrival(self, request: Request) -> None:
@@ -59,12 +60,13 @@ class NeaptideScheduler(Scheduler, Divisible):
         pool = self.queues.pool
         if pool.ends is not None:
             pool.target_density = self._residual.density(pool.density_left())
+            pool.kv_tokens = self._fill.most_blocks_now(now_s, self.kv.num_blocks) * self.kv.block_size
 
     def observe_step(self, step: Step, seconds: float) -> None:
         if (ends := self.queues.pool.ends) is not None:
             self._residual.observe(step, seconds, ends)
         if self._controls and step.plan.budget_s and step.draft.has_offline:
-            self.controller.observe(seconds, step.plan.budget_s)
+            self.controller.observe(seconds, step.draft.whole_limit_s)
 
     def _remember(self, draft: Draft) -> None:
         if draft.notes is not None:
@@ -76,7 +78,8 @@ class NeaptideScheduler(Scheduler, Divisible):
         self._pack_online_prefills(draft, bounds)
         draft.at = None
         prefill_slack_s = self.slack.prefill_slack_s(draft, self._unfinished_prompts(draft))
-        limit_s = min(bounds.itl_s, bounds.slack_s, bounds.idle_s, prefill_slack_s) * self.controller.factor
+        draft.whole_limit_s = min(bounds.itl_s, bounds.slack_s, bounds.idle_s, prefill_slack_s)
+        limit_s = draft.whole_limit_s * self.controller.factor
         if not self.offline_paused:
             self._fill.fill(draft, limit_s)
         return limit_s

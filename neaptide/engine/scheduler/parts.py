@@ -9,6 +9,7 @@ PARTS: dict[str, str] = {
     "reuse-eviction": "cached blocks that are wanted stay longest",
     "same-step-sharing": "a step's prompts are found by later requests of the same step",
     "shares": "API keys and jobs take turns",
+    "urgency": "jobs that would be late with their share alone go before turns",
     "relegation": "prompts that can no longer be in time stand behind those that can",
     "stream-slack": "online prompts take what streams can spare, and more while few come",
     "cushion": "streams keep a token's time in hand",
@@ -26,6 +27,7 @@ _FLAGS = {
     "reuse-eviction": "evicts_by_reuse",
     "same-step-sharing": "publishes_when_planned",
     "shares": "has_shares",
+    "urgency": "puts_urgent_jobs_first",
 }
 """Parts that are properties of every policy."""
 

@@ -61,6 +61,9 @@ def decodes_shape(contexts: IntArray) -> BatchShape:
     return shape
 
 
+ONE_DECODE = decodes_shape(np.zeros(1, dtype=np.int64))
+
+
 @dataclass(slots=True, frozen=True)
 class StepBounds:
     """Upper bounds on the step's duration, in seconds; infinite where nothing asks for one."""
@@ -110,7 +113,7 @@ class SlackTracker:
     def bounds(self, draft: Draft) -> StepBounds:
         table, streams = draft.table, draft.streams()
         if not len(streams):
-            return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s(1.0), MAX_STEP_S)
+            return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s(1.0, ONE_DECODE), MAX_STEP_S)
         tpot_slo_s = table.tpot_slo_s[streams]
         tightest_s = float(tpot_slo_s.min())
         itl_s = min(MAX_STEP_S, ITL_FACTOR * tightest_s)
@@ -118,14 +121,15 @@ class SlackTracker:
         cushion = np.minimum((1.0 - PACE_SHARE) * num_output, self._cushion_share)
         due_s = float((table.next_deadline_s(streams) - cushion * tpot_slo_s).min())
         slack_s = due_s - self._config.egress_s - draft.now_s
-        alone_s = self._cost_model.predict(decodes_shape(table.total[streams] - 1)).seconds
+        decodes = decodes_shape(table.total[streams] - 1)
+        alone_s = self._cost_model.predict(decodes).seconds
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             itl_s, slack_s = max(itl_s, ITL_FACTOR * alone_s), math.inf
         pace_s = self._pace_s(draft.now_s, alone_s, tightest_s, itl_s)
         prompts_s = min(itl_s, max(slack_s, pace_s)) if self._bounds_prompts else itl_s
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
-        return StepBounds(itl_s, slack_s, self._idle_bound_s(stretch), prompts_s, stretch)
+        return StepBounds(itl_s, slack_s, self._idle_bound_s(stretch, decodes), prompts_s, stretch)
 
     def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.
@@ -179,12 +183,16 @@ class SlackTracker:
     def _prefill_s(self, draft: Draft, request: Request) -> float:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
-    def _idle_bound_s(self, stretch: float) -> float:
+    def _idle_bound_s(self, stretch: float, step: BatchShape) -> float:
+        """Plus the margin of such a step: the bound is on what a step is expected to take. Half a wait that was only
+        guessed needs no second reserve, and on a noisy machine that one would be a third of every step."""
         if not self._bounds_idle:
             return MAX_STEP_S
+        seconds, margin_s = self._cost_model.predict(step)
         floor_s = MIN_IDLE_SHARE * self._config.tpot_slo_s
         prefill_s = 0.0
         if self._typical_prompt_tokens:
             prefill_s = stretch * prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
         bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
-        return max(floor_s, IDLE_SHARE * bound_s / (1 + self._config.overlap_depth))
+        expected_s = max(floor_s, IDLE_SHARE * bound_s / (1 + self._config.overlap_depth))
+        return expected_s * (1.0 + (margin_s / seconds if seconds > 0.0 else 0.0))

@@ -121,6 +121,7 @@ def test_giants(left_out: tuple[str, ...], passes: bool, tmp_path: Path) -> None
         ("reuse-eviction", "evicts_by_reuse"),
         ("same-step-sharing", "publishes_when_planned"),
         ("shares", "has_shares"),
+        ("urgency", "puts_urgent_jobs_first"),
     ],
 )
 def test_properties_of_every_policy(part: str, flag: str) -> None:

@@ -134,7 +134,8 @@ class Instance:
                     yield whole | {candidate: chunk}
 
     def _add(self, budget: StepBudget, candidate: Candidate) -> bool:
-        fits = budget.fits(candidate.num_tokens, candidate.context_tokens, self.limit_s)
+        num_tokens = candidate.num_tokens
+        fits = budget.largest_chunk(num_tokens, candidate.context_tokens, self.limit_s) == num_tokens
         budget.add(candidate.num_tokens, candidate.context_tokens)
         return fits
 

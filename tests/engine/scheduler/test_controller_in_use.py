@@ -59,3 +59,14 @@ def test_the_time_budget_shrinks_while_steps_overrun_and_comes_back(tmp_path: Pa
     machine.seconds = 0.1
     budgets_s(core, 1)
     assert budgets_s(core, 20)[-1] == pytest.approx(0.8 * budget_s)
+
+
+def test_a_step_that_takes_what_the_factor_took_off_has_not_overrun(tmp_path: Path) -> None:
+    machine = Machine()
+    core = offline_engine(tmp_path, machine)
+    (budget_s,) = set(budgets_s(core, 5))
+    machine.seconds = 10.0 * budget_s
+    budgets_s(core, 20)
+    machine.seconds = 0.95 * budget_s
+    budgets_s(core, 1)
+    assert budgets_s(core, 20)[-1] == pytest.approx(0.8 * budget_s)

@@ -5,13 +5,15 @@ Times are whole numbers of binary fractions of a second, so that a limit is met 
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.budget import StepBudget, largest_within
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.scheduler.slack import SlackTracker, prefill_seconds
@@ -32,6 +34,14 @@ class PerToken:
         return Prediction(self._token_s * shape.num_tokens, self._margin_s)
 
     def observe(self, shape: BatchShape, seconds: float) -> None: ...
+
+
+class InProportion(PerToken):
+    """A margin of a quarter of every step."""
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        seconds = super().predict(shape).seconds
+        return Prediction(seconds, seconds / 4)
 
 
 class PerPrompt(PerToken):
@@ -86,6 +96,37 @@ class LongestDecode(PerToken):
 def test_the_longest_of_the_decodes_counts() -> None:
     budget = StepBudget(LongestDecode(), 100)
     assert budget.most_decodes(np.array([5, 9, 30, 5]), 10 * TOKEN_S) == 2
+
+
+# ---- looking for the limit ----
+
+
+@given(
+    times=st.lists(st.integers(0, 1000), min_size=2, max_size=60).map(sorted),
+    limit=st.integers(-1, 1001),
+    none_s=st.integers(0, 1000),
+)
+def test_the_largest_that_fits_is_found_whatever_the_times(times: list[int], limit: int, none_s: int) -> None:
+    """``times[n - 1]`` is for n; the last one is too long."""
+    most_s = max(times[-1], limit + 1)
+    fitting = [n for n in range(1, len(times)) if times[n - 1] <= limit]
+    found = largest_within(limit, lambda n: times[n - 1], none_s, len(times), most_s)
+    assert found == max(fitting, default=0)
+
+
+@pytest.mark.parametrize("limit_s", [0.012, 0.025, 0.04])
+def test_a_chunk_takes_a_few_predictions(limit_s: float) -> None:
+    """Eleven by halving. Attention that grows with the square, and a bend as of a profile."""
+    asked: list[int] = []
+
+    def seconds(num_tokens: int) -> float:
+        asked.append(num_tokens)
+        return 0.01 + 1e-5 * num_tokens + 1e-5 * max(num_tokens - 700, 0) + 2e-9 * num_tokens**2
+
+    most_s = seconds(2048)
+    found = largest_within(limit_s, seconds, 0.008, 2048, most_s)
+    assert seconds(found) <= limit_s < seconds(found + 1)
+    assert len(asked) - 3 <= 8
 
 
 # ---- the bounds ----
@@ -264,6 +305,20 @@ def test_only_the_first_prompt_gets_a_blocks_worth_beside_streams_that_fill_the_
     for name in ("b", "c"):
         harness.core.handle(online(name, [8] * 12, ttft_slo_s=9.0))
     assert harness.step() == {"a": 1, "b": 4}
+
+
+def test_the_bound_for_requests_to_come_is_on_what_a_step_is_expected_to_take() -> None:
+    harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S)
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"f": 32}
+
+
+def test_the_slack_of_a_stream_has_to_hold_the_margin_too() -> None:
+    harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=1000 * TOKEN_S)
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=40 * TOKEN_S))
+    harness.step()
+    harness.core.handle(flex("f", [8] * 100))
+    assert harness.step() == {"a": 1, "f": 27}  # 28 and a quarter of them within 40, less a cushion of 4
 
 
 def test_the_controllers_factor_is_on_the_limit_of_the_step() -> None:

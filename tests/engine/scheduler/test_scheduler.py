@@ -11,6 +11,7 @@ from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.harness import Harness, batch, flex, online
+from tests.engine.offline.planning.orders import plan, two_ends
 
 
 class PerTokenCost:
@@ -171,6 +172,22 @@ def test_offline_leaves_the_headroom_free() -> None:
     harness.step()
     assert harness.core.kv.occupancy().offline == 6
     assert len(harness.core.scheduler.queues.running_offline) == 2
+
+
+@pytest.mark.parametrize(("headroom_ratio", "num_started"), [(0.0, 7), (0.5, 3)])
+def test_long_answers_of_a_plan_start_at_once_where_they_will_fit(
+    headroom_ratio: float, num_started: int, tmp_path: Path
+) -> None:
+    """Each will hold 44 tokens, of the 400 less the headroom; a dense prompt has 40."""
+    harness = Harness(num_blocks=100, headroom_ratio=headroom_ratio)
+    harness.core.handle(batch(tmp_path, "dense", [[k] * 40 for k in range(1, 5)], max_tokens=1))
+    harness.core.handle(batch(tmp_path, "long", [[k] * 4 for k in range(11, 31)], max_tokens=40))
+    rows = [("dense", k) for k in range(4)] + [("long", k) for k in range(20)]
+    densities = [1000.0] * 4 + [2.0] * 20
+    ends = two_ends([40] * 4 + [24] * 20, densities, 3.0, lasting_steps=[1] * 4 + [40] * 20)
+    harness.core.handle(plan(*rows, ends=ends))
+    tokens = harness.step()
+    assert sum(name.startswith("long") for name in tokens) == num_started
 
 
 def test_resident_offline_work_grows_into_the_headroom_while_blocks_are_free() -> None:

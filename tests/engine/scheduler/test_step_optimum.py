@@ -54,7 +54,7 @@ def test_the_policy_keeps_its_limits_and_is_never_better_than_the_best() -> None
         assert packed is not None
         budget = instance.budget()
         for candidate, num_tokens in packed.items():
-            assert budget.fits(num_tokens, candidate.context_tokens, instance.limit_s)
+            assert budget.largest_chunk(num_tokens, candidate.context_tokens, instance.limit_s) == num_tokens
             budget.add(num_tokens, candidate.context_tokens)
         assert worth_s(packed) <= max(map(worth_s, instance.choices()), default=0.0) * (1 + 1e-9)
 

@@ -1,0 +1,57 @@
+"""What room for online work an engine has: a router and an autoscaler go by it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.slack import MAX_STRETCH, decodes_shape
+from neaptide.engine.steps.plan import BatchShape
+
+TYPICAL_PROMPT_TOKENS = 1024
+FULL_SHARE = 0.95
+"""Of the KV blocks, that online work may come to hold before the engine calls itself full."""
+
+
+@dataclass(slots=True, frozen=True)
+class OnlineRoom:
+    free_slack_s: float
+    """Of the TTFT target, what is left when all prompts that are there are computed beside the running streams. At most
+    0 where no seat or no memory is left for another request."""
+    prompt_token_s: float
+    """What a further prompt token takes from it."""
+    alone_token_s: float
+    """The same without streams beside it."""
+    streams_share: float
+    """Of the time that the running streams' targets leave to what a step can vary, what their decodes take."""
+
+
+def online_room(scheduler: Scheduler) -> OnlineRoom:
+    """Offline work does not count: it makes way."""
+    queues, kv, config, model = scheduler.queues, scheduler.kv, scheduler.config, scheduler.cost_model
+    seats = np.array([request.seat for request in queues.running_online.values()], np.int64)
+    streams = queues.table.with_output(seats)
+    least_s = model.predict(decodes_shape(np.ones(1, np.int64))).seconds
+    alone_s = least_s
+    if len(streams):
+        alone_s = model.predict(decodes_shape(queues.table.total[streams] - 1)).seconds
+    stretch = 1.0 / max(1.0 - alone_s / config.tpot_slo_s, 1.0 / MAX_STRETCH) if len(streams) else 1.0
+    shape, draft = BatchShape(), kv.draft()
+    num_missing_blocks = 0
+    for request in queues.running_online.values():
+        if request.num_uncomputed_tokens > 1:
+            shape.add(request.num_uncomputed_tokens, request.num_computed_tokens)
+    for request in queues.waiting_online:
+        cached = draft.match_prefix(request).num_tokens
+        shape.add(request.num_known_tokens - cached, cached)
+        num_missing_blocks += (request.num_known_tokens - cached) // kv.block_size + 1
+    typical = BatchShape()
+    typical.add(TYPICAL_PROMPT_TOKENS, 0)
+    token_s = (model.predict(typical).seconds - model.predict(BatchShape()).seconds) / TYPICAL_PROMPT_TOKENS
+    ahead_s = model.predict(shape).seconds * stretch if shape.prefill_requests else 0.0
+    free_s = config.ttft_slo_s - config.egress_s - ahead_s
+    is_full = kv.num_online + num_missing_blocks > FULL_SHARE * kv.num_blocks
+    if is_full or len(queues.running_online) + len(queues.waiting_online) >= config.max_num_seqs:
+        free_s = min(free_s, 0.0)
+    share = (alone_s - least_s) / max(config.tpot_slo_s - least_s, least_s)
+    return OnlineRoom(free_s, token_s * stretch, token_s, share)
