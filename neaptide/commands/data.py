@@ -30,6 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     def action(name: str, help_text: str, run: Action) -> argparse.ArgumentParser:
         sub = actions.add_parser(name, help=help_text)
         sub.add_argument("--data-dir", metavar="DIR", help="the server's (as for serve)")
+        sub.add_argument("--store", metavar="URL", help="the server's database (as for serve)")
         sub.add_argument("--json", action="store_true", help="print one line of JSON and nothing else")
         sub.set_defaults(func=lambda args: _run(run, args))
         return sub
@@ -48,8 +49,8 @@ def _run(run: Action, args: argparse.Namespace) -> int:
     from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 
     try:
-        data_dir = load_settings({"data_dir": args.data_dir}).data_dir
-        store = Store(Path(data_dir).expanduser().absolute())
+        settings = load_settings({"data_dir": args.data_dir, "store": args.store})
+        store = Store(Path(settings.data_dir).expanduser().absolute(), settings.store)
         store.open(create=False)
         try:
             return run(store, args)

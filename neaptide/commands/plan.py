@@ -29,7 +29,7 @@ from neaptide.simulation.capacity.measure import TARGETS
 from neaptide.simulation.capacity.planner import Question, plan, within_context
 from neaptide.simulation.capacity.result import Beside, OfflinePlan, Plan, Point
 from neaptide.simulation.points import parse_points
-from neaptide.simulation.simulator import SimulationError
+from neaptide.simulation.replicas.replica import SimulationError
 
 NEVER_CUT = 1000
 """Wider than any table: a terminal that is narrower wraps lines, and no number is lost."""

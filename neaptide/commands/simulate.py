@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
-from neaptide.commands.simulate_tables import show_comparison, show_run
+from neaptide.commands.simulate_tables import show_comparison, show_replicas, show_run
 from neaptide.commands.simulation_flags import (
+    add_fleet,
     add_limits,
     add_load,
     check_flags,
+    fleet_of,
     offline_of,
     online_of,
     progress,
@@ -28,8 +30,11 @@ from neaptide.loadgen.workloads.traces import delayed
 from neaptide.simulation.chrome_trace import write_chrome_trace
 from neaptide.simulation.explain import Explainer
 from neaptide.simulation.points import parse_points
+from neaptide.simulation.replicas.cluster import simulate_cluster
+from neaptide.simulation.replicas.fleet import Fleet
+from neaptide.simulation.replicas.replica import SimulationError
 from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import Run, SimulationError, simulate
+from neaptide.simulation.simulator import Run, simulate
 
 OF_ONE_RUN = ("step_log", "chrome_trace", "explain")
 """Flags that look into a single run."""
@@ -52,6 +57,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--warm-up-s", type=float, default=0.0, metavar="X", help="offline work alone, before the first arrival (0)")
     add("--profile", default="h100-80g-llama-3.1-8b", metavar="NAME", help="device profile, by name or file")
     add_limits(parser)
+    add_fleet(parser)
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
     add("--step-log", type=Path, metavar="OUT", help="write every decision, for replay; .gz compresses")
     add("--chrome-trace", type=Path, metavar="OUT", help="write a trace for chrome://tracing or Perfetto")
@@ -66,15 +72,20 @@ def run_command(args: argparse.Namespace) -> int:
             if path is not None:
                 path.touch()  # what cannot be written is told before the run, not after it
         points = parse_points(args.policy)
-        scenario = _scenario(args)
+        scenario, fleet = _scenario(args), fleet_of(args)
+        looks_inside = any(getattr(args, name) is not None for name in OF_ONE_RUN)
+        if fleet is not None and looks_inside:
+            raise ValueError("--step-log, --chrome-trace and --explain look into one engine: leave --replicas at 1")
+        if len(points) == 1 and fleet is not None:
+            return _run_cluster(points[0].of(scenario), fleet, args)
         if len(points) == 1:
             return _run_one(points[0].of(scenario), args)
-        if any(getattr(args, name) is not None for name in OF_ONE_RUN):
+        if looks_inside:
             raise ValueError("--step-log, --chrome-trace and --explain look into one run: name one policy")
         scenarios = {str(point): point.of(scenario) for point in points}
         if scenario.online and scenario.offline:
             scenarios |= {f"{points[0]}, online alone": replace(points[0].of(scenario), offline=())}
-        return _run_several(scenarios, args)
+        return _run_several(scenarios, fleet, args)
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (ValueError, SimulationError) as error:
@@ -95,12 +106,29 @@ def _run_one(scenario: Scenario, args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_several(scenarios: dict[str, Scenario], args: argparse.Namespace) -> int:
+def _run_cluster(scenario: Scenario, fleet: Fleet, args: argparse.Namespace) -> int:
+    with progress("simulating") as on_progress:
+        run = simulate_cluster(scenario, fleet, on_progress=on_progress)
+    line = run.result.to_json()
+    if args.json is not None:
+        args.json.write_bytes(line + b"\n")
+    _warn(run.whole, scenario)
+    show_run(run.whole)
+    show_replicas(run.result)
+    print(line.decode())
+    return 0
+
+
+def _run_several(scenarios: dict[str, Scenario], fleet: Fleet | None, args: argparse.Namespace) -> int:
     """One after another, by the names that they have in the table."""
     runs: list[tuple[str, Run]] = []
     for number, (name, scenario) in enumerate(scenarios.items(), 1):
         with progress(f"{name} ({number} of {len(scenarios)})", says_so=True) as on_progress:
-            runs.append((name, simulate(scenario, on_progress=on_progress)))
+            if fleet is None:
+                run = simulate(scenario, on_progress=on_progress)
+            else:
+                run = simulate_cluster(scenario, fleet, on_progress=on_progress).whole
+            runs.append((name, run))
         _warn(runs[-1][1], scenario, name)
     found: list[dict[str, Any]] = [{"name": name} | msgspec.to_builtins(run.result) for name, run in runs]
     line = json.dumps(found, allow_nan=False)
@@ -118,7 +146,12 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     online = delayed(online_of(args), args.warm_up_s)
     left_out = tuple(part for part in args.without.split(",") if part)
     offline = offline_of(args, args.offline_arrivals)
-    return replace(scenario_of(args, load_profile(args.profile), online, offline), left_out=left_out, plan=args.plan)
+    scenario = scenario_of(args, load_profile(args.profile), online, offline)
+    if args.deadline_s is not None:
+        if not 0.0 < args.deadline_s < math.inf:
+            raise ValueError("--deadline-s must be positive")
+        scenario = replace(scenario, offline_deadline_s=args.deadline_s)
+    return replace(scenario, left_out=left_out, plan=args.plan)
 
 
 def _simulate(scenario: Scenario, args: argparse.Namespace, explainer: Explainer | None) -> Run:

@@ -6,6 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from neaptide.simulation.replicas.cluster_result import ClusterResult
 from neaptide.simulation.result import Percentiles, SimResult
 from neaptide.simulation.simulator import Run
 
@@ -26,6 +27,39 @@ def show_run(run: Run) -> None:
     for name, value in _rows(result):
         table.add_row(name, value)
     console.print(table)
+
+
+def show_replicas(result: ClusterResult) -> None:
+    """Behind the figures of the whole: each replica's."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("replica", "from s", "to s", "at the end"):
+        table.add_column(column.replace(" ", "\n"), no_wrap=True, vertical="bottom")
+    for column in ("online requests", "attained% both", "TTFT ms p99", "offline tok/s", "hits% on/off", "steps"):
+        table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True, vertical="bottom")
+    for one in result.replicas:
+        end = "-" if one.ended_s is None else f"{one.ended_s:.0f}"
+        hits = f"{_bare(one.kv.online_hit_ratio)}/{_bare(one.kv.hit_ratio)}"
+        table.add_row(
+            one.name,
+            f"{one.begins_s:.0f}",
+            end,
+            one.state,
+            str(one.online.requests),
+            _bare(one.online.attainment["both"]),
+            _ms(one.online.ttft_s["p99"]),
+            _rate(one.offline.tokens_per_s),
+            hits,
+            str(one.steps),
+        )
+    console = Console(width=NEVER_CUT)
+    console.print(table, highlight=False)
+    rows = result.rows
+    console.print(
+        f"router {result.router}, placement {result.placement}, {result.replica_hours:.2f} replica hours, "
+        f"{result.failed_online} requests lost with their replica; offline rows: {rows.done} done, {rows.open} open, "
+        f"{rows.given_back} claimed again; {result.offline.deadline_misses} past their deadline",
+        highlight=False,
+    )
 
 
 def show_comparison(runs: Sequence[tuple[str, Run]]) -> None:

@@ -1,19 +1,24 @@
 """What the commands that simulate have in common: flags of load, targets and limits, and a bar that shows progress."""
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from neaptide.cluster.autoscaling import Scale
+from neaptide.cluster.routing import ROUTERS
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, HEADROOM_KINDS, check_headroom
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, arriving, load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest, window_of
+from neaptide.simulation.replicas.fleet import PLACEMENTS, Fleet
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
 
@@ -52,6 +57,44 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     add("--host-cache-gib", type=float, default=0.0, metavar="GIB", help=host_help)
     headroom_help = f"memory kept for online work: {', '.join(HEADROOM_KINDS)}, or NAME@PERCENT ({DEFAULT_HEADROOM})"
     add("--headroom", default=DEFAULT_HEADROOM, metavar="NAME", help=headroom_help)
+
+
+def add_fleet(parser: argparse.ArgumentParser) -> None:
+    """Of a cluster."""
+    add = parser.add_argument
+    add("--replicas", type=int, default=1, metavar="N", help="engines on one clock, behind a router (1)")
+    add("--router", metavar="NAME", help=f"of --replicas: {', '.join(ROUTERS)} (slack)")
+    placement_help = "of offline rows: replicas claim chunks of one pool, or each has its part of the plan (claims)"
+    add("--placement", metavar="HOW", help=f"{', '.join(PLACEMENTS)}: {placement_help}")
+    lost_help = "seconds at which the replica that has served longest is lost; another one is started"
+    add("--lose-at", type=float, nargs="+", metavar="S", help=lost_help)
+    scale_help = "between so many replicas, by online load and the pool's deadlines (the size stays)"
+    add("--autoscale", metavar="MIN:MAX", help=scale_help)
+    add("--start-up-s", type=float, metavar="X", help="from a replica's start until it serves (60)")
+    add("--deadline-s", type=float, metavar="X", help="of every offline job, from its submission (none)")
+
+
+def fleet_of(args: argparse.Namespace) -> Fleet | None:
+    """None where one engine is simulated. Raises ValueError, with one line, for a fleet that cannot be."""
+    given = {
+        "router": args.router,
+        "placement": args.placement,
+        "lost_at_s": None if args.lose_at is None else tuple(args.lose_at),
+        "start_up_s": args.start_up_s,
+    }
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if args.replicas == 1 and args.autoscale is None:
+        if fields:
+            raise ValueError("--router, --placement, --lose-at and --start-up-s go with --replicas or --autoscale")
+        return None
+    if any(not 0.0 <= at_s < math.inf for at_s in fields.get("lost_at_s", ())):
+        raise ValueError("--lose-at must be at least 0")
+    if args.autoscale is not None:
+        match = re.fullmatch(r"(\d{1,4}):(\d{1,4})", args.autoscale)
+        if match is None:
+            raise ValueError(f"--autoscale is MIN:MAX replicas, such as 1:8, not {args.autoscale!r}")
+        fields["scale"] = Scale(int(match[1]), int(match[2]))
+    return Fleet(replicas=args.replicas, **fields)
 
 
 def check_flags(args: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ from neaptide.simulation.simulator import simulate
 NAME = "headroom"
 ABOUT = "what fixed reservations and forecasts of online memory demand cost offline work, and what they spare it"
 
-KINDS = ("fixed@5", "fixed@10", "fixed@20", "mu-sigma", "quantile", "conformal", "two-speed", "two-speed@50")
+KINDS = ("fixed@5", "fixed@10", "fixed@20", "mu-sigma", "quantile", "conformal", "two-speed", "two-speed@50", "near")
 HORIZON_S = 30
 CONCEDED = 0.01
 """Attainment that a reservation may lose to the default's and still be compared with it."""

@@ -31,6 +31,8 @@ _MODULES = {
     "echo-hit-rate": "echo.hit_rate",
     "echo-timeline": "echo.timeline",
     "tuned-rivals": "tuned_rivals",
+    "fair-shares": "jobs.shares",
+    "batch-deadlines": "jobs.deadlines",
     "ablation": "ablation",
     "batchllm-saving": "batchllm.saving",
     "batchllm-micro": "batchllm.micro",
@@ -50,6 +52,9 @@ _MODULES = {
     "blend-mixes": "blend.mixes",
     "blend-dp": "blend.parallel",
     "blend-live": "blend.live",
+    "cluster-scaling": "cluster.scaling",
+    "cluster-routing": "cluster.routing",
+    "cluster-day": "cluster.day",
 }
 EXPERIMENT_NAMES = tuple(_MODULES)
 """As on the command line."""

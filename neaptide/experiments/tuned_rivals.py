@@ -7,7 +7,7 @@ of every trace, and with the one setting that is best over all of them, which is
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -18,6 +18,7 @@ from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import delayed
+from neaptide.simulation.measures import OutOfReach
 from neaptide.simulation.points import PolicyPoint
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
@@ -130,6 +131,9 @@ class TraceRuns:
     alone: Point
     """Ours without offline work."""
     rivals: dict[str, list[Point]]
+    """Those that were run to their end ..."""
+    out_of_reach: dict[str, dict[str, str]] = field(default_factory=dict)
+    """... and those that were given up, with the reason, by rival and point."""
 
     def keeping_up(self, rival: str) -> list[Point]:
         """Points of the rival that attain about as much as ours."""
@@ -166,6 +170,7 @@ def run(quick: bool) -> ExperimentResult:
             "conceded": CONCEDED,
         },
         "runs": {trace: _trace_data(one) for trace, one in runs.items()},
+        "out_of_reach": {trace: one.out_of_reach for trace, one in runs.items()},
     }
     return ExperimentResult(
         NAME, rows, _notes(runs), data, lambda figure: _plot(figure, runs), against="rival, offline tok/s"
@@ -182,14 +187,19 @@ def settings(policy: str, step_tokens: Sequence[int], seats: Sequence[int]) -> l
 
 def _trace_runs(load: Load, size: Size) -> TraceRuns:
     both = scenario_of(load)
-    return TraceRuns(
+    runs = TraceRuns(
         ours=_point(load, OURS, both),
         alone=_point(load, OURS, replace(both, offline=())),
-        rivals={
-            rival: [_point(load, point, both) for point in settings(rival, size.step_tokens, size.seats)]
-            for rival in RIVALS
-        },
+        rivals={rival: [] for rival in RIVALS},
+        out_of_reach={rival: {} for rival in RIVALS},
     )
+    for rival in RIVALS:
+        for point in settings(rival, size.step_tokens, size.seats):
+            try:
+                runs.rivals[rival].append(_point(load, point, both, runs.ours.attained - CONCEDED))
+            except OutOfReach as error:
+                runs.out_of_reach[rival][str(point)] = str(error)
+    return runs
 
 
 def scenario_of(load: Load) -> Scenario:
@@ -214,9 +224,9 @@ def scenario_of(load: Load) -> Scenario:
     )
 
 
-def _point(load: Load, point: PolicyPoint, scenario: Scenario) -> Point:
+def _point(load: Load, point: PolicyPoint, scenario: Scenario, least_attainment: float = 0.0) -> Point:
     logging.getLogger(__name__).info("%s on %s%s", point, load.title, "" if scenario.offline else ", online alone")
-    return Point(point, simulate(point.of(scenario)).result)
+    return Point(point, simulate(point.of(scenario), least_attainment=least_attainment).result)
 
 
 # ---- what it says -------------------------------------------------------------------------------------------
@@ -289,8 +299,8 @@ def _notes(runs: Runs) -> list[str]:
         f"{PROFILE}, steps with {STEP_NOISE:.0%} noise, planning time charged, TTFT {TTFT_SLO_S:g} s, TPOT "
         f"{1e3 * TPOT_SLO_S:g} ms, max_tokens {CLIENT_LIMIT_TOKENS:,}; context by trace (data.settings). neaptide has "
         f"2,048 tokens and 256 seats everywhere; percentages are attainment of both targets.",
-        f"A rival's point counts if it attains at most {100 * CONCEDED:g} point less than ours. Fewer step tokens than "
-        "seats are left out: vLLM refuses them.",
+        f"A rival's point counts if it attains at most {100 * CONCEDED:g} point less than ours; a run ends when it no "
+        "longer can (data.out_of_reach). Fewer step tokens than seats are left out: vLLM refuses them.",
         "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown. A "
         "policy that misses targets, as fcfs does, or fills its cache in the window may pass it.",
         "What tokens/s were bought with is in data.runs for every other point.",
@@ -323,7 +333,10 @@ def _ms(seconds: float | None) -> str:
 
 
 def _kept(one: TraceRuns) -> str:
-    return ", ".join(f"{len(one.keeping_up(rival))} of {len(one.rivals[rival])} points of {rival}" for rival in RIVALS)
+    counts = (
+        (len(one.keeping_up(rival)), len(one.rivals[rival]) + len(one.out_of_reach[rival]), rival) for rival in RIVALS
+    )
+    return ", ".join(f"{kept} of {count} points of {rival} keep up" for kept, count, rival in counts)
 
 
 def _trace_data(one: TraceRuns) -> dict[str, Any]:

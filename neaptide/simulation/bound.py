@@ -159,9 +159,9 @@ def total_shape(requests: Sequence[TraceRequest], outputs: Iterable[int], block_
     return shape
 
 
-def bound_tokens_per_s(scenario: Scenario, window_s: Window) -> Bounds:
-    """Logical offline tokens per second; None without offline work, in a window without
-    length, or where the scenario asks for none."""
+def bound_tokens_per_s(scenario: Scenario, window_s: Window, num_devices: int = 1) -> Bounds:
+    """Logical offline tokens per second; None without offline work, in a window without length, or where the scenario
+    asks for none. Several devices are one with their time and their memory, among which work is cut at will."""
     length_s = window_s[1] - window_s[0]
     rows = [r for one in scenario.offline for r in one.requests if r.segments and scenario.output_limit(r) > 0]
     if not rows or length_s <= 0 or not scenario.with_bounds:
@@ -176,9 +176,9 @@ def bound_tokens_per_s(scenario: Scenario, window_s: Window) -> Bounds:
     costs = UnitCosts.of(scenario.profile)
     online_work = costs.work(total_shape(online, due, scenario.block_size))
     mix = _mix(scenario, rows, costs)
-    mixes = {"long_run": replace(mix, caches=0.0), "window": mix}
+    mixes = {"long_run": replace(mix, caches=0.0), "window": replace(mix, caches=num_devices * mix.caches)}
     return {
-        name: most_tokens(length_s, online_work, each, scenario.overlap_kappa) / length_s
+        name: most_tokens(num_devices * length_s, online_work, each, scenario.overlap_kappa) / length_s
         for name, each in mixes.items()
     }
 

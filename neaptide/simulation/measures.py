@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +40,18 @@ class OnlineRecord:
     def tpot_s(self) -> float | None:
         """None without a second token."""
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
+
+    def began_in_time(self, ttft_slo_s: float) -> bool:
+        return self.first_s - self.arrival_s <= ttft_slo_s + CLOCK_ERROR_S
+
+    def kept_pace(self, tpot_slo_s: float) -> bool:
+        return self.tpot_s is None or self.tpot_s <= tpot_slo_s + CLOCK_ERROR_S
+
+    def has_missed(self, now_s: float, ttft_slo_s: float, tpot_slo_s: float) -> bool:
+        """Whether it can no longer meet both targets."""
+        has_begun = self.tokens > 0
+        is_late = not self.began_in_time(ttft_slo_s) if has_begun else self.ttft_s(now_s) > ttft_slo_s + CLOCK_ERROR_S
+        return is_late or (self.is_done and not self.kept_pace(tpot_slo_s))
 
 
 STEP_COLUMNS = (
@@ -92,6 +105,10 @@ class Copied(NamedTuple):
         return cls(swapped_blocks, copies.num_saved, copies.num_checkpointed, copies.num_swapped)
 
 
+class OutOfReach(Exception):
+    """Too many online requests have missed a target for the run to go on."""
+
+
 class Measures:
     """Collects; ``neaptide.simulation.result`` reduces it to numbers.
 
@@ -109,6 +126,19 @@ class Measures:
         self.longest_offline_wait_s = 0.0
         """From a row's submission to its first step, of the rows that have started."""
         self.num_steps = 0
+
+    @classmethod
+    def merged(cls, parts: Sequence["Measures"], tpot_slo_s: float) -> "Measures":
+        """Of several engines, as if they had been one."""
+        whole = cls(tpot_slo_s)
+        for part in parts:
+            whole.online |= part.online
+            whole.itl_s.extend(part.itl_s)
+            whole._steps.extend(part._steps)
+            whole.offline_ends_s.extend(part.offline_ends_s)
+            whole.longest_offline_wait_s = max(whole.longest_offline_wait_s, part.longest_offline_wait_s)
+            whole.num_steps += part.num_steps
+        return whole
 
     def arrived(self, request_id: str, arrival_s: float) -> None:
         self.online[request_id] = OnlineRecord(arrival_s)
@@ -137,6 +167,16 @@ class Measures:
             if output.finish_reason is not None:
                 record.is_done = output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         return ended
+
+    def check_reach(self, now_s: float, ttft_slo_s: float, most_missed: int) -> None:
+        """
+        Raises:
+            OutOfReach: more online requests than this can no longer meet both targets.
+        """
+        records = self.online.values()
+        num_missed = sum(record.has_missed(now_s, ttft_slo_s, self._tpot_slo_s) for record in records)
+        if num_missed > most_missed:
+            raise OutOfReach(f"{num_missed} online requests have missed a target by {now_s:.1f} s")
 
     def offline_started(self, wait_s: float) -> None:
         self.longest_offline_wait_s = max(self.longest_offline_wait_s, wait_s)

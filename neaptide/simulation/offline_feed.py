@@ -21,9 +21,10 @@ OFFLINE_PREFIX = "offline-"
 class OfflineFeed:
     """Submits the sets as one job after another, and refills the pool before it runs dry.
 
-    The sets are submitted together; their order is shuffled by the seed unless ``keep_order``. A set with a batch
-    size comes in batches instead, each when the one before has ended. Sets whose rows have arrivals come as these say,
-    rows that are due together as one job, and are not refilled: their pool may be empty at times.
+    A set that is a job of its own (``OfflineSet.is_job``) comes once, when it is to be submitted. The others are
+    submitted together; their order is shuffled by the seed unless ``keep_order``. A set with a batch size comes in
+    batches instead, each when the one before has ended. Sets whose rows have arrivals come as these say, rows that are
+    due together as one job, and are not refilled: their pool may be empty at times.
 
     Args:
         output_limit: ``max_tokens`` of a request; those without room for a token are left out, longer outputs are cut.
@@ -48,8 +49,12 @@ class OfflineFeed:
         low_water: int,
         deadline_s: float = NO_DEADLINE_S,
     ) -> None:
+        self._own_jobs = sorted((one for one in sets if one.is_job), key=lambda one: one.submitted_s)
+        """Those that have not been submitted yet."""
+        own_requests = [request for one in self._own_jobs for request in one.requests]
+        sets = [one for one in sets if not one.is_job]
         batch_sizes = [one.batch_size for one in sets if one.batch_size is not None]
-        if batch_sizes and len(sets) > 1:
+        if batch_sizes and (len(sets) > 1 or self._own_jobs):
             raise ValueError("a set that is submitted in batches cannot be mixed with other sets")
         self.arrives = any(request.arrival_s > 0 for one in sets for request in one.requests)
         if batch_sizes and self.arrives:
@@ -62,27 +67,33 @@ class OfflineFeed:
         self._directory = directory
         self._output_limit = output_limit
         self._deadline_s = deadline_s
-        self._refill = refill
+        self._refill = refill and bool(sets)
         self._jobs: list[tuple[int, list[TraceRequest]]] = []
         """Generation and rows of what was submitted, by the number in the job's id."""
         requests = [request for one in sets for request in one.requests]
         self._order = list(range(len(requests)))
         if not keep_order and len(sets) > 1:  # a single set comes shuffled
             random.Random(seed).shuffle(self._order)
-        fitting = self._fitting(requests)
-        self.num_left_out = len(requests) - len(fitting)
-        if requests and not fitting:
+        fitting = self._fitting([requests[k] for k in self._order])
+        all_fitting = fitting + self._fitting(own_requests)
+        self.num_left_out = len(requests) + len(own_requests) - len(all_fitting)
+        if (requests or own_requests) and not all_fitting:
             raise ValueError("no offline request fits into the context")
-        self.num_cut = sum(request.output_tokens > output_limit(request) for request in fitting)
+        self.num_cut = sum(request.output_tokens > output_limit(request) for request in all_fitting)
         """Rows of the sets whose answer is longer than its limit."""
         self.batch_size = batch_sizes[0] if batch_sizes else None
         self._pending = sorted(fitting, key=lambda request: request.arrival_s) if self.arrives else fitting
         self._generation = 0
-        self.first_generation_size = self._first_open = len(fitting)
+        self.first_generation_size = self._first_open = len(all_fitting)
         self._low_water = max(low_water, len(fitting) // 2)
         self.num_submitted = 0
         self.num_ended = 0
         """Rows whose end was reported by ``row_ended``."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Rows come when the ones before have ended, or at times of their own: a pool may be empty between."""
+        return self.batch_size is not None or self.arrives
 
     @property
     def first_generation_done(self) -> bool:
@@ -90,34 +101,45 @@ class OfflineFeed:
 
     @property
     def next_arrival_s(self) -> float:
-        """Of rows that arrive over time; infinite if none will."""
-        return self._pending[0].arrival_s if self.arrives and self._pending else math.inf
+        """Of rows that arrive over time, or of a job; infinite if none will."""
+        next_job_s = self._own_jobs[0].submitted_s if self._own_jobs else math.inf
+        return min(self._pending[0].arrival_s if self.arrives and self._pending else math.inf, next_job_s)
 
     def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
         """Jobs to submit now, while ``waiting`` rows wait in the pool. The engine must take each one before the next
         is asked for: its token file is gone then."""
+        while self._own_jobs and self._own_jobs[0].submitted_s <= now_s:
+            one = self._own_jobs.pop(0)
+            if rows := self._fitting(one.requests):
+                waiting += len(rows)
+                deadline_s = self._deadline_s if one.deadline_s is None else one.deadline_s
+                yield from self._submit(rows, one.submitted_s + deadline_s, one.share)
         if self.batch_size is not None:
             if self.num_ended == self.num_submitted and (self._pending or self._refill):
                 self._pending = self._pending or self._next_generation()
                 rows, self._pending = self._pending[: self.batch_size], self._pending[self.batch_size :]
-                yield from self._submit(rows, now_s)
+                yield from self._submit(rows, now_s + self._deadline_s)
             return
         if self.arrives:
             due = bisect_right(self._pending, now_s, key=lambda request: request.arrival_s)
             rows, self._pending = self._pending[:due], self._pending[due:]
             if rows:
-                yield from self._submit(rows, now_s)
+                yield from self._submit(rows, now_s + self._deadline_s)
         elif self._pending:
             rows, self._pending = self._pending, []
             waiting += len(rows)
-            yield from self._submit(rows, now_s)
+            yield from self._submit(rows, now_s + self._deadline_s)
         if self._refill and self.first_generation_size and waiting < self._low_water:
             rows = []
             while waiting + len(rows) < self._low_water:  # a small set needs several generations to outlast a step
                 rows += self._next_generation()
-            yield from self._submit(rows, now_s)
+            yield from self._submit(rows, now_s + self._deadline_s)
 
-    def row_ended(self, request_id: str) -> None:
+    def waits_since_s(self, batch_id: str, now_s: float) -> float:
+        """A job that is submitted now has not waited before."""
+        return now_s
+
+    def row_ended(self, request_id: str, now_s: float) -> None:
         self.num_ended += 1
         generation, _ = self._jobs[int(request_id[len(OFFLINE_PREFIX) :].partition(":")[0])]
         self._first_open -= generation == 0
@@ -130,37 +152,52 @@ class OfflineFeed:
 
     def _next_generation(self) -> list[TraceRequest]:
         self._generation += 1
-        return self._fitting([request for one in self._sets for request in one.refill(self._generation).requests])
+        requests = [request for one in self._sets for request in one.refill(self._generation).requests]
+        return self._fitting([requests[k] for k in self._order])
 
-    def _submit(self, requests: list[TraceRequest], now_s: float) -> Iterator[AddBatch]:
+    def _submit(self, requests: list[TraceRequest], deadline_s: float, share: str = "") -> Iterator[AddBatch]:
         batch_id = f"{OFFLINE_PREFIX}{len(self._jobs)}"
         self._jobs.append((self._generation, requests))
         self.num_submitted += len(requests)
-        stem = self._directory / batch_id
-        with TokenFileWriter(stem) as writer:
-            for request in requests:
-                writer.append(token_ids(request.segments, PROMPT_VOCABULARY))
-        write_prefixes(stem)
-        limits = [self._asked_for(request) for request in requests]
-        table = sorted(set(limits))
-        index = {limit: k for k, limit in enumerate(table)}
-        yield AddBatch(
-            batch_id,
-            str(stem),
-            list(range(len(requests))),
-            [SamplingParams(max_tokens=limit, ignore_eos=is_fixed) for limit, is_fixed in table],
-            [index[limit] for limit in limits],
-            [],
-            now_s + self._deadline_s,
-        )
-        # The engine has mapped them; the data stay until it lets go.
-        for path in self._directory.glob(f"{batch_id}.*"):
-            path.unlink()
-
-    def _asked_for(self, request: TraceRequest) -> tuple[int, bool]:
-        """``max_tokens``, and whether the answer has exactly so many."""
-        limit = self._output_limit(request)
-        return (min(request.output_tokens, limit), True) if request.is_fixed else (limit, False)
+        yield from as_job(batch_id, requests, self._directory, self._output_limit, deadline_s, share)
 
     def _fitting(self, requests: list[TraceRequest]) -> list[TraceRequest]:
-        return [requests[k] for k in self._order if requests[k].segments and self._output_limit(requests[k]) > 0]
+        return [request for request in requests if request.segments and self._output_limit(request) > 0]
+
+
+def as_job(
+    batch_id: str,
+    requests: Sequence[TraceRequest],
+    directory: Path,
+    output_limit: Callable[[TraceRequest], int],
+    deadline_s: float,
+    share: str = "",
+) -> Iterator[AddBatch]:
+    """The one message with these rows; their token file is gone when the next is asked for."""
+
+    def asked_for(request: TraceRequest) -> tuple[int, bool]:
+        """``max_tokens``, and whether the answer has exactly so many."""
+        limit = output_limit(request)
+        return (min(request.output_tokens, limit), True) if request.is_fixed else (limit, False)
+
+    stem = directory / batch_id
+    with TokenFileWriter(stem) as writer:
+        for request in requests:
+            writer.append(token_ids(request.segments, PROMPT_VOCABULARY))
+    write_prefixes(stem)
+    limits = [asked_for(request) for request in requests]
+    table = sorted(set(limits))
+    index = {limit: k for k, limit in enumerate(table)}
+    yield AddBatch(
+        batch_id,
+        str(stem),
+        list(range(len(requests))),
+        [SamplingParams(max_tokens=limit, ignore_eos=is_fixed) for limit, is_fixed in table],
+        [index[limit] for limit in limits],
+        [],
+        deadline_s,
+        share=share,
+    )
+    # The engine has mapped them; the data stay until it lets go.
+    for path in directory.glob(f"{batch_id}.*"):
+        path.unlink()

@@ -93,8 +93,9 @@ class ReplayMessages:
         ends = None
         if line.ends:
             root_density, token_s, kv_token_s = line.ends
-            held_tokens, turns = raw(line.held_tokens), raw(line.turns)
-            ends = TwoEnds(held_tokens, line.densities, root_density, token_s, kv_token_s, turns)
+            held_tokens, lasting_steps, turns = map(raw, (line.held_tokens, line.lasting_steps, line.turns))
+            windows = line.densities, line.memory_s
+            ends = TwoEnds(held_tokens, lasting_steps, *windows, root_density, token_s, kv_token_s, turns)
         return PlanReady(batch_ids, raw(batches), raw(rows), ends)
 
     def row_rank(self, tokens: TokenFile, row: int) -> int:

@@ -102,8 +102,8 @@ def online_result(measures: Measures, window_s: Window, end_s: float, slos_s: tu
     """``end_s`` is the end of the run, ``slos_s`` the targets of TTFT and TPOT."""
     records = [r for r in measures.online.values() if window_s[0] <= r.arrival_s <= window_s[1]]
     ttft_slo_s, tpot_slo_s = slos_s
-    met_ttft = [r.is_done and r.first_s - r.arrival_s <= ttft_slo_s + CLOCK_ERROR_S for r in records]
-    met_tpot = [r.is_done and (r.tpot_s is None or r.tpot_s <= tpot_slo_s + CLOCK_ERROR_S) for r in records]
+    met_ttft = [r.is_done and r.began_in_time(ttft_slo_s) for r in records]
+    met_tpot = [r.is_done and r.kept_pace(tpot_slo_s) for r in records]
     met_both = [a and b for a, b in zip(met_ttft, met_tpot, strict=True)]
     on_deadline = [r.is_done and r.lag_s <= ttft_slo_s + CLOCK_ERROR_S for r in records]
     attained = {"ttft": met_ttft, "tpot": met_tpot, "both": met_both, "both_from_arrival": on_deadline}

@@ -1,7 +1,7 @@
 """What a simulation is given: a device, a load, a policy and its settings."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.interfaces import CostModel
@@ -37,7 +37,9 @@ class Scenario:
     refill: bool = True
     """The pool goes on with fresh contents. Without it the run may go dry."""
     offline_deadline_s: float = NO_DEADLINE_S
-    """Of every offline job, counted from its submission."""
+    """Of every offline job without one of its own, counted from its submission."""
+    share_weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the offline sets' shares; 1 unless given."""
     window_s: Window | None = None
     """What is measured; the run goes on until it is over. None takes the time from the first to the last online
     arrival, or without online work all but both ends of the run."""
@@ -104,6 +106,7 @@ class Scenario:
             ttft_slo_s=self.ttft_slo_s,
             tpot_slo_s=self.tpot_slo_s,
             overlap_depth=self.overlap_depth,
+            share_weights=dict(self.share_weights),
             bros_initial_batch_size=self.bros_initial_batch_size,
         )
         cache = CacheConfig(

@@ -41,7 +41,7 @@ def test_the_golden_log_replays() -> None:
     assert replay(GOLDEN_LOG).difference is None
 
 
-@pytest.mark.parametrize("headroom", ["fixed@20", "mu-sigma", "quantile", "conformal", "two-speed@50"])
+@pytest.mark.parametrize("headroom", ["fixed@20", "mu-sigma", "quantile", "conformal", "two-speed@50", "near"])
 def test_the_header_says_which_headroom_to_keep(headroom: str, tmp_path: Path) -> None:
     simulate(mixed(headroom=headroom), step_log=tmp_path / "log")
     assert replay(tmp_path / "log").difference is None

@@ -8,6 +8,8 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.step import Step
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation import simulator
+from neaptide.simulation.measures import OutOfReach
 from neaptide.simulation.simulator import simulate
 from tests.simulation.scenes import constant, offline, online, profile
 
@@ -33,6 +35,31 @@ def test_the_wait_of_a_row_that_has_not_ended_counts() -> None:
 
 def test_without_offline_work_nobody_waits() -> None:
     assert simulate(constant(online((0.0, 8, 3)))).result.offline.longest_wait_s is None
+
+
+# ---- runs that are given up ----
+
+
+@pytest.fixture
+def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulator, "PROGRESS_STEPS", 1)
+
+
+@pytest.mark.usefixtures("always_looking")
+def test_a_run_is_given_up_once_too_many_have_missed_their_pace() -> None:
+    """The first and the last of three chats do, at their ends; then a third of them at most can attain."""
+    scene = constant(online((0.0, 8, 3), (1.0, 8, 1), (2.0, 8, 3)), tpot_slo_s=0.05)
+    assert simulate(scene, least_attainment=1 / 3).result.online.attainment["both"] == pytest.approx(1 / 3)
+    with pytest.raises(OutOfReach, match=r"2 online requests have missed a target by 2\.3 s"):
+        simulate(scene, least_attainment=0.34)
+
+
+@pytest.mark.usefixtures("always_looking")
+def test_a_request_that_waits_for_its_first_token_has_missed_it_when_that_was_due() -> None:
+    """One seat, and another holds it for two seconds."""
+    scene = constant(online((0.0, 8, 20), (0.0, 8, 1)), policy="fcfs", max_num_seqs=1, ttft_slo_s=0.5)
+    with pytest.raises(OutOfReach, match=r"1 online requests have missed a target by 0\.6 s"):
+        simulate(scene, least_attainment=1.0)
 
 
 # ---- pools that run dry ----

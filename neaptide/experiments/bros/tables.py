@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from neaptide.estimator.recipes import DEFAULT_HEADROOM
 from neaptide.experiments.bros.setting import (
     BROS,
     DRAIN_S,
@@ -53,7 +54,7 @@ def setting_notes(size: Size, *, has_offline: bool) -> list[str]:
     return [
         f"{models}; {size.window_s:g} s of Poisson arrivals{beside}. TTFT {TTFT_SLO_S:g} s, TPOT {TPOT_SLO_S:g} s, 256 "
         "seats, 2,048 tokens a step (fcfs-v0: prompts up to the context), no max_tokens, no noise, planning time "
-        f"charged, conformal headroom; a run goes on until all is answered, at most {DRAIN_S:,.0f} s.",
+        f"charged, {DEFAULT_HEADROOM} headroom; a run goes on until all is answered, at most {DRAIN_S:,.0f} s.",
         f"{BROS} is what the paper says of it, here without bidirectional blocks, with the best initial batch size of "
         f"{', '.join(map(str, size.batch_sizes))} in every cell: whole points of attainment, then offline tokens.",
     ]

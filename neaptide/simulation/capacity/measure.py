@@ -1,4 +1,4 @@
-"""One size under one stretch of the trace: its replicas are simulated one by one, and counted together."""
+"""One size under one stretch of the trace: its replicas are simulated together, and counted together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,9 +8,11 @@ import msgspec
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.capacity.stretch import Stretch
+from neaptide.simulation.replicas.cluster import simulate_cluster
+from neaptide.simulation.replicas.fleet import Fleet
 from neaptide.simulation.result import OnlineResult
 from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import OnProgress, simulate
+from neaptide.simulation.simulator import OnProgress, Run, simulate
 
 TARGETS = ("ttft", "tpot", "both")
 
@@ -45,27 +47,26 @@ def measure(
     offline: Sequence[OfflineSet] = (),
     on_progress: OnProgress | None = None,
 ) -> Measured:
-    """Request k of the stretch, in the order of arrival, goes to replica k modulo their number. Every replica has a
-    pool of its own, with the whole of the offline sets in it."""
-    scenario = replace(size.of(base), offline=offline, window_s=stretch.window_s)
-    met = dict.fromkeys(TARGETS, 0)
-    submitted = too_large = 0
-    tokens_per_s, valid = 0.0, True
-    for replica in range(size.replicas):
-        routed = stretch.requests[replica :: size.replicas]
-        fitting = [r for r in routed if _tokens(r) <= scenario.max_tokens]
-        too_large += sum(_is_inside(r, stretch) and _tokens(r) > scenario.max_tokens for r in routed)
-        if not fitting and not offline:
-            continue
-        one = replace(scenario, online=fitting, seed=base.seed + replica, drain_s=_last_due_s(base, fitting))
-        result = simulate(one, on_progress=_part(on_progress, replica, size.replicas)).result
-        submitted += result.online.requests
-        for name in TARGETS:
-            met[name] += _count(result.online, name)
-        tokens_per_s += result.offline.tokens_per_s or 0.0
-        valid = valid and result.valid
+    """Several replicas stand behind the slack router and claim rows from one pool of the offline sets."""
+    scenario = size.of(base)
+    fitting = [r for r in stretch.requests if _tokens(r) <= scenario.max_tokens]
+    too_large = sum(_is_inside(r, stretch) and _tokens(r) > scenario.max_tokens for r in stretch.requests)
+    met, submitted, tokens_per_s, valid = dict.fromkeys(TARGETS, 0), 0, 0.0, True
+    if fitting or offline:
+        scenario = replace(
+            scenario, online=fitting, offline=offline, window_s=stretch.window_s, drain_s=_last_due_s(base, fitting)
+        )
+        result = _run(scenario, size.replicas, on_progress).result
+        met = {name: _count(result.online, name) for name in TARGETS}
+        submitted, tokens_per_s, valid = result.online.requests, result.offline.tokens_per_s or 0.0, result.valid
     attainment = {name: count / (submitted + too_large) for name, count in met.items()}
     return Measured(attainment, too_large, tokens_per_s, valid)
+
+
+def _run(scenario: Scenario, replicas: int, on_progress: OnProgress | None) -> Run:
+    if replicas == 1:
+        return simulate(scenario, on_progress=on_progress)
+    return simulate_cluster(scenario, Fleet(replicas=replicas), on_progress=on_progress).whole
 
 
 def _tokens(request: TraceRequest) -> int:
@@ -84,10 +85,3 @@ def _last_due_s(scenario: Scenario, requests: Sequence[TraceRequest]) -> float:
     """After the last arrival: a request that is not done by then has missed a target already."""
     longest = max((request.output_tokens for request in requests), default=0)
     return scenario.ttft_slo_s + longest * scenario.tpot_slo_s
-
-
-def _part(on_progress: OnProgress | None, replica: int, replicas: int) -> OnProgress | None:
-    """Of all replicas; the end of a run, after the last arrival, is not told apart."""
-    if on_progress is None:
-        return None
-    return lambda done, total: on_progress(replica + min(done / total, 1.0) if total else replica, replicas)

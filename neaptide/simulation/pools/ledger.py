@@ -4,15 +4,12 @@ import math
 
 
 class RowLedger:
-    """Rows of every job: when they were submitted, which have started and which have not ended.
+    """Rows of every job: when they were submitted, which have started and which have not ended."""
 
-    Args:
-        deadline_s: of every job, counted from its submission.
-    """
-
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self) -> None:
         self._submitted_s: dict[str, float] = {}
+        self._deadline_s: dict[str, float] = {}
+        self._num_rows: dict[str, int] = {}
         self._open: dict[str, int] = {}
         """Rows without an end, of every job ..."""
         self._unstarted: dict[str, int] = {}
@@ -21,9 +18,9 @@ class RowLedger:
         """Rows between their first step and their end."""
         self._num_late = 0
 
-    def submitted(self, job: str, num_rows: int, now_s: float) -> None:
-        self._submitted_s[job] = now_s
-        self._open[job] = self._unstarted[job] = num_rows
+    def submitted(self, job: str, num_rows: int, now_s: float, deadline_s: float) -> None:
+        self._submitted_s[job], self._deadline_s[job] = now_s, deadline_s
+        self._num_rows[job] = self._open[job] = self._unstarted[job] = num_rows
 
     def started(self, request_id: str, now_s: float) -> float:
         """Returns how long the row has waited."""
@@ -39,7 +36,15 @@ class RowLedger:
             self._started_ids.remove(request_id)
         else:
             self._unstarted[job] -= 1
-        self._num_late += now_s > self._submitted_s[job] + self._deadline_s
+        self._num_late += now_s > self._deadline_s[job]
+
+    def withdraw_unstarted(self) -> list[str]:
+        """The jobs none of whose rows has started or ended; they are forgotten."""
+        jobs = [job for job, rows in self._unstarted.items() if rows == self._num_rows[job]]
+        for job in jobs:
+            for of_jobs in (self._submitted_s, self._deadline_s, self._num_rows, self._open, self._unstarted):
+                del of_jobs[job]
+        return jobs
 
     def longest_wait_s(self, end_s: float) -> float:
         """Of rows that have not started; minus infinity if all have."""
@@ -48,7 +53,7 @@ class RowLedger:
 
     def misses(self, end_s: float) -> int:
         """Rows that ended late, and rows that are late and not ended."""
-        late = (job for job, submitted_s in self._submitted_s.items() if end_s > submitted_s + self._deadline_s)
+        late = (job for job, deadline_s in self._deadline_s.items() if end_s > deadline_s)
         return self._num_late + sum(self._open[job] for job in late)
 
     @property

@@ -19,8 +19,9 @@ from neaptide.engine.steps.step import Step
 from neaptide.simulation.measures import CLOCK_ERROR_S, OnlineRecord, Window
 from neaptide.simulation.recorded.load import LoadMaker
 from neaptide.simulation.recorded.recording import Recording, StepTimes, num_sampled
+from neaptide.simulation.replicas.replica import ONLINE_PREFIX
 from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import ONLINE_PREFIX, simulate
+from neaptide.simulation.simulator import simulate
 
 DRAIN_S = 60.0
 """So long after the window the requests that arrived in it may take to end."""

@@ -8,9 +8,9 @@ from tests.simulation.scenes import constant, online
 NUM_REQUESTS = 20
 
 
-def every_quarter_second(count: int = NUM_REQUESTS) -> list[TraceRequest]:
-    """Each holds its seat for five steps of 0.1 s, so that one seat takes two of these a second and four come."""
-    return online(*((1.0 + 0.25 * k, 4, 5) for k in range(count)))
+def every_so_often(count: int = NUM_REQUESTS) -> list[TraceRequest]:
+    """Each holds its seat for five steps of 0.1 s, so that one seat takes two of these a second and three come."""
+    return online(*((1.0 + 0.3 * k, 4, 5) for k in range(count)))
 
 
 def one_seat(**fields: object) -> Scenario:
@@ -19,5 +19,5 @@ def one_seat(**fields: object) -> Scenario:
 
 
 def question(**fields: object) -> Question:
-    values: dict[str, object] = {"base": one_seat(), "trace": every_quarter_second(), "peak_s": 60.0, "margin_s": 1.0}
+    values: dict[str, object] = {"base": one_seat(), "trace": every_so_often(), "peak_s": 60.0, "margin_s": 1.0}
     return Question(**(values | fields))  # type: ignore[arg-type]

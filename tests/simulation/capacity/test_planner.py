@@ -13,7 +13,7 @@ from neaptide.simulation.capacity.planner import plan, within_context
 from neaptide.simulation.capacity.stretch import Stretch
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import OnProgress
-from tests.simulation.capacity.scenes import NUM_REQUESTS, every_quarter_second, one_seat, question
+from tests.simulation.capacity.scenes import NUM_REQUESTS, every_so_often, one_seat, question
 from tests.simulation.scenes import constant, offline, online, profile
 
 ALL = {"ttft": 1.0, "tpot": 1.0, "both": 1.0}
@@ -28,7 +28,7 @@ def test_two_replicas_are_needed_where_requests_come_twice_as_fast_as_one_serves
     assert (found.answer.replicas, found.answer.holds, found.answer.attainment) == (2, True, ALL)
     assert found.one_smaller is not None
     assert (found.one_smaller.replicas, found.one_smaller.holds) == (1, False)
-    # Only the first finds the seat free: request k waits k x 0.25 s.
+    # Only the first finds the seat free: request k waits k x 0.2 s.
     assert found.one_smaller.attainment == {"ttft": 1 / NUM_REQUESTS, "tpot": 1.0, "both": 1 / NUM_REQUESTS}
 
 
@@ -48,12 +48,13 @@ def test_more_than_may_be_tried_is_no_answer() -> None:
     assert found.cost is None
 
 
-def test_requests_go_round_by_arrival() -> None:
-    """Every second one takes 0.8 s, the others 0.1: work for 1.8 replicas, but the first of two gets all the long ones,
-    one every 0.5 s, of which it serves the first in time."""
-    trace = [replace(r, output_tokens=1 if k % 2 else 8) for k, r in enumerate(every_quarter_second())]
+def test_replicas_stand_behind_a_router_that_knows_which_is_free() -> None:
+    """Every second request takes 0.8 s, the others 0.1: work for 1.8 replicas. By turns the first of two would get all
+    the long ones, one every 0.5 s, and serve the first of them in time."""
+    trace = [replace(r, output_tokens=1 if k % 2 else 8) for k, r in enumerate(every_so_often())]
     found = plan(question(trace=trace, max_replicas=2))
-    assert found.tried[-1].attainment["both"] == (1 + NUM_REQUESTS // 2) / NUM_REQUESTS
+    by_turns = (1 + NUM_REQUESTS // 2) / NUM_REQUESTS
+    assert found.tried[-1].attainment["both"] > by_turns
 
 
 def test_a_size_above_the_answer_is_tried_and_may_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,11 +79,11 @@ def test_a_size_above_the_answer_is_tried_and_may_disagree(monkeypatch: pytest.M
 
 
 def test_a_size_must_hold_in_the_peak_only_and_what_is_around_it_is_load() -> None:
-    """A request every 0.5 s, and eight from 6.0 to 7.75. The one at 5.5 is done by then."""
-    calm_s = [*(0.5 * k for k in range(12)), *(8.0 + 0.5 * k for k in range(12))]
-    trace = online(*((each_s, 4, 5) for each_s in sorted(calm_s + [6.0 + 0.25 * k for k in range(8)])))
-    found = plan(question(trace=trace, peak_s=1.75))
-    assert (found.peak.start_s, found.peak.end_s, found.peak.requests) == (6.0, 7.75, 8)
+    """A request every 0.5 s, and eight from 6.0 to 8.1. The one at 5.4 is done by then."""
+    calm_s = [*(0.5 * k - 0.1 for k in range(1, 12)), *(8.5 + 0.5 * k for k in range(12))]
+    trace = online(*((each_s, 4, 5) for each_s in sorted(calm_s + [6.0 + 0.3 * k for k in range(8)])))
+    found = plan(question(trace=trace, peak_s=2.11))
+    assert (found.peak.start_s, found.peak.end_s, found.peak.requests) == (6.0, pytest.approx(8.1), 8)
     assert found.one_smaller is not None
     assert found.one_smaller.attainment["both"] == 1 / 8
 
@@ -145,7 +146,7 @@ def test_offline_work_is_measured_beside_the_answer_on_all_its_replicas() -> Non
 
 def test_the_interval_lies_between_the_rates_beside_the_whole_trace_and_beside_the_peak() -> None:
     """Three seats, of which the peak's requests hold two for most of it; then a late one leaves all of them."""
-    trace = [*every_quarter_second(8), *online((10.0, 4, 1))]
+    trace = [*every_so_often(8), *online((10.0, 4, 1))]
     base = constant(max_num_seqs=3, policy="priority")
     found = plan(question(base=base, trace=trace, peak_s=2.0, offline=[offline(*[(0, 4, 4)] * 60)]))
     assert found.answer is not None
@@ -199,13 +200,14 @@ def test_every_simulation_is_told_and_moves_on(monkeypatch: pytest.MonkeyPatch) 
         return nullcontext(lambda done, total: seen.append((done, total)))
 
     monkeypatch.setattr("neaptide.simulation.simulator.PROGRESS_STEPS", 10)
+    monkeypatch.setattr("neaptide.simulation.replicas.cluster.PROGRESS_TURNS", 10)
     plan(question(offline=[offline(*[(0, 4, 4)] * 6)], max_replicas=2), watch)
     assert names == [
         "scene, 1 replica: the peak",
         "scene, 2 replicas: the peak",
         "scene, 2 replicas: the peak, offline work beside it",
     ]
-    assert {total for _, total in seen} == {1, 2}
+    assert len(seen) > 10
     assert all(0.0 < done <= total for done, total in seen)
 
 

@@ -10,8 +10,9 @@ from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.capacity.planner import Question, plan
 from neaptide.simulation.capacity.result import Peak
+from neaptide.simulation.replicas.cluster import simulate_cluster
+from neaptide.simulation.replicas.fleet import Fleet
 from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import simulate
 
 PEAK_S, MARGIN_S = 30.0, 10.0
 TARGET = 0.9
@@ -19,16 +20,15 @@ ROUNDING_S = 1e-6
 
 
 def attained(scenario: Scenario, trace: Sequence[TraceRequest], peak: Peak, replicas: int) -> float:
-    """Share of the peak's requests that meet both targets, on so many replicas in turn."""
+    """Share of the peak's requests that meet both targets, on so many replicas behind a router."""
     start_s, end_s = peak.start_s - MARGIN_S, peak.start_s + PEAK_S + MARGIN_S
     near = [replace(r, arrival_s=r.arrival_s - start_s) for r in trace if start_s <= r.arrival_s <= end_s]
     met = []
-    for replica in range(replicas):
-        run = simulate(replace(scenario, online=near[replica::replicas]))
-        for record in run.measures.online.values():
-            if MARGIN_S - ROUNDING_S <= record.arrival_s <= MARGIN_S + PEAK_S + ROUNDING_S:
-                in_time = record.is_done and record.first_s - record.arrival_s <= scenario.ttft_slo_s
-                met.append(in_time and (record.tpot_s or 0.0) <= scenario.tpot_slo_s)
+    run = simulate_cluster(replace(scenario, online=near), Fleet(replicas=replicas)).whole
+    for record in run.measures.online.values():
+        if MARGIN_S - ROUNDING_S <= record.arrival_s <= MARGIN_S + PEAK_S + ROUNDING_S:
+            in_time = record.is_done and record.first_s - record.arrival_s <= scenario.ttft_slo_s
+            met.append(in_time and (record.tpot_s or 0.0) <= scenario.tpot_slo_s)
     assert len(met) == peak.requests
     return sum(met) / len(met)
 

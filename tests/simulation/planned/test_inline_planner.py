@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neaptide.engine.offline.planning.pooled import ORDERS, TWO_ENDS
+from neaptide.engine.offline.planning.pooled import BY_DENSITY, ORDERS, TWO_ENDS
 from neaptide.engine.record.step_log import OrderLine, RowLine, StepLine, read_log
 from neaptide.estimator.device_profile import PlanningCost
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
@@ -81,8 +81,8 @@ def test_a_run_with_plans_replays(order: str, depth: int, tmp_path: Path) -> Non
     run = simulate(scenario, step_log=tmp_path / "log")
     lines = list(read_log(tmp_path / "log"))
     assert any(isinstance(line, OrderLine) for line in lines)
-    if order == TWO_ENDS:
-        assert all(line.held_tokens for line in lines if isinstance(line, OrderLine))
+    if order in (BY_DENSITY, TWO_ENDS):
+        assert all(line.held_tokens and line.lasting_steps for line in lines if isinstance(line, OrderLine))
     assert any(isinstance(line, RowLine) for line in lines)
     assert replay(tmp_path / "log") == Replay(run.result.steps, None)
 
@@ -97,7 +97,7 @@ def test_lengths_that_callers_ask_for_are_known_to_the_planner(tmp_path: Path) -
     lengths = [8, 30, 4, 24, 12, 16, 28, 20] * 4
     requests = [TraceRequest(0.0, ((1, 8), (2 + k, 4)), n, is_fixed=True) for k, n in enumerate(lengths)]
     run = simulate(
-        constant((), [OfflineSet("fixed", requests, synthetic=True)], plan=TWO_ENDS, refill=False),
+        constant((), [OfflineSet("fixed", requests, synthetic=True)], plan=BY_DENSITY, refill=False),
         step_log=tmp_path / "log",
     )
     (order,) = (line for line in read_log(tmp_path / "log") if isinstance(line, OrderLine))

@@ -10,9 +10,10 @@ from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.estimator.recipes import roofline_recipe
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
-from neaptide.simulation import simulator
 from neaptide.simulation.pools.inline_planner import InlinePlanner
+from neaptide.simulation.replicas import replica
 from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import simulate
 from tests.simulation.scenes import BASE, constant, profile
 
 MOST_LOST = 0.05
@@ -34,7 +35,7 @@ def scene(policy: str, scale: int) -> Scenario:
         constant((), [OfflineSet("scene", rows, synthetic=True)]),
         profile=shape,
         policy=policy,
-        plan=TWO_ENDS,
+        plan=TWO_ENDS if policy == "neaptide" else None,
         truth=None,
         cost_model=roofline_recipe(shape, 0.2),
         overlap_kappa=0.2,
@@ -58,8 +59,8 @@ def makespan_s(monkeypatch: pytest.MonkeyPatch, scenario: Scenario, factor: Call
 
             super().__init__(*others, told)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(simulator, "InlinePlanner", Misled)
-    found = simulator.simulate(scenario).result.offline.makespan_s
+    monkeypatch.setattr(replica, "InlinePlanner", Misled)
+    found = simulate(scenario).result.offline.makespan_s
     assert found is not None
     return found
 
