@@ -53,19 +53,25 @@ async def measure_load(
     targets = Targets.of_tpot(tpot_s)
     print(f"load {load}: {plan.rate_rps:.2f} requests/s, TPOT target {1e3 * tpot_s:.0f} ms", flush=True)
     flags = [*machine.our_flags, "--dtype", machine.dtype, *targets.flags]
-    windows = {
-        "ours, online alone": await run(plan, flags, online=True, offline=False),
-        f"{rivals[0].name}, online alone": probes[1],
-        OURS: await run(plan, flags, online=True, offline=True),
-    }
+    windows: dict[str, Window] = {}
+    runs: list[dict[str, Any]] = []
+
+    def keep(name: str, window: Window) -> None:
+        windows[name] = window
+        runs.append(summary(name, window, targets.ttft_s, targets.tpot_s))
+        print(f"{name}: {json.dumps(runs[-1])}", flush=True)  # lest a run that is cut short shows nothing
+
+    keep("ours, online alone", await run(plan, flags, online=True, offline=False))
+    keep(f"{rivals[0].name}, online alone", probes[1])
+    keep(OURS, await run(plan, flags, online=True, offline=True))
     for rival in rivals:
-        windows[rival.name] = await run_rival(plan, machine, rival, offline=True)
+        keep(rival.name, await run_rival(plan, machine, rival, offline=True))
     return {
         "load": load,
         "rate_rps": round(plan.rate_rps, 3),
         "targets_ms": {"ttft": round(1e3 * targets.ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
         "bars": bars(windows, [rival.name for rival in rivals], targets),
-        "runs": [summary(name, window, targets.ttft_s, targets.tpot_s) for name, window in windows.items()],
+        "runs": runs,
     }
 
 
@@ -122,7 +128,8 @@ def main() -> None:
     os.environ.update(machine.environment)  # of our servers, whose engines inherit it
     checked = check_texts(args.check_model or model, machine)
     if args.workload == "W5":
-        args.repeats, args.loads = (1, LOADS[:1]) if args.quick else (args.repeats or 2, LOADS)
+        args.repeats = 1 if args.quick else args.repeats or 2
+        args.loads = args.loads or (LOADS[:1] if args.quick else LOADS)
         duration_s = args.duration_s or (60.0 if args.quick else 300.0)
         # The first tenth warms up; the end leaves streams their time.
         window_s = (0.1 * duration_s, 0.95 * duration_s)
@@ -145,6 +152,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--workload", choices=("W5", *same_kernels_offline.WORKLOADS), default="W5")
     parser.add_argument("--quick", action="store_true", help="no repeat; W5: 60 s a run, load 0.20, two rivals")
     parser.add_argument("--repeats", type=int, help="in place of 2 (W5) or 5")
+    parser.add_argument("--loads", type=float, nargs="+", help="of W5, in place of 0.20 0.10 0.40")
     parser.add_argument("--requests", type=int, default=64, help="of W1 and W2")
     parser.add_argument("--duration-s", type=float, help="of a run of W5, in place of 300 or 60")
     parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, help="of W5's first run; must not run out")

@@ -71,6 +71,7 @@ async def measure(
             for contender in order:
                 prompts = workload.prompts(count, vocab, next(seeds))
                 rate = await tokens_per_s(servers[contender], prompts, workload.tokens_out, BODIES[contender])
+                print(f"{'warm-up' if turn < 0 else f'turn {turn}'}, {contender}: {rate:.0f} tok/s", flush=True)
                 if turn >= 0:
                     rates[contender].append(rate)
     ratios = {
