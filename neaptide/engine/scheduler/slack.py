@@ -38,7 +38,9 @@ the bound falls evenly: a threshold would make what a prompt gets hang on the la
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
-"""No online prompt makes a step longer than this, so that a working engine is never taken for one that hangs."""
+"""No online prompt makes a step longer than this, or than half of the tightest TTFT target if that is more: whoever
+cancels a request or asks for the batches' state waits for the end of a step. Longer ones are worth their wait only to
+those who set a target to match: weights are read, and prompts gathered, less often."""
 IDLE_SHARE = 0.5
 """Of what the TTFT target leaves to a request that arrives in the middle of a step, less its prompt beside the decodes
 of now: the rest is for a second arrival."""
@@ -112,11 +114,12 @@ class SlackTracker:
 
     def bounds(self, draft: Draft) -> StepBounds:
         table, streams = draft.table, draft.streams()
+        longest_s = self._longest_step_s()
         if not len(streams):
-            return StepBounds(MAX_STEP_S, math.inf, self._idle_bound_s(1.0, ONE_DECODE), MAX_STEP_S)
+            return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0, ONE_DECODE), longest_s)
         tpot_slo_s = table.tpot_slo_s[streams]
         tightest_s = float(tpot_slo_s.min())
-        itl_s = min(MAX_STEP_S, ITL_FACTOR * tightest_s)
+        itl_s = min(longest_s, ITL_FACTOR * tightest_s)
         num_output = table.total[streams] - table.prompt[streams]
         cushion = np.minimum((1.0 - PACE_SHARE) * num_output, self._cushion_share)
         due_s = float((table.next_deadline_s(streams) - cushion * tpot_slo_s).min())
@@ -180,6 +183,9 @@ class SlackTracker:
         num_tokens = (self._tokens_before[-1] - self._tokens_before[first]) // num_recent
         return num_recent * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / window_s
 
+    def _longest_step_s(self) -> float:
+        return max(MAX_STEP_S, IDLE_SHARE * self._tightest_ttft_s)
+
     def _prefill_s(self, draft: Draft, request: Request) -> float:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
@@ -187,7 +193,7 @@ class SlackTracker:
         """Plus the margin of such a step: the bound is on what a step is expected to take. Half a wait that was only
         guessed needs no second reserve, and on a noisy machine that one would be a third of every step."""
         if not self._bounds_idle:
-            return MAX_STEP_S
+            return self._longest_step_s()
         seconds, margin_s = self._cost_model.predict(step)
         floor_s = MIN_IDLE_SHARE * self._config.tpot_slo_s
         prefill_s = 0.0

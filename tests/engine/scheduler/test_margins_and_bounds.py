@@ -187,6 +187,12 @@ def test_no_online_prompt_makes_a_step_longer_than_five_seconds() -> None:
     assert harness.step() == {"a": 40}
 
 
+def test_where_half_of_the_ttft_target_is_more_than_five_seconds_online_prompts_may_take_that() -> None:
+    harness = Harness(cost_model=PerToken(1 / 8), ttft_slo_s=20.0)
+    harness.core.handle(online("a", [7] * 100, max_tokens=1, ttft_slo_s=100.0))
+    assert harness.step() == {"a": 80}
+
+
 def test_an_idle_step_may_take_three_quarters_of_a_token_target_however_tight_the_first_token_is() -> None:
     harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=TOKEN_S, tpot_slo_s=64 * TOKEN_S)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
