@@ -50,6 +50,8 @@ class Draft:
         """What the policy let the step take ..."""
         self.whole_limit_s = math.inf
         """... and would have, had no step overrun of late."""
+        self.dip = 0.0
+        """TPOT targets by which the deepest running stream is below its cushion, or will be after the shortest step."""
         self.at: Request | None = None
         """The request being looked at: the one to blame if planning fails."""
         self.notes: Any = None

@@ -65,6 +65,7 @@ class NeaptideScheduler(Scheduler, Divisible):
     def observe_step(self, step: Step, seconds: float) -> None:
         if (ends := self.queues.pool.ends) is not None:
             self._residual.observe(step, seconds, ends)
+        self.slack.observe_dip(step.draft)
         if self._controls and step.plan.budget_s and step.draft.has_offline:
             self.controller.observe(seconds, step.draft.whole_limit_s)
 

@@ -14,19 +14,15 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
+from neaptide.engine.scheduler.cushion import LEAST_SHARE, Cushion, cushion
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape
 
 ITL_FACTOR = 1.5
 """Slack that a stream has banked may not be spent in one stall: a gap is at most this many TPOT targets."""
-CUSHION_SHARE = 1.0
-"""Of its TPOT target, the slack that a stream keeps after every step: one step that overruns, its last one above all,
-must not make it late. It costs every stream one token's time once, not a share of every step; gained at ``PACE_SHARE``
-from its first token on, because to make all streams short of it wait for nothing but each other wastes whole steps."""
 PACE_SHARE = 0.9
 """Of the TPOT target: however many online prompts come, they may make a step so long whatever the streams can spare, so
-that they always move. Below 1, so that streams still gain on their deadlines. The pace, too, at which a new stream
-gains its cushion."""
+that they always move. Below 1, so that streams still gain on their deadlines."""
 DEMAND_WINDOW_S = 10.0
 """In which arrivals are counted: a longer one would still call it calm when the load has risen."""
 MIN_DEMAND_WINDOW_S = 1.0
@@ -91,7 +87,7 @@ class SlackTracker:
         self._config = config
         self._bounds_idle, self._bounds_prefills = "idle-bound" not in left_out, "prefill-slack" not in left_out
         self._bounds_prompts = "stream-slack" not in left_out
-        self._cushion_share = 0.0 if "cushion" in left_out else CUSHION_SHARE
+        self._cushion = None if "cushion" in left_out else Cushion()
         self._cost_model = cost_model
         self._arrivals: deque[tuple[int, float, float]] = deque(maxlen=self.RECENT_ARRIVALS)
         """Prompt tokens, TTFT target and time of each."""
@@ -112,6 +108,10 @@ class SlackTracker:
         self._typical_prompt_tokens = tokens[int(0.9 * (len(tokens) - 1))]
         self._tightest_ttft_s = min(self._config.ttft_slo_s, *(ttft_s for _, ttft_s, _ in self._arrivals))
 
+    def observe_dip(self, draft: Draft) -> None:
+        if self._cushion is not None:
+            self._cushion.observe(draft.now_s, draft.dip)
+
     def bounds(self, draft: Draft) -> StepBounds:
         table, streams = draft.table, draft.streams()
         longest_s = self._longest_step_s()
@@ -121,16 +121,21 @@ class SlackTracker:
         tightest_s = float(tpot_slo_s.min())
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
         num_output = table.total[streams] - table.prompt[streams]
-        cushion = np.minimum((1.0 - PACE_SHARE) * num_output, self._cushion_share)
-        due_s = float((table.next_deadline_s(streams) - cushion * tpot_slo_s).min())
-        slack_s = due_s - self._config.egress_s - draft.now_s
+        left_s = table.next_deadline_s(streams) - self._config.egress_s - draft.now_s
+        slack_s = prompts_slack_s = float(left_s.min())
+        if self._cushion is not None:
+            share = self._cushion.share(draft.now_s)
+            slack_s = float((left_s - cushion(num_output, share) * tpot_slo_s).min())
+            prompts_slack_s = float((left_s - cushion(num_output, LEAST_SHARE) * tpot_slo_s).min())
         decodes = decodes_shape(table.total[streams] - 1)
         alone_s = self._cost_model.predict(decodes).seconds
+        draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
-            itl_s, slack_s = max(itl_s, ITL_FACTOR * alone_s), math.inf
+            itl_s, draft.dip = max(itl_s, ITL_FACTOR * alone_s), 0.0
+            slack_s = prompts_slack_s = math.inf
         pace_s = self._pace_s(draft.now_s, alone_s, tightest_s, itl_s)
-        prompts_s = min(itl_s, max(slack_s, pace_s)) if self._bounds_prompts else itl_s
+        prompts_s = min(itl_s, max(prompts_slack_s, pace_s)) if self._bounds_prompts else itl_s
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         return StepBounds(itl_s, slack_s, self._idle_bound_s(stretch, decodes), prompts_s, stretch)
 

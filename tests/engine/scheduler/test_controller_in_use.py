@@ -1,7 +1,9 @@
-"""The controller of the time budget, through the engine: steps that overrun shrink what the next ones may take."""
+"""What is learned from steps: those that overrun shrink what the next ones may take, and stalls what offline work may
+spend of the streams' slack."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from neaptide.engine.clock import VirtualClock
@@ -12,9 +14,12 @@ from neaptide.engine.kv.headroom import FixedHeadroom
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.scheduler.cushion import Cushion
+from neaptide.engine.scheduler.cushion import cushion as in_targets
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.trace_executor import TraceExecutor
+from tests.engine.harness import Harness, flex, online
 
 NUM_BLOCKS, ROWS = 256, 4
 
@@ -70,3 +75,62 @@ def test_a_step_that_takes_what_the_factor_took_off_has_not_overrun(tmp_path: Pa
     machine.seconds = 0.95 * budget_s
     budgets_s(core, 1)
     assert budgets_s(core, 20)[-1] == pytest.approx(0.8 * budget_s)
+
+
+# ---- the cushion ----
+
+TOKEN_S = 1 / 64
+
+
+class PerToken(Machine):
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(TOKEN_S * shape.num_tokens, 0.0)
+
+
+@pytest.mark.parametrize(("after_s", "share"), [(0.0, 4.0), (30.0, 2.0), (60.0, 1.0), (90.0, 1.0)])
+def test_a_cushion_is_as_deep_as_the_last_dip_and_loses_half_of_it_in_thirty_seconds(
+    after_s: float, share: float
+) -> None:
+    cushion = Cushion()
+    cushion.observe(5.0, 4.0)
+    assert cushion.share(5.0 + after_s) == share
+
+
+def test_a_dip_that_is_less_than_what_is_left_of_the_deepest_changes_nothing() -> None:
+    cushion = Cushion()
+    cushion.observe(0.0, 4.0)
+    cushion.observe(30.0, 1.5)
+    assert cushion.share(30.0) == 2.0
+
+
+def test_a_cushion_is_never_more_than_six_targets_however_late_streams_have_been() -> None:
+    cushion = Cushion()
+    cushion.observe(0.0, 100.0)
+    assert (cushion.share(0.0), cushion.share(30.0)) == (6.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "num_output", "in_hand"), [(1.0, 5, 0.5), (2.0, 5, 1.0), (6.0, 5, 1.5), (6.0, 40, 6.0)]
+)
+def test_a_stream_gains_its_cushion_over_ten_tokens_but_no_more_than_three_tenths_with_each(
+    share: float, num_output: int, in_hand: float
+) -> None:
+    assert in_targets(np.array([num_output]), share) == [in_hand]
+
+
+@pytest.mark.parametrize(("stalled_tokens", "offline_tokens"), [(0, 95), (192, 47)])
+def test_offline_work_leaves_streams_what_they_have_lost_in_a_stall(stalled_tokens: int, offline_tokens: int) -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness.core.handle(online("a", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    for _ in range(20):
+        harness.step()
+
+    def is_due_in(tokens: int) -> None:
+        stream = harness.core.scheduler.queues.running_online["a"]
+        stream.first_token_s = harness.clock.now() + (tokens - 64 * stream.num_output_tokens) * TOKEN_S
+
+    is_due_in(65 - stalled_tokens)  # a cushion of 64 and the token itself, or so much less
+    harness.step()
+    is_due_in(240)
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": offline_tokens}

@@ -1,0 +1,48 @@
+"""How much slack running streams keep in hand after every step: as much as they have lost in a stall of late."""
+
+import numpy as np
+
+from neaptide.engine.arrays import FloatArray, IntArray
+
+LEAST_SHARE = 1.0
+"""Of its TPOT target, the slack that a stream keeps after every step: one step that overruns, its last one above all,
+must not make it late. It costs every stream one token's time once, not a share of every step."""
+MOST_SHARE = 6.0
+"""Where prompts come in bursts that stall the streams for longer. Beyond it, streams of usual length end before they
+have gained it."""
+TOKENS_TO_GAIN = 10
+"""From its first token on, because to make all streams short of it wait for nothing but each other wastes whole
+steps ..."""
+MOST_GAIN = 0.3
+"""... but no token gains more than this share of the TPOT target."""
+HALF_LIFE_S = 30.0
+"""Of what is remembered of the deepest dip."""
+
+
+def cushion(num_output: IntArray, share: float) -> FloatArray:
+    """Of streams with so many tokens, in TPOT targets."""
+    return np.minimum(min(share / TOKENS_TO_GAIN, MOST_GAIN) * num_output, share)
+
+
+class Cushion:
+    """In shares of a stream's TPOT target.
+
+    Offline work spends what streams have beyond their cushion, so a stall by online prompts makes every stream late by
+    what it takes beyond it. The dips that are measured do not depend on the cushion: they are counted from it down.
+    """
+
+    def __init__(self) -> None:
+        self._dip = 0.0
+        self._seen_s = 0.0
+
+    def observe(self, now_s: float, dip: float) -> None:
+        """The deepest of the running streams is so far below its cushion, or will be after the shortest step."""
+        dip = min(dip, MOST_SHARE)
+        if dip >= self._left(now_s):
+            self._dip, self._seen_s = dip, now_s
+
+    def share(self, now_s: float) -> float:
+        return max(LEAST_SHARE, self._left(now_s))
+
+    def _left(self, now_s: float) -> float:
+        return self._dip * 0.5 ** ((now_s - self._seen_s) / HALF_LIFE_S)
