@@ -12,7 +12,7 @@ PARTS: dict[str, str] = {
     "urgency": "jobs that would be late with their share alone go before turns",
     "relegation": "prompts that can no longer be in time stand behind those that can",
     "stream-slack": "online prompts take what streams can spare, and more while few come",
-    "cushion": "streams keep a token's time in hand",
+    "cushion": "streams keep in hand what stalls have cost of late",
     "idle-bound": "a step ends in time for a request that arrives during it",
     "prefill-slack": "offline work leaves time for the prompts that wait",
     "controller": "the time budget shrinks while steps overrun",
