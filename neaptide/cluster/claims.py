@@ -3,8 +3,8 @@
 Replicas pull. A chunk is some lines of one batch; a claim lends it to a replica until a lease ends, under a number (the
 epoch) that grows with each claim. A replica with an older number has lost the chunk, whether it knows or not: that is
 the fence. The database keeps the same board in a table and orders by the same keys
-(``server/batches/storing/claim_rows.py``). No server claims yet; in the simulation of many replicas chunks get smaller
-towards the end (``simulation/replicas/claim_order.py``).
+(``server/batches/storing/claim_rows.py``). Servers take several chunks in one claim, and fewer of them towards the end
+of the pool, as many lines as a replica of the simulation takes (``simulation/replicas/claim_order.py``).
 """
 
 import math
@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-MAX_CHUNK_LINES = 128
-"""Small enough that a replica lost takes little along, large enough that claims cost next to nothing."""
+MAX_CHUNK_LINES = 64
+"""Small enough that the last chunk of a pool, which one replica has alone, is soon done."""
+MIN_CLAIM_LINES, MAX_CLAIM_LINES = 64, 256
+"""Fewer lines would part what shares a prefix, more would let a replica hoard."""
+CLAIM_BELOW_LINES = 64
+"""A replica claims when fewer lines wait in its engine: they start as its packer sees slack."""
+CLAIMS_AHEAD = 4
+"""Claims get smaller towards the end: so many would still be there for each replica."""
 LEASE_S = 15.0
 DEADLINE_GRAIN_S = 900
 """Batches that end in the same quarter of an hour are equally urgent: strict order of deadlines would leave a replica
@@ -62,6 +68,11 @@ def chunk_sizes(num_lines: int) -> list[int]:
     """Lines of each chunk of a batch: none above ``MAX_CHUNK_LINES``, and no two apart by more than one."""
     count = math.ceil(num_lines / MAX_CHUNK_LINES)
     return [num_lines // count + (i < num_lines % count) for i in range(count)]
+
+
+def lines_to_claim(num_left: int, num_replicas: int) -> int:
+    """Of the next claim, if so many lines are left for so many replicas."""
+    return min(max(num_left // (CLAIMS_AHEAD * max(num_replicas, 1)), MIN_CLAIM_LINES), MAX_CLAIM_LINES)
 
 
 def deadline_class(expires_at_s: int) -> int:

@@ -31,6 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         sub = actions.add_parser(name, help=help_text)
         sub.add_argument("--data-dir", metavar="DIR", help="the server's (as for serve)")
         sub.add_argument("--store", metavar="URL", help="the server's database (as for serve)")
+        sub.add_argument("--blobs", metavar="URL", help="the server's shared storage (as for serve)")
         sub.add_argument("--json", action="store_true", help="print one line of JSON and nothing else")
         sub.set_defaults(func=lambda args: _run(run, args))
         return sub
@@ -49,8 +50,8 @@ def _run(run: Action, args: argparse.Namespace) -> int:
     from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 
     try:
-        settings = load_settings({"data_dir": args.data_dir, "store": args.store})
-        store = Store(Path(settings.data_dir).expanduser().absolute(), settings.store)
+        settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
+        store = Store(Path(settings.data_dir).expanduser().absolute(), settings.store, settings.blobs)
         store.open(create=False)
         try:
             return run(store, args)

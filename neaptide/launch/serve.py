@@ -227,6 +227,8 @@ def _http_server(
         batch_settings = BatchSettings(
             data_dir=data_dir,
             store_url=settings.store,
+            blobs_url=settings.blobs,
+            lease_s=settings.chunk_lease_s,
             completion_windows=settings.completion_windows,
             file_life_s=int(settings.file_retention_days * DAY_S),
         )

@@ -67,6 +67,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             page="cluster",
         ),
     ] = None
+    blobs: Annotated[
+        str | None,
+        Option(
+            "Storage of files that several servers on one --store share: file:///DIRECTORY or s3://BUCKET/PREFIX; by "
+            "default the data directory, and one server.",
+            "URL",
+            page="cluster",
+        ),
+    ] = None
+    chunk_lease_s: Annotated[
+        float,
+        Option(
+            "With --blobs: so long after its last sign of life the lines that a server has claimed are others'.",
+            "SECONDS",
+            low=1,
+            high=600,
+            page="cluster",
+        ),
+    ] = 15.0
     file_retention_days: Annotated[
         float,
         Option(
@@ -301,6 +320,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError(f"{name} = {value!r} is not supported; use {' or '.join(option.choices)}")
             if isinstance(value, int | float) and not option.admits(value):
                 raise SettingsError(f"{name} = {value} is out of range")
+        if self.blobs is not None and self.store is None:
+            raise SettingsError("blobs = ... is for servers that share a database: give --store too")
 
 
 OPTIONS: Mapping[str, Option] = {

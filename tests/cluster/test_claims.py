@@ -104,7 +104,7 @@ def test_a_batch_that_is_withdrawn_leaves_the_others() -> None:
 
 
 @given(st.integers(1, 60_000))
-def test_chunks_are_even_and_of_64_to_128_lines(num_lines: int) -> None:
+def test_chunks_are_even_and_of_32_to_64_lines(num_lines: int) -> None:
     sizes = chunk_sizes(num_lines)
     assert sum(sizes) == num_lines
     assert max(sizes) - min(sizes) <= 1

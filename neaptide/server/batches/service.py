@@ -10,8 +10,9 @@ from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
-from neaptide.server.batches.running.machine import Machine
+from neaptide.server.batches.running.machine import BatchMachine, Machine
 from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.sharing.machine import SharedMachine
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
 from neaptide.server.batches.storing.data_dir import StoreError
@@ -50,14 +51,16 @@ class BatchService:
     ) -> None:
         clocks = clocks or Clocks()
         self.settings = settings
-        self.store = Store(settings.data_dir, settings.store_url)
+        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self.outlooks = Outlooks()
         engine.add_outlook_listener(self.outlooks.hear)
         self._clocks = clocks
         self._is_suspended = False
         plane = BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
-        self._machine = Machine(plane)
+        self._machine: BatchMachine
+        blobs = self.store.blobs
+        self._machine = Machine(plane) if blobs is None else SharedMachine(plane, blobs)
 
     async def start(self) -> None:
         """Opens the data directory and takes up unfinished batches.

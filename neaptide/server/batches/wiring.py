@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neaptide.cluster.claims import LEASE_S
 from neaptide.server.batches.checking.create import window_seconds
 from neaptide.server.batches.checking.validate import Checker, Limits
 from neaptide.server.batches.lines import LineCompiler
@@ -32,6 +33,10 @@ class BatchSettings:
     data_dir: Path
     store_url: str | None = None
     """Of a PostgreSQL database; None is SQLite in the data directory."""
+    blobs_url: str | None = None
+    """Of storage that several servers share, and with it their batches; None is the data directory, and one server."""
+    lease_s: float = LEASE_S
+    """So long after its last renewal what a server has claimed is others'."""
     completion_windows: tuple[str, ...] = ("24h",)
     max_file_bytes: int = 200_000_000
     file_life_s: int = DEFAULT_LIFE_S
@@ -66,6 +71,11 @@ class BatchPlane:
 
     def stem(self, batch_id: str) -> Path:
         return self.jobs_dir / batch_id
+
+    def describe(self, batch_id: str, expires_at: int) -> tuple[Path, float]:
+        """For the engine: the stem of the token file, and the deadline in monotonic seconds."""
+        remaining_s = max(0.0, expires_at - self.clocks.wall())
+        return self.stem(batch_id), self.clocks.monotonic() + remaining_s
 
     def now(self, record: BatchRecord) -> int:
         """Wall clock, but never before what already happened to the batch: clocks are set back at times."""

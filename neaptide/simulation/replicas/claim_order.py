@@ -8,11 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MIN_CHUNK_ROWS, MAX_CHUNK_ROWS = 64, 256
-"""Fewer rows would part what shares a prefix, more would let a replica hoard."""
-CHUNKS_AHEAD = 4
-"""Chunks get smaller towards the end: so many would still be there for each replica."""
-
 
 class Claim(NamedTuple):
     job: int
@@ -25,11 +20,6 @@ class _Job:
     deadline_s: float
     runs: deque[tuple[int, ...]] = field(default_factory=deque)
     """Rows in a row, none empty; what was given back stands at the front, as a run of its own."""
-
-
-def chunk_rows(num_rows: int, num_replicas: int) -> int:
-    """Of the next chunk, if so many rows are left for so many replicas."""
-    return min(max(num_rows // (CHUNKS_AHEAD * max(num_replicas, 1)), MIN_CHUNK_ROWS), MAX_CHUNK_ROWS)
 
 
 class ClaimOrder:

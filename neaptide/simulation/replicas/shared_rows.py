@@ -8,17 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from neaptide.cluster.autoscaling import Backlog
+from neaptide.cluster.claims import CLAIM_BELOW_LINES, lines_to_claim
 from neaptide.engine.arrays import FloatArray
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.planning.blend import Ranked, rank
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.offline_feed import OFFLINE_PREFIX, as_job
 from neaptide.simulation.pools.planned import pool_of
-from neaptide.simulation.replicas.claim_order import Claim, ClaimOrder, chunk_rows
+from neaptide.simulation.replicas.claim_order import Claim, ClaimOrder
 from neaptide.simulation.scenario import Scenario
-
-CLAIM_BELOW_ROWS = 64
-"""A replica claims when fewer rows wait in its engine: they start as its packer sees slack."""
 
 
 @dataclass(slots=True)
@@ -150,7 +148,7 @@ class SharedRows:
         if number is None:
             return None
         from_front = compute_s <= self._jobs[number].ranked.root_density * memory_s
-        return self._order.claim(from_front, chunk_rows(self._order.num_rows, self.num_claimants))
+        return self._order.claim(from_front, lines_to_claim(self._order.num_rows, self.num_claimants))
 
     def work_s(self, job: int, row: int) -> tuple[float, float]:
         """Compute and memory time of a row."""
@@ -210,7 +208,7 @@ class ClaimedRows:
 
     def messages(self, waiting: int, now_s: float) -> Iterator[AddBatch]:
         self._shared.arrive(now_s)
-        while not self._is_closed and waiting < CLAIM_BELOW_ROWS:
+        while not self._is_closed and waiting < CLAIM_BELOW_LINES:
             claim = self._shared.claim(*self._held_s)
             if claim is None:
                 return

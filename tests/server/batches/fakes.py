@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from neaptide.cluster.claims import LEASE_S
 from neaptide.engine.messages import (
     AbortRequest,
     AddBatch,
@@ -137,12 +138,21 @@ class Server:
         planner: MakesPlans | None = None,
         ready: EngineReady = READY,
         store_url: str | None = None,
+        blobs_url: str | None = None,
+        lease_s: float = LEASE_S,
     ) -> None:
         self.clock = clock or FakeClock()
         self.client = EngineClient()
         self.engine = FakeEngine(self.client)
         self.compiler = FakeCompiler(fingerprint)
-        settings = BatchSettings(data_dir=data_dir, store_url=store_url, completion_windows=("24h", "1h"), tick_s=0.02)
+        settings = BatchSettings(
+            data_dir=data_dir,
+            store_url=store_url,
+            blobs_url=blobs_url,
+            lease_s=lease_s,
+            completion_windows=("24h", "1h"),
+            tick_s=0.02,
+        )
         checker = checker or ThreadChecker(self.compiler)
         self.service = BatchService(
             settings, self.client, self.compiler, checker, clocks=self.clock.clocks(), planner=planner

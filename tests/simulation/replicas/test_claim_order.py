@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.simulation.replicas.claim_order import Claim, ClaimOrder, chunk_rows
+from neaptide.cluster.claims import lines_to_claim
+from neaptide.simulation.replicas.claim_order import Claim, ClaimOrder
 
 
 def test_the_most_urgent_job_comes_first_and_both_ends_meet() -> None:
@@ -41,8 +42,8 @@ def test_what_is_given_back_goes_first() -> None:
 
 
 def test_chunks_get_smaller_towards_the_end() -> None:
-    assert [chunk_rows(rows, 4) for rows in (100_000, 4096, 2048, 1024, 10)] == [256, 256, 128, 64, 64]
-    assert chunk_rows(1000, 0) == 250
+    assert [lines_to_claim(rows, 4) for rows in (100_000, 4096, 2048, 1024, 10)] == [256, 256, 128, 64, 64]
+    assert lines_to_claim(1000, 0) == 250
 
 
 @given(

@@ -78,8 +78,13 @@ class PlanWriter:
         remove_plan(self._stem)
 
 
+def plan_file(stem: Path, suffix: str) -> Path:
+    """One of ``PLAN_SUFFIXES``."""
+    return stem.with_name(f"{stem.name}{suffix}")
+
+
 def _plan_path(stem: Path) -> Path:
-    return stem.with_name(f"{stem.name}.plan")
+    return plan_file(stem, ".plan")
 
 
 def read_plan(stem: Path) -> JobPlan:
@@ -90,6 +95,9 @@ def read_plan(stem: Path) -> JobPlan:
 _SUFFIXES = (".tokens", ".offsets", ".plan")
 _PREFIXES = ".prefixes"
 """Only an order: a job of an earlier version has none, and one that is damaged is not used."""
+_SEAL = ".sha256"
+PLAN_SUFFIXES = (*_SUFFIXES, _PREFIXES, _SEAL)
+"""Of all files of a job, the one that says that the others are whole at last."""
 
 
 def _digest(stem: Path) -> str:
@@ -116,9 +124,9 @@ def check_seal(stem: Path) -> None:
 
 
 def _seal_path(stem: Path) -> Path:
-    return stem.with_name(f"{stem.name}.sha256")
+    return plan_file(stem, _SEAL)
 
 
 def remove_plan(stem: Path) -> None:
-    for suffix in (*_SUFFIXES, _PREFIXES, ".sha256"):
-        stem.with_name(f"{stem.name}{suffix}").unlink(missing_ok=True)
+    for suffix in PLAN_SUFFIXES:
+        plan_file(stem, suffix).unlink(missing_ok=True)

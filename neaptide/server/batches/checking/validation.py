@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 from neaptide.server.batches.checking.job_files import seal_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, LineFault, Report
+from neaptide.server.batches.hold import Hold
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.files import FileDamagedError
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
+from neaptide.server.batches.storing.shared.lease_rows import LeaseLostError
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
@@ -37,24 +39,25 @@ class Validation:
         self._io_errors: Counter[str] = Counter()
         self._one_at_a_time = asyncio.Semaphore(1)
 
-    async def run(self, record: BatchRecord, stop: asyncio.Event) -> bool:
+    async def run(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> bool:
         """Whether the batch is durably in_progress: False when it has failed, or ``stop`` came first.
 
         Raises:
             ServerStoppingError: the server stops before there is a verdict.
+            LeaseLostError: another server has taken the batch over.
         """
         begun = False
-        report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop))
+        report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop, hold))
         if report is not None and report.errors:
-            await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop))
+            await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop, hold))
         elif report is not None:
-            begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop))
+            begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop, hold))
         self._io_errors.pop(record.id, None)
         return begun
 
-    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event) -> Report | None:
+    async def _check_unless(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> Report | None:
         """The file's report, or None when ``stop`` came first."""
-        checking, stopped = asyncio.create_task(self._check(record)), asyncio.create_task(stop.wait())
+        checking, stopped = asyncio.create_task(self._check(record, hold)), asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({checking, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if checking.done():
@@ -65,9 +68,9 @@ class Validation:
         finally:
             stopped.cancel()
 
-    async def _check(self, record: BatchRecord) -> Report:
+    async def _check(self, record: BatchRecord, hold: Hold) -> Report:
         try:
-            return await self._check_file(record)
+            return await self._check_file(record, hold)
         except OSError as error:
             self._io_errors[record.id] += error.errno == errno.EIO
             if self._io_errors[record.id] < MAX_IO_ERRORS:
@@ -76,7 +79,7 @@ class Validation:
             fault = LineFault("storage_error", "The server's disk failed repeatedly on this batch.")
             return Report(errors=[fault.entry(None)])
 
-    async def _check_file(self, record: BatchRecord) -> Report:
+    async def _check_file(self, record: BatchRecord, hold: Hold) -> Report:
         try:
             path = await self._p.verify_input(record)
         except NotFoundError:
@@ -85,8 +88,10 @@ class Validation:
         except FileDamagedError as error:
             return Report(errors=[LineFault(error.code or "", error.message, "file_id").entry(None)])
 
+        insert_lines, discard_lines = hold.guarded(batch_rows.insert_lines), hold.guarded(batch_rows.discard_lines)
+
         async def keep(lines: Sequence[NewLine]) -> None:
-            await self._p.store.write(batch_rows.insert_lines, record.id, lines)
+            await self._p.store.write(insert_lines, record.id, lines)
 
         stem = self._p.stem(record.id)
         check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits)
@@ -94,9 +99,9 @@ class Validation:
         while num_deaths < MAX_DEATHS:
             try:
                 async with self._one_at_a_time:
-                    await self._p.store.write(batch_rows.discard_lines, record.id)
+                    await self._p.store.write(discard_lines, record.id)
                     return await self._p.checker.check(check, keep)
-            except (OSError, StoreUnavailableError):
+            except (OSError, StoreUnavailableError, LeaseLostError):
                 raise
             except CheckerDiedError as error:
                 logger.error("batch %s: %s", record.id, error)
@@ -113,15 +118,15 @@ class Validation:
 
     # Both ask for ``stop`` first: a disk that refuses must not keep a cancelled batch, and its plan's space.
 
-    async def _write_failed(self, record: BatchRecord, report: Report, stop: asyncio.Event) -> bool:
+    async def _write_failed(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
         if stop.is_set():
             return False
         logger.info("batch %s: failed validation with %d errors", record.id, len(report.errors))
-        return await self._p.store.write(batch_rows.fail_batch, record.id, report.errors, self._p.now(record))
+        fail_batch = hold.guarded(batch_rows.fail_batch)
+        return await self._p.store.write(fail_batch, record.id, report.errors, self._p.now(record))
 
-    async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event) -> bool:
+    async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
         if stop.is_set():
             return False
         await asyncio.to_thread(seal_plan, self._p.stem(record.id))
-        fingerprint, now = self._p.compiler.fingerprint, self._p.now(record)
-        return await self._p.store.write(batch_rows.begin_batch, record.id, report.model, fingerprint, now)
+        return await hold.begin(record, report.model, self._p.now(record))

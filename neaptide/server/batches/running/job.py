@@ -1,4 +1,5 @@
-"""One running batch: which rows are still to run, and the lines whose outputs are arriving."""
+"""One running batch, or a chunk of one that this server has claimed: which rows are still to run, and the lines whose
+outputs are arriving."""
 
 import logging
 from array import array
@@ -7,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from neaptide.cluster.claims import Claim
 from neaptide.engine.messages import AddBatch, RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
@@ -32,9 +34,19 @@ class Job:
     """
 
     def __init__(
-        self, record: BatchRecord, plan: JobPlan, lines: Sequence[PendingLine], input_path: Path, compiler: LineCompiler
+        self,
+        record: BatchRecord,
+        plan: JobPlan,
+        lines: Sequence[PendingLine],
+        input_path: Path,
+        compiler: LineCompiler,
+        claim: Claim | None = None,
     ) -> None:
         self.batch_id = record.id
+        self.claim = claim
+        """Under which the lines were taken, where servers share batches."""
+        self.id = record.id if claim is None else f"{record.id}.{claim.key.chunk_no}.{claim.epoch}"
+        """Its name in this server and in the engine."""
         self.endpoint = record.endpoint
         self.salt = bytes.fromhex(record.salt)
         self.share = share_of(record.owner)
@@ -67,6 +79,11 @@ class Job:
         """Lines that were in engines' last steps before this server started, and how often."""
         return {self._key(i): line.attempts for i, line in enumerate(self._lines) if line.attempts}
 
+    @property
+    def num_open(self) -> int:
+        """Lines that have not ended."""
+        return self._ended.count(0)
+
     def begin_anew(self) -> None:
         """The engine has none of the job's rows."""
         self._next = 0
@@ -81,7 +98,7 @@ class Job:
         used = {self._plan.params_index[row] for row in rows}
         place = {index: i for i, index in enumerate(sorted(used))}
         return AddBatch(
-            batch_id=self.batch_id,
+            batch_id=self.id,
             path=str(path),
             rows=rows,
             params_table=[self._plan.params_table[index] for index in place],
@@ -105,7 +122,7 @@ class Job:
         max_tokens = [params.max_tokens for params in self._plan.params_table]
         limits = [max_tokens[self._plan.params_index[row]] for row in rows]
         return JobRows(
-            batch_id=self.batch_id,
+            batch_id=self.id,
             path=str(path),
             salt=self.salt.hex(),
             num_rows=len(self._plan.params_index),
@@ -135,7 +152,7 @@ class Job:
         return taken
 
     def _take_alone(self, line: LineKey) -> list[int]:
-        if line.batch_id != self.batch_id or (index := self._index(line.line_no)) in self._given_alone:
+        if line.job_id != self.id or (index := self._index(line.line_no)) in self._given_alone:
             return []
         self._given_alone.add(index)
         self._waiting.pop(index, None)
@@ -164,7 +181,7 @@ class Job:
             result = self._feed_line(index, row, output, stops)
             if result is not None:
                 if result.state is LineState.FAILED:
-                    stops += [str(RowId(self.batch_id, r)) for r in self._rows(self._lines[index]) if r != row]
+                    stops += [str(RowId(self.id, r)) for r in self._rows(self._lines[index]) if r != row]
                 self._end(index)
                 if result.state is LineState.COMPLETED:
                     self._answer_tokens[index] = result.usage.output_tokens // self._lines[index].num_rows
@@ -203,7 +220,7 @@ class Job:
         return refused(line_no, ApiError("The engine failed repeatedly on this request.", code="engine_crash"))
 
     def _key(self, index: int) -> LineKey:
-        return LineKey(self.batch_id, self._lines[index].line_no)
+        return LineKey(self.id, self._lines[index].line_no)
 
     def _index(self, line_no: int) -> int:
         return bisect_left(self._lines, line_no, key=_line_no)

@@ -20,7 +20,7 @@ from neaptide.server.batches.planning.planning import MakesPlans, Planning
 from neaptide.server.batches.planning.request import JobRows
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
-from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.models import LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.link.deaths import Evidence
@@ -56,7 +56,7 @@ class _Add:
 
 @dataclass(frozen=True, slots=True)
 class _Close:
-    batch_id: str
+    job_id: str
     closed: "asyncio.Future[None]"
 
 
@@ -72,8 +72,8 @@ class _Running:
 class JobRunner:
     """The batch plane's ``BatchListener``. Event loop only; heavy work happens in threads.
 
-    ``on_done`` is called with the id of a job whose last line has become durable. ``planner`` plans the order of what
-    is left of all jobs, if the engine follows one.
+    ``on_done`` is called with the id of a job whose last line has become durable, ``on_lost`` with that of one whose
+    results are not taken any more. ``planner`` plans the order of what is left of all jobs, if the engine follows one.
     """
 
     def __init__(
@@ -83,11 +83,13 @@ class JobRunner:
         describe: Callable[[Job], tuple[Path, float]],
         on_done: Callable[[str], None],
         planner: MakesPlans | None = None,
+        on_lost: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._engine = engine
         self._describe = describe
         self._on_done = on_done
+        self._on_lost = on_lost
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._jobs: dict[str, _Running] = {}
         self._planning = None if planner is None else Planning(planner, engine, self._left_of_all)
@@ -111,7 +113,7 @@ class JobRunner:
         """Makes durable what has arrived, then stops listening."""
         self._stopping = True
         # At least one event, so that closes already queued are answered too.
-        await asyncio.gather(*(self._post_close(batch_id) for batch_id in ["", *self._jobs]))
+        await asyncio.gather(*(self._post_close(job_id) for job_id in ["", *self._jobs]))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -126,8 +128,8 @@ class JobRunner:
         self._take_back()
 
     def _take_back(self) -> None:
-        for batch_id in self._jobs:
-            self._engine.cancel_batch(batch_id)
+        for job_id in self._jobs:
+            self._engine.cancel_batch(job_id)
 
     # ---- events ----
 
@@ -144,16 +146,26 @@ class JobRunner:
     def add_job(self, job: Job) -> None:
         self._events.put_nowait(_Add(job))
 
-    async def close_job(self, batch_id: str) -> None:
+    @property
+    def num_open(self) -> int:
+        """Lines of all jobs that have not ended."""
+        return sum(running.job.num_open for running in self._jobs.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """Results wait for the disk, and nothing more is computed."""
+        return self._disk_behind
+
+    async def close_job(self, job_id: str) -> None:
         """Takes the job from the engine; returns when everything that arrived for it is durable."""
         if not self._stopping:
-            await self._post_close(batch_id)
+            await self._post_close(job_id)
 
-    async def _post_close(self, batch_id: str) -> None:
+    async def _post_close(self, job_id: str) -> None:
         # At once, not when its turn comes: after a cancel nothing more is given to the engine.
-        self._closed_ids.add(batch_id)
+        self._closed_ids.add(job_id)
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._events.put_nowait(_Close(batch_id, closed))
+        self._events.put_nowait(_Close(job_id, closed))
         await closed
 
     # ---- the consumer ----
@@ -184,15 +196,15 @@ class JobRunner:
                     self._planning.engine_is_new()
                 await self._submit_all()
             case _Add(job):
-                self._jobs[job.batch_id] = _Running(job)
+                self._jobs[job.id] = _Running(job)
                 self._suspects.restore(job.attempts)
                 await self._submit(job)
-            case _Close(batch_id, closed):
-                closed_job = self._jobs.pop(batch_id, None)
-                self._closed_ids.discard(batch_id)
+            case _Close(job_id, closed):
+                closed_job = self._jobs.pop(job_id, None)
+                self._closed_ids.discard(job_id)
                 if closed_job is not None:
-                    self._engine.cancel_batch(batch_id)
-                    await self._end_lines(self._suspects.of_batch(batch_id))
+                    self._engine.cancel_batch(job_id)
+                    await self._end_lines(self._suspects.of_job(job_id))
                 # In a task: a disk that does not take one job's results must not hold up the others.
                 self._spawn(_settle(set(closed_job.commits) if closed_job else set(), closed))
 
@@ -215,7 +227,7 @@ class JobRunner:
             if message is None:
                 return
             self._engine.submit_batch(message)
-            logger.info("batch %s: %d rows given to the engine", job.batch_id, len(message.rows))
+            logger.info("batch %s: %d rows given to the engine", job.id, len(message.rows))
             if self._planning is not None:
                 self._planning.grown(len(message.rows))
             await asyncio.sleep(0)
@@ -228,7 +240,7 @@ class JobRunner:
         # A new engine gets nothing before its turn in the queue: the rows that its predecessor died with are
         # suspects only from then on.
         is_due = self._heard_epoch == self._epoch and self._engine.is_ready
-        held_back = job.batch_id in self._closed_ids or self._suspended or self._disk_behind
+        held_back = job.id in self._closed_ids or self._suspended or self._disk_behind
         return is_due and not held_back
 
     async def _on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
@@ -237,15 +249,15 @@ class JobRunner:
             row = RowId.parse(output.request_id)
             if row is not None and row.batch_id in self._jobs:
                 by_job.setdefault(row.batch_id, []).append(output)
-        for batch_id, of_job in by_job.items():
-            running = self._jobs.get(batch_id)
+        for job_id, of_job in by_job.items():
+            running = self._jobs.get(job_id)
             if running is None:
                 continue  # its last result has become durable meanwhile
             results, stops = await asyncio.to_thread(running.job.feed, of_job)
             if stops:
                 self._engine.abort(stops, FinishReason.STOP)
             self._commit(running, results)
-            await self._end_lines([LineKey(batch_id, result.line_no) for result in results])
+            await self._end_lines([LineKey(job_id, result.line_no) for result in results])
             await self._submit(running.job)
 
     async def _end_lines(self, lines: Sequence[LineKey]) -> None:
@@ -264,23 +276,24 @@ class JobRunner:
         lines = list(dict.fromkeys(line for line in found if line is not None))
         convict = self._suspects.death(lines, evidence, has_strangers=None in found)
         if convict is not None:
-            logger.error("batch %s line %d kills the engine: it is given up", convict.batch_id, convict.line_no)
-            running = self._jobs[convict.batch_id]
+            logger.error("batch %s line %d kills the engine: it is given up", convict.job_id, convict.line_no)
+            running = self._jobs[convict.job_id]
             self._commit(running, [running.job.convict(convict.line_no)])
         if evidence is Evidence.EXCUSED:
             return
-        by_batch: dict[str, list[int]] = {}
+        by_job: dict[str, list[int]] = {}
         for line in lines:
-            by_batch.setdefault(line.batch_id, []).append(line.line_no)
-        for batch_id, line_nos in by_batch.items():
-            self._spawn(self._note_attempts(batch_id, line_nos))
+            by_job.setdefault(line.job_id, []).append(line.line_no)
+        for job_id, line_nos in by_job.items():
+            self._spawn(self._note_attempts(self._jobs[job_id].job, line_nos))
 
-    async def _note_attempts(self, batch_id: str, line_nos: list[int]) -> None:
-        """For the next start; while this one lasts, the jobs know."""
+    async def _note_attempts(self, job: Job, line_nos: list[int]) -> None:
+        """For the next start and for other servers; while this one has the lines, the jobs know."""
+        held = None if job.claim is None else claim_rows.held_by(job.claim)
         try:
-            await self._store.write(batch_rows.count_attempts, batch_id, line_nos)
+            await self._store.write(batch_rows.count_attempts, job.batch_id, line_nos, held)
         except StoreUnavailableError as error:
-            logger.error("batch %s: an engine death could not be noted: %s", batch_id, error)
+            logger.error("batch %s: an engine death could not be noted: %s", job.id, error)
 
     # ---- durability ----
 
@@ -297,7 +310,7 @@ class JobRunner:
         task.add_done_callback(running.commits.discard)
 
     async def _commit_and_count(self, job: Job, results: list[LineResult]) -> None:
-        durable = await self._commit_durably(job.batch_id, results)
+        durable = await self._commit_durably(job, results)
         self._num_undurable -= len(results)
         if self._disk_behind and self._num_undurable < MAX_UNDURABLE_RESULTS // 2:
             logger.info("the disk takes results again; batches go on")
@@ -306,17 +319,24 @@ class JobRunner:
         if not durable:
             return
         job.num_undurable -= len(results)
-        if job.num_undurable == 0 and job.batch_id in self._jobs:
-            del self._jobs[job.batch_id]
-            self._on_done(job.batch_id)
+        if job.num_undurable == 0 and job.id in self._jobs:
+            del self._jobs[job.id]
+            self._on_done(job.id)
 
-    async def _commit_durably(self, batch_id: str, results: list[LineResult]) -> bool:
+    async def _commit_durably(self, job: Job, results: list[LineResult]) -> bool:
         """Whether the results are durable; False when the server stops first or the database refuses them."""
+        batch_id = job.batch_id
         while True:
             try:
-                operation = partial(batch_rows.end_lines, batch_id=batch_id, results=results)
-                await self._store.write_grouped(operation, len(results))
-                return True
+                if job.claim is None:
+                    operation = partial(batch_rows.end_lines, batch_id=batch_id, results=results)
+                    await self._store.write_grouped(operation, len(results))
+                    return True
+                end_claimed = partial(batch_rows.end_claimed_lines, claim=job.claim, results=results)
+                if await self._store.write_grouped(end_claimed, len(results)):
+                    return True
+                self._on_lost(job.id)
+                return False
             except StoreUnavailableError as error:
                 # The results are worth keeping: memory holds them until the disk takes them.
                 logger.error("batch %s: %d results wait: %s", batch_id, len(results), error)

@@ -14,20 +14,22 @@ import logging
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from neaptide.engine.offline.token_file import TokenFile
-from neaptide.server.batches.checking.job_files import check_seal, read_plan, remove_plan
+from neaptide.server.batches.checking.job_files import check_seal, read_plan
 from neaptide.server.batches.checking.validation import Validation
+from neaptide.server.batches.hold import SoleHold
 from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.ending import Ending
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
 from neaptide.server.batches.storing.housekeeping import Housekeeping
-from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, FileRecord, LineState, PendingLine
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState, PendingLine
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import ApiError
@@ -37,8 +39,41 @@ logger = logging.getLogger(__name__)
 SWEEP_PERIOD_S = 60.0
 
 
+class BatchMachine(Protocol):
+    """What moves batches on. Event loop only."""
+
+    async def start(self) -> None:
+        """Takes up every batch that has not ended."""
+        ...
+
+    async def stop(self) -> None:
+        """Keeps what has been computed and leaves the rest to the next start."""
+        ...
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether a step of some batch is being repeated because the disk refused it."""
+        ...
+
+    def begin(self, record: BatchRecord) -> None:
+        """There is a new batch, whose row is durable."""
+        ...
+
+    def end(self, batch_id: str) -> None:
+        """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
+        ...
+
+    def suspend(self) -> None:
+        """Lets the engine go on without batch work."""
+        ...
+
+    async def expire_overdue(self) -> None:
+        """Ends batches whose completion window is over."""
+        ...
+
+
 class Machine:
-    """Owns the background tasks of all batches. Event loop only."""
+    """Owns the background tasks of all batches of a single server. Implements ``BatchMachine``."""
 
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
@@ -50,7 +85,9 @@ class Machine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
         self._disk = PatientDisk()
+        self._hold = SoleHold(plane)
         self._validation = Validation(plane, self._disk)
+        self._ending = Ending(plane, self._stopping)
         self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
 
     # ---- start and stop ----
@@ -110,7 +147,7 @@ class Machine:
     # ---- validating ----
 
     async def _validate(self, record: BatchRecord, stop: asyncio.Event) -> None:
-        begun = await self._validation.run(record, stop)
+        begun = await self._validation.run(record, stop, self._hold)
         del self._validating[record.id]
         if stop.is_set():
             await self._finalize(record.id)
@@ -160,8 +197,7 @@ class Machine:
         return Job(record, plan, lines, self._p.files.path(record.input_file_id), self._p.compiler)
 
     def _describe(self, job: Job) -> tuple[Path, float]:
-        remaining_s = max(0.0, job.expires_at - self._p.clocks.wall())
-        return self._p.stem(job.batch_id), self._p.clocks.monotonic() + remaining_s
+        return self._p.describe(job.batch_id, job.expires_at)
 
     def _on_lines_done(self, batch_id: str) -> None:
         self._spawn(self._complete(batch_id))
@@ -183,39 +219,9 @@ class Machine:
 
     async def _finalize(self, batch_id: str) -> None:
         try:
-            await self._disk.retry(batch_id, lambda: self._finalize_once(batch_id))
+            await self._disk.retry(batch_id, lambda: self._ending.end(batch_id, self._hold))
         except finalize.FinalizeStoppedError:
             return
-        await asyncio.to_thread(remove_plan, self._p.stem(batch_id))
-
-    async def _finalize_once(self, batch_id: str) -> None:
-        store = self._p.store
-        if self._stopping.is_set():
-            raise finalize.FinalizeStoppedError
-        record = await store.read(batch_rows.require_batch, batch_id)
-        if record.is_terminal:
-            return
-        output = error = None
-        if record.in_progress_at is None:
-            await store.write(batch_rows.discard_lines, batch_id)
-        else:
-            if record.outcome is BatchStatus.EXPIRED:
-                await store.write(batch_rows.close_lines, batch_id, LineState.EXPIRED, finalize.EXPIRED_ERROR)
-            elif record.outcome is BatchStatus.CANCELLED:
-                await store.write(batch_rows.close_lines, batch_id, LineState.CANCELLED, finalize.CANCELLED_ERROR)
-            try:
-                output, error = await self._write_files(record)
-            except finalize.DamagedLinesError as damage:
-                logger.error("batch %s: %s", batch_id, damage)
-                await store.write(batch_rows.fail_damaged_lines, batch_id, damage.line_nos, finalize.DAMAGED_ERROR)
-                output, error = await self._write_files(record)
-        await store.write(batch_rows.finish_batch, batch_id, output, error, self._p.now(record))
-        logger.info("batch %s: %s", batch_id, record.outcome)
-
-    async def _write_files(self, record: BatchRecord) -> tuple[FileRecord | None, FileRecord | None]:
-        directory, should_stop = self._p.files.directory, self._stopping.is_set
-        now, life_s = self._p.now(record), self._p.settings.file_life_s
-        return await asyncio.to_thread(finalize.write_files, self._p.store, record, directory, should_stop, now, life_s)
 
     async def _tick(self) -> None:
         """Looks for overdue batches, and now and then for what has to go."""

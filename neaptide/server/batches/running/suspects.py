@@ -21,9 +21,9 @@ MAX_KILLS_ALONE = 3
 
 
 class LineKey(NamedTuple):
-    """One line of one batch."""
+    """One line of one job."""
 
-    batch_id: str
+    job_id: str
     line_no: int
 
 
@@ -58,8 +58,8 @@ class Suspects:
             return line in self._groups[0]
         return not self._is_solitary
 
-    def of_batch(self, batch_id: str) -> list[LineKey]:
-        return [line for line in self._deaths if line.batch_id == batch_id]
+    def of_job(self, job_id: str) -> list[LineKey]:
+        return [line for line in self._deaths if line.job_id == job_id]
 
     # ---- what happens ----
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from neaptide.server.batches.storing import file_rows
+from neaptide.cluster.claims import Claim
+from neaptide.server.batches.storing import claim_rows, file_rows
 from neaptide.server.batches.storing.models import (
     LIVE,
     TERMINAL,
@@ -29,7 +30,7 @@ from neaptide.server.batches.storing.models import (
 from neaptide.server.batches.storing.tables import batch_lines, batches, files
 from neaptide.server.openai.stored_replies import BatchError
 
-_COLUMNS = [column for column in batches.c if column.name != "seq"]
+_COLUMNS = [column for column in batches.c if column.name not in ("seq", "lease_epoch", "leased_until_ms")]
 _ENDED_AT = {
     BatchStatus.COMPLETED: "completed_at",
     BatchStatus.EXPIRED: "expired_at",
@@ -117,6 +118,12 @@ def all_batch_ids(conn: sa.Connection) -> set[str]:
     return set(conn.execute(sa.select(batches.c.id)).scalars())
 
 
+def live_plan_blobs(conn: sa.Connection) -> set[str]:
+    """Keys, without suffixes, of the plans that live batches run from."""
+    query = sa.select(batches.c.plan_blob).where(batches.c.status.in_(LIVE), batches.c.plan_blob.is_not(None))
+    return set(conn.execute(query).scalars())
+
+
 def planned_file_ids(conn: sa.Connection) -> set[str]:
     """Of the files that live batches will end in."""
     query = sa.select(batches.c.planned_output_file_id, batches.c.planned_error_file_id)
@@ -184,11 +191,13 @@ def begin_batch(conn: sa.Connection, batch_id: str, model: str, fingerprint: str
 # ---- running --------------------------------------------------------------------------------------------
 
 
-def pending_lines(conn: sa.Connection, batch_id: str) -> list[PendingLine]:
-    """Lines without a durable result, in file order."""
+def pending_lines(conn: sa.Connection, batch_id: str, chunk_no: int | None = None) -> list[PendingLine]:
+    """Lines without a durable result, of the batch or of one of its chunks, in file order."""
     t = batch_lines.c
     query = sa.select(t.line_no, t.byte_offset, t.num_bytes, t.first_row, t.num_rows, t.attempts)
     query = query.where(t.batch_id == batch_id, t.state == LineState.PENDING).order_by(t.line_no)
+    if chunk_no is not None:
+        query = query.where(t.chunk_no == chunk_no)
     return [PendingLine(*row) for row in conn.execute(query)]
 
 
@@ -218,6 +227,12 @@ def end_lines(
         gained[name] = sum(getattr(result.usage, name) for result in ended)
     _add_counts(conn, batch_id, gained)
     return len(ended)
+
+
+def end_claimed_lines(conn: sa.Connection, claim: Claim, results: Sequence[LineResult]) -> bool:
+    """``end_lines`` under a claim; False, and nothing done, if it does not hold any more."""
+    end_lines(conn, claim.key.batch_id, results, claim_rows.held_by(claim))
+    return claim_rows.holds(conn, claim)
 
 
 _END_LINE = (
@@ -260,10 +275,14 @@ def _add_counts(conn: sa.Connection, batch_id: str, gained: dict[str, int]) -> N
         conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
 
 
-def count_attempts(conn: sa.Connection, batch_id: str, line_nos: Sequence[int]) -> None:
-    """Notes an engine death on pending lines."""
+def count_attempts(
+    conn: sa.Connection, batch_id: str, line_nos: Sequence[int], held: sa.ColumnElement[bool] | None = None
+) -> None:
+    """Notes an engine death on pending lines of which ``held``, if given, is true."""
     t = batch_lines.c
-    where = (t.batch_id == batch_id, t.line_no.in_(line_nos), t.state == LineState.PENDING)
+    where = [t.batch_id == batch_id, t.line_no.in_(line_nos), t.state == LineState.PENDING]
+    if held is not None:
+        where.append(held)
     conn.execute(batch_lines.update().where(*where).values(attempts=t.attempts + 1))
 
 
@@ -319,7 +338,8 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
 
 
 def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:
-    """Ends every pending line with a reason; from here on late results are refused."""
+    """Ends every pending line with a reason; from here on late results are refused, and claims are void."""
+    claim_rows.withdraw_chunks(conn, batch_id)
     t = batch_lines.c
     update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
     closed = conn.execute(update.values(state=state, error=error)).rowcount
@@ -360,7 +380,9 @@ def finish_batch(
         _ENDED_AT[record.outcome]: now,
         "output_file_id": output and output.id,
         "error_file_id": error and error.id,
+        "plan_blob": None,
     }
+    claim_rows.withdraw_chunks(conn, batch_id)
     conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
     return True
 

@@ -5,16 +5,64 @@ database's own clock, so that servers need not agree on the time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from neaptide.cluster.claims import LEASE_S, Chunk, ChunkKey, Claim, End
-from neaptide.server.batches.storing.models import LineState
-from neaptide.server.batches.storing.tables import batch_chunks, batch_lines
+from neaptide.cluster.claims import LEASE_S, MAX_CHUNK_LINES, Chunk, ChunkKey, Claim, End, lines_to_claim
+from neaptide.server.batches.storing.models import BatchStatus, LineState
+from neaptide.server.batches.storing.tables import batch_chunks, batch_lines, batches
 
 _LEASE_MS = int(LEASE_S * 1000)
 _KEY = sa.tuple_(batch_chunks.c.batch_id, batch_chunks.c.chunk_no)
 Milliseconds = int | sa.ColumnElement[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A server, as the board knows it."""
+
+    name: str
+    fingerprint: str
+    """Of its model and tokenizer: it takes no chunk that was made for others."""
+    lease_ms: int = _LEASE_MS
+
+
+class BoardFigures(NamedTuple):
+    """What a server may claim now."""
+
+    num_free: int
+    mean_density: float
+    num_others: int
+    """Servers that hold chunks, beside this one."""
+
+    @property
+    def chunks_to_claim(self) -> int:
+        num_lines = lines_to_claim(self.num_free * MAX_CHUNK_LINES, 1 + self.num_others)
+        return num_lines // MAX_CHUNK_LINES
+
+
+def database_now_ms(conn: sa.Connection) -> sa.ColumnElement[int]:
+    """The database's own clock, read when it is needed: not when a transaction began, which may have waited."""
+    if conn.dialect.name == "sqlite":
+        return sa.cast((sa.func.julianday("now") - 2440587.5) * 86_400_000, sa.BigInteger)
+    return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1000, sa.BigInteger)
+
+
+def board_figures(conn: sa.Connection, claimant: Claimant) -> BoardFigures:
+    """By the database's clock."""
+    t, now_ms = batch_chunks.c, database_now_ms(conn)
+    free = sa.select(sa.func.count(), sa.func.avg(t.density)).where(t.leased_until_ms <= now_ms, _for(claimant))
+    num_free, density = conn.execute(free).one()
+    others = sa.select(sa.func.count(t.holder.distinct())).where(t.leased_until_ms > now_ms, t.holder != claimant.name)
+    return BoardFigures(num_free, float(density or 0.0), conn.execute(others).scalar_one())
+
+
+def _for(claimant: Claimant) -> sa.ColumnElement[bool]:
+    running = (batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None))
+    of_model = sa.select(batches.c.id).where(*running, batches.c.model_fingerprint == claimant.fingerprint)
+    return batch_chunks.c.batch_id.in_(of_model)
 
 
 def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
@@ -37,18 +85,29 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
         conn.execute(batch_lines.update().where(*where).values(chunk_no=chunk.key.chunk_no))
 
 
-def claim_chunks(conn: sa.Connection, end: End, now_ms: Milliseconds, limit: int = 1) -> list[Claim]:
-    """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by."""
+def claim_chunks(
+    conn: sa.Connection, end: End, now_ms: Milliseconds, limit: int = 1, claimant: Claimant | None = None
+) -> list[Claim]:
+    """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by.
+
+    ``claimant``: only what that server may run, for its lease and in its name.
+    """
     t = batch_chunks.c
     density = t.density.desc() if end is End.DENSE else t.density.asc()
     free = sa.select(t.batch_id, t.chunk_no).where(t.leased_until_ms <= now_ms)
+    if claimant is not None:
+        free = free.where(_for(claimant))
     free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)
     # In a CTE, which is evaluated once: in a subquery PostgreSQL may lock more rows than the limit says.
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
     claimed = (
         batch_chunks.update()
         .where(_KEY.in_(sa.select(chosen.c.batch_id, chosen.c.chunk_no)))
-        .values(epoch=t.epoch + 1, leased_until_ms=now_ms + _LEASE_MS)
+        .values(
+            epoch=t.epoch + 1,
+            leased_until_ms=now_ms + (_LEASE_MS if claimant is None else claimant.lease_ms),
+            holder=None if claimant is None else claimant.name,
+        )
         .returning(t.deadline_class, t.density, t.batch_id, t.chunk_no, t.epoch)
     )
     sign = -1 if end is End.DENSE else 1
@@ -56,9 +115,11 @@ def claim_chunks(conn: sa.Connection, end: End, now_ms: Milliseconds, limit: int
     return [Claim(ChunkKey(batch_id, chunk_no), epoch) for _, _, batch_id, chunk_no, epoch in rows]
 
 
-def renew_claims(conn: sa.Connection, claims: Iterable[Claim], now_ms: Milliseconds) -> set[Claim]:
+def renew_claims(
+    conn: sa.Connection, claims: Iterable[Claim], now_ms: Milliseconds, lease_ms: int = _LEASE_MS
+) -> set[Claim]:
     """Begins their leases anew; returns those that still hold."""
-    return _change(conn, claims, now_ms + _LEASE_MS)
+    return _change(conn, claims, now_ms + lease_ms)
 
 
 def release_claims(conn: sa.Connection, claims: Iterable[Claim]) -> set[Claim]:
@@ -89,6 +150,19 @@ def complete_chunk(conn: sa.Connection, claim: Claim) -> bool:
 def withdraw_chunks(conn: sa.Connection, batch_id: str) -> None:
     """Voids all claims of a batch that is cancelled or over."""
     conn.execute(batch_chunks.delete().where(batch_chunks.c.batch_id == batch_id))
+
+
+def holds(conn: sa.Connection, claim: Claim) -> bool:
+    """Whether results under the claim are taken."""
+    t = batch_chunks.c
+    where = (t.batch_id == claim.key.batch_id, t.chunk_no == claim.key.chunk_no, t.epoch == claim.epoch)
+    return bool(conn.execute(sa.select(sa.exists().where(*where))).scalar_one())
+
+
+def num_chunks(conn: sa.Connection, batch_id: str) -> int:
+    """Of a batch, on the board."""
+    query = sa.select(sa.func.count()).select_from(batch_chunks).where(batch_chunks.c.batch_id == batch_id)
+    return int(conn.execute(query).scalar_one())
 
 
 def held_by(claim: Claim) -> sa.ColumnElement[bool]:

@@ -24,9 +24,11 @@ FORMAT = 1
 DATABASE_NAME = "neaptide.db"
 LOCK_NAME = "lock"
 FILES, JOBS, PROFILES, MOVED_ASIDE = "files", "jobs", "profiles", "moved-aside"
+CACHE = "cache"
+"""Of files that lie on shared storage, instead of ``FILES``."""
 REQUEST_LOG = "engine-requests.jsonl"
 
-_FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE)
+_FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE)
 _MARK_TEMP = f"{MARK_NAME}.tmp"
 _WAL_NAME = f"{DATABASE_NAME}-wal"
 _DATABASE_PARTS = (DATABASE_NAME, _WAL_NAME, f"{DATABASE_NAME}-shm", f"{DATABASE_NAME}-journal")
@@ -165,7 +167,7 @@ class DataDir:
 
     def _refuse_odd_kinds(self) -> None:
         """Links in our places could lead anywhere, and what we tidy there would not be ours."""
-        for name in (FILES, JOBS, MOVED_ASIDE):
+        for name in (FILES, JOBS, MOVED_ASIDE, CACHE):
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
                 raise StoreError(f"{path} must be a directory, and not a link: link or move the whole data directory")

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from neaptide.server.batches.storing.shared.blobs import BlobsUnavailableError
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.edge.errors import ApiError, UnavailableError
 
@@ -26,7 +27,7 @@ def storage_faults() -> Iterator[None]:
     """Turns failures of disk and database into replies. Nothing was committed when one of them is sent."""
     try:
         yield
-    except StoreUnavailableError:
+    except (StoreUnavailableError, BlobsUnavailableError):
         raise UnavailableError("The server cannot store data right now.", code="storage_unavailable") from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -90,7 +90,7 @@ def delete_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> bool
 
 def _delete(conn: sa.Connection, where: sa.ColumnElement[bool], now: int) -> None:
     """Forgets files, and notes in the same transaction what is left to do for them."""
-    gone = sa.select(files.c.id, files.c.owner, files.c.seq, sa.literal(now), sa.false()).where(where)
+    gone = sa.select(files.c.id, files.c.owner, files.c.seq, sa.literal(now), sa.false(), files.c.blob).where(where)
     conn.execute(deleted_files.insert().from_select([column.name for column in deleted_files.c], gone))
     conn.execute(files.delete().where(where))
 
@@ -100,9 +100,10 @@ def delete_expired(conn: sa.Connection, now: int) -> None:
     _delete(conn, sa.and_(files.c.expires_at <= now, ~_in_use(files.c.id)), now)
 
 
-def unswept_files(conn: sa.Connection) -> list[str]:
-    """Deleted files of which bytes or results may be left."""
-    return list(conn.execute(sa.select(deleted_files.c.id).where(~deleted_files.c.is_swept)).scalars())
+def unswept_files(conn: sa.Connection) -> dict[str, str | None]:
+    """Deleted files of which bytes or results may be left; with each its blob, if it had one."""
+    t = deleted_files.c
+    return {row.id: row.blob for row in conn.execute(sa.select(t.id, t.blob).where(~t.is_swept))}
 
 
 def mark_swept(conn: sa.Connection, file_id: str) -> None:
@@ -117,6 +118,13 @@ def forget_deleted(conn: sa.Connection, deleted_before: int) -> None:
 
 def all_file_ids(conn: sa.Connection) -> set[str]:
     return set(conn.execute(sa.select(files.c.id)).scalars())
+
+
+def all_blobs(conn: sa.Connection) -> set[str]:
+    """Keys of the files' bytes on shared storage, those of deleted files included."""
+    tables = (files, deleted_files)
+    keys = sa.union_all(*(sa.select(t.c.blob).where(t.c.blob.is_not(None)) for t in tables))
+    return set(conn.execute(keys).scalars())
 
 
 def all_files(conn: sa.Connection) -> list[FileRecord]:

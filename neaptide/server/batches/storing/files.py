@@ -3,6 +3,8 @@
     upload   temp file -> fsync -> rename -> fsync directory -> row
     delete   row -> unlink
 
+Where servers share storage, the bytes go there before the row, and what lies in the directory is a copy.
+
 A crash anywhere leaves at most bytes without a row; ``leftovers.tidy`` sees to those at the next start.
 """
 
@@ -11,7 +13,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +21,10 @@ from typing import BinaryIO
 
 from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.storing import file_rows
-from neaptide.server.batches.storing.data_dir import FILES, sync_directory
+from neaptide.server.batches.storing.data_dir import sync_directory
 from neaptide.server.batches.storing.file_rows import FileInUseError, IdempotencyConflictError
 from neaptide.server.batches.storing.models import FileRecord, IdempotencyKey, new_file_id
+from neaptide.server.batches.storing.shared.blobs import upload_key
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.errors import (
     ApiError,
@@ -38,6 +41,8 @@ MAX_FILENAME_CHARS = 255
 DAY_S = 86_400
 DEFAULT_LIFE_S = 30 * DAY_S
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 30 * DAY_S
+STALE_COPY_S = 3_600
+"""A copy that is younger may be of a file whose row is not there yet."""
 _FLUSH_BYTES = 1 << 20
 _TEMP_SUFFIX = ".tmp"
 
@@ -130,7 +135,8 @@ class FileStore:
         self._now = now
         self._life_s = life_s
         self.max_file_bytes = max_file_bytes
-        self.directory = store.data_dir / FILES
+        self.directory = store.files_dir
+        self._blobs = store.blobs
         self._verified: dict[str, int] = {}
         """Files whose bytes have been compared with their hash: id -> time of their last change, ns."""
 
@@ -155,8 +161,9 @@ class FileStore:
         expires_after_s = form.expires_after_s
         if expires_after_s is None and form.purpose == "batch":
             expires_after_s = self._life_s
+        file_id = new_file_id()
         record = FileRecord(
-            id=new_file_id(),
+            id=file_id,
             owner=owner,
             filename=form.filename,
             purpose=form.purpose,
@@ -164,6 +171,7 @@ class FileStore:
             sha256=digest,
             created_at=now,
             expires_at=None if expires_after_s is None else now + expires_after_s,
+            blob=None if self._blobs is None else upload_key(file_id),
         )
         key = None
         if idempotency_key is not None:
@@ -172,18 +180,24 @@ class FileStore:
         path = self.path(record.id)
         try:
             await asyncio.to_thread(upload.rename, path)
+            await self._put(record)
             kept = await self._store.write(file_rows.insert_file, record, key)
         except Exception as error:
             # Not for a cancelled request, whose row may stand; the next start decides about that one.
             path.unlink(missing_ok=True)
             if isinstance(error, IdempotencyConflictError):
+                await self.remove(record.id, record.blob)
                 raise ConflictError(
                     "The Idempotency-Key was used for a different upload.", code="idempotency_key_reused"
                 ) from None
             raise
         if kept.id != record.id:
-            path.unlink(missing_ok=True)
+            await self.remove(record.id, record.blob)
         return kept
+
+    async def _put(self, record: FileRecord) -> None:
+        if self._blobs is not None and record.blob is not None:
+            await asyncio.to_thread(self._blobs.put, self.path(record.id), record.blob)
 
     async def get(self, file_id: str, owner: str) -> FileRecord:
         """Raises NotFoundError for unknown, expired and other owners' files alike."""
@@ -211,22 +225,24 @@ class FileStore:
 
     async def delete(self, file_id: str, owner: str) -> None:
         """Raises NotFoundError, or ConflictError while a live batch reads the file."""
-        await self.get(file_id, owner)
+        record = await self.get(file_id, owner)
         try:
             deleted = await self._store.write(file_rows.delete_file, file_id, owner, int(self._now()))
         except FileInUseError:
             raise ConflictError("The file is in use by a batch that has not ended.", code="file_in_use") from None
         if not deleted:
             raise no_such_file()
-        await self.remove(file_id)
+        await self.remove(file_id, record.blob)
 
-    async def remove(self, file_id: str) -> bool:
+    async def remove(self, file_id: str, blob: str | None = None) -> bool:
         """Removes the bytes of a file whose row is gone; False where the disk refuses, and housekeeping tries again."""
         self._verified.pop(file_id, None)
         try:
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+            if self._blobs is not None and blob is not None:
+                await asyncio.to_thread(self._blobs.remove, blob)
         except OSError as error:
-            logger.error("cannot remove %s: %s", file_id, error.strerror)
+            logger.error("cannot remove %s: %s", file_id, error.strerror or error)
             return False
         return True
 
@@ -238,7 +254,22 @@ class FileStore:
             FileDamagedError: the bytes are not those that were stored.
             OSError: it cannot be read.
         """
-        return await asyncio.to_thread(self._verify, record)
+        return await asyncio.to_thread(self._verify if self._blobs is None else self._verify_copy, record)
+
+    def _verify_copy(self, record: FileRecord) -> os.stat_result:
+        """Fetches the file where there is no copy of it, or one that is damaged."""
+        path = self.path(record.id)
+        if path.exists():
+            try:
+                return self._verify(record)
+            except FileDamagedError:
+                path.unlink(missing_ok=True)
+        try:
+            if self._blobs is not None and record.blob is not None:
+                self._blobs.fetch(record.blob, path, self.directory)
+        except FileNotFoundError:
+            raise no_such_file() from None
+        return self._verify(record)
 
     def _verify(self, record: FileRecord) -> os.stat_result:
         try:
@@ -254,6 +285,14 @@ class FileStore:
             raise FileDamagedError("The file is damaged on the server's disk.", param="id")
         self._verified[record.id] = found.st_mtime_ns
         return found
+
+    def drop_stale_copies(self, known: Collection[str], now_s: float) -> None:
+        """Removes copies of files that are gone, deleted on other servers too. Blocking."""
+        if self._blobs is None:
+            return
+        for path in self.directory.iterdir():
+            if path.name not in known and path.stat().st_mtime < now_s - STALE_COPY_S:
+                path.unlink(missing_ok=True)
 
 
 def no_such_file() -> NotFoundError:

@@ -1,5 +1,6 @@
 """What has to go in the course of time: expired files, what deleted ones leave, old idempotency keys."""
 
+import asyncio
 from collections.abc import Callable
 
 from neaptide.server.batches.storing import batch_rows, file_rows
@@ -25,14 +26,17 @@ class Housekeeping:
         """Raises StoreUnavailableError; what was not done is done the next time."""
         now = int(self._now())
         await self._store.write(file_rows.delete_expired, now)
-        for file_id in await self._store.read(file_rows.unswept_files):
-            await self._sweep(file_id)
+        for file_id, blob in (await self._store.read(file_rows.unswept_files)).items():
+            await self._sweep(file_id, blob)
         await self._store.write(file_rows.forget_deleted, now - CURSOR_LIFE_S)
         await self._store.write(file_rows.delete_old_keys, now - IDEMPOTENCY_KEY_LIFE_S)
+        if self._store.blobs is not None:
+            known = await self._store.read(file_rows.all_file_ids)
+            await asyncio.to_thread(self._files.drop_stale_copies, known, self._now())
 
-    async def _sweep(self, file_id: str) -> None:
+    async def _sweep(self, file_id: str, blob: str | None) -> None:
         """The bytes of a deleted file, and of a result file the results that it was made of."""
-        if not await self._files.remove(file_id):
+        if not await self._files.remove(file_id, blob):
             return
         while await self._store.write(batch_rows.drop_results, file_id, LINES_A_WRITE):
             continue

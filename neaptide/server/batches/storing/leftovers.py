@@ -14,12 +14,13 @@ from pathlib import Path
 
 from neaptide.engine.private_files import make_private_directory
 from neaptide.server.batches.storing import batch_rows, file_rows
-from neaptide.server.batches.storing.data_dir import FILES, JOBS, MOVED_ASIDE, sync_directory
+from neaptide.server.batches.storing.data_dir import CACHE, FILES, JOBS, MOVED_ASIDE, sync_directory
 from neaptide.server.batches.storing.store import Store
 
 logger = logging.getLogger(__name__)
 
 _UPLOAD = re.compile(r"upload-[0-9a-f]{16}\.tmp")
+_COPY = re.compile(r"file-[0-9a-f]{24}(\.tmp)?")
 _JOB_FILE = re.compile(r"(batch_[0-9a-f]{24})\.(tokens|offsets|prefixes|plan|sha256)")
 _SHOWN_NAMES = 5
 Verdict = Callable[[str], bool | None]
@@ -29,8 +30,28 @@ Verdict = Callable[[str], bool | None]
 def tidy(store: Store, now_s: float) -> None:
     """Removes what crashes left in the data directory and moves what is unknown aside. Blocking; at start only."""
     stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(now_s))
-    for folder, verdict in ((FILES, judge_files(store)), (JOBS, judge_jobs(store))):
+    for folder, verdict in judges(store).items():
         _tidy_folder(store.data_dir / folder, verdict, store.data_dir / MOVED_ASIDE / stamp / folder)
+
+
+def judges(store: Store) -> dict[str, Verdict]:
+    """Of each folder that is looked through."""
+    found = {FILES: judge_files(store), JOBS: judge_jobs(store)}
+    if store.blobs is not None:
+        found[CACHE] = judge_copies(store)
+    return found
+
+
+def judge_copies(store: Store) -> Verdict:
+    """A copy of what lies on shared storage tells nothing that is not there."""
+    known = store.read_blocking(file_rows.all_file_ids)
+
+    def verdict(name: str) -> bool | None:
+        if name in known:
+            return True
+        return False if _COPY.fullmatch(name) or _UPLOAD.fullmatch(name) else None
+
+    return verdict
 
 
 def judge_files(store: Store) -> Verdict:

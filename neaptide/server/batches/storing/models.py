@@ -46,6 +46,8 @@ class FileRecord:
     created_at: int
     expires_at: int | None
     """Unix seconds from which on the file counts as gone."""
+    blob: str | None = None
+    """Key of the bytes on shared storage, if they lie there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class BatchRecord:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    plan_blob: str | None = None
 
     @property
     def is_terminal(self) -> bool:

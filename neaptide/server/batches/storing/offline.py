@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.data_dir import (
+    CACHE,
     DATABASE_NAME,
     FILES,
     JOBS,
@@ -22,12 +23,14 @@ from neaptide.server.batches.storing.data_dir import (
 )
 from neaptide.server.batches.storing.files import DAY_S, FileStore
 from neaptide.server.batches.storing.housekeeping import IDEMPOTENCY_KEY_LIFE_S, Housekeeping
-from neaptide.server.batches.storing.leftovers import judge_files, judge_jobs
+from neaptide.server.batches.storing.leftovers import judges
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.batches.storing.tables import batch_lines, batches, files
 
 _PAGE_LINES = 1_000
+LEFTOVER_BLOB_S = DAY_S
+"""A blob without a row that is younger may be one whose row a server is about to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,12 @@ class Findings:
 
 def sizes(store: Store) -> Sizes:
     """Of each part of the directory, in bytes; of the tables, in rows."""
-    found = Counter(dict.fromkeys(("database", FILES, JOBS, "logs", PROFILES, MOVED_ASIDE, "other"), 0))
+    found = Counter(dict.fromkeys(("database", FILES, JOBS, CACHE, "logs", PROFILES, MOVED_ASIDE, "other"), 0))
     for path in store.data_dir.iterdir():
         found[_part(path.name)] += sum(_bytes(below) for below in (path, *path.rglob("*")))
     found["database"] += store.read_blocking(store.database.stored_bytes)
+    if store.blobs is not None:
+        found["blobs"] = sum(blob.num_bytes for blob in store.blobs.find())
     return Sizes(dict(found), store.read_blocking(store.database.reusable_bytes), store.read_blocking(_rows))
 
 
@@ -65,7 +70,7 @@ def _part(name: str) -> str:
         return "database"
     if name.startswith(REQUEST_LOG):
         return "logs"
-    return name if name in (FILES, JOBS, PROFILES, MOVED_ASIDE) else "other"
+    return name if name in (FILES, JOBS, CACHE, PROFILES, MOVED_ASIDE) else "other"
 
 
 def _bytes(path: Path) -> int:
@@ -85,27 +90,52 @@ def check(store: Store) -> Findings:
     found.problems += [f"database: {text}" for text in store.read_blocking(store.database.problems)]
     for record in store.read_blocking(file_rows.all_files):
         found.files += 1
-        found.problems += _problems_of(store.data_dir / FILES / record.id, record)
+        found.problems += _problems_of(store, record)
     for batch_id in sorted(store.read_blocking(batch_rows.all_batch_ids)):
         _check_results(store, batch_id, found)
-    for folder, verdict in ((FILES, judge_files(store)), (JOBS, judge_jobs(store))):
+    for folder, verdict in judges(store).items():
         for path in sorted((store.data_dir / folder).iterdir()):
             if verdict(path.name) is None:
                 found.problems.append(f"{folder}/{path.name}: the database does not know it; a start moves it aside")
+    found.problems += [f"{key}: no row names this blob; prune removes it" for key in leftover_blobs(store)]
     return found
 
 
-def _problems_of(path: Path, record: FileRecord) -> Iterator[str]:
-    name = f"{FILES}/{record.id}"
+def _problems_of(store: Store, record: FileRecord) -> Iterator[str]:
+    name = f"{store.files_dir.name}/{record.id}" if record.blob is None else record.blob
     try:
-        with path.open("rb") as f:
-            digest = hashlib.file_digest(f, "sha256").hexdigest()
-            num_bytes = f.tell()
+        num_bytes, digest = _read(store, record)
     except OSError as error:
-        yield f"{name}: {error.strerror}"
+        yield f"{name}: {error.strerror or error}"
         return
     if (num_bytes, digest) != (record.num_bytes, record.sha256):
         yield f"{name}: its bytes are not those that were stored"
+
+
+def _read(store: Store, record: FileRecord) -> tuple[int, str]:
+    """Bytes and SHA-256 of a file; where servers share, of the blob and of no copy."""
+    path, fetched = store.files_dir / record.id, None
+    if store.blobs is not None and record.blob is not None:
+        path = fetched = store.files_dir / f"{record.id}.tmp"
+        store.blobs.fetch(record.blob, path, store.files_dir)
+    try:
+        with path.open("rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+            return f.tell(), digest
+    finally:
+        if fetched is not None:
+            fetched.unlink()
+
+
+def leftover_blobs(store: Store) -> list[str]:
+    """Keys that no row names, and that are too old to be of a write that is under way. Blocking."""
+    if store.blobs is None:
+        return []
+    written_before_s = time.time() - LEFTOVER_BLOB_S
+    # Listed first: what is written and named meanwhile is not among them.
+    old = [blob.key for blob in store.blobs.find() if blob.written_s < written_before_s]
+    files_of, plans_of = store.read_blocking(file_rows.all_blobs), store.read_blocking(batch_rows.live_plan_blobs)
+    return sorted(key for key in old if key not in files_of and key.rpartition(".")[0] not in plans_of)
 
 
 def _check_results(store: Store, batch_id: str, found: Findings) -> None:
@@ -143,6 +173,9 @@ def prune(store: Store, what: Prune) -> int:
     if what.batches_older_than_days is not None:
         ended_before = int(time.time() - what.batches_older_than_days * DAY_S)
         store.write_blocking(batch_rows.forget_batches, ended_before)
+    for key in leftover_blobs(store):
+        assert store.blobs is not None
+        store.blobs.remove(key)
     aside = store.data_dir / MOVED_ASIDE
     if what.moved_aside and aside.exists():
         shutil.rmtree(aside)

@@ -9,10 +9,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from neaptide.server.batches.storing.data_dir import DataDir
+from neaptide.engine.private_files import make_private_directory
+from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir
 from neaptide.server.batches.storing.databases.protocol import Database, OutcomeUnknownError
 from neaptide.server.batches.storing.databases.sqlite import SqliteDatabase
 from neaptide.server.batches.storing.databases.writer import Writer
+from neaptide.server.batches.storing.shared.blobs import Blobs
+from neaptide.server.batches.storing.shared.form import settle_form
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,13 +29,20 @@ class Store:
     """Opened once by a server; every method is safe on the event loop.
 
     A finished ``write`` is durable: it survives the death of the process and of the machine. ``url`` is that of a
-    PostgreSQL database; without one it is SQLite in the data directory.
+    PostgreSQL database; without one it is SQLite in the data directory. ``blobs_url`` is that of storage for files
+    which several servers reach: with it several of them may use one PostgreSQL database.
+
+    Raises:
+        StoreError: an address is none.
     """
 
-    def __init__(self, data_dir: Path, url: str | None = None) -> None:
+    def __init__(self, data_dir: Path, url: str | None = None, blobs_url: str | None = None) -> None:
         self.data_dir = data_dir
+        self.blobs = None if blobs_url is None else Blobs(blobs_url)
+        self.files_dir = data_dir / (FILES if self.blobs is None else CACHE)
+        """Of the files' bytes, or of copies of them."""
         self._directory = DataDir(data_dir, has_database=url is None)
-        self.database: Database = _database(self._directory, url)
+        self.database: Database = _database(self._directory, url, is_shared=self.blobs is not None)
         self._writer: Writer | None = None
         self._is_reading = False
         self._num_reading = 0
@@ -54,6 +64,10 @@ class Store:
         self._directory.open(create)
         try:
             self.database.open()
+            with self.database.transaction(is_exclusive=True) as conn:
+                settle_form(conn, self.blobs)
+            if self.blobs is not None:
+                make_private_directory(self.files_dir)
         except BaseException:
             self.close()
             raise
@@ -101,9 +115,19 @@ class Store:
             return await asyncio.wrap_future(submitted)
 
     async def write_grouped(self, operation: Callable[[sa.Connection], T], rows: int) -> T:
-        """Like ``write``, but waits up to 50 ms for other writes to share its commit."""
+        """Like ``write_beside``, but waits up to 50 ms for other writes to share its commit."""
         with self._watched():
-            return await asyncio.wrap_future(self._open_writer().submit(operation, rows, urgent=False))
+            return await asyncio.wrap_future(
+                self._open_writer().submit(operation, rows, urgent=False, is_exclusive=False)
+            )
+
+    async def write_beside(
+        self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """``write`` for what row locks guard: other servers' writes may run beside it."""
+        submitted = self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs), is_exclusive=False)
+        with self._watched():
+            return await asyncio.wrap_future(submitted)
 
     def write_blocking(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -159,10 +183,10 @@ class Store:
         return self._writer
 
 
-def _database(directory: DataDir, url: str | None) -> Database:
+def _database(directory: DataDir, url: str | None, is_shared: bool) -> Database:
     if url is None:
         return SqliteDatabase(directory.database)
     # Imported where it is asked for: the driver takes as long to load as the rest of the store.
     from neaptide.server.batches.storing.databases.postgres import PostgresDatabase, postgres_url
 
-    return PostgresDatabase(postgres_url(url))
+    return PostgresDatabase(postgres_url(url), is_shared)

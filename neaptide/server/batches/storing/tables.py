@@ -20,6 +20,8 @@ files = sa.Table(
     sa.Column("sha256", sa.String(64), nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("expires_at", sa.BigInteger),
+    # Key of the bytes on shared storage; null where they lie in the data directory.
+    sa.Column("blob", sa.String(255)),
     sa.Index("files_by_owner", "owner", "seq"),
     sqlite_autoincrement=True,
 )
@@ -33,6 +35,7 @@ deleted_files = sa.Table(
     sa.Column("seq", sa.Integer, nullable=False),
     sa.Column("deleted_at", sa.BigInteger, nullable=False),
     sa.Column("is_swept", sa.Boolean, nullable=False),
+    sa.Column("blob", sa.String(255)),
 )
 
 batches = sa.Table(
@@ -77,6 +80,11 @@ batches = sa.Table(
     sa.Column("input_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("cached_tokens", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    # Where servers share: key of the plan's files on shared storage, without their suffixes.
+    sa.Column("plan_blob", sa.String(255)),
+    # Who moves the batch itself on (checks its file, writes its results): as for ``batch_chunks``.
+    sa.Column("lease_epoch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("leased_until_ms", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("batches_by_owner", "owner", "seq"),
     sa.Index("batches_by_status", "status"),
     sa.Index("batches_by_input", "input_file_id"),
@@ -128,7 +136,17 @@ batch_chunks = sa.Table(
     # Grows with every claim; results that come under an older one are refused.
     sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("leased_until_ms", sa.BigInteger, nullable=False, server_default="0"),
+    # The server that made the last claim.
+    sa.Column("holder", sa.String(64)),
     sa.Index("batch_chunks_in_order", "deadline_class", "density"),
+)
+
+# What holds for the database as a whole; see ``shared/form.py``.
+facts = sa.Table(
+    "facts",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("value", sa.String(255), nullable=False),
 )
 
 idempotency_keys = sa.Table(

@@ -250,7 +250,7 @@ async def test_a_deletion_that_a_crash_cut_off_is_finished_not_moved_aside(
     async with Server(tmp_path) as server:
         file_id = (await server.upload(b"secret\n")).id
 
-        async def die(file_id: str) -> bool:
+        async def die(*_: object) -> bool:
             raise KeyError("the power went")
 
         monkeypatch.setattr(server.service.files, "remove", die)

@@ -126,7 +126,7 @@ def test_results_that_an_earlier_version_left_behind_are_swept(tmp_path: Path) -
     store.open()
     found = store.read_blocking(lambda conn: conn.execute(sa.select(deleted_files)).all())
     store.close()
-    assert [tuple(row) for row in found] == [("file-o", "me", 0, 0, False)]
+    assert [tuple(row) for row in found] == [("file-o", "me", 0, 0, False, None)]
 
 
 # ---- places in lists -------------------------------------------------------------------------------------

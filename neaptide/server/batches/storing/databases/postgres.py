@@ -48,9 +48,11 @@ def postgres_url(text: str) -> sa.URL:
 class PostgresDatabase(TwoEngines):
     """One database of a PostgreSQL server; its schema ``public``, or what the user's search path says."""
 
-    def __init__(self, url: sa.URL) -> None:
+    def __init__(self, url: sa.URL, is_shared: bool = False) -> None:
+        """``is_shared``: with other servers, each of which says so."""
         super().__init__()
         self._url = url
+        self._is_shared = is_shared
 
     @property
     def name(self) -> str:
@@ -59,7 +61,7 @@ class PostgresDatabase(TwoEngines):
     def open(self) -> None:
         """Raises StoreError: the database does not answer, is too old, or a newer version's."""
         self._write_engine = self._engine(1, lock_timeout=LOCK_TIMEOUT_S * 1000)
-        sa.event.listen(self._write_engine, "connect", _keep_others_out)
+        sa.event.listen(self._write_engine, "connect", _join_others if self._is_shared else _keep_others_out)
         readers = self._engine(NUM_READERS)
         sa.event.listen(readers, "connect", _let_nul_find_nothing)
         self._read_engine = readers.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -169,10 +171,19 @@ def _keep_others_out(dbapi_connection: Any, _: object) -> None:
 
     Of a server that was killed it may take a moment until the database knows.
     """
+    _take_server_lock(dbapi_connection, "pg_advisory_lock")
+
+
+def _join_others(dbapi_connection: Any, _: object) -> None:
+    """Servers that share go together, but not beside one that does not."""
+    _take_server_lock(dbapi_connection, "pg_advisory_lock_shared")
+
+
+def _take_server_lock(dbapi_connection: Any, function: str) -> None:
     with dbapi_connection.cursor() as cursor:
         try:
             cursor.execute(f"SET LOCAL lock_timeout = {int(SERVER_LOCK_TIMEOUT_S * 1000)}")
-            cursor.execute("SELECT pg_advisory_lock(%s)", (_SERVER_LOCK,))
+            cursor.execute(f"SELECT {function}(%s)", (_SERVER_LOCK,))
         except psycopg.errors.LockNotAvailable:
             raise psycopg.OperationalError("another neaptide server uses it") from None
     dbapi_connection.commit()

@@ -34,6 +34,7 @@ class _Write:
     future: "Future[Any]"
     rows: int
     urgent: bool
+    is_exclusive: bool
 
 
 class Writer:
@@ -55,11 +56,13 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, operation: Callable[[sa.Connection], T], rows: int = 1, urgent: bool = True) -> "Future[T]":
+    def submit(
+        self, operation: Callable[[sa.Connection], T], rows: int = 1, urgent: bool = True, is_exclusive: bool = True
+    ) -> "Future[T]":
         """Queues an operation; thread-safe.
 
         ``urgent`` commits without waiting for company; otherwise the commit comes within 50 ms or with
-        the 64th row.
+        the 64th row. ``is_exclusive``: as for ``Database.transaction``.
 
         Raises:
             RuntimeError: the writer is closed.
@@ -68,7 +71,7 @@ class Writer:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the store is closed")
-            self._queue.put(_Write(operation, future, rows, urgent))
+            self._queue.put(_Write(operation, future, rows, urgent, is_exclusive))
         return future
 
     def close(self) -> None:
@@ -118,7 +121,7 @@ class Writer:
                 write.future.set_result(outcome)
 
     def _transact(self, writes: list[_Write]) -> list[Any]:
-        is_exclusive = any(write.urgent for write in writes)
+        is_exclusive = any(write.is_exclusive for write in writes)
         for num_conflicts in itertools.count(1):
             outcomes: list[Any] = []
             try:

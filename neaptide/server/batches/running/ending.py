@@ -1,0 +1,66 @@
+"""The end of a batch whose outcome is decided: its last lines, its files, its status."""
+
+import asyncio
+import logging
+import threading
+
+from neaptide.server.batches.checking.job_files import remove_plan
+from neaptide.server.batches.hold import Hold, ResultFiles
+from neaptide.server.batches.running import finalize
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
+from neaptide.server.batches.wiring import BatchPlane
+
+logger = logging.getLogger(__name__)
+
+
+class Ending:
+    """``stopping`` is set when the server stops: what has not ended then is left to the next start."""
+
+    def __init__(self, plane: BatchPlane, stopping: threading.Event) -> None:
+        self._p = plane
+        self._stopping = stopping
+
+    async def end(self, batch_id: str, hold: Hold) -> None:
+        """Once or again: the files and the status are the same.
+
+        Raises:
+            FinalizeStoppedError: the server stops.
+            StoreUnavailableError, OSError: not now; the same may succeed later.
+        """
+        store = self._p.store
+        if self._stopping.is_set():
+            raise finalize.FinalizeStoppedError
+        record = await store.read(batch_rows.require_batch, batch_id)
+        if not record.is_terminal:
+            files = await self._last_files(record, hold)
+            finish = hold.guarded(batch_rows.finish_batch)
+            await store.write(finish, batch_id, *files, self._p.now(record))
+            logger.info("batch %s: %s", batch_id, record.outcome)
+        await asyncio.to_thread(remove_plan, self._p.stem(batch_id))
+        await hold.tidy(record)
+
+    async def _last_files(self, record: BatchRecord, hold: Hold) -> ResultFiles:
+        store, close_lines = self._p.store, hold.guarded(batch_rows.close_lines)
+        if record.in_progress_at is None:
+            await store.write(hold.guarded(batch_rows.discard_lines), record.id)
+            return None, None
+        if record.outcome is BatchStatus.EXPIRED:
+            await store.write(close_lines, record.id, LineState.EXPIRED, finalize.EXPIRED_ERROR)
+        elif record.outcome is BatchStatus.CANCELLED:
+            await store.write(close_lines, record.id, LineState.CANCELLED, finalize.CANCELLED_ERROR)
+        try:
+            return await self._write_files(record, hold)
+        except finalize.DamagedLinesError as damage:
+            logger.error("batch %s: %s", record.id, damage)
+            fail = hold.guarded(batch_rows.fail_damaged_lines)
+            await store.write(fail, record.id, damage.line_nos, finalize.DAMAGED_ERROR)
+            return await self._write_files(record, hold)
+
+    async def _write_files(self, record: BatchRecord, hold: Hold) -> ResultFiles:
+        directory, should_stop = self._p.files.directory, self._stopping.is_set
+        now, life_s = self._p.now(record), self._p.settings.file_life_s
+        files = await asyncio.to_thread(
+            finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
+        )
+        return await hold.publish(record, files)

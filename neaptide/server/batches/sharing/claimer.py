@@ -1,0 +1,328 @@
+"""The chunks that this server's engine works on: claimed when it has use for more, their leases kept, given back.
+
+A claim that is lost (this server was frozen or cut off for longer than the lease) is noticed at the next renewal or by
+the next result; its lines leave the engine, and what they still say is not taken.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from neaptide.cluster.claims import CLAIM_BELOW_LINES, Claim, End, end_to_take
+from neaptide.engine.messages import StepStats
+from neaptide.engine.offline.token_file import TokenFile
+from neaptide.server.batches.checking.job_files import JobPlan
+from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.job import Job
+from neaptide.server.batches.running.job_runner import JobRunner
+from neaptide.server.batches.sharing.cutting import Work, work_of
+from neaptide.server.batches.sharing.leased import device_of
+from neaptide.server.batches.sharing.plans import copy_of_plan
+from neaptide.server.batches.storing import batch_rows, claim_rows
+from neaptide.server.batches.storing.claim_rows import BoardFigures, Claimant, database_now_ms
+from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
+from neaptide.server.batches.storing.models import BatchRecord, LineState, PendingLine
+from neaptide.server.batches.storing.shared.blobs import Blobs
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.edge.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+RENEWALS_A_LEASE = 3
+KNOWN_PLANS = 8
+"""Of batches of late; a batch's chunks come one after another."""
+
+
+@dataclass(slots=True)
+class _Held:
+    claim: Claim
+    job: Job
+    work: Work
+    is_over: bool = False
+    """All lines have ended, or it is being given back: no renewal is due."""
+
+
+class Claimer:
+    """Event loop only. ``on_batch_done`` is called with the id of a batch of which no chunk is left."""
+
+    def __init__(
+        self, plane: BatchPlane, blobs: Blobs, disk: PatientDisk, on_batch_done: Callable[[str], None]
+    ) -> None:
+        self._p = plane
+        self._blobs = blobs
+        self._disk = disk
+        self._on_batch_done = on_batch_done
+        self.claimant = Claimant(secrets.token_hex(8), plane.compiler.fingerprint, int(plane.settings.lease_s * 1000))
+        self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_done, plane.planner, self._on_lost)
+        self._held: dict[str, _Held] = {}
+        self._plans: dict[str, JobPlan] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._claiming: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._running_rows = 0
+        self._silent_s = 0.0
+        """Since when there is no engine, as far as renewals noticed."""
+        self._is_suspended = False
+        self._is_stopping = False
+        self.num_lost = 0
+        """Claims that others have taken over."""
+
+    # ---- start and stop ----
+
+    def start(self) -> None:
+        self._p.engine.add_stats_listener(self)
+        self._runner.start()
+        self._claiming = asyncio.create_task(_logged(self._claim_on()))
+        self._spawn(self._renew_on())
+
+    async def stop(self) -> None:
+        """Makes durable what has arrived, and gives back the rest."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._claiming is not None:
+            # What has just been claimed is given back, too.
+            await self._claiming
+        await self._runner.stop()
+        await self._release([held.claim for held in self._held.values()])
+        self._held.clear()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def suspend(self) -> None:
+        """Claims no more, and gives back what the engine has not done: others go on with it at once."""
+        self._is_suspended = True
+        self._runner.suspend()
+        self._spawn(self.give_back())
+
+    # ---- what is asked ----
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self._held)
+
+    def wake(self) -> None:
+        """There may be something to claim."""
+        self._wake.set()
+
+    def on_stats(self, stats: StepStats) -> None:
+        """As in ``StatsListener``."""
+        self._running_rows = stats.running_offline
+        if self._has_use_for_more:
+            self._wake.set()
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self._is_suspended or self._is_stopping
+
+    @property
+    def _has_use_for_more(self) -> bool:
+        """Fewer lines wait in the engine than it would soon start."""
+        engine = self._p.engine
+        if self._is_leaving or not engine.is_ready or engine.offline_paused:
+            return False
+        waiting = self._runner.num_open - self._running_rows
+        return not self._runner.is_behind and waiting < max(CLAIM_BELOW_LINES, self._running_rows)
+
+    # ---- claiming ----
+
+    async def _claim_on(self) -> None:
+        while not self._is_stopping:
+            self._wake.clear()
+            try:
+                if self._has_use_for_more and await self._claim_some():
+                    continue
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("no chunk is claimed: %s", error)
+            # What another server offers is found by looking.
+            await self._rest()
+
+    async def _rest(self) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), self._p.settings.tick_s)
+        except TimeoutError:
+            return
+
+    async def _claim_some(self) -> bool:
+        """Whether there was something to claim, and all of it could be loaded."""
+        figures = await self._p.store.read(claim_rows.board_figures, self.claimant)
+        if not figures.num_free:
+            await self._disk.sleep(self._p.settings.tick_s)
+            return False
+        end = self._end_to_take(figures)
+        claims = await self._p.store.write_beside(_claim, end, figures.chunks_to_claim, self.claimant)
+        for number, claim in enumerate(claims):
+            try:
+                await self._take_up(claim)
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("batch %s: a chunk is given back: %s", claim.key.batch_id, error)
+                await self._release(claims[number:])
+                await self._disk.sleep(self._p.settings.tick_s)
+                return False
+        return bool(claims)
+
+    def _end_to_take(self, figures: BoardFigures) -> End:
+        held = [one.work for one in self._held.values()]
+        compute_s, memory_s = sum(work.compute_s for work in held), sum(work.memory_s for work in held)
+        return end_to_take(compute_s, memory_s, figures.mean_density)
+
+    async def _take_up(self, claim: Claim) -> None:
+        """Hands a claimed chunk's lines to the engine.
+
+        Raises:
+            OSError, StoreUnavailableError: not now.
+        """
+        store, batch_id = self._p.store, claim.key.batch_id
+        record = await store.read(batch_rows.require_batch, batch_id)
+        lines = await store.read(batch_rows.pending_lines, batch_id, claim.key.chunk_no)
+        if record.outcome is not None or self._is_leaving:
+            await self._release([claim])
+            return
+        if not lines:
+            self._spawn(self._complete(claim))
+            return
+        try:
+            await self._p.verify_input(record)
+            plan = await self._plan_of(record)
+            job, work = await asyncio.to_thread(self._read_job, record, plan, lines, claim)
+        except (FileNotFoundError, ValueError, msgspec.DecodeError, ApiError) as error:
+            logger.error("batch %s: its input or token file is lost: %s", batch_id, error)
+            await store.write(_give_up, claim)
+            self._on_batch_done(batch_id)
+            return
+        self._held[job.id] = _Held(claim, job, work)
+        self._runner.add_job(job)
+        if self._is_leaving:
+            await self.give_back()
+
+    async def _plan_of(self, record: BatchRecord) -> JobPlan:
+        if record.id not in self._plans:
+            if record.plan_blob is None:
+                raise ValueError("the batch names no plan")
+            stem, scratch = self._p.stem(record.id), self._p.files.directory
+            plan = await asyncio.to_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
+            while len(self._plans) >= KNOWN_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[record.id] = plan
+        return self._plans[record.id]
+
+    def _read_job(self, record: BatchRecord, plan: JobPlan, lines: list[PendingLine], claim: Claim) -> tuple[Job, Work]:
+        tokens = TokenFile(self._p.stem(record.id))
+        work = work_of(lines, plan, tokens, device_of(self._p.engine))
+        input_path = self._p.files.path(record.input_file_id)
+        return Job(record, plan, lines, input_path, self._p.compiler, claim), work
+
+    def _describe(self, job: Job) -> tuple[Path, float]:
+        return self._p.describe(job.batch_id, job.expires_at)
+
+    # ---- ending ----
+
+    def _on_done(self, job_id: str) -> None:
+        held = self._held.pop(job_id)
+        self._spawn(self._complete(held.claim))
+        self._wake.set()
+
+    async def _complete(self, claim: Claim) -> None:
+        batch_id = claim.key.batch_id
+        if await self._disk.retry(batch_id, lambda: self._p.store.write_beside(_complete, claim)):
+            self._on_batch_done(batch_id)
+
+    def _on_lost(self, job_id: str) -> None:
+        held = self._held.pop(job_id, None)
+        if held is None:
+            return
+        self.num_lost += not held.is_over
+        logger.warning("batch %s: a claim is lost: others have taken the lines over, or the batch has ended", job_id)
+        self._plans.pop(held.claim.key.batch_id, None)
+        self._spawn(self._runner.close_job(job_id))
+
+    async def close_batch(self, batch_id: str) -> None:
+        """Takes a batch from the engine; returns when everything that arrived for it here is durable."""
+        mine = [held for held in self._held.values() if held.claim.key.batch_id == batch_id]
+        await self._close(mine)
+
+    async def give_back(self) -> None:
+        """All that the engine has not done."""
+        held = list(self._held.values())
+        await self._close(held)
+        await self._release([one.claim for one in held])
+
+    async def _close(self, held: list[_Held]) -> None:
+        for one in held:
+            one.is_over = True
+        await asyncio.gather(*(self._runner.close_job(one.job.id) for one in held))
+        for one in held:
+            self._held.pop(one.job.id, None)
+
+    async def _release(self, claims: list[Claim]) -> None:
+        if not claims:
+            return
+        try:
+            await self._p.store.write_beside(claim_rows.release_claims, claims)
+        except StoreUnavailableError as error:
+            logger.error("%d chunks are free only when their leases end: %s", len(claims), error)
+
+    # ---- leases ----
+
+    async def _renew_on(self) -> None:
+        period_s = self._p.settings.lease_s / RENEWALS_A_LEASE
+        while not self._is_stopping:
+            try:
+                await self._renew()
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("leases are not renewed: %s", error)
+            self._silent_s = 0.0 if self._p.engine.is_ready else self._silent_s + period_s
+            if self._held and (self._p.engine.offline_paused or self._silent_s >= self._p.settings.lease_s):
+                self._spawn(self.give_back())
+            await self._disk.sleep(period_s)
+
+    async def _renew(self) -> None:
+        claims = {job_id: held.claim for job_id, held in self._held.items() if not held.is_over}
+        if not claims:
+            return
+        kept = await self._p.store.write_beside(_renew, list(claims.values()), self.claimant.lease_ms)
+        for job_id, claim in claims.items():
+            if claim not in kept:
+                self._on_lost(job_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(_logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except ServerStoppingError:
+        return
+    except Exception:
+        logger.exception("a chunk is left to the end of its lease")
+
+
+def _claim(conn: sa.Connection, end: End, limit: int, claimant: Claimant) -> list[Claim]:
+    return claim_rows.claim_chunks(conn, end, database_now_ms(conn), limit, claimant)
+
+
+def _renew(conn: sa.Connection, claims: list[Claim], lease_ms: int) -> set[Claim]:
+    return claim_rows.renew_claims(conn, claims, database_now_ms(conn), lease_ms)
+
+
+def _complete(conn: sa.Connection, claim: Claim) -> bool:
+    """Whether the batch has no chunk left."""
+    claim_rows.complete_chunk(conn, claim)
+    return claim_rows.num_chunks(conn, claim.key.batch_id) == 0
+
+
+def _give_up(conn: sa.Connection, claim: Claim) -> None:
+    """Fails what is left of a batch that cannot be run by anybody; only for who holds a chunk of it."""
+    record = batch_rows.require_batch(conn, claim.key.batch_id)
+    if record.outcome is None and claim_rows.holds(conn, claim):
+        batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.FAILED_ERROR)

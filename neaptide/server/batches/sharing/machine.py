@@ -1,0 +1,237 @@
+"""The state machine where several servers share the batches: every step of every batch may be any server's.
+
+    lines            chunks, claimed by whoever has use for more (``claimer.py``)
+    everything else  a lease of the batch: to check its file, to write its results
+
+The arrows are those of ``running/machine.py``, compare-and-sets in the database, and so is who may draw them. A server
+that dies leaves leases behind; when they end, others look for what is to be done and do it.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from neaptide.server.batches.checking.validation import Validation
+from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.ending import Ending
+from neaptide.server.batches.running.machine import SWEEP_PERIOD_S
+from neaptide.server.batches.sharing.claimer import RENEWALS_A_LEASE, Claimer
+from neaptide.server.batches.sharing.leased import LeasedHold
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
+from neaptide.server.batches.storing.housekeeping import Housekeeping
+from neaptide.server.batches.storing.leftovers import judge_jobs
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus
+from neaptide.server.batches.storing.shared import lease_rows
+from neaptide.server.batches.storing.shared.blobs import Blobs
+from neaptide.server.batches.storing.shared.lease_rows import BatchLease, LeaseLostError
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.batches.wiring import BatchPlane
+
+logger = logging.getLogger(__name__)
+
+MAX_CARES = 4
+"""Batches that this server checks or ends at once; files are checked one at a time anyway."""
+
+
+@dataclass(slots=True)
+class _Care:
+    lease: BatchLease
+    stop: asyncio.Event
+    """Set when the batch's validation is not wanted any more, or not this server's."""
+
+
+class SharedMachine:
+    """Implements ``BatchMachine``. Event loop only."""
+
+    def __init__(self, plane: BatchPlane, blobs: Blobs) -> None:
+        self._p = plane
+        self._blobs = blobs
+        self._lease_ms = int(plane.settings.lease_s * 1000)
+        self._disk = PatientDisk()
+        self._stopping = threading.Event()
+        self._validation = Validation(plane, self._disk)
+        self._ending = Ending(plane, self._stopping)
+        self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
+        self.claimer = Claimer(plane, blobs, self._disk, lambda _: self._wake.set())
+        self._cares: dict[str, _Care] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+
+    # ---- start and stop ----
+
+    async def start(self) -> None:
+        """Takes up whatever there is to do."""
+        self.claimer.start()
+        for work in (self._care_on(), self._renew_on(), self._tick()):
+            self._spawn(work)
+
+    async def stop(self) -> None:
+        """Keeps what has been computed and leaves the rest to other servers, or to the next start."""
+        self._stopping.set()
+        self._disk.stop()
+        self._wake.set()
+        for care in self._cares.values():
+            care.stop.set()
+        await self.claimer.stop()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._p.checker.close()
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """As in ``BatchMachine``."""
+        return self._disk.is_refusing
+
+    # ---- from outside ----
+
+    def begin(self, record: BatchRecord) -> None:
+        """As in ``BatchMachine``."""
+        self._wake.set()
+
+    def end(self, batch_id: str) -> None:
+        """As in ``BatchMachine``."""
+        care = self._cares.get(batch_id)
+        if care is not None:
+            care.stop.set()
+        self._spawn(self._close(batch_id))
+
+    async def _close(self, batch_id: str) -> None:
+        # What has arrived here still counts; other servers' results do until their lines are closed.
+        await self.claimer.close_batch(batch_id)
+        self._wake.set()
+
+    def suspend(self) -> None:
+        """As in ``BatchMachine``."""
+        self.claimer.suspend()
+
+    # ---- batches ----
+
+    async def _care_on(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                while len(self._cares) < MAX_CARES and (lease := await self._claim_batch()) is not None:
+                    care = self._cares[lease.batch_id] = _Care(lease, asyncio.Event())
+                    self._spawn(self._care(care))
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("batches have to wait: %s", error)
+            try:
+                await asyncio.wait_for(self._wake.wait(), self._p.settings.tick_s)
+            except TimeoutError:
+                continue
+
+    async def _claim_batch(self) -> BatchLease | None:
+        if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care):
+            return None
+        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms)
+
+    async def _care(self, care: _Care) -> None:
+        """Moves a batch on as far as it goes without its lines. What fails for no good reason is tried again, here or
+        elsewhere, when the lease is over."""
+        lease = care.lease
+        try:
+            await self._move_on(care)
+        except LeaseLostError:
+            logger.warning("batch %s: another server has taken it over", lease.batch_id)
+        except (ServerStoppingError, finalize.FinalizeStoppedError):
+            await self._release(lease)
+        else:
+            await self._release(lease)
+        finally:
+            if self._cares.get(lease.batch_id) is care:
+                del self._cares[lease.batch_id]
+            self._wake.set()
+
+    async def _move_on(self, care: _Care) -> None:
+        store, batch_id = self._p.store, care.lease.batch_id
+        hold = LeasedHold(self._p, self._blobs, care.lease)
+        record = await store.read(batch_rows.require_batch, batch_id)
+        if record.status is BatchStatus.VALIDATING and record.outcome is None:
+            if not await self._validation.run(record, care.stop, hold) and self._stopping.is_set():
+                raise ServerStoppingError
+            self.claimer.wake()
+            record = await store.read(batch_rows.require_batch, batch_id)
+        if record.outcome is None:
+            begin_finalizing = hold.guarded(batch_rows.begin_finalizing)
+            # Not taken while there are lines to run; then it ends another time.
+            if not await self._disk.retry(
+                batch_id, lambda: store.write(begin_finalizing, batch_id, self._p.now(record))
+            ):
+                return
+        await self._disk.retry(batch_id, lambda: self._ending.end(batch_id, hold))
+
+    async def _release(self, lease: BatchLease) -> None:
+        try:
+            await self._p.store.write_beside(lease_rows.release_batch, lease)
+        except StoreUnavailableError as error:
+            logger.error("batch %s is free only when its lease ends: %s", lease.batch_id, error)
+
+    # ---- time ----
+
+    async def _renew_on(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._renew()
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("leases are not renewed: %s", error)
+            await self._disk.sleep(self._p.settings.lease_s / RENEWALS_A_LEASE)
+
+    async def _renew(self) -> None:
+        cares = {care.lease: care for care in self._cares.values()}
+        if not cares:
+            return
+        kept = await self._p.store.write_beside(lease_rows.renew_batches, list(cares), self._lease_ms)
+        for lease, care in cares.items():
+            # Lost, or cancelled by way of another server.
+            if kept.get(lease, True):
+                care.stop.set()
+
+    async def _tick(self) -> None:
+        """Looks for overdue batches, and now and then for what has to go."""
+        ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
+        ticks = 0
+        while not self._stopping.is_set():
+            try:
+                await self.expire_overdue()
+                if ticks % ticks_per_sweep == 0:
+                    await self._housekeeping.run()
+                    await asyncio.to_thread(self._drop_stale_plans)
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("housekeeping has to wait: %s", error)
+            ticks += 1
+            await self._disk.sleep(self._p.settings.tick_s)
+
+    def _drop_stale_plans(self) -> None:
+        """Copies of plans of batches that ended on other servers."""
+        verdict = judge_jobs(self._p.store)
+        for path in self._p.jobs_dir.iterdir():
+            if verdict(path.name) is False:
+                path.unlink(missing_ok=True)
+
+    async def expire_overdue(self) -> None:
+        """As in ``BatchMachine``."""
+        now = int(self._p.clocks.wall())
+        if not await self._p.store.read(batch_rows.overdue, now):
+            return
+        for batch_id in await self._p.store.write(batch_rows.expire_overdue, now):
+            logger.info("batch %s: its completion window is over", batch_id)
+            self.end(batch_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._stopping.is_set():
+            work.close()
+            return
+        task = asyncio.create_task(_logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception:
+        logger.exception("a batch is left to the end of its lease")

@@ -1,0 +1,178 @@
+"""Bytes on storage that several servers reach: a directory that all of them mount, or a bucket.
+
+A key is written once and never again, and nobody reads it before a row of the database names it. So a blob needs no
+lock and no rename: what was cut off is a blob that no row names.
+"""
+
+import os
+import secrets
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from neaptide.engine.private_files import DIRECTORY_MODE, FILE_MODE, private_opener
+from neaptide.server.batches.storing.data_dir import StoreError, sync_directory
+
+MARK_KEY = "neaptide-blobs"
+"""Names the storage; the database knows the same name."""
+UPLOADS = "files"
+
+
+class BlobsUnavailableError(OSError):
+    """The storage did not do what it was asked; the same may succeed later."""
+
+
+class BlobInfo(NamedTuple):
+    key: str
+    num_bytes: int
+    written_s: float
+    """Unix seconds, by the storage's clock."""
+
+
+def batch_key(batch_id: str, epoch: int) -> str:
+    """A new key for what a batch's holder writes under its epoch."""
+    return f"{batch_id}/{epoch}-{uuid.uuid4().hex}"
+
+
+def upload_key(file_id: str) -> str:
+    """Of a client's file, whose id is its own random number."""
+    return f"{UPLOADS}/{file_id}"
+
+
+class Blobs:
+    """Everything below one address of fsspec. Blocking; safe in any thread.
+
+    ``put`` returns when the bytes are durable. Faults are ``BlobsUnavailableError``.
+
+    Raises:
+        StoreError: there is no storage of this kind, or its package is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        # Imported where it is asked for: the embedded default does without.
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
+        if "://" not in url:
+            raise StoreError("the blobs are not at an address such as file:///DIRECTORY or s3://BUCKET/PREFIX")
+        try:
+            self._fs: Any
+            self._fs, root = fsspec.url_to_fs(url)
+        except (ImportError, ValueError, OSError) as error:
+            raise StoreError(f"there are no blobs at {url.partition('://')[0]}://: {error}") from error
+        self._root = str(root).rstrip("/")
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+        # An address may hold a password.
+        self.name = f"{url.partition('://')[0]}://{self._root.rpartition('@')[2]}"
+
+    # ---- the storage as a whole ----
+
+    def mark(self) -> str | None:
+        """The storage's name; None where it has none yet."""
+        with self._faults():
+            try:
+                return str(self._fs.cat_file(self._path(MARK_KEY)).decode("ascii", "replace")).strip()
+            except FileNotFoundError:
+                return None
+
+    def set_mark(self, name: str) -> None:
+        """Takes the storage: a directory is made if there is none."""
+        with self._faults():
+            if self._is_local:
+                os.makedirs(self._root, mode=DIRECTORY_MODE, exist_ok=True)
+            self._fs.pipe_file(self._path(MARK_KEY), f"{name}\n".encode("ascii"))
+            self._make_durable(MARK_KEY)
+
+    def find(self) -> Iterator[BlobInfo]:
+        """All blobs, without the mark."""
+        with self._faults():
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._root, detail=True)
+            for path, info in found.items():
+                key = str(path).removeprefix(f"{self._root}/")
+                if key != MARK_KEY:
+                    yield BlobInfo(key, int(info["size"]), _unix_s(self._fs.modified(path)))
+
+    # ---- one blob ----
+
+    def put(self, source: Path, key: str) -> None:
+        with self._faults():
+            if self._is_local:
+                # A directory that is not mounted any more looks like a blank one.
+                self._require_mark()
+                self._fs.makedirs(self._fs._parent(self._path(key)), exist_ok=True)
+            self._fs.put_file(str(source), self._path(key))
+            self._make_durable(key)
+
+    def fetch(self, key: str, target: Path, scratch: Path) -> None:
+        """Copies a blob to ``target``, by way of a file in ``scratch`` on the same disk.
+
+        Raises:
+            FileNotFoundError: the storage is there, and has no such blob.
+        """
+        temp = scratch / f"upload-{secrets.token_hex(8)}.tmp"
+        try:
+            with open(temp, "xb", opener=private_opener):
+                pass
+            with self._faults():
+                try:
+                    self._fs.get_file(self._path(key), str(temp))
+                except FileNotFoundError:
+                    self._require_mark()
+                    raise
+            temp.rename(target)
+        finally:
+            temp.unlink(missing_ok=True)
+
+    def remove(self, key: str) -> None:
+        """No error if there is none."""
+        with self._faults():
+            try:
+                self._fs.rm_file(self._path(key))
+                if self._is_local:
+                    os.rmdir(self._fs._parent(self._path(key)))
+            except FileNotFoundError:
+                self._require_mark()
+            except OSError:
+                if self._is_local and self._fs.exists(self._path(key)):
+                    raise
+                # The directory holds other blobs.
+
+    # ---- inside ----
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _require_mark(self) -> None:
+        if not self._fs.exists(self._path(MARK_KEY)):
+            raise BlobsUnavailableError(f"{self.name} is not there: its mark {MARK_KEY} is missing")
+
+    def _make_durable(self, key: str) -> None:
+        """A bucket is durable when it answers; a directory has to be asked."""
+        if not self._is_local:
+            return
+        path = Path(self._path(key))
+        with open(path, "rb") as f:
+            os.fchmod(f.fileno(), FILE_MODE)
+            os.fsync(f.fileno())
+        for directory in path.parents:
+            sync_directory(directory)
+            if str(directory) == self._root:
+                break
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, BlobsUnavailableError):
+            raise
+        except Exception as error:
+            # Each storage has errors of its own, not all of them OSError.
+            raise BlobsUnavailableError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+
+def _unix_s(at: datetime) -> float:
+    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()

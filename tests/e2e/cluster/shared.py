@@ -1,0 +1,90 @@
+"""Real servers that share one database and one directory of blobs, each with a data directory of its own."""
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.e2e.conftest import SIM
+from tests.e2e.server import RunningServer, get_batch, submit_batch
+from tests.postgres import PostgresServer
+
+LEASE_S = 2
+
+
+class SharedServers:
+    """``servers`` on one new database; started one after another."""
+
+    def __init__(self, root: Path, postgres: PostgresServer, count: int = 2, step_ms: int = 10) -> None:
+        self._postgres = postgres
+        self.database = postgres.new_database()
+        flags = ["--store", postgres.url(self.database), "--blobs", f"file://{root}/blobs"]
+        flags += ["--chunk-lease-s", str(LEASE_S), "--shadow", "off", "--max-num-seqs", "32"]
+        env = SIM | {"NEAPTIDE_SIM_STEP_MS": str(step_ms)}
+        self.servers = [RunningServer(root / f"server-{number}", *flags, env=env) for number in range(count)]
+
+    def __enter__(self) -> "SharedServers":
+        for number, server in enumerate(self.servers):
+            try:
+                server.__enter__()
+            except BaseException:
+                for started in self.servers[:number]:
+                    started.__exit__(None, None, None)
+                raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for server in self.servers:
+            server.__exit__(None, None, None)
+
+    def holders(self, batch_id: str) -> Counter[str]:
+        """Chunks of a batch by the server that has claimed them last."""
+        query = "SELECT holder FROM batch_chunks WHERE batch_id = %s AND holder IS NOT NULL AND leased_until_ms > 0"
+        with self._postgres.connect(self.database) as connection:
+            return Counter(row[0] for row in connection.execute(query, (batch_id,)))
+
+    def epochs(self, batch_id: str) -> int:
+        """How often chunks that are not done have been claimed, at most."""
+        query = "SELECT coalesce(max(epoch), 0) FROM batch_chunks WHERE batch_id = %s"
+        with self._postgres.connect(self.database) as connection:
+            row = connection.execute(query, (batch_id,)).fetchone()
+            assert row is not None
+            return int(row[0])
+
+    def results(self, batch_id: str) -> dict[str, str]:
+        """Request id of each durable result, by custom_id."""
+        query = "SELECT custom_id, request_id FROM batch_lines WHERE batch_id = %s AND state = 'completed'"
+        with self._postgres.connect(self.database) as connection:
+            return dict(connection.execute(query, (batch_id,)).fetchall())
+
+
+def tree_of(server: RunningServer) -> list[psutil.Process]:
+    """A server's process and its children."""
+    process = psutil.Process(server.process.pid)
+    return [process, *process.children(recursive=True)]
+
+
+def freeze(server: RunningServer) -> list[int]:
+    """Stops every process of a server where it stands; returns their ids."""
+    pids = [process.pid for process in tree_of(server)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+def wake(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def submit(server: RunningServer, num_lines: int, max_tokens: int) -> str:
+    body = {"model": "neaptide-tiny", "prompt": "2+2=", "max_tokens": max_tokens, "ignore_eos": True}
+    return submit_batch(server, [body] * num_lines, "/v1/completions")
+
+
+def completed(server: RunningServer, batch_id: str) -> int:
+    counts: dict[str, Any] = get_batch(server, batch_id)["request_counts"]
+    return int(counts["completed"])

@@ -1,0 +1,79 @@
+"""Servers in this process that share one database and one directory of blobs, each with an engine of its own."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from neaptide.server.batches.sharing.machine import SharedMachine
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.models import BatchRecord
+from neaptide.server.batches.storing.tables import batch_chunks, batches
+from tests.server.batches.fakes import FakeEngine, Server
+
+LONG_S = 600.0
+"""A lease that does not end while a test runs."""
+
+
+def shared_server(root: Path, name: str, url: str | None, lease_s: float = LONG_S) -> Server:
+    return Server(root / name, store_url=url, blobs_url=f"file://{root}/blobs", lease_s=lease_s)
+
+
+def machine_of(server: Server) -> SharedMachine:
+    machine = server.service._machine
+    assert isinstance(machine, SharedMachine)
+    return machine
+
+
+def given(server: Server, batch_id: str) -> dict[str, list[int]]:
+    """The rows that the server's engine has and has not answered, by the name of the chunk."""
+    return {job_id: rows for job_id, rows in server.engine.waiting.items() if job_id.startswith(batch_id) and rows}
+
+
+def num_given(server: Server, batch_id: str) -> int:
+    return sum(map(len, given(server, batch_id).values()))
+
+
+def answer_all(server: Server, batch_id: str) -> None:
+    for job_id in given(server, batch_id):
+        server.engine.answer(job_id)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"waited in vain: {what}")
+
+
+async def answered_to_the_end(servers: list[Server], batch_id: str) -> BatchRecord:
+    """Every engine answers whatever its server has claimed, until the batch has ended."""
+    for _ in range(10_000):
+        for server in servers:
+            answer_all(server, batch_id)
+        record = await servers[0].get(batch_id)
+        if record.is_terminal:
+            return record
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"the batch did not end: {record}")
+
+
+async def let_lease_end(server: Server) -> None:
+    """As if a lease's time had passed for every chunk and every batch."""
+    await server.service.store.write(_end_leases)
+
+
+def _end_leases(conn: sa.Connection) -> None:
+    for table in (batch_chunks, batches):
+        conn.execute(table.update().values(leased_until_ms=0))
+
+
+def executed(engine: FakeEngine) -> list[int]:
+    """Rows that the engine has answered."""
+    return [int(name.rpartition(":")[2]) for name in engine.executed]
+
+
+def pending(server: Server, batch_id: str) -> int:
+    return len(server.service.store.read_blocking(batch_rows.pending_lines, batch_id))
