@@ -68,7 +68,9 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         state.context.client.add_stats_listener(compat)
     if state.batches is not None:
         batches = state.batches
-        metrics.add_source(BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks))
+        metrics.add_source(
+            BatchMetrics(state.registry, batches.store, state.context.wall_clock, batches.outlooks, batches.claims)
+        )
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=state.registry)
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
@@ -16,9 +17,10 @@ from prometheus_client.registry import Collector
 
 from neaptide.engine.messages import Outlook
 from neaptide.server.batches.running.outlooks import Outlooks
+from neaptide.server.batches.storing.claim_rows import database_now_ms
 from neaptide.server.batches.storing.models import LIVE, TERMINAL, BatchStatus
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.batches.storing.tables import batches, files
+from neaptide.server.batches.storing.tables import batch_chunks, batches, files
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +53,22 @@ class Overview:
     """Of live batches."""
     first_expires_at: int | None = None
     files_bytes: int = 0
+    free_chunks: int = 0
+    claimed_chunks: int = 0
+
+
+class ClaimFigures(Protocol):
+    """Of this server, where several share the batches."""
+
+    @property
+    def num_chunks(self) -> int: ...
+
+    @property
+    def num_lost(self) -> int: ...
 
 
 def read_overview(conn: sa.Connection) -> Overview:
-    """Three scans: of the batches, of the live ones, of the files; none of the lines."""
+    """Four scans: of the batches, of the live ones, of the files, of the chunks; none of the lines."""
     t = batches.c
     took_s = _ENDED_AT - t.created_at
     within = [sa.func.sum(sa.case((took_s <= bucket, 1), else_=0)) for bucket in JOB_BUCKETS_S]
@@ -64,6 +78,12 @@ def read_overview(conn: sa.Connection) -> Overview:
         for row in conn.execute(sa.select(t.status, sa.func.count(), *sums, *within).group_by(t.status))
     }
     pending = sa.func.coalesce(sa.func.sum(t.num_total - t.num_completed - t.num_failed), 0)
+    is_free = batch_chunks.c.leased_until_ms <= database_now_ms(conn)
+    free_chunks, num_chunks = conn.execute(
+        sa.select(sa.func.coalesce(sa.func.sum(sa.case((is_free, 1), else_=0)), 0), sa.func.count()).select_from(
+            batch_chunks
+        )
+    ).one()
     live = sa.select(pending, sa.func.min(t.created_at), sa.func.min(t.expires_at)).where(t.status.in_(LIVE))
     pending_requests, first_created_at, first_expires_at = conn.execute(live).one()
     return Overview(
@@ -78,17 +98,26 @@ def read_overview(conn: sa.Connection) -> Overview:
         pending_requests=pending_requests,
         first_created_at=first_created_at,
         first_expires_at=first_expires_at,
+        free_chunks=free_chunks,
+        claimed_chunks=num_chunks - free_chunks,
         files_bytes=int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.num_bytes), 0))).scalar_one()),
     )
 
 
 class BatchMetrics(Collector):
-    """``refresh`` before a scrape; ``wall`` gives unix seconds. The outlooks are those of now, not the database's."""
+    """``refresh`` before a scrape; ``wall`` gives unix seconds. Outlooks and this server's claims are those of now, not
+    the database's."""
 
     def __init__(
-        self, registry: CollectorRegistry, store: Store, wall: Callable[[], float], outlooks: Outlooks
+        self,
+        registry: CollectorRegistry,
+        store: Store,
+        wall: Callable[[], float],
+        outlooks: Outlooks,
+        claims: ClaimFigures | None = None,
     ) -> None:
         self._store = store
+        self._claims = claims
         self._outlooks = outlooks
         self._wall = wall
         self._overview = Overview()
@@ -141,7 +170,27 @@ class BatchMetrics(Collector):
         yield GaugeMetricFamily(
             "neaptide_batch_oldest_age_seconds", "Time since the oldest live batch was created.", age_s
         )
+        yield from self._chunks()
         yield GaugeMetricFamily("neaptide_files_bytes", "Size of all files together.", found.files_bytes)
+
+    def _chunks(self) -> Iterator[Metric]:
+        chunks = GaugeMetricFamily(
+            "neaptide_batch_chunks", "Number of chunks of batches on the board, of all servers.", labels=["state"]
+        )
+        chunks.add_metric(["free"], self._overview.free_chunks)
+        chunks.add_metric(["claimed"], self._overview.claimed_chunks)
+        yield chunks
+        claims = self._claims
+        yield GaugeMetricFamily(
+            "neaptide_batch_chunks_held",
+            "Number of chunks that this server has claimed.",
+            0 if claims is None else claims.num_chunks,
+        )
+        yield CounterMetricFamily(
+            "neaptide_batch_claims_lost",
+            "Number of this server's claims that others have taken over.",
+            0 if claims is None else claims.num_lost,
+        )
 
     def _job_times(self) -> Metric:
         family = HistogramMetricFamily(

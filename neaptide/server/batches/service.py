@@ -9,6 +9,7 @@ from typing import Any
 from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.metrics import ClaimFigures
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.machine import BatchMachine, Machine
 from neaptide.server.batches.running.outlooks import Outlooks
@@ -60,7 +61,13 @@ class BatchService:
         plane = BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
         self._machine: BatchMachine
         blobs = self.store.blobs
-        self._machine = Machine(plane) if blobs is None else SharedMachine(plane, blobs)
+        self.claims: ClaimFigures | None = None
+        """Of this server, where several share the batches."""
+        if blobs is None:
+            self._machine = Machine(plane)
+        else:
+            self._machine = shared = SharedMachine(plane, blobs)
+            self.claims = shared.claimer
 
     async def start(self) -> None:
         """Opens the data directory and takes up unfinished batches.

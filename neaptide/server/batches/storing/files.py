@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,12 +287,14 @@ class FileStore:
         self._verified[record.id] = found.st_mtime_ns
         return found
 
-    def drop_stale_copies(self, known: Collection[str], now_s: float) -> None:
+    def drop_stale_copies(self, known: Collection[str]) -> None:
         """Removes copies of files that are gone, deleted on other servers too. Blocking."""
         if self._blobs is None:
             return
+        # The machine's own clock, as the copies' times are.
+        changed_before_s = time.time() - STALE_COPY_S
         for path in self.directory.iterdir():
-            if path.name not in known and path.stat().st_mtime < now_s - STALE_COPY_S:
+            if path.name not in known and path.stat().st_mtime < changed_before_s:
                 path.unlink(missing_ok=True)
 
 

@@ -32,7 +32,7 @@ class Housekeeping:
         await self._store.write(file_rows.delete_old_keys, now - IDEMPOTENCY_KEY_LIFE_S)
         if self._store.blobs is not None:
             known = await self._store.read(file_rows.all_file_ids)
-            await asyncio.to_thread(self._files.drop_stale_copies, known, self._now())
+            await asyncio.to_thread(self._files.drop_stale_copies, known)
 
     async def _sweep(self, file_id: str, blob: str | None) -> None:
         """The bytes of a deleted file, and of a result file the results that it was made of."""
