@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from tests.e2e.conftest import SIM
-from tests.e2e.server import RunningServer, get_batch, submit_batch
+from tests.e2e.server import RunningServer, submit_batch
 from tests.postgres import PostgresServer
 
 LEASE_S = 2
@@ -85,6 +85,14 @@ def submit(server: RunningServer, num_lines: int, max_tokens: int) -> str:
     return submit_batch(server, [body] * num_lines, "/v1/completions")
 
 
+def state(server: RunningServer, batch_id: str) -> tuple[str, int]:
+    """Status of a batch and its completed lines; blank while the database is away."""
+    reply = server.http.get(f"/v1/batches/{batch_id}")
+    if reply.status_code == 503:
+        return "", 0
+    batch: dict[str, Any] = reply.raise_for_status().json()
+    return str(batch["status"]), int(batch["request_counts"]["completed"])
+
+
 def completed(server: RunningServer, batch_id: str) -> int:
-    counts: dict[str, Any] = get_batch(server, batch_id)["request_counts"]
-    return int(counts["completed"])
+    return state(server, batch_id)[1]

@@ -118,15 +118,14 @@ class Claimer:
         if self._has_use_for_more:
             self._wake.set()
 
-    @property
-    def _is_leaving(self) -> bool:
+    def _leaves(self) -> bool:
         return self._is_suspended or self._is_stopping
 
     @property
     def _has_use_for_more(self) -> bool:
         """Fewer lines wait in the engine than it would soon start."""
         engine = self._p.engine
-        if self._is_leaving or not engine.is_ready or engine.offline_paused:
+        if self._leaves() or not engine.is_ready or engine.offline_paused:
             return False
         waiting = self._runner.num_open - self._running_rows
         return not self._runner.is_behind and waiting < max(CLAIM_BELOW_LINES, self._running_rows)
@@ -182,7 +181,7 @@ class Claimer:
         store, batch_id = self._p.store, claim.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)
         lines = await store.read(batch_rows.pending_lines, batch_id, claim.key.chunk_no)
-        if record.outcome is not None or self._is_leaving:
+        if record.outcome is not None or self._leaves():
             await self._release([claim])
             return
         if not lines:
@@ -199,7 +198,7 @@ class Claimer:
             return
         self._held[job.id] = _Held(claim, job, work)
         self._runner.add_job(job)
-        if self._is_leaving:
+        if self._leaves():
             await self.give_back()
 
     async def _plan_of(self, record: BatchRecord) -> JobPlan:
