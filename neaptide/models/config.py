@@ -33,7 +33,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ModelFacts):
-    """Shape of a dense decoder with rotary positions and grouped-query attention."""
+    """Shape of a dense decoder, as far as every family has it. Families add what is theirs."""
 
     architecture: str
     """Its name in ``neaptide.models.registry``."""
@@ -43,13 +43,21 @@ class ModelConfig(ModelFacts):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
-    rope: RopeConfig
     tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
     dtype: str
     """The checkpoint's own: ``float32``, ``bfloat16`` or ``float16``."""
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaLikeConfig(ModelConfig):
+    """A decoder like Llama's: RMS norms, rotary positions, grouped-query attention, gated SiLU."""
+
+    rms_norm_eps: float
+    rope: RopeConfig
+    qkv_bias: bool
+    out_bias: bool
+    """Of the projection behind the attention."""
+    mlp_bias: bool

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
@@ -21,27 +21,45 @@ from neaptide.executors.torch.torch_executor import TorchExecutor
 
 VOCAB = 128
 GREEDY = SamplingParams(temperature=0.0)
+EVERY_LOGPROB = SamplingParams(temperature=0.0, logprobs=VOCAB, prompt_logprobs=0)
 GAPS = {"float32": 1e-3, "bfloat16": 5e-2}
 """Tokens must agree up to the first position where the reference's two best logits are this close, by dtype of ours."""
 GAP = GAPS["float32"]
 
 
-def write_checkpoint(directory: Path, *, max_shard_size: str = "1GB", **fields: Any) -> LlamaForCausalLM:
-    """Saves a random model with enough spread in its logits to have clear winners, and returns it (fp32, eval)."""
+def write_checkpoint(directory: Path, **fields: Any) -> LlamaForCausalLM:
+    """As ``write_family``, of Llama."""
+    return cast(LlamaForCausalLM, write_family("llama", directory, **fields))
+
+
+def write_family(
+    family: str, directory: Path, *, max_shard_size: str = "1GB", spread: float = 0.3, **fields: Any
+) -> PreTrainedModel:
+    """Saves a random model with enough spread in its logits to have clear winners, and returns it (fp32, eval).
+
+    Args:
+        family: as ``transformers`` calls its ``model_type``.
+        directory: to save it in.
+        max_shard_size: of a file.
+        spread: of the weights.
+        fields: of its configuration.
+    """
     shape: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 48,
-        "intermediate_size": 80,
         "num_hidden_layers": 2,
         "num_attention_heads": 6,
-        "num_key_value_heads": 2,
         "max_position_embeddings": 256,
-        "initializer_range": 0.3,
         "eos_token_id": 2,
         "bos_token_id": 1,
     }
+    if family == "opt":
+        shape |= {"ffn_dim": 80, "init_std": spread, "pad_token_id": 0}
+    else:
+        shape |= {"intermediate_size": 80, "num_key_value_heads": 2, "initializer_range": spread}
     torch.manual_seed(0)
-    model: LlamaForCausalLM = LlamaForCausalLM(LlamaConfig(**(shape | fields))).eval()
+    config = AutoConfig.for_model(family, **(shape | fields))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:
@@ -56,7 +74,7 @@ def write_bfloat16_checkpoint(directory: Path, **fields: Any) -> LlamaForCausalL
     Its layers disturb the residual stream less than those of ``write_checkpoint``, whose logits in bf16 are off by up
     to 0.3: here by 0.03, so that the gap rule can hold.
     """
-    model = write_checkpoint(directory, initializer_range=0.1, **fields)
+    model = write_checkpoint(directory, spread=0.1, **fields)
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_(0.0, 1.0)
         model.lm_head.weight.normal_(0.0, 0.2)
@@ -72,9 +90,10 @@ def make_executor(
     dtype: str = "float32",
     seed: int = 0,
     num_host_blocks: int = 0,
+    cpu_kernels: str = "auto",
 ) -> TorchExecutor:
     return TorchExecutor(
-        ExecutorConfig(model_path=str(directory), device="cpu", dtype=dtype, num_threads=1),
+        ExecutorConfig(model_path=str(directory), device="cpu", dtype=dtype, num_threads=1, cpu_kernels=cpu_kernels),
         CacheConfig(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks),
         MonotonicClock(),
         seed=seed,
@@ -89,6 +108,8 @@ class Track:
     params: SamplingParams
     blocks: list[int]
     computed: int = 0
+    shared_tokens: int = 0
+    """Of the prompt, computed by others."""
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -131,7 +152,8 @@ class Driver:
         self, request_id: str, prompt: list[int], params: SamplingParams = GREEDY, *, shared: list[int] | None = None
     ) -> Track:
         """``shared``: full blocks that hold the prompt's first tokens already."""
-        track = Track(prompt, params, list(shared or []), computed=len(shared or []) * self.block_size)
+        shared_tokens = len(shared or []) * self.block_size
+        track = Track(prompt, params, list(shared or []), computed=shared_tokens, shared_tokens=shared_tokens)
         self.tracks[request_id] = track
         return track
 
@@ -215,13 +237,13 @@ def random_prompt(length: int, seed: int) -> list[int]:
 
 
 @torch.no_grad()
-def reference_logits(model: LlamaForCausalLM, tokens: list[int]) -> torch.Tensor:
+def reference_logits(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     """[len(tokens), vocabulary] fp32."""
     logits: torch.Tensor = model(torch.tensor([tokens])).logits[0].float()
     return logits
 
 
-def leading_agreement(model: LlamaForCausalLM, prompt: Sequence[int], output: Sequence[int], gap: float = GAP) -> int:
+def leading_agreement(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], gap: float = GAP) -> int:
     """Checks greedy output against the reference by the gap rule; returns the number of tokens compared."""
     logits = reference_logits(model, [*prompt, *output])[len(prompt) - 1 : -1]
     for position, token in enumerate(output):
@@ -232,6 +254,24 @@ def leading_agreement(model: LlamaForCausalLM, prompt: Sequence[int], output: Se
     return len(output)
 
 
-def assert_greedy(model: LlamaForCausalLM, track: Track, gap: float = GAP) -> int:
+def assert_greedy(model: PreTrainedModel, track: Track, gap: float = GAP) -> int:
     """The same for a request of the driver."""
     return leading_agreement(model, track.prompt, track.output, gap)
+
+
+def assert_logprobs(model: PreTrainedModel, driver: Driver, tolerance: float = 1e-4) -> None:
+    """Each output position's whole distribution, and each prompt token's own, against the reference.
+
+    Prompt tokens whose keys and values were there already have no record.
+    """
+    for track in driver.tracks.values():
+        expected = torch.log_softmax(reference_logits(model, track.tokens), dim=-1)
+        first = len(track.prompt) - 1 - len(track.prompt_logprobs)
+        assert first == track.shared_tokens
+        for position, record in enumerate(track.prompt_logprobs, first):
+            assert record.token_id == track.prompt[position + 1]
+            assert abs(record.logprob - float(expected[position, record.token_id])) <= tolerance
+        for position, record in enumerate(track.logprobs):
+            got = torch.empty(VOCAB)
+            got[record.top_ids] = torch.tensor(record.top_logprobs)
+            torch.testing.assert_close(got, expected[len(track.prompt) - 1 + position], atol=tolerance, rtol=0)

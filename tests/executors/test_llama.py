@@ -9,12 +9,12 @@ from transformers import LlamaForCausalLM
 
 from neaptide.engine.params import SamplingParams
 from tests.executors.driver import (
-    VOCAB,
+    EVERY_LOGPROB,
     Driver,
     assert_greedy,
+    assert_logprobs,
     make_executor,
     random_prompt,
-    reference_logits,
     write_checkpoint,
 )
 
@@ -35,21 +35,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama3-rope": {"rope_parameters": LLAMA3_ROPE},
     "biases": {"attention_bias": True, "mlp_bias": True},
 }
-EVERY_LOGPROB = SamplingParams(temperature=0.0, logprobs=VOCAB, prompt_logprobs=0)
-
-
-def assert_logprobs(model: LlamaForCausalLM, driver: Driver, tolerance: float = 1e-4) -> None:
-    """Each output position's whole distribution, and each prompt token's own, against the reference."""
-    for track in driver.tracks.values():
-        expected = torch.log_softmax(reference_logits(model, track.tokens), dim=-1)
-        assert len(track.prompt_logprobs) == len(track.prompt) - 1
-        for position, record in enumerate(track.prompt_logprobs):
-            assert record.token_id == track.prompt[position + 1]
-            assert record.logprob == pytest.approx(float(expected[position, record.token_id]), abs=tolerance)
-        for position, record in enumerate(track.logprobs):
-            got = torch.empty(VOCAB)
-            got[record.top_ids] = torch.tensor(record.top_logprobs)
-            torch.testing.assert_close(got, expected[len(track.prompt) - 1 + position], atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -149,7 +134,7 @@ def test_mixed_steps(gqa: tuple[Path, LlamaForCausalLM]) -> None:
 
 
 def test_bf16_within_tolerance(tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path, initializer_range=0.1)
+    model = write_checkpoint(tmp_path, spread=0.1)
     driver = Driver(make_executor(tmp_path, dtype="bfloat16"))
     for index, length in enumerate((3, 21, 50)):
         driver.add(f"r{index}", random_prompt(length, index), EVERY_LOGPROB)

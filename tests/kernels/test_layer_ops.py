@@ -34,6 +34,15 @@ def test_rms_norm(ops: TorchLayerOps, shape: tuple[int, int]) -> None:
     torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5).double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dim", [16, 7, 40])
+def test_norm_of_heads(ops: TorchLayerOps, dim: int) -> None:
+    whole, weight = torch.randn(5, 9, dim) * 3, torch.randn(dim)
+    expected = whole.double()
+    expected[:, 2:6] = F.rms_norm(expected[:, 2:6], (dim,), weight.double(), 1e-5)
+    ops.norm_heads_(whole[:, 2:6], weight, 1e-5)
+    torch.testing.assert_close(whole.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(1, 1536), (5, 7), (33, 100)])
 def test_silu_multiply(ops: TorchLayerOps, shape: tuple[int, int]) -> None:
     gate, up = torch.randn(shape) * 20, torch.randn(shape)
@@ -91,5 +100,10 @@ def test_other_types_and_threads_are_left_to_torch() -> None:
     x = torch.randn(3, 8, dtype=torch.bfloat16)
     assert torch.equal(found.rms_norm(x, x[0], 1e-5), TorchLayerOps().rms_norm(x, x[0], 1e-5))
     assert torch.equal(found.silu_multiply(x.clone()), TorchLayerOps().silu_multiply(x.clone()))
+    heads, same = x.clone().view(3, 2, 4), x.clone().view(3, 2, 4)
+    found.norm_heads_(heads, x[0, :4], 1e-5)
+    TorchLayerOps().norm_heads_(same, x[0, :4], 1e-5)
+    assert torch.equal(heads, same)
+    assert not torch.equal(heads, x.view(3, 2, 4))
     assert type(layer_ops(torch.bfloat16, CPU)) is TorchLayerOps
     assert type(layer_ops(torch.float32, CPU, "torch")) is TorchLayerOps

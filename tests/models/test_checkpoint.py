@@ -77,7 +77,7 @@ def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM'] is not supported: only LlamaForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM'] is not supported: only LlamaForCausalLM, Mis"),
         ({"architectures": ["LlamaForCausalLM", "LlamaForCausalLM"]}, "architecture"),
         ({"architectures": None}, "architecture"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "never executed"),
@@ -98,6 +98,76 @@ def test_both_spellings_of_rope(changes: dict[str, Any], tmp_path: Path) -> None
 )
 def test_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert words in refusal(write(tmp_path, **changes))
+
+
+OPT: dict[str, Any] = {
+    "architectures": ["OPTForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "ffn_dim": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window is not supported"),
+        ("Qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types sliding_attention is not"),
+        ("Qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ("Qwen2", {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}, "mrope"),
+        ("Qwen2", {"mlp_bias": True}, "mlp_bias is not supported"),
+        ("Qwen2", {"hidden_act": "gelu"}, "gelu"),
+        ("Qwen3", {"use_sliding_window": True}, "use_sliding_window is not supported"),
+        ("Qwen3", {"mlp_bias": True}, "mlp_bias is not supported"),
+        ("Qwen3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("Mistral", {"attention_bias": True}, "attention_bias is not supported"),
+        ("Mistral", {"mlp_bias": True}, "mlp_bias is not supported"),
+        ("Mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types is not supported"),
+        ("Mistral", {"sliding_window": -1}, "sliding_window must be a positive integer"),
+        ("Mistral", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ("OPT", {"word_embed_proj_dim": 24}, "word_embed_proj_dim 24 is not supported: only hidden_size, 48"),
+        ("OPT", {"activation_function": "gelu"}, "activation_function 'gelu' is not supported: only relu"),
+        ("OPT", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine false"),
+        ("OPT", {"num_attention_heads": 5}, "hidden_size 48 cannot be shared by 5"),
+        ("OPT", {"ffn_dim": None}, "ffn_dim must be a positive integer"),
+    ],
+)
+def test_what_families_refuse(family: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    raw = OPT if family == "OPT" else BASE | {"architectures": [f"{family}ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw | changes))
+    assert words in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "context_tokens"),
+    [({"sliding_window": None}, 256), ({"sliding_window": 64}, 64), ({"sliding_window": 512}, 256), ({}, 256)],
+)
+def test_mistral_is_served_up_to_its_window(changes: dict[str, Any], context_tokens: int, tmp_path: Path) -> None:
+    config = load_model_config(write(tmp_path, architectures=["MistralForCausalLM"], **changes))
+    assert config.max_position_embeddings == context_tokens
+
+
+def test_a_window_that_mistral_is_silent_about_is_that_of_its_first_release(tmp_path: Path) -> None:
+    long = {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768}
+    assert load_model_config(write(tmp_path, **long)).max_position_embeddings == 4096
+    assert load_model_config(write(tmp_path, **long, sliding_window=None)).max_position_embeddings == 32768
+
+
+def test_windows_that_qwen_does_not_use_do_not_matter(tmp_path: Path) -> None:
+    for family in ("Qwen2", "Qwen3"):
+        architecture = {"architectures": [f"{family}ForCausalLM"], "layer_types": ["full_attention"] * 2}
+        config = load_model_config(write(tmp_path, **architecture, use_sliding_window=False, sliding_window=64))
+        assert config.max_position_embeddings == 256
+        assert config.head_dim == (8 if family == "Qwen2" else 128)
+
+
+def test_an_opt_without_more_words_is_tied(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(OPT))
+    config = load_model_config(tmp_path)
+    assert (config.tie_word_embeddings, config.num_kv_heads, config.head_dim) == (True, 6, 8)
+    assert (config.intermediate_size, config.max_position_embeddings) == (80, 2048)
 
 
 def test_unreadable_config(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,7 @@ class ScaledLlama(Llama):
 
 def parse_scaled(raw: RawConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
     fields = llama.parse_config(raw | {"hidden_size": raw["width"]}, eos_token_ids)
-    values = {name: getattr(fields, name) for name in ModelConfig.__dataclass_fields__}
-    return ModelConfig(**(values | {"architecture": "ScaledForCausalLM"}))
+    return replace(fields, architecture="ScaledForCausalLM")
 
 
 def test_every_family_has_its_class() -> None:

@@ -15,6 +15,13 @@ typedef struct {
 } rows_t;
 
 typedef struct {
+    float *x;            /* [tokens, heads, dim], a token every x_stride elements */
+    const float *weight; /* [dim] */
+    int64_t tokens, heads, dim, x_stride;
+    float epsilon;
+} heads_t;
+
+typedef struct {
     float *qkv;            /* [tokens, heads + 2 * kv_heads, dim], rotated in place but for the values */
     const float *rotation; /* [tokens, dim / 2] complex */
     const int64_t *slots;  /* [tokens] */
@@ -22,19 +29,32 @@ typedef struct {
     int64_t tokens, heads, kv_heads, dim;
 } store_t;
 
+static inline float scale_of(const float *x, int64_t size, float epsilon) {
+    float lanes[LANES] = {0}, sum = 0.0f;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) lanes[lane] += x[i + lane] * x[i + lane];
+    for (; i < size; i++) sum += x[i] * x[i];
+    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    return 1.0f / sqrtf(sum / size + epsilon);
+}
+
 /* x / sqrt(mean(x^2) + epsilon) * weight */
 void neaptide_rms_norm(const rows_t *job) {
     for (int64_t row = 0; row < job->rows; row++) {
         const float *x = job->x + row * job->x_stride;
-        float *y = job->y + row * job->size, lanes[LANES] = {0}, sum = 0.0f;
-        int64_t i = 0;
-        for (; i + LANES <= job->size; i += LANES)
-            for (int lane = 0; lane < LANES; lane++) lanes[lane] += x[i + lane] * x[i + lane];
-        for (; i < job->size; i++) sum += x[i] * x[i];
-        for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
-        float scale = 1.0f / sqrtf(sum / job->size + job->epsilon);
+        float *y = job->y + row * job->size, scale = scale_of(x, job->size, job->epsilon);
         for (int64_t j = 0; j < job->size; j++) y[j] = x[j] * scale * job->weight[j];
     }
+}
+
+/* The same for each head, in place. */
+void neaptide_norm_heads(const heads_t *job) {
+    for (int64_t token = 0; token < job->tokens; token++)
+        for (int64_t head = 0; head < job->heads; head++) {
+            float *x = job->x + token * job->x_stride + head * job->dim, scale = scale_of(x, job->dim, job->epsilon);
+            for (int64_t j = 0; j < job->dim; j++) x[j] = x[j] * scale * job->weight[j];
+        }
 }
 
 static inline float as_float(uint32_t bits) {

@@ -28,6 +28,16 @@ class _Rows(ctypes.Structure):
     ]
 
 
+class _Heads(ctypes.Structure):
+    """``heads_t`` of the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "dim", "x_stride")),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
 class _Store(ctypes.Structure):
     """``store_t`` of the source."""
 
@@ -47,8 +57,8 @@ class NativeLayerOps(TorchLayerOps):
     def __init__(self) -> None:
         library = load_library(SOURCE)
         self._rms_norm, self._silu_multiply = library.neaptide_rms_norm, library.neaptide_silu_multiply
-        self._rotate_and_store = library.neaptide_rotate_and_store
-        for function in (self._rms_norm, self._silu_multiply, self._rotate_and_store):
+        self._norm_heads, self._rotate_and_store = library.neaptide_norm_heads, library.neaptide_rotate_and_store
+        for function in (self._rms_norm, self._norm_heads, self._silu_multiply, self._rotate_and_store):
             function.restype = None
         self._checked: tuple[Tensor, int] | None = None
         """Slots that lie inside a cache of so many."""
@@ -60,6 +70,15 @@ class NativeLayerOps(TorchLayerOps):
         y = torch.empty(rows, size)
         self._rms_norm(ctypes.byref(_Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, x.stride(0), eps)))
         return y
+
+    def norm_heads_(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        tokens, num_heads, dim = heads.shape
+        if not _takes(heads) or heads.stride(1) != dim or not weight.is_contiguous() or weight.shape != (dim,):
+            super().norm_heads_(heads, weight, eps)
+            return
+        self._norm_heads(
+            ctypes.byref(_Heads(heads.data_ptr(), weight.data_ptr(), tokens, num_heads, dim, heads.stride(0), eps))
+        )
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2

@@ -20,6 +20,14 @@ class TorchLayerOps:
         scaled: Tensor = x * scale
         return scaled.mul_(weight)
 
+    def norm_heads_(self, heads: Tensor, weight: Tensor, eps: float) -> None:
+        """The same for each head of [num_tokens, num_heads, head_dim] in place, all with one weight [head_dim]."""
+        if heads.dtype != torch.float32 or heads.device.type != "cpu":
+            heads.copy_(F.rms_norm(heads, weight.shape, weight, eps))
+            return
+        norm: Tensor = torch.linalg.vector_norm(heads, dim=-1, keepdim=True)  # [num_tokens, num_heads, 1]
+        heads.mul_(norm.square_().mul_(1 / heads.shape[-1]).add_(eps).rsqrt_()).mul_(weight)
+
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         """[num_tokens, 2 * size], gates first -> ``silu(gate) * up``, [num_tokens, size]; may overwrite its input."""
         gate, up = gate_up.chunk(2, dim=-1)

@@ -1,6 +1,7 @@
-"""Root-mean-square normalisation."""
+"""Normalisation over the last dimension."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from neaptide.kernels.layer_ops import TorchLayerOps
@@ -19,3 +20,17 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, size] -> the same."""
         return self._ops.rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` over the last dimension; torch does it in one pass."""
+
+    __slots__ = ("bias", "eps", "weight")
+
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device):
+        self.weight, self.bias = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_tokens, size] -> the same."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from neaptide.models.config import ModelConfig, RopeConfig
+from neaptide.models.config import LlamaLikeConfig, RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
@@ -35,7 +35,7 @@ class Rotary:
 
     __slots__ = ("table",)
 
-    def __init__(self, config: ModelConfig, device: torch.device):
+    def __init__(self, config: LlamaLikeConfig, device: torch.device):
         # fp32 on purpose, as in the reference: angles of far positions depend on the rounding.
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))

@@ -1,4 +1,6 @@
-"""Llama over a flat batch of tokens and a paged KV cache."""
+"""Llama, and what differs from it by biases, over a flat batch of tokens and a paged KV cache."""
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -9,34 +11,37 @@ from neaptide.executors.torch.layers.rotary import Rotary
 from neaptide.executors.torch.models.base import Destination, TorchModel
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention
-from neaptide.models.config import ModelConfig
+from neaptide.models.config import LlamaLikeConfig
 
 
 class DecoderLayer:
     """Attention and feed-forward, both with their norm, adding to the residual stream in place."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
+    def __init__(self, config: LlamaLikeConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
         self._ops = ops
         hidden, ffn, dim = config.hidden_size, config.intermediate_size, config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, dim
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
-        attention_bias, mlp_bias = config.attention_bias, config.mlp_bias
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps, ops, dtype=dtype, device=device)
-        self.qkv = Linear(q_size + 2 * kv_size, hidden, bias=attention_bias, dtype=dtype, device=device)
-        self.out = Linear(hidden, q_size, bias=attention_bias, dtype=dtype, device=device)
+        self.qkv = Linear(q_size + 2 * kv_size, hidden, bias=config.qkv_bias, dtype=dtype, device=device)
+        self.out = Linear(hidden, q_size, bias=config.out_bias, dtype=dtype, device=device)
         self.mlp_norm = RMSNorm(hidden, config.rms_norm_eps, ops, dtype=dtype, device=device)
-        self.gate_up = Linear(2 * ffn, hidden, bias=mlp_bias, dtype=dtype, device=device)
-        self.down = Linear(hidden, ffn, bias=mlp_bias, dtype=dtype, device=device)
+        self.gate_up = Linear(2 * ffn, hidden, bias=config.mlp_bias, dtype=dtype, device=device)
+        self.down = Linear(hidden, ffn, bias=config.mlp_bias, dtype=dtype, device=device)
 
     def forward_(self, hidden: Tensor, rotation: Tensor, kv_cache: Tensor, plan: StepAttention) -> None:
         """Adds this layer to ``hidden`` [num_tokens, hidden_size] and writes the tokens' keys and values."""
         num_tokens = hidden.shape[0]
         qkv = self.qkv(self.input_norm(hidden)).view(num_tokens, -1, self.head_dim)
+        self.adjust_(qkv)
         self._ops.rotate_and_store(qkv, rotation, kv_cache, plan)
         query, key_value = qkv[:, : self.num_heads], qkv[:, self.num_heads :]
         attended = plan.attend(query, key_value, kv_cache)  # [num_tokens, num_heads, head_dim]
         self.out.add_to(hidden, attended.view(num_tokens, -1))
         self.down.add_to(hidden, self._ops.silu_multiply(self.gate_up(self.mlp_norm(hidden))))
+
+    def adjust_(self, qkv: Tensor) -> None:
+        """What a family does to heads, [num_tokens, heads of queries, keys and values, head_dim], before rotation."""
 
     def destinations(self, prefix: str, hidden: int, ffn: int) -> dict[str, Destination]:
         """Checkpoint name -> place, for this layer."""
@@ -58,11 +63,11 @@ class DecoderLayer:
             for kind, tensor in (("weight", linear.weight), ("bias", linear.bias)):
                 if tensor is not None:
                     rows = tensor[start : start + size]
-                    view = self._interleaved(rows) if rotary else rows
+                    view = self.interleaved(rows) if rotary else rows
                     found[f"{prefix}.{name}.{kind}"] = Destination(tuple(rows.shape), view)
         return found
 
-    def _interleaved(self, rows: Tensor) -> Tensor:
+    def interleaved(self, rows: Tensor) -> Tensor:
         """View of rotary ``rows`` in the checkpoint's order: both halves of each head, one after the other."""
         pairs = rows.view(-1, self.head_dim // 2, 2, *rows.shape[1:])  # [heads, head_dim / 2, 2, ...]
         return pairs.transpose(1, 2)  # [heads, 2, head_dim / 2, ...]
@@ -71,10 +76,13 @@ class DecoderLayer:
 class Llama(TorchModel):
     """The whole model."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
+    config: LlamaLikeConfig
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
+    def __init__(self, config: LlamaLikeConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
         self.config = config
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(config, dtype, device, ops) for _ in range(config.num_layers)]
+        self.layers = [self.layer_class(config, dtype, device, ops) for _ in range(config.num_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, ops, dtype=dtype, device=device)
         tied = self.embedding if config.tie_word_embeddings else None
         self.lm_head = Linear(

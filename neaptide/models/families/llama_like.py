@@ -1,0 +1,88 @@
+"""What Llama and its descendants have in common."""
+
+from typing import NamedTuple
+
+from neaptide.models.config import LlamaLikeConfig, UnsupportedModelError
+from neaptide.models.fields import RawConfig, dtype, number, positive_int, rope
+
+
+class Biases(NamedTuple):
+    """Which projections have one."""
+
+    qkv: bool = False
+    out: bool = False
+    mlp: bool = False
+
+
+def parse_llama_like(
+    raw: RawConfig,
+    eos_token_ids: tuple[int, ...],
+    architecture: str,
+    biases: Biases,
+    *,
+    context_tokens: int,
+    head_dim: int | None = None,
+) -> LlamaLikeConfig:
+    """
+    Args:
+        raw: ``config.json``.
+        eos_token_ids: of the model.
+        architecture: its name in the registry.
+        biases: of this family.
+        context_tokens: the family's ``max_position_embeddings`` where the file has none.
+        head_dim: likewise; None is what the heads leave each other of ``hidden_size``.
+
+    Raises:
+        UnsupportedModelError: a value that is missing or nonsense, or a variant that is not computed.
+    """
+    if raw.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModelError(f"hidden_act {raw['hidden_act']!r} is not supported: only silu")
+    hidden_size = positive_int(raw, "hidden_size")
+    num_heads = positive_int(raw, "num_attention_heads")
+    num_kv_heads = positive_int(raw, "num_key_value_heads", num_heads)
+    head_dim = positive_int(raw, "head_dim", head_dim or hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        raise UnsupportedModelError(f"{num_heads} attention heads cannot share {num_kv_heads} key/value heads evenly")
+    if head_dim % 2:
+        raise UnsupportedModelError(f"head_dim {head_dim} is odd: rotary embedding needs pairs")
+    return LlamaLikeConfig(
+        architecture=architecture,
+        vocab_size=positive_int(raw, "vocab_size"),
+        max_position_embeddings=positive_int(raw, "max_position_embeddings", context_tokens),
+        eos_token_ids=eos_token_ids,
+        hidden_size=hidden_size,
+        intermediate_size=positive_int(raw, "intermediate_size"),
+        num_layers=positive_int(raw, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
+        rope=rope(raw),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=biases.qkv,
+        out_bias=biases.out,
+        mlp_bias=biases.mlp,
+        dtype=dtype(raw),
+    )
+
+
+def refuse(raw: RawConfig, *keys: str) -> None:
+    """
+    Raises:
+        UnsupportedModelError: one of the keys asks for what the family does not have.
+    """
+    for key in keys:
+        if raw.get(key):
+            raise UnsupportedModelError(f"{key} is not supported")
+
+
+def refuse_windows(raw: RawConfig) -> None:
+    """For families whose layers may each have a sliding window or none.
+
+    Raises:
+        UnsupportedModelError: some have one.
+    """
+    refuse(raw, "use_sliding_window")
+    kinds = sorted({str(kind) for kind in raw.get("layer_types") or ()} - {"full_attention"})
+    if kinds:
+        raise UnsupportedModelError(f"layer_types {', '.join(kinds)} is not supported: only full_attention")
