@@ -28,6 +28,13 @@ def _intersection(word: str) -> dict[str, Any]:
     return {"guided_grammar": f'start: T "{word}"\nT: ' + " & ".join(parts)}
 
 
+def _chained(word: str) -> dict[str, Any]:
+    """Each level refers to the next one twice."""
+    names = [f"#/$defs/{level}" for level in range(1, 61)]
+    defs: dict[str, Any] = {str(level): {"anyOf": [{"$ref": name}] * 2} for level, name in enumerate(names)}
+    return {"guided_json": {"$defs": defs | {"60": {"not": {"const": word}}}, "$ref": "#/$defs/0"}}
+
+
 KINDS: dict[str, dict[str, Callable[[str], dict[str, Any]]]] = {
     "hostile": {
         "deep": lambda word: _nested(word, 80),
@@ -35,6 +42,10 @@ KINDS: dict[str, dict[str, Callable[[str], dict[str, Any]]]] = {
         "1 MB grammar": lambda word: {"guided_grammar": "start: " + " | ".join([f'"{word}"'] * 100_000)},
         "1 MB schema": lambda word: {"guided_json": {"properties": {f"{word} {i}": {} for i in range(60_000)}}},
         "exploding intersection": _intersection,
+        "chained references": _chained,
+        "mail addresses": lambda word: {
+            "guided_json": {"properties": {f"{word} {i}": {"format": "email"} for i in range(600)}}
+        },
         "recursive references": lambda word: {"guided_json": {"title": word, "allOf": [{"$ref": "#"}, {"$ref": "#"}]}},
     },
     "held": {

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from neaptide.server.structured.call_formats import CallFormat
-from neaptide.server.structured.schemas import MAX_GRAMMAR_CHARS, SchemaError, prepare_schema
+from neaptide.server.structured.schemas import (
+    MAX_GRAMMAR_CHARS,
+    MAX_WRITTEN_CHARS,
+    TOO_COMPLEX,
+    SchemaError,
+    prepare_schema,
+)
 
 MAX_CHOICES = 4096
 _TEXT = "TEXT: /(.|\\n)*/\n"
@@ -100,9 +106,13 @@ def calls_grammar(calls: Calls, answer: Part | None) -> str:
     form = calls.form
     parts: dict[str, Part] = {}
     options = []
+    num_chars = 0
     for index, tool in enumerate(calls.tools):
         is_held = calls.forced or tool.strict
-        parts[f"arguments_{index}"] = schema_part(_parameters(tool) if is_held else {"type": "object"})
+        part = parts[f"arguments_{index}"] = schema_part(_parameters(tool) if is_held else {"type": "object"})
+        num_chars += len(json.dumps(part, ensure_ascii=False))
+        if num_chars > MAX_WRITTEN_CHARS:
+            raise SchemaError(TOO_COMPLEX)
         head = json.dumps({"name": tool.name}, ensure_ascii=False)[:-1] + f', "{form.arguments_key}": '
         options.append(f'{json.dumps(head)} @arguments_{index} "}}"')
     rules = [f"call: {' | '.join(options)}\n"]

@@ -4,9 +4,10 @@ Every token is at least one byte. Only what is certain is said: each keyword bou
 of those that stand together the smallest bound holds; a keyword that is not known here bounds nothing.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from neaptide.server.structured.references import References
 
 MAX_DEPTH = 64
 """Of references followed and schemas in schemas."""
@@ -33,13 +34,21 @@ def max_document_bytes(schema: Any) -> int | None:
 
 class _Bounds:
     def __init__(self, root: Any) -> None:
-        self._root = root
+        self._references = References(root)
+        self._known: dict[int, int | None] = {}
+        """By the schema's ``id``: what many references name, and those in it again, is looked at once."""
 
     def of(self, schema: Any, depth: int) -> int | None:
         if schema is False:
             return 0
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return None
+        if id(schema) not in self._known:
+            self._known[id(schema)] = None  # within itself it bounds nothing
+            self._known[id(schema)] = self._of_schema(schema, depth)
+        return self._known[id(schema)]
+
+    def _of_schema(self, schema: Mapping[str, Any], depth: int) -> int | None:
         bounds = [self._by_type(schema, depth)]
         if "const" in schema:
             bounds.append(_value_bytes(schema["const"]))
@@ -51,19 +60,8 @@ class _Bounds:
         if isinstance(schema.get("allOf"), list):
             bounds += [self.of(part, depth + 1) for part in schema["allOf"]]
         if "$ref" in schema:
-            bounds.append(self.of(self._target(schema["$ref"]), depth + 1))
+            bounds.append(self.of(self._references.target(schema["$ref"]), depth + 1))
         return min((bound for bound in bounds if bound is not None), default=None)
-
-    def _target(self, reference: Any) -> Any:
-        """What a pointer into this document names; True, which bounds nothing, for all other references."""
-        if not isinstance(reference, str) or not reference.startswith("#/") or '"$id"' in json.dumps(self._root):
-            return True
-        node = self._root
-        for part in reference[2:].split("/"):
-            if not isinstance(node, dict) or "%" in part or "~" in part:
-                return True
-            node = node.get(part, True)
-        return node
 
     def _by_type(self, schema: Mapping[str, Any], depth: int) -> int | None:
         kinds = schema.get("type")

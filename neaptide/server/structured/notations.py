@@ -20,6 +20,8 @@ _MAX_PERMUTED = 3
 """Parts of an object that may change places: each order is a grammar of its own."""
 _MAX_VALUES = 32
 """Entries of an enumeration: more of them are written in one way each."""
+_MAX_WRITTEN = 256
+"""Parts of all that a constant or an enumeration is written as: in each other their orders multiply."""
 _LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _OLD_DRAFTS = re.compile(r"/draft-0?[3-7]/")
 _STAY = frozenset({"$schema", "$id", "$anchor", "$defs", "definitions", "title", "description"})
@@ -81,6 +83,8 @@ def write_values(schema: dict[str, Any], dialect: Dialect) -> None:
     # A caller who says "integer" means to read one: its reader may know no fraction.
     if not isinstance(values, list) or "integer" in ([kinds] if isinstance(kinds, str) else kinds):
         return
+    if len(values) > _MAX_VALUES or sum(map(_num_parts, values)) > _MAX_WRITTEN:
+        return
     single: list[Any] = []
     several: list[dict[str, Any]] = []
     for value in values:
@@ -89,9 +93,20 @@ def write_values(schema: dict[str, Any], dialect: Dialect) -> None:
             single.append(value)
         else:
             several.append(written)
-    if several and len(values) <= _MAX_VALUES:
+    if several:
         del schema[keyword]
         add_condition(schema, {"anyOf": [*several, *([{"enum": single}] if single else [])]})
+
+
+def _num_parts(value: Any) -> int:
+    """Of what ``_written`` makes of it."""
+    match value:
+        case list():
+            return 1 + sum(map(_num_parts, value))
+        case dict():
+            num_orders = math.factorial(len(value)) if len(value) <= _MAX_PERMUTED else 1
+            return num_orders * (1 + sum(map(_num_parts, value.values())))
+    return 1
 
 
 def _written(value: Any, dialect: Dialect) -> dict[str, Any]:

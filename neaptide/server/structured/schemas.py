@@ -22,6 +22,8 @@ from neaptide.server.structured.patterns import in_our_dialect
 
 MAX_GRAMMAR_CHARS = 1 << 16
 """Of a schema, a regular expression or a grammar."""
+MAX_WRITTEN_CHARS = 1 << 20
+"""Of what is written out for the compiler, which makes more of some words than of others."""
 MAX_DEPTH = 64
 """Of a schema: compilers of this kind have died of deep ones."""
 COMPILER_OPTIONS: dict[str, Any] = {
@@ -32,6 +34,7 @@ COMPILER_OPTIONS: dict[str, Any] = {
     "lenient": False,
     "coerce_one_of": False,
 }
+TOO_COMPLEX = "The schema is too complex."
 _OPTIONS_KEY = "x-guidance"
 
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -71,6 +74,8 @@ def prepare_schema(schema: Any) -> dict[str, Any]:
         raise SchemaError(f"The schema has more than {MAX_GRAMMAR_CHARS} characters.")
     prepared = _prepare(schema, 0, Dialect.of(schema))
     assert isinstance(prepared, dict)
+    if len(json.dumps(prepared, ensure_ascii=False)) > MAX_WRITTEN_CHARS:
+        raise SchemaError(TOO_COMPLEX)
     return prepared | {_OPTIONS_KEY: COMPILER_OPTIONS}
 
 
@@ -129,7 +134,7 @@ def explain(complaint: str) -> str:
     if "atisfiable" in complaint:
         return "No document can satisfy the schema."
     if re.search("too (large|complex|big|many|deep)|limit|fuel", complaint):
-        return "The schema is too complex."
+        return TOO_COMPLEX
     return "The schema cannot be enforced."
 
 

@@ -12,6 +12,8 @@ from neaptide.server.openai.prepare import CHAT, COMPLETIONS, RESPONSES, prepare
 from neaptide.server.structured.checker import CheckerBusyError
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import USER, Server, make_context
+from tests.server.structured.test_lengths import chained
+from tests.server.structured.test_schemas import MANY_ADDRESSES
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SIMPLE = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
@@ -86,6 +88,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
         "guided_grammar": "start: T\nT: " + " & ".join(f"/.*{c}.{{{30 + i}}}/" for i, c in enumerate("abcdefgh"))
     },
     "a reference to itself": {"guided_json": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}},
+    "references that double at each level": {"guided_json": chained(63) | {"uniqueItems": True}},
+    "mail addresses": {"guided_json": MANY_ADDRESSES},
     "a reference to a file": {"guided_json": {"$ref": "file:///etc/passwd"}},
     "no grammar": {"guided_grammar": "\x00\x01"},
     "an empty grammar": {"guided_grammar": " "},

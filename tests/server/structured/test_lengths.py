@@ -18,6 +18,15 @@ from tests.server.conftest import USER, make_context
 
 EOS_TOKEN_ID = 5
 CLOSED = {"type": "object", "additionalProperties": False}
+
+
+def chained(levels: int) -> dict[str, Any]:
+    """Each level refers to the next one twice."""
+    names = [f"#/$defs/{level}" for level in range(1, levels + 1)]
+    defs = {str(level): {"anyOf": [{"$ref": name}] * 2} for level, name in enumerate(names)}
+    return {"$defs": defs | {str(levels): {"type": "boolean"}}, "$ref": "#/$defs/0"}
+
+
 CYCLE = {"$defs": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}
 
 
@@ -40,6 +49,7 @@ CYCLE = {"$defs": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}}, "
         ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, 5),
         ({"type": "string", "allOf": [{"const": "a"}]}, 14),
         ({"$defs": {"a": {"type": "boolean"}}, "$ref": "#/$defs/a"}, 5),
+        (chained(30), 5),
         (False, 0),
     ],
 )

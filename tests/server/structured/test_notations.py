@@ -101,6 +101,18 @@ def test_members_of_a_constant_come_in_any_order() -> None:
     assert not is_valid({"const": constant}, json.dumps(constant | {"d": 1}))
 
 
+def test_members_of_members_are_written_in_one_order_before_they_become_too_many() -> None:
+    def nested(levels: int) -> Any:
+        return {"a": nested(levels - 1), "b": 1, "c": 2} if levels else 3
+
+    def has_orders(levels: int) -> bool:
+        constant = nested(levels)
+        assert is_valid({"const": constant}, json.dumps(constant))
+        return is_valid({"const": constant}, json.dumps(dict(reversed(constant.items()))))
+
+    assert [has_orders(levels) for levels in (1, 2, 3, 30)] == [True, True, False, False]
+
+
 PART_A = {"properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 PART_B = {"properties": {"b": {"type": "null"}}, "required": ["b"]}
 PART_C = {"properties": {"c": {"type": "boolean"}}, "required": ["c"]}

@@ -55,6 +55,11 @@ def is_valid(schema: Any, text: str) -> bool:
             ["a.b+c@x-y.example", '"a b"@x', '"a\\"@"@x', "a@[127.0.0.1]", "a@[IPv6:::1]"],
             ["a", "@x", "a@", ".a@x", "a..b@x", "a b@x", "a@x=y", "a@[127.0.0.300]", "a@-x", '"a"b"@x', "a@x, b@x"],
         ),
+        (
+            "email",
+            ["a" * 64 + "@x", "a" * 31 + "." + "b" * 32 + "@x", "a." * 31 + "a@x", f'"{"a" * 62}"@x'],
+            ["a" * 65 + "@x", "a" * 32 + "." + "b" * 32 + "@x", f'"{"a" * 63}"@x', "a@" + ".".join(["b" * 63] * 4)],
+        ),
         ("hostname", ["a.b-c.example", "x1", "a-b"], ["-a", "a-", "xn--x", "a..b", "a" * 64]),
     ],
 )
@@ -144,6 +149,22 @@ def test_a_complaint_names_the_keyword_and_quotes_nothing(schema: dict[str, Any]
 def test_what_the_compiler_would_pass_over_or_choke_on_never_reaches_it(schema: Any) -> None:
     with pytest.raises(SchemaError):
         prepare_schema(schema)
+
+
+MANY_ADDRESSES = {"properties": {str(index): {"format": "email"} for index in range(600)}}
+
+
+def test_what_becomes_too_much_once_it_is_written_out_is_refused() -> None:
+    with pytest.raises(SchemaError, match="too complex"):
+        prepare_schema(MANY_ADDRESSES)
+
+
+def test_so_are_tools_that_are_too_much_together() -> None:
+    few = {"properties": {str(index): {"format": "email"} for index in range(200)}}
+    tools = [OfferedTool(name, few, strict=True) for name in "abc"]
+    calls_grammar(Calls(tools[:2], HERMES, None, forced=True, several=True), None)
+    with pytest.raises(SchemaError, match="too complex"):
+        calls_grammar(Calls(tools, HERMES, None, forced=True, several=True), None)
 
 
 # ---- calls in the formats of families ------------------------------------------------------------------------------
