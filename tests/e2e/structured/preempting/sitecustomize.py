@@ -1,0 +1,31 @@
+"""Loaded by every Python process that has this directory on its path: engines preempt a request every second step.
+
+One after another of those that have put out something, whichever of them the policy would have spared.
+"""
+
+import itertools
+
+from neaptide.engine.clock import VirtualClock
+from neaptide.engine.core import EngineCore
+from neaptide.engine.messages import StepOutputs
+from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.steps.timer import StepTimer
+
+_step = EngineCore.step
+_steps = itertools.count()
+
+
+def step(self: EngineCore) -> StepOutputs:
+    outputs = _step(self)
+    index, scheduler = next(_steps), self.scheduler
+    running = [*scheduler.queues.running_online.values(), *scheduler.queues.running_offline.values()]
+    running = [request for request in running if request.num_output_tokens]
+    if index % 2 and running and not self.has_step_in_flight:
+        draft = Draft(scheduler.index, 0.0, scheduler.queues, StepBudget(scheduler.cost_model, 0))
+        draft.preempt(running[index // 2 % len(running)])
+        scheduler.apply(draft, StepTimer(VirtualClock()))
+    return outputs
+
+
+EngineCore.step = step  # type: ignore[method-assign]
