@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from neaptide.server.structured.alternatives import Alternatives
 from neaptide.server.structured.formats import WRITTEN_OUT
 from neaptide.server.structured.notations import (
     Dialect,
@@ -72,30 +73,37 @@ def prepare_schema(schema: Any) -> dict[str, Any]:
         raise SchemaError("A schema must be an object.")
     if len(json.dumps(schema, ensure_ascii=False)) > MAX_GRAMMAR_CHARS:
         raise SchemaError(f"The schema has more than {MAX_GRAMMAR_CHARS} characters.")
-    prepared = _prepare(schema, 0, Dialect.of(schema))
+    dialect = Dialect.of(schema)
+    prepared = _prepare(schema, 0, dialect, Alternatives(schema, is_old=dialect.is_old))
     assert isinstance(prepared, dict)
     if len(json.dumps(prepared, ensure_ascii=False)) > MAX_WRITTEN_CHARS:
         raise SchemaError(TOO_COMPLEX)
     return prepared | {_OPTIONS_KEY: COMPILER_OPTIONS}
 
 
-def _prepare(node: Any, depth: int, dialect: Dialect, *, of_names: bool = False) -> Any:
+def _prepare(node: Any, depth: int, dialect: Dialect, alternatives: Alternatives, *, of_names: bool = False) -> Any:
     """A copy of a (sub)schema, of a list of them, or of a mapping from names to them."""
     if depth > MAX_DEPTH:
         raise SchemaError(f"The schema has more than {MAX_DEPTH} levels.")
     if isinstance(node, list):
-        return [_prepare(child, depth + 1, dialect) for child in node]
+        return [_prepare(child, depth + 1, dialect, alternatives) for child in node]
     if not isinstance(node, dict):
         return node
     if of_names:
-        return {name: _prepare(child, depth + 1, dialect) for name, child in node.items()}
+        return {name: _prepare(child, depth + 1, dialect, alternatives) for name, child in node.items()}
     _check_held(node, depth)
     counts = _BESIDE_REFERENCE if dialect.is_old and "$ref" in node else node.keys()
     copy = {
-        key: child if key in _VALUES else _prepare(child, depth + 1, dialect, of_names=key in _OF_NAMES)
+        key: child if key in _VALUES else _prepare(child, depth + 1, dialect, alternatives, of_names=key in _OF_NAMES)
         for key, child in node.items()
         if key in counts and key != _OPTIONS_KEY
     }
+    if "oneOf" in copy and alternatives.exclude_each_other(node):
+        options = copy.pop("oneOf")
+        if "anyOf" in copy:
+            add_condition(copy, {"anyOf": options})
+        else:
+            copy["anyOf"] = options
     _write_out(copy)
     write_bounds(copy)
     write_values(copy, dialect)

@@ -150,7 +150,7 @@ def rough(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         flags.insert(0, str(request.getfixturevalue("random_model")))
     paths = [str(Path(__file__).parent / "preempting"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
-    with RunningServer(tmp_path_factory.mktemp("rough"), *flags, env=env) as server:
+    with RunningServer(tmp_path_factory.mktemp("rough"), *flags, env=env, start_timeout_s=600.0) as server:
         server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
         yield server
 

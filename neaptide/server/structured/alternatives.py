@@ -1,0 +1,190 @@
+"""Alternatives that exclude each other: where no document is valid under two of them, ``oneOf`` is ``anyOf``.
+
+The compiler sees it where a string that is constant tells them apart at once; callers' unions are told apart by types
+behind references, by numbers, by unions within unions. Only what is certain is said: alternatives that may share a
+document stay as they are, for the compiler to refuse.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+from neaptide.server.structured.references import References
+
+MAX_ALTERNATIVES = 64
+"""Of one ``oneOf``: each is held against each."""
+_MAX_LOOKS = 30_000
+"""At schemas and pairs of them, for one document."""
+_MAX_DEPTH = 16
+"""Of references followed, and of members in members: what is deeper says nothing."""
+_KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
+_OF_TYPE = {kind: frozenset({kind}) for kind in _KINDS - {"fraction"}} | {"number": frozenset({"integer", "fraction"})}
+
+Conditions = Sequence[Mapping[str, Any]]
+"""Schemas that hold together, without references and ``allOf``."""
+
+
+class Alternatives:
+    """Of one document.
+
+    Args:
+        root: the whole schema, as the caller wrote it.
+        is_old: what stands beside a reference does not count.
+    """
+
+    def __init__(self, root: Any, *, is_old: bool) -> None:
+        self._references = References(root)
+        self._is_old = is_old
+        self._looks_left = _MAX_LOOKS
+        self._may_move = "/oneOf/" not in json.dumps(root)
+        """Nothing refers to one alternative of a list."""
+
+    def exclude_each_other(self, schema: Mapping[str, Any]) -> bool:
+        """Whether no document is valid under two entries of the schema's ``oneOf``."""
+        options = schema.get("oneOf")
+        if not isinstance(options, list) or not 0 < len(options) <= MAX_ALTERNATIVES or not self._may_move:
+            return False
+        beside = {key: value for key, value in schema.items() if key != "oneOf"}
+        try:
+            views = [_View(self, [beside, option], 0) for option in options]
+            return all(one.excludes(other) for one, other in combinations(views, 2))
+        except _TooMuchError:
+            return False
+
+    def look(self) -> None:
+        """
+        Raises:
+            _TooMuchError: it was the last one.
+        """
+        self._looks_left -= 1
+        if self._looks_left < 0:
+            raise _TooMuchError
+
+    def flat(self, schemas: Sequence[Any], depth: int) -> list[Mapping[str, Any]]:
+        """What the schemas say together, references followed."""
+        found: list[Mapping[str, Any]] = []
+        for schema in schemas if depth <= _MAX_DEPTH else ():
+            self.look()
+            if schema is False:
+                found.append({"enum": []})
+            if not isinstance(schema, dict):
+                continue
+            has_reference = "$ref" in schema
+            if has_reference:
+                found += self.flat([self._references.target(schema["$ref"])], depth + 1)
+            if has_reference and self._is_old:
+                continue
+            found.append(schema)
+            if isinstance(schema.get("allOf"), list):
+                found += self.flat(schema["allOf"], depth + 1)
+        return found
+
+
+class _TooMuchError(Exception):
+    """It would take too long to tell."""
+
+
+class _View:
+    """What is certain of the documents that are valid under all of some schemas."""
+
+    def __init__(self, alternatives: Alternatives, schemas: Sequence[Any], depth: int) -> None:
+        self._alternatives = alternatives
+        self._depth = depth
+        self._conditions: Conditions = alternatives.flat(schemas, depth)
+        self._members: dict[str, _View] = {}
+
+    def excludes(self, other: "_View") -> bool:
+        self._alternatives.look()
+        if self._plainly_excludes(other):
+            return True
+        if self.kinds & other.kinds == {"object"}:
+            members = [(self._member(name), other._member(name)) for name in sorted(self.required & other.required)]
+            # Most are told apart by a constant; members that have members again come last.
+            if any(mine._plainly_excludes(its) for mine, its in members):
+                return True
+            if any(mine.excludes(its) for mine, its in members):
+                return True
+        return any(
+            all(branch.excludes(there) for branch in branches)
+            for here, there in ((self, other), (other, self))
+            for branches in here._branches
+        )
+
+    def _plainly_excludes(self, other: "_View") -> bool:
+        return not self.kinds & other.kinds or _are_apart(self.values, other.values)
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """Of values: types, with numbers apart that are whole."""
+        kinds = _KINDS
+        for condition in self._conditions:
+            named = condition.get("type")
+            if isinstance(named, str | list):
+                names = [named] if isinstance(named, str) else named
+                kinds &= frozenset().union(*(_OF_TYPE.get(str(name), _KINDS) for name in names))
+        if self.values is not None:
+            kinds &= frozenset(kind for kind, _ in self.values)
+        return kinds
+
+    @cached_property
+    def values(self) -> frozenset[tuple[str, Any]] | None:
+        """All that there can be; None where that is not said."""
+        values: frozenset[tuple[str, Any]] | None = None
+        for condition in self._conditions:
+            for listed in ([condition["const"]] if "const" in condition else None, condition.get("enum")):
+                if isinstance(listed, list):
+                    keys = frozenset(map(_key, listed))
+                    values = keys if values is None else values & keys
+        return values
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """Members of an object."""
+        names: set[str] = set()
+        for condition in self._conditions:
+            if isinstance(condition.get("required"), list):
+                names.update(name for name in condition["required"] if isinstance(name, str))
+        return frozenset(names)
+
+    def _member(self, name: str) -> "_View":
+        if name not in self._members:
+            schemas = []
+            for condition in self._conditions:
+                properties = condition.get("properties")
+                if isinstance(properties, dict) and name in properties:
+                    schemas.append(properties[name])
+            self._members[name] = _View(self._alternatives, schemas, self._depth + 1)
+        return self._members[name]
+
+    @cached_property
+    def _branches(self) -> "list[list[_View]]":
+        """Of each union among the conditions, what holds in each of its parts."""
+        found = []
+        for condition in self._conditions:
+            for keyword in ("anyOf", "oneOf"):
+                options = condition.get(keyword)
+                if isinstance(options, list) and self._depth < _MAX_DEPTH:
+                    found.append([_View(self._alternatives, [option], self._depth + 1) for option in options])
+        return found
+
+
+def _are_apart(one: frozenset[Any] | None, other: frozenset[Any] | None) -> bool:
+    return one is not None and other is not None and not one & other
+
+
+def _key(value: Any) -> tuple[str, Any]:
+    """Equal for values that are equal in JSON Schema, with their kind."""
+    match value:
+        case None:
+            return "null", None
+        case bool():
+            return "boolean", value
+        case int() | float():
+            return "integer" if value == int(value) else "fraction", value
+        case str():
+            return "string", value
+        case list():
+            return "array", tuple(map(_key, value))
+    return "object", frozenset((name, _key(member)) for name, member in value.items())
