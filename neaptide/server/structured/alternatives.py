@@ -2,10 +2,9 @@
 
 The compiler sees it where a string that is constant tells them apart at once; callers' unions are told apart by types
 behind references, by numbers, by unions within unions. Only what is certain is said: alternatives that may share a
-document stay as they are, for the compiler to refuse.
+document stay as they are, for the compiler to refuse, and so do those that lead back to their union (ADR 14 says why).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
@@ -15,7 +14,7 @@ from neaptide.server.structured.references import References
 
 MAX_ALTERNATIVES = 64
 """Of one ``oneOf``: each is held against each."""
-_MAX_LOOKS = 30_000
+_MAX_LOOKS = 100_000
 """At schemas and pairs of them, for one document."""
 _MAX_DEPTH = 16
 """Of references followed, and of members in members: what is deeper says nothing."""
@@ -38,20 +37,36 @@ class Alternatives:
         self._references = References(root)
         self._is_old = is_old
         self._looks_left = _MAX_LOOKS
-        self._may_move = "/oneOf/" not in json.dumps(root)
-        """Nothing refers to one alternative of a list."""
 
     def exclude_each_other(self, schema: Mapping[str, Any]) -> bool:
         """Whether no document is valid under two entries of the schema's ``oneOf``."""
         options = schema.get("oneOf")
-        if not isinstance(options, list) or not 0 < len(options) <= MAX_ALTERNATIVES or not self._may_move:
+        if not isinstance(options, list) or not 0 < len(options) <= MAX_ALTERNATIVES:
             return False
         beside = {key: value for key, value in schema.items() if key != "oneOf"}
         try:
+            if self._lead_back(options, schema):
+                return False
             views = [_View(self, [beside, option], 0) for option in options]
             return all(one.excludes(other) for one, other in combinations(views, 2))
         except _TooMuchError:
             return False
+
+    def _lead_back(self, options: Sequence[Any], union: Mapping[str, Any]) -> bool:
+        seen: set[int] = set()
+        todo = [*options]
+        while todo:
+            node = todo.pop()
+            if node is union:
+                return True
+            if not isinstance(node, dict | list) or id(node) in seen:
+                continue
+            self.look()
+            seen.add(id(node))
+            if isinstance(node, dict) and "$ref" in node:
+                todo.append(self._references.target(node["$ref"]))
+            todo += node.values() if isinstance(node, dict) else node
+        return False
 
     def look(self) -> None:
         """

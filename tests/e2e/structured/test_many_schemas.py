@@ -1,7 +1,7 @@
 """Generated schemas through real servers and the real client: whatever ended by itself is valid.
 
 The embedded model and a random one, temperatures 0 and 1, streamed and not, in batches too, free text beside; in the
-long form the engine preempts a request every second step. One step ahead is tried where the engine is at hand
+long form the engine preempts a third of them every second step. One step ahead is tried where the engine is at hand
 (``tests/executors/grammars/test_grammars_at_length.py``).
 """
 
@@ -143,11 +143,13 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["embedded", "random"])
 def rough(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose engine preempts a request every second step."""
+    """A server whose engine preempts a third of what it runs every second step."""
     flags = ["--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "1024", "--shadow", "off"]
-    flags += ["--profile", "cpu-neaptide-tiny", "--api-key", KEYS[0]]
+    flags += ["--api-key", KEYS[0]]
     if request.param == "random":
         flags.insert(0, str(request.getfixturevalue("random_model")))
+    else:
+        flags += ["--profile", "cpu-neaptide-tiny"]
     paths = [str(Path(__file__).parent / "preempting"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
     with RunningServer(tmp_path_factory.mktemp("rough"), *flags, env=env, start_timeout_s=600.0) as server:
@@ -173,4 +175,4 @@ async def test_two_thousand_answers_to_two_hundred_schemas(rough: RunningServer,
     print(f"{tally.ended} ended, {tally.cut} cut, {preemptions} preemptions")
     assert tally.ended > 540
     assert len(tally.free) == 1
-    assert preemptions > 500
+    assert preemptions > 600

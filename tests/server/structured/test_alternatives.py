@@ -19,7 +19,7 @@ def tagged(tag: Any, **more: Any) -> dict[str, Any]:
 
 
 DEFS = {
-    "cat": tagged("cat", kids={"type": "array", "items": {"$ref": "#/$defs/animal"}}),
+    "cat": tagged("cat", kids={"type": "array", "items": {"$ref": "#/$defs/bird"}}),
     "dog": tagged("dog"),
     "bird": {"oneOf": [tagged("owl"), tagged("jay")]},
     "names": {"type": "array", "items": {"type": "string"}},
@@ -79,7 +79,8 @@ def test_alternatives_that_exclude_each_other_are_held(schema: Any, good: list[s
         {"oneOf": [ref("none"), NULL]},
         {"$id": "http://example.com/", "oneOf": [ref("names"), {"$ref": "#/$defs/cat"}]},
         {"oneOf": [{"const": index} for index in range(MAX_ALTERNATIVES + 1)]},
-        {"oneOf": [ref("names"), tagged("a")], "properties": {"a": {"$ref": "#/oneOf/0"}}},
+        {"prefixItems": [{"$ref": "#/items/oneOf/0"}], "items": {"oneOf": [ref("names"), ref("dog")]}},
+        {"oneOf": [NULL, {"type": "array", "items": {"$ref": "#"}}, ref("dog")]},
         {"$defs": {"a": {"oneOf": [ref("a"), ref("a")]}}, **ref("a")},
     ],
 )

@@ -1,6 +1,6 @@
-"""Loaded by every Python process that has this directory on its path: engines preempt a request every second step.
+"""Loaded by every Python process that has this directory on its path: engines preempt every second step.
 
-One after another of those that have put out something, whichever of them the policy would have spared.
+A third of those that have put out something, by turns, whichever of them the policy would have spared.
 """
 
 import itertools
@@ -21,9 +21,11 @@ def step(self: EngineCore) -> StepOutputs:
     index, scheduler = next(_steps), self.scheduler
     running = [*scheduler.queues.running_online.values(), *scheduler.queues.running_offline.values()]
     running = [request for request in running if request.num_output_tokens]
-    if index % 2 and running and not self.has_step_in_flight:
+    victims = running[index // 2 % 3 :: 3]
+    if index % 2 and victims and not self.has_step_in_flight:
         draft = Draft(scheduler.index, 0.0, scheduler.queues, StepBudget(scheduler.cost_model, 0))
-        draft.preempt(running[index // 2 % len(running)])
+        for victim in victims:
+            draft.preempt(victim)
         scheduler.apply(draft, StepTimer(VirtualClock()))
     return outputs
 
