@@ -42,21 +42,24 @@ def in_json_schema(node: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def bodies_of(file: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """One request a case: calls are forced, for whether to call is wisdom."""
+def bodies_of(file: str, choice: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """One request a case: calls are forced, for whether to call is wisdom.
+
+    ``choice`` is "required", with parallel calls where the cases have them, or "named", which is the last function.
+    """
     bodies = []
     for line in gzip.decompress((CASES / file).read_bytes()).splitlines()[:limit]:
         case = json.loads(line)
         functions = [f | {"parameters": in_json_schema(f["parameters"])} for f in case["function"]]
         tools = [{"type": "function", "function": function} for function in functions]
-        several = "parallel" in file
+        last = {"type": "function", "function": {"name": functions[-1]["name"]}}
         bodies.append(
             {
                 "model": MODEL,
                 "messages": case["question"][0],
                 "tools": tools,
-                "tool_choice": "required",
-                "parallel_tool_calls": several,
+                "tool_choice": "required" if choice == "required" else last,
+                "parallel_tool_calls": "parallel" in file,
                 "max_tokens": 300,
                 "temperature": 0,
             }
@@ -72,9 +75,11 @@ def check(body: dict[str, Any], reply: dict[str, Any]) -> bool:
         assert choice["finish_reason"] == "length"
         return False
     assert calls
-    assert body["parallel_tool_calls"] or len(calls) == 1
+    assert (body["parallel_tool_calls"] and body["tool_choice"] == "required") or len(calls) == 1
     parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in body["tools"]}
     for call in calls:
+        if body["tool_choice"] != "required":
+            assert call["function"]["name"] == body["tool_choice"]["function"]["name"]
         schema = parameters[call["function"]["name"]]
         jsonschema_rs.validator_for(schema).validate(json.loads(call["function"]["arguments"]))
     return True
@@ -87,12 +92,16 @@ def called_share(server: RunningServer, bodies: list[dict[str, Any]]) -> float:
     return sum(check(body, replies[f"c{index}"]) for index, body in enumerate(bodies)) / len(bodies)
 
 
-def test_a_few_of_each_kind(embedded: RunningServer) -> None:
-    assert called_share(embedded, [body for file in FILES for body in bodies_of(file, 3)]) > 0.5
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_a_few_of_each_kind(embedded: RunningServer, choice: str) -> None:
+    assert called_share(embedded, [body for file in FILES for body in bodies_of(file, choice, 3)]) > 0.5
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("choice", ["required", "named"])
 @pytest.mark.parametrize("file", FILES)
-def test_all_of_them(embedded: RunningServer, file: str) -> None:
-    assert called_share(embedded, bodies_of(file)) > 0.5
+def test_all_of_them(embedded: RunningServer, file: str, choice: str) -> None:
+    share = called_share(embedded, bodies_of(file, choice))
+    print(f"{file}, {choice}: {share:.1%} called, the others were cut")
+    assert share > 0.5
