@@ -7,6 +7,8 @@ which would make each such field several times as long to compile.
 
 from typing import Any
 
+from neaptide.server.structured.notations import MAX_SAFE
+
 _MONTHS_31, _MONTHS_30 = "(0[13578]|1[02])", "(0[469]|11)"
 _ANY_DAY = f"({_MONTHS_31}-(0[1-9]|[12][0-9]|3[01])|{_MONTHS_30}-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 _FOURTHS = "(0[48]|[2468][048]|[13579][26])"
@@ -56,6 +58,23 @@ _IPV4 = rf"{_OCTET}(\.{_OCTET}){{3}}"
 _EMAIL = rf"({_DOTTED}|{_QUOTED})@({_DOMAIN}|\[({_IPV4}|IPv6:({_ipv6()}))\])"
 """RFC 5321, section 4.1.2. The whole has 254 characters at most, for a path has two more."""
 
+_HEX = "[0-9a-fA-F]"
+_BASE64, _BASE64_URL = "[A-Za-z0-9+/]", "[A-Za-z0-9_-]"
+
+
+def _uuid(version: int) -> str:
+    """RFC 9562, of one version."""
+    return f"^{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}$"
+
+
+def _base64(letter: str) -> str:
+    """RFC 4648 with padding, which leaves no bits over: one of 4 letters ends two bytes of a group, of 16 one."""
+    ends = ("[AQgw]==", f"{letter}[AEIMQUYcgkosw048]=")
+    return f"^({letter}{{4}})*({letter}({'|'.join(ends)}))?$"
+
+
+_POINTER = "(/([^/~]|~[01])*)*"
+
 WRITTEN_OUT: dict[str, dict[str, Any]] = {
     "date": {"pattern": f"^{_DATE}$"},
     "date-time": {"pattern": f"^{_DATE_TIME}$"},
@@ -63,5 +82,21 @@ WRITTEN_OUT: dict[str, dict[str, Any]] = {
     "email": {"pattern": f"^{_EMAIL}$", "maxLength": 254},
     "hostname": {"pattern": rf"^{_LABEL}(\.{_LABEL})*$", "maxLength": 253},
     "ipv6": {"pattern": f"^({_ipv6()})$", "maxLength": 45},
+    "json-pointer": {"pattern": f"^{_POINTER}$"},
+    "relative-json-pointer": {"pattern": f"^(0|[1-9][0-9]*)(#|{_POINTER})$"},
+    # Not of JSON Schema: what OpenAPI and pydantic write.
+    "ipvanyaddress": {"pattern": f"^({_IPV4}|{_ipv6()})$", "maxLength": 45},
+    "base64": {"pattern": _base64(_BASE64)},
+    "byte": {"pattern": _base64(_BASE64)},
+    "base64url": {"pattern": _base64(_BASE64_URL)},
+    **{f"uuid{version}": {"pattern": _uuid(version), "maxLength": 36} for version in range(1, 9)},
+    **{name: {} for name in ("binary", "password", "path")},
 }
-"""What holds each of them."""
+"""What holds each of them; nothing, where any string is one."""
+
+INTEGERS: dict[str, tuple[int, int]] = {}
+for _bits in (8, 16, 32, 64):
+    _half = 1 << _bits - 1
+    INTEGERS[f"int{_bits}"] = (max(-_half, -MAX_SAFE), min(_half - 1, MAX_SAFE))
+    INTEGERS[f"uint{_bits}"] = (0, min(2 * _half - 1, MAX_SAFE))
+"""Of OpenAPI: the smallest and the largest, as far as every reader of JSON knows them."""

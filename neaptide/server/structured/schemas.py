@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from neaptide.server.structured.alternatives import Alternatives
-from neaptide.server.structured.formats import WRITTEN_OUT
+from neaptide.server.structured.formats import INTEGERS, WRITTEN_OUT
 from neaptide.server.structured.notations import (
     Dialect,
     add_condition,
@@ -128,11 +128,16 @@ def _write_out(schema: dict[str, Any]) -> None:
         schema["pattern"] = in_our_dialect(schema["pattern"])
     if isinstance(schema.get("patternProperties"), dict):
         schema["patternProperties"] = {in_our_dialect(key): child for key, child in schema["patternProperties"].items()}
-    written_out = WRITTEN_OUT.get(schema["format"]) if isinstance(schema.get("format"), str) else None
+    form = schema.get("format")
+    written_out = WRITTEN_OUT.get(form) if isinstance(form, str) else None
+    if schema.get("type") == "integer" and form in INTEGERS:
+        low, high = INTEGERS[form]
+        written_out = {"minimum": low, "maximum": high}
     if written_out is not None:
         del schema["format"]
         of_type = {"type": schema["type"]} if "type" in schema else {}  # its length bounds strings only
-        add_condition(schema, of_type | written_out)
+        if written_out:
+            add_condition(schema, of_type | written_out)
 
 
 def explain(complaint: str) -> str:

@@ -16,6 +16,7 @@ from neaptide.models.grammars import GrammarError, Grammars
 from neaptide.server.structured.call_formats import HERMES, LLAMA, MISTRAL, CallFormat
 from neaptide.server.structured.formats import WRITTEN_OUT
 from neaptide.server.structured.grammars import Calls, OfferedTool, answer_grammar, calls_grammar, schema_part
+from neaptide.server.structured.notations import MAX_SAFE
 from neaptide.server.structured.schemas import MAX_DEPTH, MAX_GRAMMAR_CHARS, SchemaError, explain, prepare_schema
 
 
@@ -60,12 +61,28 @@ def is_valid(schema: Any, text: str) -> bool:
             ["a" * 64 + "@x", "a" * 31 + "." + "b" * 32 + "@x", "a." * 31 + "a@x", f'"{"a" * 62}"@x'],
             ["a" * 65 + "@x", "a" * 32 + "." + "b" * 32 + "@x", f'"{"a" * 63}"@x', "a@" + ".".join(["b" * 63] * 4)],
         ),
+        ("json-pointer", ["", "/a~0/~1b//"], ["a", "/~", "/~2"]),
+        ("relative-json-pointer", ["0", "1/a", "20#"], ["/a", "01", "1#/a", "-1"]),
+        ("ipvanyaddress", ["1.2.3.4", "::1"], ["1.2.3", "x"]),
+        ("byte", ["", "QQ==", "QUI=", "QUJD", "+/+/"], ["QQ", "QR==", "QUJ=", "Q===", "-_-_"]),
+        ("base64url", ["-_-_", "QQ=="], ["+/+/"]),
+        ("uuid4", ["9F3b1c00-0000-4000-8000-00000000000a"], ["9f3b1c00-0000-1000-8000-00000000000a", "x"]),
+        ("password", ["", "any"], []),
         ("hostname", ["a.b-c.example", "x1", "a-b"], ["-a", "a-", "xn--x", "a..b", "a" * 64]),
     ],
 )
 def test_formats_are_held_exactly(form: str, good: list[str], bad: list[str]) -> None:
     for text, expected in [(text, True) for text in good] + [(text, False) for text in bad]:
         assert is_valid({"type": "string", "format": form}, json.dumps(text)) is expected, text
+
+
+def test_integers_of_a_width_stay_within_it() -> None:
+    schema = {"type": "integer", "format": "int32", "minimum": 0}
+    assert [is_valid(schema, text) for text in ("0", "2147483647", "2147483648", "-1")] == [True, True, False, False]
+    for text, expected in ((MAX_SAFE, True), (-MAX_SAFE, True), (MAX_SAFE + 1, False), (-MAX_SAFE - 1, False)):
+        assert is_valid({"type": "integer", "format": "int64"}, str(text)) is expected
+    assert not is_valid({"type": "integer", "format": "uint64"}, "-1")
+    assert is_valid({"type": "string", "maxLength": 3, "format": "path"}, '"a/b"')
 
 
 @given(st.lists(st.sampled_from(["0", "ab12", "12345", ":", "::", ".", "10.0.0.255", "1.2.3.256", "%1"]), max_size=17))
