@@ -62,8 +62,11 @@ class WindowForecast(ABC):
 
     def headroom_blocks(self, now_s: float) -> int:
         """Blocks to leave for online work: the forecast of the last closed bin, or what is held now if that is more."""
-        forecast = self._forecast_blocks if self._is_warm else self._warm_up_blocks
-        return min(self._num_blocks, max(forecast, self._held_blocks))
+        return min(self._num_blocks, max(self._asked_blocks, self._held_blocks))
+
+    @property
+    def _asked_blocks(self) -> int:
+        return self._forecast_blocks if self._is_warm else self._warm_up_blocks
 
     @property
     def _is_warm(self) -> bool:
@@ -249,8 +252,13 @@ class TwoSpeedForecast(WindowForecast):
         return max(0.0, level + self._sorted_residuals[rank - 1])
 
     @property
-    def _is_warm(self) -> bool:
-        return bool(self._residuals) and super()._is_warm
+    def _asked_blocks(self) -> int:
+        """Of few residuals the quantile is the largest. Until enough arrivals are known it may raise what is kept, not
+        lower it: a tenth alone is nothing to an online load that already holds more, and while that rises every block
+        of it would be taken from an offline request, to be computed again."""
+        if not self._residuals:
+            return self._warm_up_blocks
+        return self._forecast_blocks if self._is_warm else max(self._forecast_blocks, self._warm_up_blocks)
 
     def _fast_mean(self) -> float:
         """With the bin that has just been closed."""
