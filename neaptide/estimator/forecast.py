@@ -252,13 +252,19 @@ class TwoSpeedForecast(WindowForecast):
         return max(0.0, level + self._sorted_residuals[rank - 1])
 
     @property
+    def _is_warm(self) -> bool:
+        return bool(self._residuals) and super()._is_warm
+
+    @property
     def _asked_blocks(self) -> int:
-        """Of few residuals the quantile is the largest. Until enough arrivals are known it may raise what is kept, not
-        lower it: a tenth alone is nothing to an online load that already holds more, and while that rises every block
-        of it would be taken from an offline request, to be computed again."""
-        if not self._residuals:
-            return self._warm_up_blocks
-        return self._forecast_blocks if self._is_warm else max(self._forecast_blocks, self._warm_up_blocks)
+        """Until it is warm what is held is expected to rise as much as within the last horizon. A tenth alone is nothing
+        to an online load that already holds more: every block by which that grows would be taken from an offline
+        request, to be computed again. The few residuals of a load that sets in tell of its beginning only: their
+        largest reserves too much."""
+        if self._is_warm:
+            return self._forecast_blocks
+        least_peak = min(self._peaks, default=self._held_blocks)
+        return max(self._warm_up_blocks, self._held_blocks + self._held_blocks - least_peak)
 
     def _fast_mean(self) -> float:
         """With the bin that has just been closed."""

@@ -142,18 +142,18 @@ def test_near_reserves_for_five_seconds_of_a_rise_where_others_do_for_thirty(kin
     assert feed(forecast, held)[-1] - held[-1] == pytest.approx(10 * ahead_s, abs=20)
 
 
-def test_two_speed_follows_a_rise_before_enough_arrivals_are_known() -> None:
-    """With a tenth alone, 200, nothing would be kept above what is held once that is more. Ten blocks more every
-    second."""
-    forecast, without_residuals = TwoSpeedForecast(2000, horizon_s=5), TwoSpeedForecast(2000, horizon_s=60)
-    held = list(range(0, 800, 10))
-    # The last bin ended with 780 held, the level was 0.6 * 780 + 0.4 * 390 = 624. Of 64 residuals the 62nd is that of
-    # the level at 71 s, 0.6 * 710 + 0.4 * 355 = 568: the peak of the five seconds after it was 760.
-    assert feed(forecast, held)[-1] == 624 + 192
-    assert feed(without_residuals, held) == [max(200, blocks) for blocks in held]
+def test_two_speed_expects_a_rise_to_go_on_until_enough_arrivals_are_known() -> None:
+    """A tenth alone, 100, would be nothing above what is held once that is more. Ten blocks more every second, then ten
+    less: of the bins in a horizon of five seconds the least peak is that of five seconds ago, or of the last one."""
+    rising, falling = list(range(0, 400, 10)), list(range(390, 0, -10))
+    headroom = feed(TwoSpeedForecast(1000, horizon_s=5), rising + falling)
+    assert headroom[:40] == [max(100, held + 50) for held in rising]
+    # The peak was 390 and fell to 380: of the five seconds before only those after the peak are below what is held.
+    assert headroom[40:46] == [390 + 40, 380 + 20, 370, 360, 350, 340]
+    assert headroom[46:] == [max(100, held) for held in falling[6:]]
 
 
-def test_two_speed_keeps_a_tenth_at_least_until_enough_arrivals_are_known() -> None:
+def test_two_speed_goes_by_residuals_as_soon_as_enough_arrivals_are_known() -> None:
     forecast = TwoSpeedForecast(1000, horizon_s=2)
     assert feed(forecast, [20] * 20) == [100] * 20
     warmed(forecast)
