@@ -1,5 +1,7 @@
 """How much slack running streams keep in hand after every step: as much as they have lost in a stall of late."""
 
+import math
+
 import numpy as np
 
 from neaptide.engine.arrays import FloatArray, IntArray
@@ -21,7 +23,8 @@ HALF_LIFE_S = 30.0
 
 def cushion(num_output: IntArray, share: float) -> FloatArray:
     """Of streams with so many tokens, in TPOT targets."""
-    return np.minimum(min(share / TOKENS_TO_GAIN, MOST_GAIN) * num_output, share)
+    in_targets: FloatArray = np.minimum(min(share / TOKENS_TO_GAIN, MOST_GAIN) * num_output, share)
+    return in_targets
 
 
 class Cushion:
@@ -45,4 +48,4 @@ class Cushion:
         return max(LEAST_SHARE, self._left(now_s))
 
     def _left(self, now_s: float) -> float:
-        return self._dip * 0.5 ** ((now_s - self._seen_s) / HALF_LIFE_S)
+        return self._dip * math.pow(0.5, (now_s - self._seen_s) / HALF_LIFE_S)

@@ -25,7 +25,7 @@ async def live(tokenizer: Tokenizer) -> AsyncIterator[tuple[Server, httpx2.Async
 
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (of the engine and of sockets)
             await asyncio.sleep(0.01)
     await settle()
 
