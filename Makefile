@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests that run at once: most of their time is spent waiting for other processes.
 WORKERS ?= 2
 
-.PHONY: demo test test-full test-clients clients acceptance lint bench serve install vllm-cpu test-vllm clean
+.PHONY: demo test test-full test-cluster test-clients clients acceptance lint bench serve install vllm-cpu test-vllm clean
 
 demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
@@ -22,6 +22,11 @@ test: lint $(VENV)/.installed-test
 
 test-full: lint $(VENV)/.installed-test
 	$(PYTEST) -m "not clients"
+
+# Several servers on one PostgreSQL, kills and freezes included; installs Debian's package where there is none.
+test-cluster: $(VENV)/.installed-test
+	command -v postgres || ls /usr/lib/postgresql/*/bin/postgres || apt-get install --yes --no-install-recommends postgresql
+	$(PYTEST) -m "full or not full" tests/cluster tests/server/batches/storing tests/server/batches/sharing tests/e2e/cluster
 
 # Other people's clients against the real server, each in an environment of its own.
 test-clients: clients $(VENV)/.installed-test

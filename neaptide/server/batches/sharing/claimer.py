@@ -51,15 +51,22 @@ class _Held:
 
 
 class Claimer:
-    """Event loop only. ``on_batch_done`` is called with the id of a batch of which no chunk is left."""
+    """Event loop only. ``on_batch_done`` is called with the id of a batch of which no chunk is left. A batch for which
+    ``is_validating`` is true has a plan in the making where its copy would lie: another server has taken it over."""
 
     def __init__(
-        self, plane: BatchPlane, blobs: Blobs, disk: PatientDisk, on_batch_done: Callable[[str], None]
+        self,
+        plane: BatchPlane,
+        blobs: Blobs,
+        disk: PatientDisk,
+        on_batch_done: Callable[[str], None],
+        is_validating: Callable[[str], bool],
     ) -> None:
         self._p = plane
         self._blobs = blobs
         self._disk = disk
         self._on_batch_done = on_batch_done
+        self._is_validating = is_validating
         self.claimant = Claimant(secrets.token_hex(8), plane.compiler.fingerprint, int(plane.settings.lease_s * 1000))
         self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_done, plane.planner, self._on_lost)
         self._held: dict[str, _Held] = {}
@@ -181,7 +188,7 @@ class Claimer:
         store, batch_id = self._p.store, claim.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)
         lines = await store.read(batch_rows.pending_lines, batch_id, claim.key.chunk_no)
-        if record.outcome is not None or self._leaves():
+        if record.outcome is not None or self._leaves() or self._is_validating(batch_id):
             await self._release([claim])
             return
         if not lines:
@@ -189,8 +196,7 @@ class Claimer:
             return
         try:
             await self._p.verify_input(record)
-            plan = await self._plan_of(record)
-            job, work = await asyncio.to_thread(self._read_job, record, plan, lines, claim)
+            job, work = await self._load(record, lines, claim)
         except (FileNotFoundError, ValueError, msgspec.DecodeError, ApiError) as error:
             logger.error("batch %s: its input or token file is lost: %s", batch_id, error)
             await store.write(_give_up, claim)
@@ -200,6 +206,16 @@ class Claimer:
         self._runner.add_job(job)
         if self._leaves():
             await self.give_back()
+
+    async def _load(self, record: BatchRecord, lines: list[PendingLine], claim: Claim) -> tuple[Job, Work]:
+        """From this server's copy of the plan, or from a new one: only what the shared storage lacks is lost."""
+        if record.id in self._plans:
+            try:
+                return await asyncio.to_thread(self._read_job, record, self._plans[record.id], lines, claim)
+            except (FileNotFoundError, ValueError) as error:
+                logger.warning("batch %s: the copy of its plan is fetched again: %s", record.id, error)
+                del self._plans[record.id]
+        return await asyncio.to_thread(self._read_job, record, await self._plan_of(record), lines, claim)
 
     async def _plan_of(self, record: BatchRecord) -> JobPlan:
         if record.id not in self._plans:
@@ -224,8 +240,9 @@ class Claimer:
     # ---- ending ----
 
     def _on_done(self, job_id: str) -> None:
-        held = self._held.pop(job_id)
-        self._spawn(self._complete(held.claim))
+        held = self._held.pop(job_id, None)
+        if held is not None:
+            self._spawn(self._complete(held.claim))
         self._wake.set()
 
     async def _complete(self, claim: Claim) -> None:

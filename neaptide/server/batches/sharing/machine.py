@@ -42,6 +42,7 @@ class _Care:
     lease: BatchLease
     stop: asyncio.Event
     """Set when the batch's validation is not wanted any more, or not this server's."""
+    is_validating: bool = False
 
 
 class SharedMachine:
@@ -56,7 +57,7 @@ class SharedMachine:
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
         self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
-        self.claimer = Claimer(plane, blobs, self._disk, lambda _: self._wake.set())
+        self.claimer = Claimer(plane, blobs, self._disk, lambda _: self._wake.set(), self._is_validating)
         self._cares: dict[str, _Care] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -146,13 +147,18 @@ class SharedMachine:
                 del self._cares[lease.batch_id]
             self._wake.set()
 
+    def _is_validating(self, batch_id: str) -> bool:
+        return batch_id in self._cares and self._cares[batch_id].is_validating
+
     async def _move_on(self, care: _Care) -> None:
         store, batch_id = self._p.store, care.lease.batch_id
         hold = LeasedHold(self._p, self._blobs, care.lease)
         record = await store.read(batch_rows.require_batch, batch_id)
         if record.status is BatchStatus.VALIDATING and record.outcome is None:
+            care.is_validating = True
             if not await self._validation.run(record, care.stop, hold) and self._stopping.is_set():
                 raise ServerStoppingError
+            care.is_validating = False
             self.claimer.wake()
             record = await store.read(batch_rows.require_batch, batch_id)
         if record.outcome is None:

@@ -209,3 +209,23 @@ async def test_only_who_holds_a_batch_writes_its_end(pair: Pair) -> None:
     assert await holder.get(batch.id) == record
     files, _ = await holder.service.files.list_page("", purpose="batch_output", limit=9, after=None, ascending=True)
     assert [file.id for file in files] == [record.output_file_id]
+
+
+async def test_a_lost_copy_of_a_plan_is_fetched_again_and_a_lost_plan_fails_what_is_left(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    async with shared_server(tmp_path, "a", postgres_url) as a:
+        batch = await a.create(numbered(NUM_LINES))
+        await until(lambda: num_given(a, batch.id) > 0, "something is claimed")
+        plans = [path for path in (tmp_path / "a" / "jobs").iterdir() if path.name.startswith(batch.id)]
+        for path in plans:
+            path.unlink()
+        answer_all(a, batch.id)
+        await until(lambda: num_given(a, batch.id) > 0, "more is claimed")
+        assert all(path.exists() for path in plans)
+        for path in [*plans, *(tmp_path / "blobs" / batch.id).iterdir()]:
+            path.unlink()
+        record = await answered_to_the_end([a], batch.id)
+        done = len(executed(a.engine))
+    assert (record.status, record.num_completed, record.num_failed) == ("completed", done, NUM_LINES - done)
+    assert record.num_failed > 0
