@@ -257,10 +257,12 @@ class TwoSpeedForecast(WindowForecast):
 
     @property
     def _asked_blocks(self) -> int:
-        """Until it is warm what is held is expected to rise as much as within the last horizon. A tenth alone is
-        nothing to an online load that already holds more: every block by which that grows would be taken from an
-        offline request, to be computed again. The few residuals of a load that sets in tell of its beginning only:
-        their largest reserves too much."""
+        """Until it is warm what is held is expected to rise as much as within the last horizon.
+
+        A tenth alone is nothing to an online load that already holds more: every block by which that grows would be
+        taken from an offline request, to be computed again. The few residuals of a load that sets in tell of its
+        beginning only: their largest reserves too much.
+        """
         if self._is_warm:
             return self._forecast_blocks
         least_peak = min(self._peaks, default=self._held_blocks)
