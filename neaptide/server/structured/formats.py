@@ -12,15 +12,17 @@ from neaptide.server.structured.notations import MAX_SAFE
 _MONTHS_31, _MONTHS_30 = "(0[13578]|1[02])", "(0[469]|11)"
 _ANY_DAY = f"({_MONTHS_31}-(0[1-9]|[12][0-9]|3[01])|{_MONTHS_30}-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
 _FOURTHS = "(0[48]|[2468][048]|[13579][26])"
-_LEAP_YEAR = f"([0-9]{{2}}{_FOURTHS}|({_FOURTHS}|00)00)"
-_DATE = f"([0-9]{{4}}-{_ANY_DAY}|{_LEAP_YEAR}-02-29)"
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+"""No year 0, which many calendars of programs do not have."""
+_LEAP_YEAR = f"([0-9]{{2}}{_FOURTHS}|{_FOURTHS}00)"
+_DATE = f"({_YEAR}-{_ANY_DAY}|{_LEAP_YEAR}-02-29)"
 
 _HOURS_MINUTES = "([01][0-9]|2[0-3]):[0-5][0-9]"
 _FRACTION = r"(\.[0-9]+)?"
 _COMMON_TIME = f"{_HOURS_MINUTES}:[0-5][0-9]{_FRACTION}([zZ]|[+-]{_HOURS_MINUTES})"
 _LEAP_SECOND = f"23:59:60{_FRACTION}([zZ]|[+-]00:00)"
 _TIME = f"({_COMMON_TIME}|{_LEAP_SECOND})"
-_DATE_TIME = f"({_DATE}[tT]{_COMMON_TIME}|[0-9]{{4}}-(06-30|12-31)[tT]{_LEAP_SECOND})"
+_DATE_TIME = f"({_DATE}[tT]{_COMMON_TIME}|{_YEAR}-(06-30|12-31)[tT]{_LEAP_SECOND})"
 
 _LETTER, _INNER = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
 # Two hyphens in the third and fourth place belong to encoded names.

@@ -68,21 +68,19 @@ def bodies_of(file: str, choice: str, limit: int | None = None) -> list[dict[str
 
 
 def check(body: dict[str, Any], reply: dict[str, Any]) -> bool:
-    """Whether it called; every call is then of a function that was offered and fits its parameters."""
+    """Whether it called: every call is of a function that was offered and fits its parameters, also before a cut."""
     (choice,) = reply["choices"]
     calls = choice["message"].get("tool_calls") or []
-    if choice["finish_reason"] != "tool_calls":
-        assert choice["finish_reason"] == "length"
-        return False
-    assert calls
-    assert (body["parallel_tool_calls"] and body["tool_choice"] == "required") or len(calls) == 1
+    assert choice["finish_reason"] in ("tool_calls", "length")
+    assert calls or choice["finish_reason"] == "length"
+    assert (body["parallel_tool_calls"] and body["tool_choice"] == "required") or len(calls) <= 1
     parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in body["tools"]}
     for call in calls:
         if body["tool_choice"] != "required":
             assert call["function"]["name"] == body["tool_choice"]["function"]["name"]
         schema = parameters[call["function"]["name"]]
         jsonschema_rs.validator_for(schema).validate(json.loads(call["function"]["arguments"]))
-    return True
+    return bool(calls)
 
 
 def called_share(server: RunningServer, bodies: list[dict[str, Any]]) -> float:
@@ -103,5 +101,5 @@ def test_a_few_of_each_kind(embedded: RunningServer, choice: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_all_of_them(embedded: RunningServer, file: str, choice: str) -> None:
     share = called_share(embedded, bodies_of(file, choice))
-    print(f"{file}, {choice}: {share:.1%} called, the others were cut")
+    print(f"{file}, {choice}: {share:.1%} called, the others were cut before")
     assert share > 0.5
