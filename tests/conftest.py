@@ -1,10 +1,10 @@
 """What all tests share."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes says how busy the machine is; the limit per test is in pyproject.toml.
-settings.register_profile("neaptide", deadline=None)
+# How long an example takes, or its making, says how busy the machine is; the limit per test is in pyproject.toml.
+settings.register_profile("neaptide", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("neaptide")
 
 pytest_plugins = ["tests.acceptance", "tests.postgres"]

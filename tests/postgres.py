@@ -6,8 +6,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -16,10 +16,10 @@ import pytest
 
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.batches.storing.tables import metadata
+from tests.patience import until_here
 
 USER = "neaptide"
 TEMPLATE = "blank"
-START_TIMEOUT_S = 60.0
 
 
 def programs() -> Path | None:
@@ -66,21 +66,21 @@ class PostgresServer:
         command += [f"--{name}={value}" for name, value in settings.items()]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory, **self._as_other)
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while True:
-            try:
-                self.execute("SELECT 1")
-                return
-            except psycopg.OperationalError:
-                assert self._process.poll() is None, (self.directory / "log").read_text()[-2000:]
-                assert time.monotonic() < deadline_s, "PostgreSQL did not start"
-                time.sleep(0.02)
+        until_here(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.directory / "log").read_text()[-2000:]
+        with suppress(psycopg.OperationalError):
+            self.execute("SELECT 1")
+            return True
+        return False
 
     def stop(self) -> None:
         """At once, as after a crash: open transactions are lost, and the next start recovers."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(START_TIMEOUT_S)
+            self._process.wait()
             self._process = None
 
     def remove(self) -> None:

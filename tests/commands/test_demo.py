@@ -15,6 +15,7 @@ from neaptide.commands.demo.verdict import LEAST_LINES, MOST_LINES, Measured, li
 from neaptide.data import skills
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
+from tests.patience import PATIENCE_S
 
 MEASURED = Measured(20.0, 10_000.0, 1_000.0, met_alone=10, chats_alone=10, met_beside=60, chats_beside=60)
 
@@ -156,10 +157,11 @@ def test_rows_of_the_latency_chart(share: float, row: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
 def test_the_demo_ends_with_right_answers_and_a_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "neaptide", "demo", "--dir", str(tmp_path), "--lines", "40", "--lead-seconds", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, timeout=280)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "of 40 answers exactly right" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("Co-serving ")

@@ -5,7 +5,8 @@ import pytest
 
 from tests.e2e.server import RunningServer
 
-SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "10"}
+SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "10", "NEAPTIDE_SEND_TIMEOUT_S": "600"}
+"""A reader may hold its stream open for as long as a test wants."""
 KEYS = ("key-of-one", "key-of-two")
 """What the embedded server accepts; its own client comes with the first."""
 
@@ -35,7 +36,7 @@ def client(embedded: RunningServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="session")
 def simulated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with RunningServer(tmp_path_factory.mktemp("simulated"), "--completion-windows", "24h,1m", env=SIM) as server:
+    with RunningServer(tmp_path_factory.mktemp("simulated"), "--completion-windows", "24h,5m", env=SIM) as server:
         yield server
 
 

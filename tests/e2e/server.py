@@ -2,13 +2,14 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,11 +17,21 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.patience import PATIENCE_S, until_here
+
+FIRST_PORT = 10_000
+
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """One on which nothing listens. It lies below those that the kernel gives to connections, so that nobody gets it by
+    chance between this look and a server's start, or while a server starts again."""
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        # Not of the generator that the tests seed: workers that run beside each other would draw the same.
+        port = FIRST_PORT + secrets.randbelow(ephemeral - FIRST_PORT)
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 class RunningServer:
@@ -29,18 +40,15 @@ class RunningServer:
     In ``directory`` it has its log, and its data in a directory of their own.
     """
 
-    def __init__(
-        self, directory: Path, *flags: str, env: dict[str, str] | None = None, start_timeout_s: float = 120.0
-    ) -> None:
+    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None) -> None:
         self.data_dir = directory / "data"
         self._log_path = directory / "server.log"
         self.port = free_port()
         self._command = [sys.executable, "-m", "neaptide", "serve", *flags]
         self._command += ["--port", str(self.port), "--data-dir", str(self.data_dir)]
         self._env = os.environ | (env or {})
-        self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)
 
     @property
     def base_url(self) -> str:
@@ -69,7 +77,7 @@ class RunningServer:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -84,14 +92,16 @@ class RunningServer:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        self.wait_for(self._is_ready, self._start_timeout_s)
+        self.wait_for(self._is_ready)
 
-    def wait_for(self, condition: Any, timeout_s: float = 60.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while not condition():
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        def holds() -> object:
+            if found := condition():
+                return found
             assert self.process.poll() is None, f"the server ended:\n{self.log[-3000:]}"
-            assert time.monotonic() < deadline_s, f"timed out; the server's log ends:\n{self.log[-3000:]}"
-            time.sleep(0.05)
+            return False
+
+        until_here(holds, lambda: f"waited in vain; the server's log ends:\n{self.log[-3000:]}")
 
     def _is_ready(self) -> bool:
         try:
@@ -101,9 +111,20 @@ class RunningServer:
 
     @property
     def engine(self) -> psutil.Process:
-        children = psutil.Process(self.process.pid).children()
-        (engine,) = (child for child in children if "neaptide.launch.serve" in child.cmdline())
+        (engine,) = self._engines()
         return engine
+
+    def _engines(self) -> list[psutil.Process]:
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                found += [child] if "neaptide.launch.serve" in child.cmdline() else []
+        return found
+
+    def wait_for_another_engine(self, old: psutil.Process) -> None:
+        """An engine that is not this one is ready. The time between two is too short to be looked for."""
+        self.wait_for(lambda: any(engine.pid != old.pid for engine in self._engines()))
+        self.wait_ready()
 
     def kill_both(self) -> None:
         """SIGKILL for both processes at one moment."""
@@ -111,7 +132,7 @@ class RunningServer:
         os.kill(self.process.pid, signal.SIGKILL)
         os.kill(engine.pid, signal.SIGKILL)
         self.process.wait()
-        psutil.wait_procs([engine], timeout=10)
+        psutil.wait_procs([engine], timeout=PATIENCE_S)
 
     def request_log(self) -> list[dict[str, Any]]:
         """What the engine executed: its own witness."""
@@ -121,7 +142,7 @@ class RunningServer:
 def stream_events(server: RunningServer, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
     """Events of a streamed chat as they come."""
     request = body | {"stream": True}
-    with httpx.stream("POST", f"{server.base_url}/chat/completions", json=request, timeout=60.0) as reply:
+    with httpx.stream("POST", f"{server.base_url}/chat/completions", json=request, timeout=PATIENCE_S) as reply:
         assert reply.status_code == 200
         for line in reply.iter_lines():
             if line.startswith("data: "):
@@ -161,10 +182,8 @@ def get_batch(server: RunningServer, batch_id: str) -> dict[str, Any]:
     return batch
 
 
-def wait_terminal(server: RunningServer, batch_id: str, timeout_s: float = 240.0) -> dict[str, Any]:
-    server.wait_for(
-        lambda: get_batch(server, batch_id)["status"] in ("completed", "failed", "expired", "cancelled"), timeout_s
-    )
+def wait_terminal(server: RunningServer, batch_id: str) -> dict[str, Any]:
+    server.wait_for(lambda: get_batch(server, batch_id)["status"] in ("completed", "failed", "expired", "cancelled"))
     return get_batch(server, batch_id)
 
 

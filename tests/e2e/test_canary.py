@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import KEYS
 from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
+from tests.patience import PATIENCE_S
 from tests.server.edge.test_errors import BAD_CHAT
 
 CHAT = "/v1/chat/completions"
@@ -64,7 +65,7 @@ def crowd(server: RunningServer) -> Iterator[list[int]]:
     def visit(seed: int) -> None:
         rng = random.Random(seed)
         headers = {"Authorization": f"Bearer {KEYS[seed % 2]}"}
-        with httpx.Client(base_url=server.http.base_url, headers=headers, timeout=30.0) as http:
+        with httpx.Client(base_url=server.http.base_url, headers=headers, timeout=PATIENCE_S) as http:
             while not stop.is_set():
                 body = canary(f"What is {rng.randrange(900)} + {rng.randrange(900)}?", seed=rng.randrange(99))
                 kind = rng.choice(("good", "flex", "bad", "left"))

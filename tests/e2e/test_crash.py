@@ -15,6 +15,7 @@ from tests.e2e.server import (
     submit_batch,
     wait_terminal,
 )
+from tests.patience import PATIENCE_S
 
 SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "4"}
 
@@ -29,7 +30,7 @@ def kill_midway_and_check(server: RunningServer, lines: int, max_tokens: int) ->
     stop = threading.Event()
 
     def chat() -> None:
-        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30.0) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as http:
             while not stop.is_set():
                 try:
                     http.post("/v1/chat/completions", json=body(3, 8))
@@ -39,7 +40,7 @@ def kill_midway_and_check(server: RunningServer, lines: int, max_tokens: int) ->
     batch_id = submit_batch(server, [body(i, max_tokens) for i in range(lines)])
     chatter = threading.Thread(target=chat)
     chatter.start()
-    server.wait_for(lambda: get_batch(server, batch_id)["request_counts"]["completed"] >= lines // 3, 240)
+    server.wait_for(lambda: get_batch(server, batch_id)["request_counts"]["completed"] >= lines // 3)
     server.kill_both()
     stop.set()
     chatter.join()

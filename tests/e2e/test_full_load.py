@@ -8,6 +8,7 @@ import httpx
 import psutil
 
 from tests.e2e.server import RunningServer, get_batch, submit_batch
+from tests.patience import PATIENCE_S
 
 LINES = 2000
 SIM = {"NEAPTIDE_EXECUTOR": "sim", "NEAPTIDE_SIM_STEP_MS": "4"}
@@ -29,7 +30,7 @@ def test_2000_lines_run_beside_chats_and_the_checking_process_goes_with_the_serv
     stop = threading.Event()
 
     def chat(server: RunningServer) -> None:
-        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=30.0) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as http:
             while not stop.is_set():
                 statuses.append(http.post("/v1/chat/completions", json=body(3, 4)).status_code)
 
@@ -51,5 +52,5 @@ def test_2000_lines_run_beside_chats_and_the_checking_process_goes_with_the_serv
         assert worker.nice() > psutil.Process(server.process.pid).nice()
         os.kill(server.process.pid, 9)
         server.process.wait()
-        _, alive = psutil.wait_procs([worker], timeout=5)
+        _, alive = psutil.wait_procs([worker], timeout=PATIENCE_S)
         assert not alive

@@ -156,7 +156,7 @@ def test_a_stream_may_be_left_early(embedded: RunningServer, client: openai.Open
         model=MODEL, messages=QUESTION, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
-    embedded.wait_for(lambda: embedded.http.get("/load").json() == {"server_load": 0}, 10)
+    embedded.wait_for(lambda: embedded.http.get("/load").json() == {"server_load": 0})
 
 
 def test_tools_that_the_model_does_not_call_leave_a_plain_answer(client: openai.OpenAI) -> None:

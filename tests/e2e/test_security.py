@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.server import RunningServer, result_lines, submit_batch, wait_terminal
+from tests.patience import PATIENCE_S
 from tests.server.edge.test_errors import BAD_CHAT, BAD_COMPLETIONS
 
 KEY = "key-canary-93b1"
@@ -39,7 +40,7 @@ def processes(server: RunningServer) -> list[psutil.Process]:
 
 def raw(server: RunningServer, head: str) -> bytes:
     """What the server answers to these bytes."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
         connection.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode())
         return b"".join(iter(lambda: connection.recv(65_536), b""))
 

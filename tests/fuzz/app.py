@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from neaptide.server.text.tokenizer import Tokenizer
+from tests.patience import PATIENCE_S, until_here
 from tests.server.batches.fakes import ThreadChecker
 from tests.server.batches.test_same_answer import RowEngine
 from tests.server.conftest import MODEL_ID, USER, make_context
@@ -39,7 +39,7 @@ class FuzzedApp:
         self.canary = self.greedy_text()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=PATIENCE_S)
 
     def request(self, method: str, path: str, **arguments: Any) -> httpx2.Response:
         return self.run(self._http.request(method, path, **arguments))
@@ -48,10 +48,7 @@ class FuzzedApp:
         return self.run(self._http.send(request))
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline_s, "waited in vain"
-            time.sleep(0.005)
+        until_here(condition)
 
     def greedy_text(self) -> str:
         reply = self.request("POST", "/v1/chat/completions", json=CANARY)
@@ -82,9 +79,9 @@ def fuzzed_app(data_dir: Path, tokenizer: Tokenizer) -> Iterator[FuzzedApp]:
         return app, service
 
     try:
-        app, service = asyncio.run_coroutine_threadsafe(start(), loop).result(timeout=30)
+        app, service = asyncio.run_coroutine_threadsafe(start(), loop).result(timeout=PATIENCE_S)
         yield FuzzedApp(loop, app)
-        asyncio.run_coroutine_threadsafe(service.stop(), loop).result(timeout=30)
+        asyncio.run_coroutine_threadsafe(service.stop(), loop).result(timeout=PATIENCE_S)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
             for k in range(count):
                 self._event({"choices": [{"delta": {"content": "a"}, "text": "a"}]})
                 if k == 0:
-                    state.stalls.wait(10)
+                    state.stalls.wait()
             usage["completion_tokens"] = count
             self._event({"choices": [{"delta": {}, "text": "", "finish_reason": "length"}], "usage": usage})
         except OSError:  # the client hung up

@@ -17,6 +17,7 @@ from neaptide.loadgen.run.load import Cancelling, Shot, Target, make_shots
 from neaptide.loadgen.run.runner import How, Progress, RunError, Users, run
 from neaptide.loadgen.workloads.traces import TraceRequest
 from tests.loadgen.fake_server import TEMPLATE_TOKENS, FakeServer, fake_server
+from tests.patience import PATIENCE_S
 
 EASY = Target(60.0, 60.0)
 HARD = Target(1e-9, 1e-9)
@@ -35,7 +36,7 @@ def shots(count: int, target: Target = EASY, **fields: Any) -> list[Shot]:
 
 
 async def sent(server: FakeServer, load: list[Shot], how: How) -> Progress:
-    async with httpx.AsyncClient(base_url=server.url, timeout=20.0) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
         return await run(http, load, how, lambda progress: None)
 
 

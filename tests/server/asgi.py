@@ -55,7 +55,7 @@ class Exchange:
         """Waits for the reply to contain ``text``."""
         while text not in self.text:
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), 5)
+            await self._news.wait()
 
     @property
     def status(self) -> int | None:

@@ -1,6 +1,7 @@
 """The whole HTTP layer in one process: real app, real client, fake engine."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,10 +16,21 @@ from neaptide.server.app import ServerState, ServingContext, create_app
 from neaptide.server.edge.auth import KeyRing
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.text.tokenizer import Tokenizer
+from tests.patience import PATIENCE_S
 from tests.server.fake_engine import FakeEngine
+from tests.server.loop_clock import LoopClock
 
 MODEL_DIR = Path(str(files("neaptide.data"))) / "neaptide-tiny"
 MODEL_ID = "org/neaptide-tiny"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_with_grammars() -> Iterator[None]:
+    """Who asks a machine that is too busy to check a grammar gets a 503, which is none of the answers that tests look
+    at. The processor time that a grammar may take is as ever."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("neaptide.server.structured.checker.WALL_S", PATIENCE_S)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +80,12 @@ async def server(tokenizer: Tokenizer) -> AsyncIterator[Server]:
     built = make_server(tokenizer)
     yield built
     await built.openai.close()
+
+
+@pytest.fixture
+async def loop_clock() -> LoopClock:
+    """To turn the clock of the test's own loop."""
+    return LoopClock(asyncio.get_running_loop())
 
 
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 2+2?"}]

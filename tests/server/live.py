@@ -12,8 +12,9 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from neaptide.server.edge.middleware import MAX_HEADER_BYTES
-from neaptide.server.edge.transport import TransportLimits, protocol_class
+from neaptide.server.edge.transport import BoundedH11Protocol, TransportLimits, protocol_class
 from neaptide.server.observe.metrics import ServerMetrics
+from tests.patience import until
 
 
 class Live:
@@ -24,6 +25,7 @@ class Live:
         self.runner = runner
         self.serving = serving
         """Done when the server has ended."""
+        self.num_received_bytes = 0
         self._clients: list[RawClient] = []
 
     async def connect(self, receive_buffer_bytes: int | None = None) -> "RawClient":
@@ -41,6 +43,11 @@ class Live:
         self._clients.append(client)
         return client
 
+    async def until_heard(self) -> None:
+        """The server knows of every client and has read all that they sent; for clients of which none has left."""
+        await until(lambda: len(self.runner.server_state.connections) == len(self._clients))
+        await until(lambda: self.num_received_bytes == sum(client.num_sent_bytes for client in self._clients))
+
     def close(self) -> None:
         for client in self._clients:
             client.close()
@@ -48,7 +55,11 @@ class Live:
 
 @asynccontextmanager
 async def serving(app: FastAPI, limits: TransportLimits | None = None, **options: Any) -> AsyncIterator[Live]:
-    """Serves the app as ``launch`` does. ``options`` are uvicorn's."""
+    """Serves the app as ``launch`` does. ``options`` are uvicorn's.
+
+    A connection may rest between two requests as long as a test takes.
+    """
+    options = {"timeout_keep_alive": 100_000} | options
     metrics = getattr(app.state, "metrics", None) or ServerMetrics(CollectorRegistry())
     protocol = protocol_class(limits or TransportLimits(), metrics)
     config = uvicorn.Config(
@@ -66,6 +77,13 @@ async def serving(app: FastAPI, limits: TransportLimits | None = None, **options
         # The listener queues connections until the server takes them.
         task = asyncio.ensure_future(runner.serve(sockets=[listener]))
         live = Live(listener.getsockname()[1], runner, task)
+        data_received = protocol.data_received
+
+        def count(connection: BoundedH11Protocol, data: bytes) -> None:
+            live.num_received_bytes += len(data)
+            data_received(connection, data)
+
+        protocol.data_received = count  # type: ignore[method-assign]
         try:
             yield live
         finally:
@@ -80,8 +98,10 @@ class RawClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.num_sent_bytes = 0
 
     async def send(self, data: bytes) -> None:
+        self.num_sent_bytes += len(data)
         self.writer.write(data)
         await self.writer.drain()
 

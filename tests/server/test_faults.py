@@ -10,6 +10,7 @@ import pytest
 
 from neaptide.engine.params import FinishReason
 from neaptide.server.context import Admission
+from tests.patience import until
 from tests.server.asgi import Exchange, settle
 from tests.server.conftest import MODEL_ID, USER, Server
 
@@ -26,7 +27,7 @@ def _body(**more: Any) -> dict[str, Any]:
 async def test_disconnect_before_the_first_token_aborts(server: Server, stream: bool, n: int) -> None:
     server.engine.released.clear()
     exchange = Exchange(server.app, CHAT, _body(stream=stream, n=n))
-    await _wait_for(lambda: len(server.engine.requests) == n)
+    await until(lambda: len(server.engine.requests) == n)
     exchange.hang_up()
     await asyncio.gather(exchange.task, return_exceptions=True)
     await settle()
@@ -45,7 +46,7 @@ async def test_disconnect_in_mid_stream_aborts_quietly(
     exchange = Exchange(server.app, CHAT, _body(stream=True, n=n))
     await exchange.until('"content":')
     exchange.hang_up()
-    await asyncio.wait_for(exchange.task, 5)
+    await exchange.task
     await settle()
     assert server.engine.num_running == 0
     assert server.context.client.num_in_flight == 0
@@ -86,11 +87,11 @@ async def test_a_request_that_had_answered_when_the_engine_died_may_be_tried_aga
 async def test_waiting_request_is_given_to_the_next_engine(server: Server, stream: bool) -> None:
     server.engine.released.clear()
     exchange = Exchange(server.app, CHAT, _body(stream=stream, max_tokens=3))
-    await _wait_for(lambda: len(server.engine.requests) == 1)
+    await until(lambda: len(server.engine.requests) == 1)
     server.engine.die(in_step=False)
     server.engine.released.set()
     server.engine.attach()
-    await asyncio.wait_for(exchange.task, 5)
+    await exchange.task
     assert exchange.status == 200
     first, second = server.engine.requests
     assert first == second
@@ -100,7 +101,7 @@ async def test_waiting_request_is_given_to_the_next_engine(server: Server, strea
 async def test_waiting_request_that_leaves_between_two_engines_reaches_no_other(server: Server) -> None:
     server.engine.released.clear()
     exchange = Exchange(server.app, CHAT, _body())
-    await _wait_for(lambda: len(server.engine.requests) == 1)
+    await until(lambda: len(server.engine.requests) == 1)
     server.engine.die(in_step=False)
     exchange.hang_up()
     await asyncio.gather(exchange.task, return_exceptions=True)
@@ -115,7 +116,7 @@ async def test_waiting_request_that_leaves_between_two_engines_reaches_no_other(
 async def test_death_in_mid_stream_is_an_error_event_then_done(server: Server, n: int) -> None:
     server.engine.die_after = 3
     exchange = Exchange(server.app, CHAT, _body(stream=True, n=n))
-    await asyncio.wait_for(exchange.task, 5)
+    await exchange.task
     assert exchange.status == 200
     assert exchange.events[-1] == "[DONE]"
     assert set(exchange.events[-2]["error"]) == {"message", "type", "param", "code"}
@@ -139,7 +140,7 @@ async def test_a_stream_cut_by_shutdown_says_so(server: Server) -> None:
 async def test_a_whole_reply_cut_by_shutdown_is_503(server: Server) -> None:
     server.engine.released.clear()
     exchange = Exchange(server.app, CHAT, _body())
-    await _wait_for(lambda: len(server.engine.requests) == 1)
+    await until(lambda: len(server.engine.requests) == 1)
     exchange.task.cancel()
     await asyncio.gather(exchange.task, return_exceptions=True)
     assert exchange.task.cancelled()
@@ -221,13 +222,13 @@ async def test_of_a_sudden_crowd_exactly_the_cap_is_admitted(server: Server, str
     server.context.admission = Admission(max_online=20, max_offline=20)
     server.engine.released.clear()
     crowd = [asyncio.ensure_future(server.http.post(CHAT, json=_body(stream=stream, max_tokens=1))) for _ in range(100)]
-    await _wait_for(lambda: sum(reply.done() for reply in crowd) == 80)
+    await until(lambda: sum(reply.done() for reply in crowd) == 80)
     refused = [reply.result() for reply in crowd if reply.done()]
     assert {(reply.status_code, reply.headers["retry-after"]) for reply in refused} == {(503, "1")}
     assert len(server.engine.requests) == 20
     # The other class has its own room.
     flex = asyncio.ensure_future(server.http.post(CHAT, json=_body(service_tier="flex", max_tokens=1)))
-    await _wait_for(lambda: len(server.engine.requests) == 21)
+    await until(lambda: len(server.engine.requests) == 21)
     server.engine.released.set()
     assert [reply.status_code for reply in await asyncio.gather(*crowd, flex)].count(200) == 21
     assert (await server.http.get("/load")).json() == {"server_load": 0}
@@ -239,7 +240,7 @@ async def test_silence_is_filled_with_comments(server: Server) -> None:
     exchange = Exchange(server.app, CHAT, _body(stream=True, max_tokens=2))
     await exchange.until(": keep-alive\n\n: keep-alive\n\n")
     server.engine.released.set()
-    await asyncio.wait_for(exchange.task, 5)
+    await exchange.task
     assert exchange.events[-1] == "[DONE]"
     assert exchange.headers["content-type"].startswith("text/event-stream")
     assert exchange.headers["cache-control"] == "no-cache"
@@ -253,7 +254,7 @@ async def test_failure_after_a_comment_is_an_error_event(server: Server) -> None
     exchange = Exchange(server.app, CHAT, _body(stream=True))
     await exchange.until(": keep-alive")
     server.engine.die()
-    await asyncio.wait_for(exchange.task, 5)
+    await exchange.task
     assert exchange.events[-1] == "[DONE]"
     assert exchange.events[-2]["error"]["code"] == "engine_unavailable"
 
@@ -270,11 +271,3 @@ async def test_no_state_is_left_after_many_cancels(server: Server) -> None:
     assert server.context.client.num_in_flight == 0
     assert 'neaptide_requests_in_flight{tier="default"} 0.0' in (await server.http.get("/metrics")).text
     assert (await server.http.get("/load")).json() == {"server_load": 0}
-
-
-async def _wait_for(condition: Any) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("never happened")

@@ -1,6 +1,5 @@
 """What gets in where, and what never gets out: every route by key, tenant, path, host and method; secrets; labels."""
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
 from neaptide.server.text.tokenizer import Tokenizer
+from tests.patience import until
 from tests.server.asgi import Exchange
 from tests.server.batches.fakes import ThreadChecker
 from tests.server.batches.test_same_answer import RowEngine
@@ -201,12 +201,14 @@ async def create(client: httpx2.AsyncClient, file_id: str, **more: Any) -> httpx
 
 
 async def ended(client: httpx2.AsyncClient, batch_id: str) -> dict[str, Any]:
-    for _ in range(1_000):
-        batch: dict[str, Any] = (await client.get(f"/v1/batches/{batch_id}")).json()
-        if batch["status"] in ("completed", "failed"):
-            return batch
-        await asyncio.sleep(0.01)
-    raise AssertionError(batch)
+    batch: dict[str, Any] = {}
+
+    async def has_ended() -> bool:
+        batch.update((await client.get(f"/v1/batches/{batch_id}")).json())
+        return batch["status"] in ("completed", "failed")
+
+    await until(has_ended)
+    return batch
 
 
 def a_line(text: str = "hi") -> bytes:

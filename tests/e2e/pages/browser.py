@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 FLAGS = (
     "--headless",
@@ -32,7 +34,6 @@ FLAGS = (
     "--remote-debugging-pipe",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-TIMEOUT_S = 60.0
 HEIGHT = 900
 WIDEST_PHONE = 480
 """Pixels; narrower screens lay a page out as telephones do, which want it to say that it knows of them."""
@@ -151,7 +152,7 @@ class Browser:
 
     def _receive(self) -> dict[str, Any]:
         while not self._messages:
-            ready, _, _ = select.select([self._in], [], [], TIMEOUT_S)
+            ready, _, _ = select.select([self._in], [], [], PATIENCE_S)
             data = os.read(self._in, 1 << 20) if ready else b""
             if not data:
                 raise BrowserError("the browser says nothing")

@@ -84,7 +84,7 @@ def check(body: dict[str, Any], reply: dict[str, Any]) -> bool:
 
 
 def called_share(server: RunningServer, bodies: list[dict[str, Any]]) -> float:
-    batch = wait_terminal(server, submit_batch(server, bodies), timeout_s=900)
+    batch = wait_terminal(server, submit_batch(server, bodies))
     assert batch["request_counts"] == {"total": len(bodies), "completed": len(bodies), "failed": 0}
     replies = {line["custom_id"]: line["response"]["body"] for line in result_lines(server, batch)}
     return sum(check(body, replies[f"c{index}"]) for index, body in enumerate(bodies)) / len(bodies)

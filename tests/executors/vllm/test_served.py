@@ -24,13 +24,12 @@ from tests.e2e.server import (
     wait_terminal,
 )
 from tests.executors.vllm.interpreter import PYTHON, needs_vllm
+from tests.patience import PATIENCE_S
 
 pytestmark = needs_vllm
 
 FLAGS = ("--executor", "vllm", "--engine-python", str(PYTHON), "--executor-arg", "enforce_eager=true")
 FLAGS += ("--dtype", "float32", "--block-size", "32", "--max-model-len", "512", "--kv-cache-gib", "0.1")
-START_S = 300.0
-"""vLLM takes its time on a busy machine."""
 
 
 def ask(server: RunningServer) -> str:
@@ -54,7 +53,7 @@ def assert_grammars_are_followed(server: RunningServer, messages: list[dict[str,
 
 
 def test_chats_and_batches_are_answered_and_a_killed_engine_is_replaced(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, *FLAGS, start_timeout_s=START_S) as server:
+    with RunningServer(tmp_path, *FLAGS) as server:
         assert ask(server).endswith("55")
         messages = [{"role": "user", "content": "What is 21 + 34?"}]
         assert_grammars_are_followed(server, messages)
@@ -65,13 +64,13 @@ def test_chats_and_batches_are_answered_and_a_killed_engine_is_replaced(tmp_path
         engine = server.engine
         assert engine.exe() == str(PYTHON.resolve())
         engine.kill()
-        psutil.wait_procs([engine], timeout=10)
+        psutil.wait_procs([engine], timeout=PATIENCE_S)
         server.wait_for(lambda: server.http.get("/ready").status_code == 503)
         server.wait_ready()
         assert ask(server).endswith("55")
         engine = server.engine
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert not engine.is_running()
 
 
@@ -81,7 +80,7 @@ def asking(index: int) -> dict[str, Any]:
 
 
 def test_a_killed_engine_costs_a_batch_no_line_and_no_line_twice(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, *FLAGS, "--max-num-seqs", "8", start_timeout_s=START_S) as server:
+    with RunningServer(tmp_path, *FLAGS, "--max-num-seqs", "8") as server:
         batch_id = submit_batch(server, [asking(i) for i in range(200)])
         server.wait_for(lambda: get_batch(server, batch_id)["request_counts"]["completed"] >= 40)
         server.engine.kill()
@@ -99,7 +98,7 @@ def test_a_killed_engine_costs_a_batch_no_line_and_no_line_twice(tmp_path: Path)
 
 
 def test_a_stop_signal_lets_a_stream_end_and_keeps_the_batch(tmp_path: Path) -> None:
-    with RunningServer(tmp_path, *FLAGS, "--max-num-seqs", "8", start_timeout_s=START_S) as server:
+    with RunningServer(tmp_path, *FLAGS, "--max-num-seqs", "8") as server:
         batch_id = submit_batch(server, [asking(i) for i in range(100)])
         server.wait_for(lambda: get_batch(server, batch_id)["status"] == "in_progress")
         stream = stream_events(
@@ -115,7 +114,7 @@ def test_a_stop_signal_lets_a_stream_end_and_keeps_the_batch(tmp_path: Path) -> 
         assert last["choices"][0]["finish_reason"] == "length"
         assert usage["usage"]["completion_tokens"] == 300
         assert done == "[DONE]"
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert not engine.is_running()
         server.start()
         batch = wait_terminal(server, batch_id)
@@ -128,13 +127,13 @@ def test_a_stop_signal_lets_a_stream_end_and_keeps_the_batch(tmp_path: Path) -> 
 def test_workers_die_with_the_engine_and_the_engine_with_the_server(tmp_path: Path, victim: str) -> None:
     ranks = ("--executor-arg", "tensor_parallel_size=2")
     env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with RunningServer(tmp_path, *FLAGS, *ranks, env=env, start_timeout_s=START_S) as server:
+    with RunningServer(tmp_path, *FLAGS, *ranks, env=env) as server:
         assert ask(server).endswith("55")
         engine = server.engine
         family = engine.children(recursive=True)
         assert len(family) >= 2
         os.kill(server.process.pid if victim == "server" else engine.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs([engine, *family], timeout=10)
+        _, alive = psutil.wait_procs([engine, *family], timeout=PATIENCE_S)
         assert not alive
 
 

@@ -29,6 +29,7 @@ from neaptide.server.batches.storing.models import TERMINAL, BatchRecord, FileRe
 from neaptide.server.batches.wiring import BatchSettings, Clocks
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient
+from tests.patience import until
 from tests.server.batches.fake_compiler import FakeCompiler
 
 CHAT = "/v1/chat/completions"
@@ -195,34 +196,23 @@ class Server:
         return await self.service.get_batch(batch_id, owner)
 
     async def until(self, batch_id: str, wanted: Callable[[BatchRecord], bool]) -> BatchRecord:
-        for _ in range(10_000):
-            record = await self.get(batch_id)
-            if wanted(record):
-                return record
+        while not wanted(record := await self.get(batch_id)):  # noqa: ASYNC110 (what it waits for is in a database)
             await asyncio.sleep(0.005)
-        raise AssertionError(f"waited in vain: {record}")
+        return record
 
     async def until_status(self, batch_id: str, *statuses: str) -> BatchRecord:
         return await self.until(batch_id, lambda record: record.status in statuses)
 
     async def until_given(self, batch_id: str, messages: int = 1) -> None:
         """The engine has had so many messages of the batch."""
-        for _ in range(10_000):
-            if len(self.engine.added(batch_id)) >= messages:
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("the engine never got the batch")
+        await until(lambda: len(self.engine.added(batch_id)) >= messages)
 
     async def until_terminal(self, batch_id: str) -> BatchRecord:
         return await self.until_status(batch_id, *TERMINAL)
 
     async def until_gone(self, file_id: str) -> None:
         """The bytes of a file have left the disk."""
-        for _ in range(10_000):
-            if not self.service.files.path(file_id).exists():
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError(f"{file_id} is still there")
+        await until(lambda: not self.service.files.path(file_id).exists())
 
     def bytes_of(self, file_id: str | None) -> bytes:
         return b"" if file_id is None else self.service.files.path(file_id).read_bytes()

@@ -18,6 +18,7 @@ from neaptide.server.edge.auth import AuthMiddleware, KeyRing
 from neaptide.server.edge.error_replies import install_handlers
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
+from tests.patience import PATIENCE_S
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 
 
@@ -34,12 +35,12 @@ class Running:
 
     def __enter__(self) -> "Running":
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join()
         self._socket.close()
 
     async def _serve(self) -> None:

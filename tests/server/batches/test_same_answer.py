@@ -66,9 +66,7 @@ class App:
             endpoint=endpoint,  # type: ignore[arg-type]
             completion_window="24h",
         )
-        for _ in range(1_000):
-            if batch.status in ("completed", "failed"):
-                break
+        while batch.status not in ("completed", "failed"):
             await asyncio.sleep(0.01)
             batch = await self.client.batches.retrieve(batch.id)
         assert batch.status == "completed", batch

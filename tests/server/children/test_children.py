@@ -1,6 +1,5 @@
 """What every child process of the server has in common."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -36,8 +35,7 @@ async def answer(process: Process, question: bytes | None = None) -> bytes:
     assert process.stdout is not None
     if question is not None:
         process.stdin.write(framed(question))
-    async with asyncio.timeout(60):
-        return await receive_frame(process.stdout)
+    return await receive_frame(process.stdout)
 
 
 async def test_a_child_stands_behind_and_within_its_memory() -> None:

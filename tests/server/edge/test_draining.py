@@ -1,6 +1,5 @@
 """What sockets see of a stop signal: old and new connections, streams that end and streams that are cut."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from neaptide.launch.stopping import Drain
+from tests.patience import PATIENCE_S
 from tests.server.conftest import USER, Server
 from tests.server.live import Live, RawClient, request_bytes, serving
 
@@ -30,7 +30,7 @@ async def live(server: Server) -> AsyncIterator[Live]:
         yield running
 
 
-def drain_of(server: Server, live: Live, timeout_s: float = 10.0) -> tuple[Drain, Batches]:
+def drain_of(server: Server, live: Live, timeout_s: float = PATIENCE_S) -> tuple[Drain, Batches]:
     batches = Batches()
     return Drain(live.runner, server.context, batches, timeout_s), batches
 
@@ -77,7 +77,7 @@ async def test_while_a_stream_ends_new_work_and_readiness_are_503(server: Server
     server.engine.released.set()
     assert b'"finish_reason":"length"' in (text := await stream.reader.read())
     assert b"data: [DONE]" in text
-    await asyncio.wait_for(live.serving, 5)
+    await live.serving
     with pytest.raises(ConnectionRefusedError):
         await live.connect()
 
@@ -87,7 +87,7 @@ async def test_a_stream_that_does_not_end_in_time_is_cut(server: Server, live: L
     drain, _ = drain_of(server, live, timeout_s=0.05)
     drain.on_signal()
     assert b'"code":"server_shutdown"' in await stream.reader.read()
-    await asyncio.wait_for(live.serving, 5)
+    await live.serving
 
 
 async def test_a_second_signal_does_not_wait(server: Server, live: Live) -> None:
@@ -95,7 +95,7 @@ async def test_a_second_signal_does_not_wait(server: Server, live: Live) -> None
     drain, batches = drain_of(server, live)
     drain.on_signal()
     drain.on_signal()
-    await asyncio.wait_for(live.serving, 5)
+    await live.serving
     assert live.runner.force_exit
     assert batches.num_suspended == 1
 
@@ -105,7 +105,7 @@ async def test_without_work_a_signal_ends_the_server_at_once(server: Server, liv
     assert await status_of(idle, "/ready") == 200
     drain, batches = drain_of(server, live)
     drain.on_signal()
-    await asyncio.wait_for(live.serving, 5)
+    await live.serving
     assert await idle.reader.read() == b""
     assert not live.runner.force_exit
     assert batches.num_suspended == 1

@@ -1,5 +1,6 @@
 """Flex requests that wait too long are told so before their client gives up."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ from starlette.datastructures import Headers
 
 from neaptide.engine.params import FinishReason
 from neaptide.server.edge.patience import patience_s
+from tests.patience import until
 from tests.server.asgi import Exchange
 from tests.server.conftest import USER, Server
+from tests.server.loop_clock import LoopClock
 
 CHAT = "/v1/chat/completions"
 FLEX: dict[str, Any] = {"messages": USER, "max_tokens": 3, "service_tier": "flex"}
@@ -35,9 +38,16 @@ def test_the_limit_lies_before_both_timeouts(sent: str | None, expected: float) 
     assert patience_s(headers, 600) == pytest.approx(expected)
 
 
-async def test_a_flex_request_without_a_token_is_answered_429_and_aborted(server: Server) -> None:
+async def test_a_flex_request_without_a_token_is_answered_429_and_aborted(
+    server: Server, loop_clock: LoopClock
+) -> None:
     server.engine.released.clear()
-    reply = await server.http.post(CHAT, json=FLEX, headers={"x-stainless-read-timeout": "0.05"})
+    asked = asyncio.ensure_future(server.http.post(CHAT, json=FLEX, headers={"x-stainless-read-timeout": "400"}))
+    await until(lambda: server.engine.requests)
+    await loop_clock.pass_s(350.0)
+    assert server.engine.num_running == 1
+    await loop_clock.pass_s(20.0)
+    reply = await asked
     assert reply.status_code == 429
     assert reply.json()["error"]["code"] == "resource_unavailable"
     assert "Resource Unavailable" in reply.json()["error"]["message"]
@@ -56,10 +66,15 @@ async def test_our_own_cap_holds_without_a_header(server: Server) -> None:
     assert server.engine.num_running == 0
 
 
-async def test_a_first_token_in_time_lifts_the_limit(server: Server) -> None:
-    server.engine.delay_s = 0.02
-    server.context.flex_wait_s = 0.5
-    reply = await server.http.post(CHAT, json={**FLEX, "max_tokens": 30})
+async def test_a_first_token_in_time_lifts_the_limit(server: Server, loop_clock: LoopClock) -> None:
+    server.engine.delay_s = 800.0
+    server.context.flex_wait_s = 1000.0
+    asked = asyncio.ensure_future(server.http.post(CHAT, json={**FLEX, "max_tokens": 30}))
+    await until(lambda: server.engine.requests)
+    for _ in range(30):
+        assert server.engine.num_running == 1
+        await loop_clock.pass_s(800.0)
+    reply = await asked
     assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 30)
 
 

@@ -3,21 +3,24 @@
 import asyncio
 import json
 import resource
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from neaptide.launch.connections import room_for
 from neaptide.server.edge.transport import TransportLimits
+from tests.patience import until
 from tests.server.conftest import USER, Server
 from tests.server.live import Live, request_bytes, serving
+from tests.server.loop_clock import LoopClock
 
 CHAT = "/v1/chat/completions"
-SHORT = TransportLimits(header_s=0.3, body_idle_s=0.3, write_idle_s=0.3, linger_s=0.3, farewell_s=0.2)
+LIMITS = TransportLimits(header_s=1000.0, body_idle_s=1000.0, write_idle_s=1000.0, linger_s=1000.0, farewell_s=500.0)
+"""Seconds of the loop's clock, which the tests turn."""
 
 
 def chat_bytes(**more: Any) -> bytes:
@@ -25,10 +28,9 @@ def chat_bytes(**more: Any) -> bytes:
 
 
 @pytest.fixture
-async def short(server: Server) -> AsyncIterator[Live]:
-    """A server whose patience is a fraction of a second."""
-    async with serving(server.app, SHORT) as live:
-        yield live
+async def live(server: Server) -> AsyncIterator[Live]:
+    async with serving(server.app, LIMITS) as running:
+        yield running
 
 
 async def ended(server: Server, reason: str) -> float:
@@ -39,65 +41,75 @@ async def ended(server: Server, reason: str) -> float:
     return 0.0
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(2000):
-        if await condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("never happened")
+async def until_cut(server: Server, clock: LoopClock) -> None:
+    """The server has given up a reader; the clock goes on until it does."""
+
+    async def is_cut() -> bool:
+        await clock.pass_s(LIMITS.write_idle_s / 2)
+        return await ended(server, "slow_reader") == 1
+
+    await until(is_cut)
 
 
 # ---- slow requests ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.acceptance("A14", "silent sockets")
-async def test_who_says_nothing_gets_408_and_is_closed(server: Server, short: Live) -> None:
-    client = await short.connect()
-    start_s = time.monotonic()
+async def test_who_says_nothing_gets_408_and_is_closed(server: Server, live: Live, loop_clock: LoopClock) -> None:
+    client = await live.connect()
+    await live.until_heard()
+    await loop_clock.pass_s(0.9 * LIMITS.header_s)
+    assert await ended(server, "request") == 0
+    await loop_clock.pass_s(0.2 * LIMITS.header_s)
     assert await client.refusal() == (408, "request_timeout")
-    assert 0.25 < time.monotonic() - start_s < 2
     assert await ended(server, "request") == 1
 
 
 @pytest.mark.acceptance("A14", "slow headers")
 @pytest.mark.parametrize("on_a_used_connection", [False, True])
-async def test_headers_that_trickle_get_408(server: Server, short: Live, on_a_used_connection: bool) -> None:
-    client = await short.connect()
+async def test_headers_that_trickle_get_408(
+    server: Server, live: Live, loop_clock: LoopClock, on_a_used_connection: bool
+) -> None:
+    client = await live.connect()
     if on_a_used_connection:
         await client.send(request_bytes("GET", "/health"))
         assert (await client.reply())[0] == 200
     await client.send(b"GET /health HTTP/1.1\r\n")
-    refusal = asyncio.ensure_future(client.refusal())
-    while not refusal.done():
+    for _ in range(4):
         # Every byte comes in time; only the whole does not.
+        assert await ended(server, "header") == 0
         await client.send(b"x")
-        await asyncio.sleep(0.02)
-    assert await refusal == (408, "request_timeout")
+        await live.until_heard()
+        await loop_clock.pass_s(0.3 * LIMITS.header_s)
+    assert await client.refusal() == (408, "request_timeout")
     assert await ended(server, "header") == 1
 
 
 @pytest.mark.acceptance("A14", "slow bodies")
-async def test_a_body_that_rests_gets_408(server: Server, short: Live) -> None:
-    client = await short.connect()
+async def test_a_body_that_rests_gets_408(server: Server, live: Live, loop_clock: LoopClock) -> None:
+    client = await live.connect()
     await client.send(chat_bytes()[:-5])
+    await live.until_heard()
+    await loop_clock.pass_s(1.1 * LIMITS.body_idle_s)
     assert await client.refusal() == (408, "request_timeout")
     assert server.engine.requests == []
     assert await ended(server, "body") == 1
 
 
 @pytest.mark.acceptance("A14", "bodies below the minimum rate")
-async def test_a_body_that_trickles_gets_408(server: Server, short: Live) -> None:
-    client = await short.connect()
+async def test_a_body_that_trickles_gets_408(server: Server, live: Live, loop_clock: LoopClock) -> None:
+    client = await live.connect()
     await client.send(request_bytes("POST", CHAT, b"", {"content-length": "100000"}))
-    refusal = asyncio.ensure_future(client.refusal())
-    while not refusal.done():
+    for _ in range(4):
+        assert await ended(server, "body") == 0
         await client.send(b" ")
-        await asyncio.sleep(0.05)
-    assert await refusal == (408, "request_timeout")
+        await live.until_heard()
+        await loop_clock.pass_s(0.3 * LIMITS.body_idle_s)
+    assert await client.refusal() == (408, "request_timeout")
 
 
-async def test_a_body_above_the_minimum_rate_may_take_its_time(server: Server) -> None:
-    limits = TransportLimits(body_idle_s=0.3, min_body_rate_bytes_per_s=100)
+async def test_a_body_above_the_minimum_rate_may_take_its_time(server: Server, loop_clock: LoopClock) -> None:
+    limits = TransportLimits(body_idle_s=1000.0, min_body_rate_bytes_per_s=0.01)
     async with serving(server.app, limits) as live:
         client = await live.connect()
         request = chat_bytes()
@@ -105,52 +117,66 @@ async def test_a_body_above_the_minimum_rate_may_take_its_time(server: Server) -
         await client.send(request[:head])
         for i in range(head, len(request), 10):
             await client.send(request[i : i + 10])
-            await asyncio.sleep(0.06)
+            await live.until_heard()
+            await loop_clock.pass_s(900.0)
         assert (await client.reply())[0] == 200
 
 
-async def test_a_connection_between_two_requests_is_left_alone(server: Server, short: Live) -> None:
-    client = await short.connect()
+async def test_a_connection_between_two_requests_is_left_alone(live: Live, loop_clock: LoopClock) -> None:
+    client = await live.connect()
     for _ in range(2):
         await client.send(chat_bytes())
         assert (await client.reply())[0] == 200
-        await asyncio.sleep(2 * SHORT.header_s)
+        await loop_clock.pass_s(2 * LIMITS.header_s)
 
 
-async def test_idle_connections_end_after_the_keep_alive_time(server: Server) -> None:
-    async with serving(server.app, timeout_keep_alive=0.2) as live:
+async def test_idle_connections_end_after_the_keep_alive_time(server: Server, loop_clock: LoopClock) -> None:
+    async with serving(server.app, timeout_keep_alive=1000) as live:
         client = await live.connect()
-        await client.send(request_bytes("GET", "/health"))
-        assert (await client.reply())[0] == 200
+        for _ in range(2):
+            await client.send(request_bytes("GET", "/health"))
+            assert (await client.reply())[0] == 200
+            await loop_clock.pass_s(900.0)
+        await loop_clock.pass_s(200.0)
         assert await client.reader.read() == b""
 
 
-async def test_an_answer_may_take_longer_than_any_deadline(server: Server, short: Live) -> None:
+async def test_an_answer_may_take_longer_than_any_deadline(server: Server, live: Live, loop_clock: LoopClock) -> None:
     server.engine.released.clear()
-    client = await short.connect()
+    client = await live.connect()
     await client.send(chat_bytes())
-    await asyncio.sleep(2 * SHORT.header_s)
+    await until(lambda: server.engine.requests)
+    await loop_clock.pass_s(2 * LIMITS.header_s)
     server.engine.released.set()
     assert (await client.reply())[0] == 200
 
 
-async def test_requests_in_one_packet_are_answered_in_turn(short: Live) -> None:
-    client = await short.connect()
+async def test_requests_in_one_packet_are_answered_in_turn(live: Live, loop_clock: LoopClock) -> None:
+    client = await live.connect()
     await client.send(chat_bytes() + request_bytes("GET", "/version") + chat_bytes() + b"GET /hea")
     assert [(await client.reply())[0] for _ in range(3)] == [200, 200, 200]
+    await loop_clock.pass_s(1.1 * LIMITS.header_s)
     assert await client.refusal() == (408, "request_timeout")
 
 
-async def test_a_reply_does_not_wait_for_the_acknowledgement_of_its_headers(short: Live) -> None:
-    client = await short.connect()
-    seconds = []
-    for _ in range(12):
+async def test_a_reply_does_not_wait_for_the_acknowledgement_of_its_headers(live: Live) -> None:
+    client = await live.connect()
+
+    async def exchange_s() -> float:
         start_s = time.perf_counter()
         await client.send(request_bytes("GET", "/version"))
         assert (await client.reply())[0] == 200
-        seconds.append(time.perf_counter() - start_s)
-    # A kernel that acknowledges late does so after 40 ms, but not on the first packets.
-    assert min(seconds[6:]) < 0.03
+        return time.perf_counter() - start_s
+
+    (connection,) = live.runner.server_state.connections
+    assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    # A kernel that acknowledges late does so after 40 ms, each time, but not on the first packets.
+    for _ in range(6):
+        await exchange_s()
+    for _ in range(300):
+        if await exchange_s() < 0.03:
+            return
+    pytest.fail("every reply took as long as a late acknowledgement")
 
 
 # ---- sizes -----------------------------------------------------------------------------------------------
@@ -173,38 +199,43 @@ async def test_a_reply_does_not_wait_for_the_acknowledgement_of_its_headers(shor
         ),
     ],
 )
-async def test_what_is_no_request_gets_the_envelope(short: Live, data: bytes, expected: tuple[int, str]) -> None:
-    client = await short.connect()
+async def test_what_is_no_request_gets_the_envelope(live: Live, data: bytes, expected: tuple[int, str]) -> None:
+    client = await live.connect()
     await client.send(data)
     assert await client.refusal() == expected
 
 
-async def test_a_hundred_headers_are_fine(short: Live) -> None:
-    client = await short.connect()
+async def test_a_hundred_headers_are_fine(live: Live) -> None:
+    client = await live.connect()
     await client.send(request_bytes("GET", "/health", headers={f"x-{i}": "1" for i in range(97)}))
     assert (await client.reply())[0] == 200
 
 
-async def test_a_broken_chunk_ends_the_request(server: Server, short: Live) -> None:
-    client = await short.connect()
+async def test_a_broken_chunk_ends_the_request(server: Server, live: Live) -> None:
+    client = await live.connect()
     head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" % CHAT.encode()
     await client.send(head + b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\nxyz\r\n")
     assert await client.refusal() == (400, "invalid_http")
     assert server.engine.requests == []
 
 
-async def test_too_large_by_its_own_word_is_told_before_it_is_sent(server: Server, short: Live) -> None:
-    client = await short.connect()
+async def test_too_large_by_its_own_word_is_told_before_it_is_sent(
+    server: Server, live: Live, loop_clock: LoopClock
+) -> None:
+    client = await live.connect()
     await client.send(request_bytes("POST", CHAT, b"{", {"content-length": str(33 << 20)}))
     status, _, body = await client.reply()
     assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
     await client.send(b"x" * 100_000)
+    await loop_clock.pass_s(0.9 * LIMITS.linger_s)
+    assert await ended(server, "linger") == 0
+    await loop_clock.pass_s(0.2 * LIMITS.linger_s)
     assert await client.reader.read() == b""
     assert await ended(server, "linger") == 1
 
 
-async def test_too_large_by_count_is_told(short: Live) -> None:
-    client = await short.connect()
+async def test_too_large_by_count_is_told(live: Live) -> None:
+    client = await live.connect()
     await client.send(
         request_bytes("POST", CHAT, headers={"transfer-encoding": "chunked"}).replace(b"content-length: 0\r\n", b"")
     )
@@ -264,41 +295,37 @@ async def test_tiny_chunks_cost_linear_time_and_hold_nobody_up(server: Server, n
 
 
 @pytest.mark.acceptance("A13", "a reader that stops")
-async def test_a_reader_that_stops_is_cut_and_its_request_aborted(server: Server, short: Live) -> None:
-    client = await short.connect(receive_buffer_bytes=4096)
+async def test_a_reader_that_stops_is_cut_and_its_request_aborted(
+    server: Server, live: Live, loop_clock: LoopClock
+) -> None:
+    client = await live.connect(receive_buffer_bytes=4096)
     await client.send(chat_bytes(stream=True, max_tokens=8000))
-
-    async def is_cut() -> bool:
-        return await ended(server, "slow_reader") == 1
-
-    await until(is_cut)
+    await until_cut(server, loop_clock)
     await until_idle(server)
     text = (await server.http.get("/metrics")).text
     assert f'neaptide_requests_total{{endpoint="{CHAT}",outcome="aborted",tier="default"}} 1.0' in text
 
 
 @pytest.mark.acceptance("A13", "a reader that stops after its reply is complete")
-async def test_a_complete_reply_that_nobody_takes_is_cut(server: Server, short: Live) -> None:
+async def test_a_complete_reply_that_nobody_takes_is_cut(server: Server, live: Live, loop_clock: LoopClock) -> None:
     server.engine.tokens_per_output = 1000
-    client = await short.connect(receive_buffer_bytes=4096)
+    client = await live.connect(receive_buffer_bytes=4096)
     await client.send(chat_bytes(n=30, max_tokens=2000))
-
-    async def is_cut() -> bool:
-        return await ended(server, "slow_reader") == 1
-
-    await until(is_cut)
+    await until_cut(server, loop_clock)
 
 
-async def test_a_slow_reader_that_goes_on_reading_gets_everything(server: Server) -> None:
-    # Reader and server share a loop: a machine that keeps both from running must not look like a reader that rests.
-    async with serving(server.app, replace(SHORT, write_idle_s=1.0)) as live:
-        client = await live.connect(receive_buffer_bytes=4096)
-        await client.send(chat_bytes(stream=True, max_tokens=1500))
-        text = b""
-        while b"[DONE]" not in text:
-            text += await client.reader.read(1024)
-            await asyncio.sleep(0.005)
-        assert b'"finish_reason":"length"' in text
+async def test_a_slow_reader_that_goes_on_reading_gets_everything(
+    server: Server, live: Live, loop_clock: LoopClock
+) -> None:
+    client = await live.connect(receive_buffer_bytes=4096)
+    await client.send(chat_bytes(stream=True, max_tokens=1500))
+    text, num_reads = b"", 0
+    while b"[DONE]" not in text:
+        text += await client.reader.read(1024)
+        num_reads += 1
+        await loop_clock.pass_s(LIMITS.write_idle_s / 20)
+    assert num_reads > 60  # three times as long as it may rest
+    assert b'"finish_reason":"length"' in text
 
 
 @pytest.mark.acceptance("A13", "bytes that wait for a reader")
@@ -317,15 +344,12 @@ async def test_what_waits_for_a_reader_is_bounded_and_nothing_is_lost(server: Se
 
 async def until_idle(server: Server, num_in_flight: int = 0) -> None:
     """The engine has done all; so many requests wait for their readers."""
-
-    async def is_idle() -> bool:
-        num_requests = len(server.engine.requests)
-        return num_requests > 0 and (server.engine.num_running, server.context.client.num_in_flight) == (
-            0,
-            num_in_flight,
+    await until(
+        lambda: (
+            server.engine.requests
+            and (server.engine.num_running, server.context.client.num_in_flight) == (0, num_in_flight)
         )
-
-    await until(is_idle)
+    )
 
 
 # ---- the cap ---------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """The app behind a real HTTP server: what in-process transports hide."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 
 from neaptide.server.text.tokenizer import Tokenizer
+from tests.patience import PATIENCE_S, until
 from tests.server.asgi import settle
 from tests.server.conftest import USER, Server, make_server
 from tests.server.live import serving
@@ -19,15 +20,8 @@ CHAT = "/v1/chat/completions"
 async def live(tokenizer: Tokenizer) -> AsyncIterator[tuple[Server, httpx2.AsyncClient]]:
     built = make_server(tokenizer)
     async with serving(built.app) as server:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=10) as http:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as http:
             yield built, http
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 (of the engine and of sockets)
-            await asyncio.sleep(0.01)
-    await settle()
 
 
 async def test_tokens_arrive_one_by_one(live: tuple[Server, httpx2.AsyncClient]) -> None:
@@ -57,9 +51,10 @@ async def test_hanging_up_aborts(live: tuple[Server, httpx2.AsyncClient], stream
                 break
     else:
         waiting = asyncio.create_task(http.post(CHAT, json=body))
-        await _until(lambda: server.engine.num_running == 1)
+        await until(lambda: server.engine.num_running == 1)
         waiting.cancel()
-    await _until(lambda: server.engine.num_running == 0 and server.context.client.num_in_flight == 0)
+    await until(lambda: server.engine.num_running == 0 and server.context.client.num_in_flight == 0)
+    await settle()
     assert len(server.engine.aborts) == 1
 
 

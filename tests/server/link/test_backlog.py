@@ -83,7 +83,7 @@ async def test_a_reader_that_catches_up_gets_the_same_text_in_fewer_pieces(serve
 
     async def texts(pauses: int) -> tuple[list[str], int]:
         exchange = SlowExchange(server.app, CHAT, body, pauses)
-        await asyncio.wait_for(exchange.task, 10)
+        await exchange.task
         found = [""] * n
         for event in exchange.events[:-1]:
             for choice in event["choices"]:
@@ -102,7 +102,7 @@ async def test_who_is_told_too_late_sees_an_error_and_counts_as_aborted(
 ) -> None:
     monkeypatch.setattr("neaptide.server.link.backlog.MAX_BACKLOG_VALUES", 20)
     exchange = SlowExchange(server.app, CHAT, {"messages": USER, "max_tokens": 3000, "stream": True}, pauses=60)
-    await asyncio.wait_for(exchange.task, 10)
+    await exchange.task
     assert exchange.events[-2]["error"]["code"] == "reader_too_slow"
     assert exchange.events[-1] == "[DONE]"
     assert server.engine.num_running == 0

@@ -17,6 +17,7 @@ from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.interpreter import Interpreter, InterpreterError
 from neaptide.server.link.supervisor import EngineStartError, Supervisor
 from neaptide.server.observe.logs import one_line
+from tests.patience import PATIENCE_S
 from tests.server.link.test_supervisor import signal_under_a_stream
 
 NEEDED = ("msgspec", "numpy", "numpy.libs", "zmq", "pyzmq.libs")
@@ -130,7 +131,7 @@ def test_processes_that_an_executor_starts_die_with_the_engine() -> None:
         while _ignores_interrupts(child) is False:  # it has not yet heard whose child it is
             pass
         engine.kill()
-        _, alive = psutil.wait_procs([child], timeout=10)
+        _, alive = psutil.wait_procs([child], timeout=PATIENCE_S)
     assert not alive
 
 

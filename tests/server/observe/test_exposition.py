@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from neaptide.server.observe.exposition import OPENMETRICS, TEXT, expose
 from tests.e2e.server import free_port
+from tests.patience import PATIENCE_S, until
 from tests.server.conftest import MODEL_ID, USER, Server
 from tests.server.live import serving
 
@@ -97,18 +98,17 @@ class Prometheus:
         return reply.json()["data"] if reply.status_code == 200 else None
 
     async def until_scraped(self) -> None:
-        for _ in range(600):
+        async def is_up() -> bool:
             targets = await self.data("targets")
-            if targets and [target["health"] for target in targets["activeTargets"]] == ["up"]:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"Prometheus never scraped: {targets}")
+            return bool(targets) and [target["health"] for target in targets["activeTargets"]] == ["up"]
+
+        await until(is_up)
 
 
 @asynccontextmanager
 async def prometheus(directory: Path, target_port: int) -> AsyncIterator[Prometheus]:
     scrape = {"job_name": "neaptide", "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
-    config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [scrape]}
+    config = {"global": {"scrape_interval": "3s", "scrape_timeout": "3s"}, "scrape_configs": [scrape]}
     (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     port = free_port()
     process = await asyncio.create_subprocess_exec(
@@ -120,7 +120,7 @@ async def prometheus(directory: Path, target_port: int) -> AsyncIterator[Prometh
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
             yield Prometheus(http)
     finally:
         process.kill()

@@ -1,10 +1,10 @@
 """The API process keeps nothing of what has ended: as many objects and entries after many visits as after few."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.patience import until
 from tests.server.batches import fakes
 from tests.server.batches.fakes import jsonl, numbered
 from tests.server.conftest import USER, Server
@@ -20,15 +20,6 @@ MALFORMED: tuple[tuple[str, str, bytes], ...] = (
     ("GET", "/v1/no/such/route", b""),
     ("BREW", CHAT, b"{}"),
 )
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Lets everything else on the event loop go on until it is so."""
-    for _ in range(10_000):
-        if is_so():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("waited in vain")
 
 
 async def test_requests_leave_nothing_behind(server: Server) -> None:

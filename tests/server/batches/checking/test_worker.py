@@ -1,7 +1,6 @@
 """The process that checks files: what it finds is what the validator finds, and it may die of a file."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from neaptide.server.batches.checking.worker import NICENESS, ValidationError, W
 from neaptide.server.batches.lines import Recipe
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
 from neaptide.server.context import GenerationDefaults
+from tests.patience import until
 from tests.server.batches.checking.hostile_worker import count
 from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import CHAT, FakeClock, Server, jsonl, line
@@ -50,16 +50,7 @@ def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
 
 async def ended(server: Server, batch_id: str) -> BatchRecord:
     """The batch at its end. A worker takes a second to start, more on a machine that has other things to do."""
-    async with asyncio.timeout(40):
-        while not (record := await server.get(batch_id)).is_terminal:  # noqa: ASYNC110 (another process's doing)
-            await asyncio.sleep(0.02)
-    return record
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(40):
-        while not condition():  # noqa: ASYNC110 (another process's doing)
-            await asyncio.sleep(0.01)
+    return await server.until_terminal(batch_id)
 
 
 class Worker:

@@ -1,7 +1,6 @@
 """Batches whose pool is planned: what the planner is told of them, and what the engine is."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,6 +8,7 @@ import msgspec
 from neaptide.engine.messages import PlanReady
 from neaptide.launch.planner import made
 from neaptide.server.batches.planning.request import PlanRequest, unpacked
+from tests.patience import until
 from tests.server.batches.fakes import READY, Server, jsonl, line
 
 FOLLOWS = msgspec.structs.replace(READY, planned_order="neaptide", token_s=1e-4, kv_token_s=1e-7)
@@ -27,14 +27,6 @@ class PlansHere:
 
 def plans_of(server: Server) -> list[PlanReady]:
     return [message for message in server.engine.sent if isinstance(message, PlanReady)]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("waited in vain")
 
 
 async def test_the_rows_of_a_batch_are_planned_and_its_engine_follows(tmp_path: Path) -> None:

@@ -52,10 +52,9 @@ class Scene:
 
     async def answered(self, plan: PlanReady | None = PLAN) -> PlanRequest:
         """The next request, once its plan has come to its end."""
-        async with asyncio.timeout(10):
-            request = await self.planner.asked.get()
-            self.planner.answers.put_nowait(plan)
-            await self.settled()
+        request = await self.planner.asked.get()
+        self.planner.answers.put_nowait(plan)
+        await self.settled()
         return request
 
     async def settled(self) -> None:
@@ -63,7 +62,7 @@ class Scene:
         if self.planning._task is None:
             return
         next_one = asyncio.create_task(self.planner.asked.get())
-        await asyncio.wait({self.planning._task, next_one}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self.planning._task, next_one}, return_when=asyncio.FIRST_COMPLETED)
         if next_one.done():
             self.planner.asked.put_nowait(next_one.result())
         else:
@@ -100,8 +99,7 @@ async def test_it_is_planned_again_when_it_has_grown_by_a_tenth() -> None:
 async def test_what_comes_while_a_plan_is_made_is_planned_next() -> None:
     scene = Scene()
     scene.given(LEAST_ROWS)
-    async with asyncio.timeout(10):
-        await scene.planner.asked.get()
+    await scene.planner.asked.get()
     scene.given(LEAST_ROWS)
     scene.planner.answers.put_nowait(PLAN)
     assert [job.num_rows for job in (await scene.answered()).jobs] == [2 * LEAST_ROWS]
@@ -120,8 +118,7 @@ async def test_no_plan_costs_nothing_but_the_plan() -> None:
 async def test_a_new_engine_is_not_told_the_plan_for_the_old_one() -> None:
     scene = Scene()
     scene.given(LEAST_ROWS)
-    async with asyncio.timeout(10):
-        await scene.planner.asked.get()
+    await scene.planner.asked.get()
     scene.client.detach()
     scene.client.attach(scene.link, msgspec.structs.replace(FOLLOWS))
     scene.planning.engine_is_new()
@@ -142,8 +139,7 @@ async def test_an_engine_that_follows_no_plan_is_not_planned_for() -> None:
 async def test_stopping_ends_what_is_being_planned(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
     scene.given(LEAST_ROWS)
-    async with asyncio.timeout(10):
-        await scene.planner.asked.get()
+    await scene.planner.asked.get()
     await scene.planning.stop()
     assert scene.planning._task is None
     assert not caplog.records

@@ -11,6 +11,7 @@ from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.storing.models import LineResult
+from tests.patience import PATIENCE_S
 from tests.server.batches.fakes import Server, jsonl, line, output
 
 
@@ -36,7 +37,7 @@ async def test_a_batch_that_ends_while_another_is_fed_costs_the_third_nothing(
         def feed_until_ended(job: Job, outputs: Sequence[RequestOutput]) -> tuple[list[LineResult], list[str]]:
             if job.batch_id == slow:
                 loop.call_soon_threadsafe(disk_takes.set)
-                assert ended.wait(5)
+                assert ended.wait(PATIENCE_S)
             return feed(job, outputs)
 
         monkeypatch.setattr(store, "write_grouped", write_late)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
 from neaptide.server.batches.storing.models import TERMINAL
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.errors import ApiError, NotFoundError
+from tests.patience import Stopwatch
 from tests.server.batches.fakes import Server, numbered
 
 SEED = 10
@@ -110,17 +110,17 @@ def test_flipped_bits_are_refused_or_found_and_never_served(tmp_path: Path, orig
         # Half of them into the database or its log.
         path = generator.choice(paths if number % 4 < 2 else [path for path in paths if ".db" in path.name])
         flip(path, generator)
-        start_s = time.monotonic()
+        watch = Stopwatch()
         refusal = None
         try:
-            wrong = asyncio.run(asyncio.wait_for(wrong_answers(original, data_dir), 20))
+            wrong = asyncio.run(wrong_answers(original, data_dir))
             assert wrong == [], path.name
         except StoreError as error:
             refusal = str(error)
         if refusal is not None:
             refused += 1
             assert "\n" not in refusal
-            assert time.monotonic() - start_s < MAX_START_S
+            assert watch.seconds < MAX_START_S
         shutil.rmtree(data_dir)
     assert 0 < refused < num_flips
 

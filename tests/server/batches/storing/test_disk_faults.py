@@ -8,7 +8,6 @@ import errno
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME
 from neaptide.server.batches.storing.files import Upload
 from neaptide.server.batches.storing.store import StoreUnavailableError
+from tests.patience import until
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.batches.invariants import Facts, durable_rows, violations
 from tests.server.batches.test_http import app_of, http_client
@@ -106,14 +106,6 @@ class FullDisk:
             return await write(operation, rows)  # type: ignore[arg-type]
 
         monkeypatch.setattr(store, "write_grouped", write_grouped)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("waited in vain")
 
 
 @pytest.mark.acceptance("A8", "upload to a full disk")

@@ -14,6 +14,7 @@ from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.files import FileDamagedError
 from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine, Usage
 from neaptide.server.batches.storing.store import Store
+from tests.patience import PATIENCE_S
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 
 
@@ -137,7 +138,7 @@ async def test_a_batch_that_is_cancelled_while_it_is_loaded_never_reaches_the_ru
         check_seal(stem)
         if not go_on.is_set():
             loop.call_soon_threadsafe(begun.set)
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(machine, "check_seal", slowly)
     monkeypatch.setattr(machine, "remove_plan", lambda stem: None)  # what has been mapped can still be read

@@ -13,6 +13,7 @@ from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.databases.postgres import PostgresDatabase, postgres_url
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
+from tests.patience import PATIENCE_S
 from tests.postgres import PostgresServer
 
 FILE = FileRecord("file-1", "", "a.jsonl", "batch", 3, "0" * 64, 100, None)
@@ -77,7 +78,7 @@ async def test_who_asks_meanwhile_is_told_and_the_answer_comes_when_the_database
     commit = BreakingCommit(store, postgres_server, commits=True, stops_server=True)
     try:
         lost = store._open_writer().submit(lambda conn: file_rows.insert_file(conn, FILE))
-        assert commit.is_broken.wait(30)
+        assert commit.is_broken.wait(PATIENCE_S)
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
                 await store.write(file_rows.insert_file, OTHER)
@@ -86,7 +87,7 @@ async def test_who_asks_meanwhile_is_told_and_the_answer_comes_when_the_database
             await store.read(file_rows.all_file_ids)
     finally:
         postgres_server.start()
-    assert lost.result(30) == FILE
+    assert lost.result(PATIENCE_S) == FILE
     assert await store.read(file_rows.all_file_ids) == {FILE.id}
     assert await store.write(file_rows.insert_file, OTHER) == OTHER
 
@@ -97,7 +98,7 @@ def test_a_server_that_ends_leaves_an_unknown_commit_to_the_next_start(
     commit = BreakingCommit(store, postgres_server, commits=True, stops_server=True)
     try:
         lost = store._open_writer().submit(lambda conn: file_rows.insert_file(conn, FILE))
-        assert commit.is_broken.wait(30)
+        assert commit.is_broken.wait(PATIENCE_S)
         store.close()
         assert lost.exception(0) is not None
     finally:

@@ -21,6 +21,7 @@ from neaptide.server.batches.storing.store import (
     StoreUnavailableError,
 )
 from neaptide.server.batches.storing.tables import batches, files, metadata
+from tests.patience import PATIENCE_S
 
 FILE = FileRecord("file-1", "", "a.jsonl", "batch", 3, "0" * 64, 100, None)
 BATCH = NewBatch("batch_1", "", "", "/v1/chat/completions", "file-1", "24h", None, {"a": "b"}, 100, 200)
@@ -73,7 +74,7 @@ def test_a_reader_that_is_late_keeps_the_store_from_closing_and_no_log_behind(tm
 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(store.read_blocking, read_slowly)
-        assert begun.wait(20)
+        assert begun.wait(PATIENCE_S)
         store.close()
         assert [path.name for path in tmp_path.iterdir() if path.name.endswith(("-wal", "-shm"))] == []
         assert reading.result() == 1

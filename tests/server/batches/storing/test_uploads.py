@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import until
 from tests.server.batches.fakes import Server, jsonl, line
 from tests.server.batches.test_http import app_of
 from tests.server.live import Live, RawClient, request_bytes, serving
@@ -54,19 +55,14 @@ async def create(live: Live, file_id: str) -> str:
 
 async def check_no_trace(server: Server, data_dir: Path) -> None:
     """Waits for the server to notice that the client has gone."""
-    for _ in range(1000):
-        if not list((data_dir / "files").iterdir()):
-            break
-        await asyncio.sleep(0.005)
-    assert not list((data_dir / "files").iterdir())
+    await until(lambda: not list((data_dir / "files").iterdir()))
     page = await server.service.files.list_page("", purpose=None, limit=9, after=None, ascending=True)
     assert page == ([], False)
 
 
 async def until_written(data_dir: Path) -> None:
     """The upload has begun to reach the disk."""
-    while not any(path.stat().st_size for path in (data_dir / "files").iterdir()):  # noqa: ASYNC110
-        await asyncio.sleep(0.002)
+    await until(lambda: any(path.stat().st_size for path in (data_dir / "files").iterdir()))
 
 
 @pytest.mark.acceptance("A18", "uploads cut on the socket", count=10)
@@ -78,7 +74,7 @@ async def test_an_upload_cut_anywhere_leaves_no_trace(tmp_path: Path) -> None:
             client = await live.connect()
             await client.send(request[:point])
             if point > 2 * MIB:
-                await asyncio.wait_for(until_written(tmp_path), 5)
+                await until_written(tmp_path)
             if number % 2:
                 reset(client)
             client.close()
