@@ -2,7 +2,8 @@
 
 The embedded model, both processes. Chats streamed and not, several answers at once, clients that leave, malformed
 requests, scrapes, and batches that are worked off, cancelled or refused. The warm-up begins with all that is malformed,
-from several clients at once: to tokenize 80 kB takes 30 MB in every thread, once. After the warm-up the resident memory
+from several clients at once: to tokenize 80 kB takes 30 MB in every thread, once. The KV cache is so small that the
+warm-up fills it. After the warm-up the resident memory
 of the API process and of the engine must not grow by more than 1 MB in 10 minutes (the median of the slopes between all
 pairs of half minutes, so that one spike decides nothing); everything that was accepted got an answer; every batch line
 is in a file exactly once; every malformed request got a 4xx in OpenAI's shape; every 5xx says why and when to come
@@ -46,6 +47,9 @@ MOST_SLOPE_MB = 1.0
 DRAIN_S = 120.0
 """For what is in flight at the end."""
 PROCESSES = ("API", "engine")
+KV_CACHE_GIB = 1 / 32
+"""1,024 blocks of the embedded model. The engine keeps some 400 bytes for every cached block: with the 32,768 blocks of
+the default that grows for hours, until all have been used once."""
 LEFT_BEHIND = ("neaptide_requests_running", "neaptide_requests_waiting")
 
 
@@ -158,7 +162,7 @@ def bars(memory: Memory, ledger: Ledger, left: dict[str, float], warm_up_s: floa
 async def soak(minutes: float, warm_up_minutes: float, seed: int) -> dict[str, Any]:
     memory, ledger = Memory(), Ledger()
     with tempfile.TemporaryDirectory() as directory:
-        server = ServerProcess(["--log-level", "warning"], Path(directory))
+        server = ServerProcess(["--log-level", "warning", "--kv-cache-gib", str(KV_CACHE_GIB)], Path(directory))
         # No limit to waiting: this process may be stopped for longer than any that would make sense.
         async with server, httpx.AsyncClient(base_url=server.base_url, timeout=None) as http:
             (process,) = (p for p in psutil.Process().children() if "serve" in p.cmdline())
