@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from neaptide.cluster.claims import CLAIM_BELOW_LINES, Claim, End, end_to_take
+from neaptide.cluster.claims import CLAIM_BELOW_LINES, ChunkKey, Claim, End, end_to_take
 from neaptide.engine.messages import StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import JobPlan
@@ -163,7 +163,9 @@ class Claimer:
             await self._disk.sleep(self._p.settings.tick_s)
             return False
         end = self._end_to_take(figures)
-        claims = await self._p.store.write_beside(_claim, end, figures.chunks_to_claim, self.claimant)
+        claims = await self._p.store.write_beside(
+            _claim, end, figures.chunks_to_claim, self.claimant, [one.claim.key for one in self._held.values()]
+        )
         for number, claim in enumerate(claims):
             try:
                 await self._take_up(claim)
@@ -323,8 +325,8 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
         logger.exception("a chunk is left to the end of its lease")
 
 
-def _claim(conn: sa.Connection, end: End, limit: int, claimant: Claimant) -> list[Claim]:
-    return claim_rows.claim_chunks(conn, end, database_now_ms(conn), limit, claimant)
+def _claim(conn: sa.Connection, end: End, limit: int, claimant: Claimant, held: list[ChunkKey]) -> list[Claim]:
+    return claim_rows.claim_chunks(conn, end, database_now_ms(conn), limit, claimant, held)
 
 
 def _renew(conn: sa.Connection, claims: list[Claim], lease_ms: int) -> set[Claim]:

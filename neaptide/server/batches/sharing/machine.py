@@ -128,7 +128,7 @@ class SharedMachine:
     async def _claim_batch(self) -> BatchLease | None:
         if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care):
             return None
-        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms)
+        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms, besides=list(self._cares))
 
     async def _care(self, care: _Care) -> None:
         """Moves a batch on as far as it goes without its lines. What fails for no good reason is tried again, here or

@@ -86,17 +86,23 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
 
 
 def claim_chunks(
-    conn: sa.Connection, end: End, now_ms: Milliseconds, limit: int = 1, claimant: Claimant | None = None
+    conn: sa.Connection,
+    end: End,
+    now_ms: Milliseconds,
+    limit: int = 1,
+    claimant: Claimant | None = None,
+    besides: Iterable[ChunkKey] = (),
 ) -> list[Claim]:
     """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by.
 
-    ``claimant``: only what that server may run, for its lease and in its name.
+    ``claimant``: only what that server may run, for its lease and in its name. ``besides``: chunks that it has, perhaps
+    under a lease that is over; it need not have them twice.
     """
     t = batch_chunks.c
     density = t.density.desc() if end is End.DENSE else t.density.asc()
     free = sa.select(t.batch_id, t.chunk_no).where(t.leased_until_ms <= now_ms)
     if claimant is not None:
-        free = free.where(_for(claimant))
+        free = free.where(_for(claimant), _KEY.not_in([tuple(key) for key in besides]))
     free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)
     # In a CTE, which is evaluated once: in a subquery PostgreSQL may lock more rows than the limit says.
     chosen = free.with_for_update(skip_locked=True).cte("chosen")

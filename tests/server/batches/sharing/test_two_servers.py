@@ -202,9 +202,11 @@ async def test_only_who_holds_a_batch_writes_its_end(pair: Pair) -> None:
     machine_of(successor)._ending._last_files = type(machine._ending)._last_files.__get__(  # type: ignore[method-assign]
         machine_of(successor)._ending
     )
-    await let_lease_end(successor)
-    record = await successor.until_terminal(batch.id)
-    woken.set()
+    try:
+        await let_lease_end(successor)
+        record = await successor.until_terminal(batch.id)
+    finally:
+        woken.set()
     await until(lambda: not machine_of(holder)._cares, "the frozen one lets go")
     assert await holder.get(batch.id) == record
     files, _ = await holder.service.files.list_page("", purpose="batch_output", limit=9, after=None, ascending=True)

@@ -4,7 +4,7 @@ As for chunks (``claim_rows.py``): a claim counts the batch's epoch up, and whoe
 more. ``now_ms`` may be the database's own clock.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -46,11 +46,16 @@ def needs_care(conn: sa.Connection) -> bool:
     return bool(conn.execute(sa.select(sa.exists().where(_needs_care(database_now_ms(conn))))).scalar_one())
 
 
-def claim_batch(conn: sa.Connection, lease_ms: int, now_ms: Milliseconds | None = None) -> BatchLease | None:
-    """The oldest batch that has to be moved on; what another server claims now is passed by."""
+def claim_batch(
+    conn: sa.Connection, lease_ms: int, now_ms: Milliseconds | None = None, besides: Collection[str] = ()
+) -> BatchLease | None:
+    """The oldest batch that has to be moved on; what another server claims now is passed by.
+
+    ``besides``: batches that the server is at, perhaps under a lease that is over: it must not be at them twice.
+    """
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
-    free = sa.select(t.id).where(_needs_care(now_ms)).order_by(t.seq).limit(1)
+    free = sa.select(t.id).where(_needs_care(now_ms), t.id.not_in(besides)).order_by(t.seq).limit(1)
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
     claimed = (
         batches.update()

@@ -40,6 +40,8 @@ def begin(store: Store, batch_id: str) -> None:
 
 def test_each_batch_is_claimed_once_while_its_lease_lasts(store: Store) -> None:
     assert [claim(store, 5) for _ in range(3)] == [BatchLease("batch_1", 1), BatchLease("batch_2", 1), None]
+    besides = store.write_blocking(lease_rows.claim_batch, LEASE_MS, 5 + LEASE_MS, besides=["batch_1"])
+    assert besides == BatchLease("batch_2", 2)
     assert claim(store, 5 + LEASE_MS) == BatchLease("batch_1", 2)
 
 
