@@ -2,11 +2,13 @@
 
 Greedy texts are compared with ``transformers`` first. Then every shape of step runs on both, one after the other, as
 often as ``--repeats`` says; times are CPU seconds of the process (other work on the machine hardly changes them) and,
-beside them, seconds by the clock. ``--parts`` says where a step's CPU time goes, in place of comparing.
+beside them, seconds by the clock. ``--parts`` says where a step's CPU time goes, in place of comparing;
+``--batch-invariant`` compares that mode with none, in place of torch's kernels with ours.
 
     python -m benchmarks.cpu_kernels --model 111m --threads 1
 
-Prints a table, then one JSON line: ratios above 1 mean that our kernels are faster.
+Prints a table, then one JSON line: ratios above 1 mean that our kernels are faster, or say how many times as
+long steps take in the mode.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from neaptide.kernels.layer_ops import NativeLayerOps, TorchLayerOps
 BLOCK_SIZE = 16
 NUM_BLOCKS = 1400
 KERNELS = ("torch", "auto")
+INVARIANT = ("batch-invariant", "auto")
 TOKEN_ID = 11
 
 Shape = tuple[tuple[tuple[int, int], ...], int]
@@ -55,8 +58,14 @@ class Steps:
     """An executor, and steps made by hand on it."""
 
     def __init__(self, model: Path, kernels: str, dtype: str, threads: int) -> None:
+        is_invariant = kernels == INVARIANT[0]
         config = ExecutorConfig(
-            model_path=str(model), device="cpu", dtype=dtype, num_threads=threads, cpu_kernels=kernels
+            model_path=str(model),
+            device="cpu",
+            dtype="float32" if is_invariant else dtype,
+            num_threads=threads,
+            cpu_kernels="auto" if is_invariant else kernels,
+            batch_invariant=is_invariant,
         )
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
         self.executor = TorchExecutor(config, cache, MonotonicClock())
@@ -109,10 +118,9 @@ class Steps:
 
 def check(model: Path, both: dict[str, Steps]) -> int:
     """Raises SystemExit when a text is not the reference's; returns how many tokens were compared."""
-    reference = Reference(model, next(iter(both.values())).executor.dtype)
     prompts = random_prompts(4, 70, vocab_size(model), seed=1)
     return sum(
-        reference.agreement(prompt, tokens)
+        Reference(model, steps.executor.dtype).agreement(prompt, tokens)
         for steps in both.values()
         for prompt, tokens in zip(prompts, steps.generate(prompts, 24), strict=True)
     )
@@ -120,6 +128,7 @@ def check(model: Path, both: dict[str, Steps]) -> int:
 
 def compare(both: dict[str, Steps], repeats: int) -> list[dict[str, Any]]:
     results = []
+    base, ours = both
     for name, shape in SHAPES.items():
         times: dict[str, list[tuple[float, float]]] = {kernels: [] for kernels in both}
         for steps in both.values():
@@ -133,8 +142,9 @@ def compare(both: dict[str, Steps], repeats: int) -> list[dict[str, Any]]:
             for which, values in zip(("cpu", "clock"), zip(*taken, strict=True), strict=True):
                 result[f"{kernels}_{which}_ms"] = round(1e3 * min(values), 2)
                 result[f"{kernels}_{which}_median_ms"] = round(1e3 * statistics.median(values), 2)
-        result["ratio"] = round(result["torch_cpu_ms"] / result["auto_cpu_ms"], 3)
-        result["ratio_of_medians"] = round(result["torch_cpu_median_ms"] / result["auto_cpu_median_ms"], 3)
+        result["ratio"] = round(result[f"{base}_cpu_ms"] / result[f"{ours}_cpu_ms"], 3)
+        medians = (result[f"{kernels}_cpu_median_ms"] for kernels in (base, ours))
+        result["ratio_of_medians"] = round(next(medians) / next(medians), 3)
         results.append(result)
     return results
 
@@ -205,6 +215,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--parts", choices=KERNELS, help="where the time of a step goes, with these kernels")
+    parser.add_argument("--batch-invariant", action="store_true", help="compare that mode with none")
     args = parser.parse_args()
     model = EMBEDDED if args.model == "neaptide-tiny" else model_111m()
     torch.set_num_threads(args.threads)
@@ -217,11 +228,19 @@ def main() -> None:
         print_table(f"CPU ms of a step, {args.parts}, {args.threads} threads", ["step", *columns], rows)
         print(json.dumps({"kernels": args.parts, "threads": args.threads, "parts_ms": found}))
         return
-    both = {kernels: Steps(model, kernels, args.dtype, args.threads) for kernels in KERNELS}
+    pair = INVARIANT if args.batch_invariant else KERNELS
+    both = {kernels: Steps(model, kernels, args.dtype, args.threads) for kernels in pair}
     checked = check(model, both)
     results = compare(both, args.repeats)
-    columns = ["step", "torch, CPU ms", "ours, CPU ms", "ratio", "of medians", "clock: torch", "ours"]
-    keys = ("step", "torch_cpu_ms", "auto_cpu_ms", "ratio", "ratio_of_medians", "torch_clock_ms", "auto_clock_ms")
+    columns = [
+        "step",
+        *(f"{each}, CPU ms" for each in pair),
+        "ratio",
+        "of medians",
+        *(f"clock: {each}" for each in pair),
+    ]
+    keys = ["step", *(f"{each}_cpu_ms" for each in pair), "ratio", "ratio_of_medians"]
+    keys += [f"{each}_clock_ms" for each in pair]
     dtype = both["auto"].executor.dtype_name
     print_table(
         f"{model.name}, {dtype}, {args.threads} threads", columns, [[result[key] for key in keys] for result in results]
@@ -229,7 +248,14 @@ def main() -> None:
     ratios = {result["step"]: result["ratio"] for result in results}
     print(
         json.dumps(
-            {"ratios": ratios, "checked_tokens": checked, "dtype": dtype, "threads": args.threads, "steps": results}
+            {
+                "compared": pair,
+                "ratios": ratios,
+                "checked_tokens": checked,
+                "dtype": dtype,
+                "threads": args.threads,
+                "steps": results,
+            }
         )
     )
 

@@ -49,12 +49,16 @@ def _add_serve_parser(subparsers: Subparsers) -> None:
 def _add_option(serve: argparse.ArgumentParser, name: str, option: Option) -> None:
     """The model is the only argument without a flag's name. A flag that is not given leaves None."""
     default = default_text(name)
+    flag = "--" + name.replace("_", "-")
     said = option.help.replace("%", "%%") + (f" ({default})" if default else "")
     if name == "model":
         serve.add_argument("model", nargs="?", metavar=option.metavar, help=said)
         return
+    if type_of(name) is bool:
+        serve.add_argument(flag, action="store_true", default=None, help=said)
+        return
     serve.add_argument(
-        "--" + name.replace("_", "-"),
+        flag,
         action="append" if option.is_repeated else "store",
         type=_flag_type(name, option),
         metavar=option.metavar,

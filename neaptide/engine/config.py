@@ -60,6 +60,8 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_kernels: str = "auto"
     """On a CPU: ``auto`` takes kernels in C where there is a compiler, ``native`` insists on them, ``torch`` does
     without."""
+    batch_invariant: bool = False
+    """A request's bits depend on nothing else that is computed beside it, before it or how it was cut."""
     sim_step_s: float = 0.005
     """Step time of the ``sim`` executor."""
     arguments: dict[str, str] = {}

@@ -23,13 +23,17 @@ class Kind(NamedTuple):
     """It tells itself whether it computes a model; the others compute the families of ``neaptide.models`` only."""
     has_host_cache: bool = False
     """It copies KV blocks to host memory and back (``CacheConfig.host_cache_bytes``)."""
+    can_be_batch_invariant: bool = False
+    """It can give a request the same bits whatever runs beside it (``ExecutorConfig.batch_invariant``)."""
     follows_grammars: bool = False
     """It enforces what ``SamplingParams.grammar`` asks for."""
 
 
 EXECUTORS: dict[str, Kind] = {
     "sim": Kind("neaptide.simulation.served:start"),
-    "torch": Kind("neaptide.executors.torch.start:start", has_host_cache=True, follows_grammars=True),
+    "torch": Kind(
+        "neaptide.executors.torch.start:start", has_host_cache=True, can_be_batch_invariant=True, follows_grammars=True
+    ),
     "vllm": Kind(
         "neaptide.executors.vllm.start:start", takes_arguments=True, knows_families=True, follows_grammars=True
     ),
@@ -40,10 +44,13 @@ class UnknownExecutorError(ValueError):
     """There is no executor of that name, or none that does such things; the message says what there is."""
 
 
-def check_executor(name: str, arguments: Mapping[str, str] | None = None, host_cache_bytes: int = 0) -> Kind:
+def check_executor(
+    name: str, arguments: Mapping[str, str] | None = None, host_cache_bytes: int = 0, batch_invariant: bool = False
+) -> Kind:
     """
     Raises:
-        UnknownExecutorError: no such executor, or one that takes no arguments, or keeps no blocks in host memory.
+        UnknownExecutorError: no such executor, or one that takes no arguments, keeps no blocks in host memory or cannot
+            be batch-invariant.
     """
     if name not in EXECUTORS:
         raise UnknownExecutorError(f"executor = {name!r} is not supported; there are: {', '.join(sorted(EXECUTORS))}")
@@ -52,6 +59,8 @@ def check_executor(name: str, arguments: Mapping[str, str] | None = None, host_c
         raise UnknownExecutorError(f"executor = {name!r} takes no arguments; {', '.join(arguments)} was given")
     if host_cache_bytes and not kind.has_host_cache:
         raise UnknownExecutorError(f"executor = {name!r} keeps no KV blocks in host memory; leave out host_cache_gib")
+    if batch_invariant and not kind.can_be_batch_invariant:
+        raise UnknownExecutorError(f"executor = {name!r} has no batch_invariant; it is the torch executor's")
     return kind
 
 
@@ -62,6 +71,9 @@ def start_executor(config: EngineConfig, clock: Clock) -> StartedExecutor:
         UnknownExecutorError: no such executor.
         UnsupportedModelError, OSError, ValueError, RuntimeError: it cannot be started; the message says why.
     """
-    kind = check_executor(config.executor.kind, config.executor.arguments, config.cache.host_cache_bytes)
+    executor = config.executor
+    kind = check_executor(
+        executor.kind, executor.arguments, config.cache.host_cache_bytes, batch_invariant=executor.batch_invariant
+    )
     started: StartedExecutor = pkgutil.resolve_name(kind.factory)(config, clock)
     return started

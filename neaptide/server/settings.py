@@ -210,6 +210,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             choices=("auto", "native", "torch"),
         ),
     ] = "auto"
+    batch_invariant: Annotated[
+        bool,
+        Option(
+            "On a CPU: a request's bits do not depend on what is computed beside it, nor on chunks, cache hits or "
+            "preemption. In float32 by the kernels in C, and slower.",
+            page="models",
+        ),
+    ] = False
     max_connections: Annotated[
         int,
         Option(
@@ -331,7 +339,7 @@ DEFAULTS = Settings()
 
 
 def type_of(name: str) -> type:
-    """The type of a setting's values: str, int, float, or tuple for a list of texts."""
+    """The type of a setting's values: str, int, float, bool, or tuple for a list of texts."""
     hint = get_type_hints(Settings)[name]
     if get_origin(hint) is tuple:
         return tuple
@@ -344,6 +352,8 @@ def default_text(name: str) -> str:
     default = getattr(DEFAULTS, name)
     if isinstance(default, tuple):
         return ",".join(default)
+    if isinstance(default, bool):
+        return str(default).lower()
     if isinstance(default, float):
         return f"{default:g}"
     return "" if default is None else str(default)

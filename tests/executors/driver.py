@@ -91,9 +91,17 @@ def make_executor(
     seed: int = 0,
     num_host_blocks: int = 0,
     cpu_kernels: str = "auto",
+    batch_invariant: bool = False,
 ) -> TorchExecutor:
     return TorchExecutor(
-        ExecutorConfig(model_path=str(directory), device="cpu", dtype=dtype, num_threads=1, cpu_kernels=cpu_kernels),
+        ExecutorConfig(
+            model_path=str(directory),
+            device="cpu",
+            dtype=dtype,
+            num_threads=1,
+            cpu_kernels=cpu_kernels,
+            batch_invariant=batch_invariant,
+        ),
         CacheConfig(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks),
         MonotonicClock(),
         seed=seed,

@@ -33,6 +33,13 @@ def test_host_memory_is_refused_where_no_block_is_copied_there(kind: str) -> Non
         check_executor(kind, host_cache_bytes=1)
 
 
+@pytest.mark.parametrize("kind", ["sim", "vllm"])
+def test_batch_invariance_is_refused_where_it_is_not_promised(kind: str) -> None:
+    with pytest.raises(UnknownExecutorError, match="has no batch_invariant; it is the torch executor's"):
+        check_executor(kind, batch_invariant=True)
+    check_executor("torch", batch_invariant=True)
+
+
 def test_the_torch_executor_says_what_it_is(gqa: tuple[Path, LlamaForCausalLM]) -> None:
     started = start_executor(config_of("torch", gqa[0], num_blocks=8), MonotonicClock())
     assert (started.device, started.dtype, started.executor.num_blocks) == ("cpu", "float32", 8)

@@ -83,6 +83,7 @@ VALUES: dict[type, tuple[str, object]] = {
     float: ("0.5", 0.5),
     str: ("text", "text"),
     tuple: ("a", ["a"]),
+    bool: ("", True),
 }
 
 
@@ -91,7 +92,8 @@ def test_every_setting_has_a_flag_of_its_type(name: str) -> None:
     option = OPTIONS[name]
     text, value = (option.choices[-1], option.choices[-1]) if option.choices else VALUES[type_of(name)]
     flag = [] if name == "model" else [f"--{name.replace('_', '-')}"]
-    parsed = vars(build_parser().parse_args(["serve", *flag, text]))
+    words = [text] if text else []  # a switch takes none
+    parsed = vars(build_parser().parse_args(["serve", *flag, *words]))
     assert (list(parsed[name]) if type_of(name) is tuple else parsed[name]) == value
     given = {key: value for key, value in parsed.items() if value is not None}
     assert given.keys() == {"func", name}

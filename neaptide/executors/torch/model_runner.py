@@ -27,6 +27,7 @@ class ModelRunner:
         device: torch.device,
         num_host_blocks: int = 0,
         cpu_kernels: str = "auto",
+        batch_invariant: bool = False,
     ):
         """
         Raises:
@@ -44,6 +45,7 @@ class ModelRunner:
             dtype=dtype,
             device=device,
             kernels=cpu_kernels,
+            batch_invariant=batch_invariant,
         )
         # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
         self.kv_cache = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]

@@ -15,6 +15,7 @@ from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.executors.grammar_masks import Constrained, GrammarMasks, StepMask
+from neaptide.executors.torch.batch_invariance import pick_invariant_dtype, try_invariance, use_invariant_products
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.layers.linear import choose_products
@@ -62,14 +63,18 @@ class TorchExecutor:
 
         Raises:
             UnsupportedModelError: the model cannot be served.
-            ValueError: device or dtype cannot be had, or not one block fits.
+            ValueError: device, dtype or batch invariance cannot be had, or not one block fits.
         """
         if config.num_threads > 0:
             torch.set_num_threads(config.num_threads)
         model_dir = resolve_model(config.model_path)
         self.model_config = load_model_config(model_dir)
         self.device = pick_device(config.device)
-        self.dtype = pick_dtype(config.dtype, self.model_config.dtype, self.device)
+        self._is_invariant = config.batch_invariant
+        if self._is_invariant:
+            self.dtype = pick_invariant_dtype(config, self.device)
+        else:
+            self.dtype = pick_dtype(config.dtype, self.model_config.dtype, self.device)
         self._clock = clock
         self._seed, self._kernels = seed, config.cpu_kernels
         self._states: dict[str, RequestState] = {}
@@ -80,9 +85,13 @@ class TorchExecutor:
         self._grammar_masks.warm_up()
         with torch.inference_mode():
             model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[model.architecture].torch_class)
-            layers = model_class(model, self.dtype, self.device, layer_ops(self.dtype, self.device, config.cpu_kernels))
+            ops = layer_ops(self.dtype, self.device, config.cpu_kernels, any_rows=self._is_invariant)
+            layers = model_class(model, self.dtype, self.device, ops)
             load_weights(layers, model_dir)
-            choose_products(layers.linears(), config.cpu_kernels, clock)
+            if self._is_invariant:
+                use_invariant_products(layers.linears())
+            else:
+                choose_products(layers.linears(), config.cpu_kernels, clock)
             self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
             self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
             self._runner = ModelRunner(
@@ -93,7 +102,10 @@ class TorchExecutor:
                 device=self.device,
                 num_host_blocks=self.num_host_blocks,
                 cpu_kernels=config.cpu_kernels,
+                batch_invariant=self._is_invariant,
             )
+            if self._is_invariant:
+                try_invariance(self._runner)
         logger.info("%s on %s in %s, %d KV blocks", model_dir, self.device, self.dtype_name, self._num_blocks)
         self._warm_up()
 
@@ -124,6 +136,8 @@ class TorchExecutor:
     def build(self) -> str:
         """Whether kernels in C compute: a profile measured without them is another's."""
         is_native = self.device.type == "cpu" and self._kernels != "torch" and find_compiler() is not None
+        if self._is_invariant:
+            return "C kernels, batch-invariant"
         return "C kernels" if is_native else ""
 
     def touch_blocks(self, count: int) -> None:

@@ -13,11 +13,16 @@ __all__ = ["NativeLayerOps", "TorchLayerOps", "layer_ops"]
 logger = logging.getLogger(__name__)
 
 
-def layer_ops(dtype: torch.dtype, device: torch.device, kernels: str = "auto") -> TorchLayerOps:
-    """In C for fp32 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler."""
+def layer_ops(
+    dtype: torch.dtype, device: torch.device, kernels: str = "auto", *, any_rows: bool = False
+) -> TorchLayerOps:
+    """In C for fp32 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler.
+
+    ``any_rows``: however many rows there are; else many of them are left to torch where it has several threads.
+    """
     if device.type == "cpu" and dtype == torch.float32 and kernels != "torch":
         try:
-            return NativeLayerOps()
+            return NativeLayerOps(any_rows=any_rows)
         except CompileError as error:
             logger.warning("norms and gates run on torch, which is slower: %s", error)
     return TorchLayerOps()

@@ -50,11 +50,15 @@ class _Store(ctypes.Structure):
 class NativeLayerOps(TorchLayerOps):
     """Takes what it can, and leaves other tensors to torch.
 
+    Args:
+        any_rows: however many rows there are, so that a row's bits do not depend on that.
+
     Raises:
         CompileError: the source cannot be compiled here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, any_rows: bool = False) -> None:
+        self._any_rows = any_rows
         library = load_library(SOURCE)
         self._rms_norm, self._silu_multiply = library.neaptide_rms_norm, library.neaptide_silu_multiply
         self._norm_heads, self._rotate_and_store = library.neaptide_norm_heads, library.neaptide_rotate_and_store
@@ -65,7 +69,7 @@ class NativeLayerOps(TorchLayerOps):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
-        if not _takes(x) or not weight.is_contiguous() or weight.shape != (size,):
+        if not self._takes(x) or not weight.is_contiguous() or weight.shape != (size,):
             return super().rms_norm(x, weight, eps)
         y = torch.empty(rows, size)
         self._rms_norm(ctypes.byref(_Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, x.stride(0), eps)))
@@ -73,7 +77,7 @@ class NativeLayerOps(TorchLayerOps):
 
     def norm_heads_(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         tokens, num_heads, dim = heads.shape
-        if not _takes(heads) or heads.stride(1) != dim or not weight.is_contiguous() or weight.shape != (dim,):
+        if not self._takes(heads) or heads.stride(1) != dim or not weight.is_contiguous() or weight.shape != (dim,):
             super().norm_heads_(heads, weight, eps)
             return
         self._norm_heads(
@@ -82,7 +86,7 @@ class NativeLayerOps(TorchLayerOps):
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        if not _takes(gate_up):
+        if not self._takes(gate_up):
             return super().silu_multiply(gate_up)
         y = torch.empty(rows, size)
         self._silu_multiply(
@@ -97,7 +101,7 @@ class NativeLayerOps(TorchLayerOps):
         plain = all(each.is_contiguous() for each in (qkv, rotation, kv_cache, slots))
         types = (rotation.dtype, kv_cache.dtype, slots.dtype) == (torch.complex64, torch.float32, torch.int64)
         inside = kv_cache.shape[0] * kv_cache.shape[1]
-        if not (_takes(qkv) and matches and plain and types and self._within(slots, inside)):
+        if not (self._takes(qkv) and matches and plain and types and self._within(slots, inside)):
             super().rotate_and_store(qkv, rotation, kv_cache, plan)
             return
         job = _Store(
@@ -121,7 +125,6 @@ class NativeLayerOps(TorchLayerOps):
             self._checked = slots, count
         return True
 
-
-def _takes(x: Tensor) -> bool:
-    few = x.shape[0] <= _MOST_ROWS or torch.get_num_threads() == 1
-    return few and x.dtype == torch.float32 and x.device.type == "cpu" and x.stride(-1) == 1
+    def _takes(self, x: Tensor) -> bool:
+        few = self._any_rows or x.shape[0] <= _MOST_ROWS or torch.get_num_threads() == 1
+        return few and x.dtype == torch.float32 and x.device.type == "cpu" and x.stride(-1) == 1

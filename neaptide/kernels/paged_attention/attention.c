@@ -12,7 +12,6 @@
 #define TILE 32 /* keys */
 #define MAX_DIM 512
 #define MAX_ROWS 64
-#define FEW_ROWS 8 /* fewer rows are scored one by one, more side by side in vectors */
 #define NO_SCORE (-1e30f) /* finite: what is subtracted from it stays a number */
 #define LINE 64
 
@@ -22,6 +21,7 @@ typedef struct {
     char *out;         /* [tokens, heads, dim] */
     int64_t query_stride;
     int64_t kv_heads, group, dim, is_bfloat16;
+    int64_t few_rows; /* fewer rows are scored one by one, more side by side in vectors */
     const int32_t *slots;      /* of all requests; an item says where its own begin */
     const int64_t *items;      /* [items, 5]: first row, last row, offset into slots, first key, last key */
     const int32_t *row_tokens; /* [rows] */
@@ -250,6 +250,11 @@ static void write_row(const job_t *job, int64_t row, int64_t head, const float *
     part[dim + 1] = largest;
 }
 
+static int live_keys(const job_t *job, int64_t row, int64_t start, int num_keys) {
+    int64_t live = job->row_limits[row] - start;
+    return live < 0 ? 0 : live < num_keys ? (int)live : num_keys;
+}
+
 /* An item of few rows, for some of its KV heads: all of them while a tile of keys is in the cache. */
 static void run_few(const job_t *job, const int64_t *item, int64_t first_head, int64_t heads, float scale,
                     bench_t *bench) {
@@ -272,13 +277,18 @@ static void run_few(const job_t *job, const int64_t *item, int64_t first_head, i
             float *values = all_values + h * rows * dim;
             find_tile(job, slots, num_keys, first_head + h, bench);
             score((int)rows, num_keys, (int)dim, query + h * rows * dim, bench->keys_at, scores);
+            int least_live = num_keys;
             for (int64_t row = 0; row < rows; row++) {
-                int64_t live = job->row_limits[first_row + row / group] - start;
-                live = live < 0 ? 0 : live < num_keys ? live : num_keys;
-                weigh((int)live, (int)dim, scores + row * TILE, values + row * dim, sums + h * rows + row,
+                int live = live_keys(job, first_row + row / group, start, num_keys);
+                if (live < least_live) least_live = live;
+                weigh(live, (int)dim, scores + row * TILE, values + row * dim, sums + h * rows + row,
                       largest + h * rows + row);
             }
-            multiply_add((int)rows, (int)dim, num_keys, scores, TILE, 1, bench->values_at, values);
+            /* Keys that a token does not see are left out, not weighed with nothing: as if the token were alone. */
+            int64_t count = least_live == num_keys ? rows : group;
+            for (int64_t row = 0; row < rows; row += count)
+                multiply_add((int)count, (int)dim, live_keys(job, first_row + (row + count - 1) / group, start, num_keys),
+                             scores + row * TILE, TILE, 1, bench->values_at, values + row * dim);
         }
     }
     for (int64_t i = 0; i < heads * rows; i++)
@@ -321,7 +331,7 @@ static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, flo
 
 static void run_unit(const job_t *job, const int64_t *unit, float scale, bench_t *bench) {
     const int64_t *item = job->items + 5 * unit[0];
-    if ((item[1] - item[0]) * job->group < FEW_ROWS)
+    if ((item[1] - item[0]) * job->group < job->few_rows)
         run_few(job, item, unit[1], unit[2] - unit[1], scale, bench);
     else
         for (int64_t head = unit[1]; head < unit[2]; head++) run_wide(job, item, head, scale, bench);

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).with_name("attention.c")
 DTYPES = (torch.float32, torch.bfloat16)
 MAX_DIM = 512
 _FEW_ROWS = 8
-"""As in the source: an item of fewer rows takes all KV heads of a tile of keys while it is in the cache."""
+"""An item of fewer rows scores them one by one, and takes all KV heads of a tile of keys while it is in the cache."""
 
 
 class _Job(ctypes.Structure):
@@ -23,7 +23,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("query", "cache", "out")),
-        *((name, ctypes.c_int64) for name in ("query_stride", "kv_heads", "group", "dim", "is_bfloat16")),
+        *((name, ctypes.c_int64) for name in ("query_stride", "kv_heads", "group", "dim", "is_bfloat16", "few_rows")),
         *((name, ctypes.c_void_p) for name in ("slots", "items", "row_tokens", "row_limits", "row_parts")),
         *((name, ctypes.c_void_p) for name in ("units", "merges", "parts")),
         *((name, ctypes.c_int64) for name in ("num_units", "num_merges")),
@@ -37,11 +37,23 @@ class _Job(ctypes.Structure):
 class NativeAttention:
     """Plans steps of one head shape.
 
+    With ``batch_invariant`` a token's bits depend on its own context only: every item scores its rows one by one, from
+    the first key on in tiles of one size, whatever the step has beside it; shared blocks are read by each request.
+
     Raises:
         CompileError: the source cannot be compiled here, or not for such heads.
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        block_size: int,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         if dtype not in DTYPES:
             raise CompileError(f"the kernel has no {str(dtype).removeprefix('torch.')}")
         if head_dim > MAX_DIM or num_heads // num_kv_heads > MAX_ROWS:
@@ -54,7 +66,7 @@ class NativeAttention:
         library.neaptide_attention_job_bytes.restype = ctypes.c_int64
         assert library.neaptide_attention_job_bytes() == ctypes.sizeof(_Job)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.dtype, self.block_size = dtype, block_size
+        self.dtype, self.block_size, self.batch_invariant = dtype, block_size, batch_invariant
         self._parallel = openmp_parallel()
         self._scratch = torch.empty(0)
 
@@ -64,8 +76,6 @@ class NativeAttention:
         seq_lens: IntArray,
         block_tables: IntArray,
         are_reversed: npt.NDArray[np.bool_] | None = None,
-        *,
-        merge_prefixes: bool = True,
     ) -> "NativePlan":
         """What the layers of a step share.
 
@@ -74,7 +84,6 @@ class NativeAttention:
             seq_lens: likewise.
             block_tables: likewise.
             are_reversed: [requests, max_blocks] blocks whose tokens lie from the last slot back; None for none.
-            merge_prefixes: read blocks that decodes share once; their results then depend on who else is in the step.
         """
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
         group, num_threads = heads // kv_heads, torch.get_num_threads()
@@ -82,7 +91,8 @@ class NativeAttention:
         if are_reversed is not None:
             offsets = np.where(are_reversed[:, :, None], offsets[::-1], offsets)
             blocks = 2 * block_tables + are_reversed  # two tenants of a block share nothing
-        work = build_work_list(query_lens, seq_lens, blocks, self.block_size, group, merge_prefixes=merge_prefixes)
+        merges = not self.batch_invariant
+        work = build_work_list(query_lens, seq_lens, blocks, self.block_size, group, merge_prefixes=merges)
         every_slot = (block_tables[:, :, None] * self.block_size + offsets).reshape(len(block_tables), -1)
         units, most_heads = _units(work, group, kv_heads, num_threads)
         rows = int((work.items[:, 1] - work.items[:, 0]).max()) * group
@@ -96,6 +106,7 @@ class NativeAttention:
             group=group,
             dim=dim,
             is_bfloat16=self.dtype == torch.bfloat16,
+            few_rows=MAX_ROWS + 1 if self.batch_invariant else _FEW_ROWS,
             num_units=len(units),
             num_merges=len(work.merges),
             scratch=self._scratch.data_ptr(),

@@ -38,6 +38,7 @@ def attention_planner(
     dtype: torch.dtype,
     device: torch.device,
     kernels: str = "auto",
+    batch_invariant: bool = False,
 ) -> AttentionPlanner:
     """
     Args:
@@ -49,17 +50,24 @@ def attention_planner(
         device: of both.
         kernels: ``auto`` takes the C kernel on a CPU where it can be compiled, ``native`` insists on it, ``torch``
             does without.
+        batch_invariant: a token's bits depend on its own context only; only the C kernel can.
 
     Raises:
         ValueError: the C kernel was insisted on and cannot be had.
     """
     if device.type == "cpu" and kernels != "torch":
         try:
-            return NativeAttention(num_heads, num_kv_heads, head_dim, dtype, block_size).plan
+            return NativeAttention(
+                num_heads, num_kv_heads, head_dim, dtype, block_size, batch_invariant=batch_invariant
+            ).plan
         except CompileError as error:
+            if batch_invariant:
+                raise ValueError(f"batch_invariant needs the attention in C: {error}") from error
             if kernels == "native":
                 raise ValueError(f"cpu_kernels = 'native' cannot be had: {error}") from error
             logger.warning("attention runs on torch, which is slower: %s", error)
+    if batch_invariant:
+        raise ValueError("batch_invariant needs the attention in C, which is for CPUs")
 
     def plan(
         query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /

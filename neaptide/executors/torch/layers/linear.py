@@ -10,6 +10,7 @@ from torch import Tensor
 from neaptide.engine.clock import Clock
 from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.layers.products import Product, TorchProduct, product_kinds, rows_by_kind
+from neaptide.kernels.linear import PackedLinear
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,17 @@ def choose_products(linears: Sequence[Linear], kernels: str, clock: Clock) -> No
         logger.info("linear layers of %d x %d: %s", *shape, _as_text(chosen))
         for linear in same:
             _use(linear, kinds, chosen)
+
+
+def use_packed(linears: Sequence[Linear]) -> None:
+    """Lets loaded layers be computed by the product in C whatever the rows: a row's bits do not depend on the others.
+
+    Raises:
+        CompileError: it cannot be compiled here.
+    """
+    for linear in linears:
+        assert linear.weight is not None, "it has been chosen already"
+        linear.use([], [PackedLinear(linear.weight, linear.bias)])
 
 
 def _use(linear: Linear, kinds: Mapping[str, products.MakeProduct], chosen: Mapping[int, str]) -> None:
