@@ -146,3 +146,17 @@ def test_an_executor_without_arguments_refuses_them(tmp_path: Path) -> None:
     settings = Settings(executor="sim", executor_arg=("a=1",))
     with pytest.raises(LaunchError, match=r"^executor = 'sim' takes no arguments; a was given$"):
         engine_config(settings, tmp_path, "", 100, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_invariant"),
+    [({}, False), ({"NEAPTIDE_BATCH_INVARIANT": "true"}, True), ({"NEAPTIDE_BATCH_INVARIANT": "0"}, False)],
+)
+def test_a_switch_reaches_the_engine(environ: dict[str, str], is_invariant: bool, tmp_path: Path) -> None:
+    settings = load_settings({"batch_invariant": None}, environ)
+    assert engine_config(settings, tmp_path, "", 512, tmp_path).executor.batch_invariant is is_invariant
+
+
+def test_batch_invariance_by_another_executor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="executor = 'vllm' has no batch_invariant"):
+        engine_config(Settings(executor="vllm", batch_invariant=True), tmp_path, "", 512, tmp_path)
