@@ -7,7 +7,7 @@ from typing import NamedTuple
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.pool_draft import BlockPoolDraft
 from neaptide.engine.kv.prefix_index import extend_block_hashes
-from neaptide.engine.kv.segments import segments_of_blocks
+from neaptide.engine.kv.segments import known_head, remember_head, segments_of_blocks
 from neaptide.engine.params import RequestClass
 from neaptide.engine.request import Request
 
@@ -126,12 +126,19 @@ class KVDraft:
         # A preempted request comes back without the token that it was sampling.
         num_tokens = request.num_known_tokens
         if len(request.block_hashes) < num_tokens // self.block_size:
-            extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
+            self._hash_blocks(request)
         max_blocks = (num_tokens - 1) // self.block_size
         blocks = self.pool.longest_prefix(request.block_hashes[:max_blocks])
         in_host = request.block_hashes[len(blocks) : max_blocks]
         in_host = in_host[: self.pool.num_in_host(in_host)]
         return PrefixHit(blocks, (len(blocks) + len(in_host)) * self.block_size, in_host)
+
+    def _hash_blocks(self, request: Request) -> None:
+        """Rows of one job are thousands of times the same document: what they share of it is hashed once."""
+        if not request.block_hashes:
+            request.block_hashes += known_head(request.segments)
+        extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)
+        remember_head(request.segments, request.block_hashes, self.block_size)
 
     def blocks_needed(self, request: Request, num_tokens: int) -> int:
         """New blocks for the next ``num_tokens`` tokens of a request, beyond those that it holds."""

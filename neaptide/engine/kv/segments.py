@@ -18,7 +18,7 @@ class Segment:
     Expected reuse is counted here and not per block: one file of 50,000 lines would mean millions of counts.
     """
 
-    __slots__ = ("cached", "depth_tokens", "next_use", "num_returned", "num_wanting", "planned_use")
+    __slots__ = ("cached", "depth_tokens", "head_hashes", "next_use", "num_returned", "num_wanting", "planned_use")
 
     def __init__(self, depth_tokens: int, num_wanting: int, planned_use: Callable[[], int | None] = unplanned) -> None:
         self.depth_tokens = depth_tokens
@@ -27,6 +27,9 @@ class Segment:
         """Requests without an end that have it in their prompts, in the pool or running."""
         self.cached: dict[int, None] = {}
         """Its blocks without a reader, first to go first. Only the block pool changes it."""
+        self.head_hashes: list[bytes] = []
+        """Of all full blocks from the prompt's begin to its end; empty until a request that wants it has had them
+        computed. Requests of one segment have one salt."""
         self.num_returned = 0
         """Of those that want it, the preempted ones."""
         self.planned_use = planned_use
@@ -58,3 +61,15 @@ def segments_of_blocks(path: Path, first: int, blocks: Sequence[int], block_size
             place += 1
         segments.append(path[place])
     return segments
+
+
+def known_head(path: Path) -> list[bytes]:
+    """Hashes of the first blocks of a request with these segments, as far as one before it had them computed."""
+    return next((list(segment.head_hashes) for segment in reversed(path[:-1]) if segment.head_hashes), [])
+
+
+def remember_head(path: Path, hashes: Sequence[bytes], block_size: int) -> None:
+    """A request with these segments has hashes of all its full blocks: nobody computes those that it shares again."""
+    for segment in path[:-1]:
+        if not segment.head_hashes:
+            segment.head_hashes = list(hashes[: segment.depth_tokens // block_size])

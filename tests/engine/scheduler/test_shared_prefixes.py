@@ -5,6 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from neaptide.engine.kv import prefix_index
+from neaptide.engine.kv.prefix_index import chained_hash
 from neaptide.engine.messages import CancelBatch
 from tests.engine.harness import Harness, batch, online
 
@@ -21,6 +23,24 @@ def test_rows_of_a_prefix_follow_one_another_and_read_it_in_the_step_that_comput
     harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*B, 9], [*A, 8], [*B, 8]], max_tokens=1))
     assert harness.run() == [{"job:2": 33, "job:0": 1}, {"job:3": 33, "job:1": 1}]
     assert cached_tokens(harness) == {"job:0": 32, "job:1": 32, "job:2": 0, "job:3": 0}
+
+
+def test_a_shared_prefix_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight blocks for either document, one for what each row has of its own. The first and the last row end in the
+    first document, so that neither's hashes may go on into the second."""
+    texts: list[bytes] = []
+
+    def counted(parent: bytes, text: bytes) -> bytes:
+        texts.append(text)
+        return chained_hash(parent, text)
+
+    monkeypatch.setattr(prefix_index, "chained_hash", counted)
+    harness = Harness(max_num_batched_tokens=200, max_num_seqs=1)
+    rows = [[*A, 4, 4, 4, 4, 9], [*A, *B, 5, 5, 5, 5, 9], [*A, *B, 6, 6, 6, 6, 9], [*A, 7, 7, 7, 7, 9]]
+    harness.core.handle(batch(tmp_path, "job", rows, max_tokens=1))
+    harness.run()
+    assert len(texts) == 8 + 8 + 4
+    assert sorted(cached_tokens(harness).values()) == [0, 32, 32, 64]
 
 
 def test_a_prefix_that_rows_want_outlives_what_no_row_wants(tmp_path: Path) -> None:
