@@ -318,14 +318,32 @@ async def test_a_slow_reader_that_goes_on_reading_gets_everything(
     server: Server, live: Live, loop_clock: LoopClock
 ) -> None:
     client = await live.connect(receive_buffer_bytes=4096)
-    await client.send(chat_bytes(stream=True, max_tokens=1500))
+    await client.send(chat_bytes(stream=True, max_tokens=5000))
     text, num_reads = b"", 0
     while b"[DONE]" not in text:
-        text += await client.reader.read(1024)
+        part = await client.reader.read(1024)
+        assert part, "cut"
+        text += part
         num_reads += 1
-        await loop_clock.pass_s(LIMITS.write_idle_s / 20)
-    assert num_reads > 60  # three times as long as it may rest
+        await loop_clock.pass_s(LIMITS.write_idle_s / 40)
+    assert num_reads > 80  # twice as long as it may rest
     assert b'"finish_reason":"length"' in text
+
+
+async def test_a_slow_reader_of_a_whole_reply_gets_everything(
+    server: Server, live: Live, loop_clock: LoopClock
+) -> None:
+    server.engine.tokens_per_output = 1000
+    client = await live.connect(receive_buffer_bytes=4096)
+    await client.send(chat_bytes(n=30, max_tokens=2000))
+    head = (await client.reader.readuntil(b"\r\n\r\n")).lower()
+    rest = int(head.split(b"content-length: ")[1].split()[0])
+    assert rest > 100 << 10
+    while rest:
+        part = await client.reader.read(1024)
+        assert part, "cut"
+        rest -= len(part)
+        await loop_clock.pass_s(LIMITS.write_idle_s / 40)
 
 
 @pytest.mark.acceptance("A13", "bytes that wait for a reader")
