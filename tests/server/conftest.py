@@ -18,7 +18,7 @@ from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE_S
 from tests.server.fake_engine import FakeEngine
-from tests.server.loop_clock import LoopClock
+from tests.server.link.loop_clock import LoopClock
 
 MODEL_DIR = Path(str(files("neaptide.data"))) / "neaptide-tiny"
 MODEL_ID = "org/neaptide-tiny"

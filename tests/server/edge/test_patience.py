@@ -12,7 +12,7 @@ from neaptide.server.edge.patience import patience_s
 from tests.patience import until
 from tests.server.asgi import Exchange
 from tests.server.conftest import USER, Server
-from tests.server.loop_clock import LoopClock
+from tests.server.link.loop_clock import LoopClock
 
 CHAT = "/v1/chat/completions"
 FLEX: dict[str, Any] = {"messages": USER, "max_tokens": 3, "service_tier": "flex"}

@@ -15,8 +15,8 @@ from neaptide.launch.connections import room_for
 from neaptide.server.edge.transport import TransportLimits
 from tests.patience import until
 from tests.server.conftest import USER, Server
+from tests.server.link.loop_clock import LoopClock
 from tests.server.live import Live, request_bytes, serving
-from tests.server.loop_clock import LoopClock
 
 CHAT = "/v1/chat/completions"
 LIMITS = TransportLimits(header_s=1000.0, body_idle_s=1000.0, write_idle_s=1000.0, linger_s=1000.0, farewell_s=500.0)

@@ -11,8 +11,8 @@ from neaptide.server.edge.transport import TransportLimits
 from neaptide.server.observe.metrics import ServerMetrics
 from tests.patience import until
 from tests.server.conftest import USER, Server
+from tests.server.link.loop_clock import LoopClock
 from tests.server.live import Live, RawClient, request_bytes, serving
-from tests.server.loop_clock import LoopClock
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": USER, "max_tokens": 2}).encode()

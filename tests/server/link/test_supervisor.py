@@ -18,7 +18,7 @@ from neaptide.launch.serve import embedded_model_path
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
 from neaptide.server.link.supervisor import EngineStartError, Supervisor
-from tests.server.loop_clock import LoopClock
+from tests.server.link.loop_clock import LoopClock
 
 FOR_EVER_S = 1000.0
 """Of the loop's clock, which the tests turn: no engine is so slow."""
