@@ -49,6 +49,8 @@ class Scenario:
     """Standard deviation of the logarithm of a step's time."""
     headroom: str = DEFAULT_HEADROOM
     """See ``neaptide.estimator.recipes``."""
+    offline_max_kv_ratio: float = SchedulerConfig().offline_max_kv_ratio
+    """Of the KV blocks, what offline work may hold at most."""
     planning_scale: float = 1.0
     """How many times the profile's planning time is charged; 0 plans in no time."""
     overlap_depth: int = 0
@@ -106,6 +108,7 @@ class Scenario:
             ttft_slo_s=self.ttft_slo_s,
             tpot_slo_s=self.tpot_slo_s,
             overlap_depth=self.overlap_depth,
+            offline_max_kv_ratio=self.offline_max_kv_ratio,
             share_weights=dict(self.share_weights),
             bros_initial_batch_size=self.bros_initial_batch_size,
         )

@@ -61,6 +61,14 @@ def prefill_budgets(
     return Split(*tokens)
 
 
+class ReadingLeft(NamedTuple):
+    """What is still to be read until all has ended."""
+
+    tokens: float
+    longest_steps: float
+    """Until the last one ends, of those that run."""
+
+
 OVERDUE = 0.25
 """Of its age, what is still to come of an answer that is longer than expected."""
 
@@ -106,19 +114,28 @@ class MemoryAhead:
 
     def peak_tokens(self, step: int, prompt_tokens: float, lasting_steps: float) -> float:
         """The most that all hold together with one more that starts in this step, until that one ends."""
-        started, prompts, lasting = self._rows
-        age = step - started
-        expected = self._expected + lasting.sum()
-        # What runs has lasted as long as it was expected to, or longer.
-        off = (self._lasted + np.maximum(age, lasting).sum()) / expected if expected else 1.0
+        off, held, left = self._now(step)
         lasting_steps *= off
-        left = off * lasting - age
-        left = np.append(np.where(left > 0.0, left, OVERDUE * age), lasting_steps)
-        held = np.append(prompts + age, prompt_tokens)
+        held, left = np.append(held, prompt_tokens), np.append(left, lasting_steps)
         by_end = np.argsort(-left, kind="stable")
         left = left[by_end]
         at_end = np.cumsum(held[by_end]) + np.arange(1, len(left) + 1) * left
         return float(at_end[left <= lasting_steps].max())
+
+    def left(self, step: int) -> "ReadingLeft":
+        """Of all that run."""
+        _, held, left = self._now(step)
+        return ReadingLeft(float((left * (held + left / 2.0)).sum()), float(left.max(initial=0.0)))
+
+    def _now(self, step: int) -> tuple[float, FloatArray, FloatArray]:
+        """By how much answers are longer than expected; what each holds, and for how many steps more."""
+        started, prompts, lasting = self._rows
+        age = step - started
+        expected = self._expected + lasting.sum()
+        # What runs has lasted as long as it was expected to, or longer.
+        off = float((self._lasted + np.maximum(age, lasting).sum()) / expected) if expected else 1.0
+        left = off * lasting - age
+        return off, prompts + age, np.where(left > 0.0, left, OVERDUE * age)
 
 
 class MemoryShares:
@@ -132,7 +149,7 @@ class MemoryShares:
         self._held: dict[str, tuple[bool, float, float]] = {}
         """By id, of requests that run: whether it is of the right end, its tokens, its seconds of memory time."""
         self._used = [0.0, 0.0]
-        self.memory_s = 0.0
+        self._memory_s = [0.0, 0.0]
         """Of all that run, from their first step to their last."""
         self._ahead = MemoryAhead()
         """Of the right end."""
@@ -143,12 +160,18 @@ class MemoryShares:
     def copy(self) -> "MemoryShares":
         """To look ahead with."""
         other = MemoryShares()
-        other._held, other._used, other.memory_s = dict(self._held), list(self._used), self.memory_s
+        other._held, other._used, other._memory_s = dict(self._held), list(self._used), list(self._memory_s)
         other._num_steps, other._right_due, other._ahead = self._num_steps, self._right_due, self._ahead.copy()
         return other
 
     def begin_step(self) -> None:
         self._num_steps += 1
+
+    def left(self, kv_token_s: float) -> ReadingLeft:
+        """Of all that run: short answers of the left end are at all ages, so half of what they read is still to
+        come."""
+        tokens, longest_steps = self._ahead.left(self._num_steps)
+        return ReadingLeft(tokens + self._memory_s[0] / 2.0 / kv_token_s, longest_steps)
 
     def is_right_next(self, left_density: float, right_density: float, root_density: float) -> bool:
         """The end that is further from its part goes first, and of equals the right one, which lasts longer; but not
@@ -180,7 +203,7 @@ class MemoryShares:
         """
         self._held[request_id] = is_right, held_tokens, memory_s
         self._used[is_right] += held_tokens
-        self.memory_s += memory_s
+        self._memory_s[is_right] += memory_s
         if is_right:
             self._ahead.start(request_id, self._num_steps, held_tokens - lasting_steps / 2.0, lasting_steps)
             self._right_due = max(self._right_due, float(self._num_steps)) + apart_steps
@@ -191,9 +214,9 @@ class MemoryShares:
         self._used[is_right] -= tokens
         if is_right:
             self._ahead.end(request_id, self._num_steps)
-        self.memory_s -= memory_s
+        self._memory_s[is_right] -= memory_s
         if not self._held:
-            self._used, self.memory_s = [0.0, 0.0], 0.0  # nothing is left of what rounding has
+            self._used, self._memory_s = [0.0, 0.0], [0.0, 0.0]  # nothing is left of what rounding has
 
 
 def _is_right_next(used: Sequence[float], parts: Split) -> bool:

@@ -85,11 +85,14 @@ class Ends:
         """Tokens of the longest prompt of the dense rows from this rank on. All that is dense waits while it does."""
         return float(self._largest_prompts[first])
 
-    def density_between(self, first: int, last: int, running_memory_s: float) -> float:
-        """Of the rows from one rank to the other, with what those that run have still to read."""
-        compute_s, memory_s = (sums[last + 1] - sums[first] for sums in self._sums)
-        memory_s += running_memory_s
-        return float(compute_s / memory_s) if memory_s > 0.0 else math.inf
+    def work_between(self, first: int, last: int) -> tuple[float, float, float]:
+        """Compute and memory time of the rows from one rank to the other, and of the latter what decodes read."""
+        compute_s, memory_s, decodes_s = (float(sums[last + 1] - sums[first]) for sums in self._sums)
+        return compute_s, memory_s, decodes_s
+
+    def longest_steps(self, last: int) -> float:
+        """Of the answers up to this rank."""
+        return float(self._longest_steps[last])
 
     @cached_property
     def _held_densities(self) -> FloatArray:
@@ -106,6 +109,12 @@ class Ends:
         return found
 
     @cached_property
+    def _longest_steps(self) -> FloatArray:
+        """[order]"""
+        found: FloatArray = np.maximum.accumulate(self.lasting_steps)
+        return found
+
+    @cached_property
     def _row_densities(self) -> FloatArray:
         return self._of_rows(self.densities)
 
@@ -116,14 +125,20 @@ class Ends:
         return found
 
     @cached_property
-    def _sums(self) -> tuple[FloatArray, FloatArray]:
-        """[order + 1] of compute, of memory; every row has its part of its window's. A row reads what it shares as
-        well, so what it holds of its own does not tell it."""
+    def _sums(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """[order + 1] of compute, of memory, of what decodes read; every row has its part of its window's. A row reads
+        what it shares as well, so what it holds of its own does not tell it. The first token of an answer comes with
+        the prompt, and no decode reads for it."""
         memory_s = self._of_rows(self.window_memory_s)
         memory_s /= self._of_rows(np.bincount(np.arange(len(memory_s)) // window_rows(len(memory_s))))
         compute_s = self._row_densities * memory_s
-        first, second = (np.concatenate(([0.0], np.cumsum(column))) for column in (compute_s, memory_s))
-        return first, second
+        own_s = np.maximum(self.memory_s, 1e-12)
+        own_decodes_s = own_s * (1.0 - 1.0 / np.maximum(self.lasting_steps, 1.0))
+        decodes_s = memory_s * self._of_rows(np.array(window_sums(own_decodes_s)) / np.array(window_sums(own_s)))
+        first, second, third = (
+            np.concatenate(([0.0], np.cumsum(column))) for column in (compute_s, memory_s, decodes_s)
+        )
+        return first, second, third
 
 
 @dataclass(slots=True, frozen=True)

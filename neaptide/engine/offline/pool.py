@@ -4,8 +4,10 @@ Prompts of batch rows stay in the job's token file until a row is looked at; a j
 per row here.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,26 @@ from neaptide.engine.offline.turns import ByDeadline, Turns
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
+
+
+class WorkLeft(NamedTuple):
+    """What a plan still has to do."""
+
+    density: float
+    held_tokens: float
+    """Summed over steps, by what waits and what runs, until all has ended ..."""
+    read_tokens: float
+    """... and those of them that decodes read: all but a prompt's in its own step."""
+    longest_steps: float
+    """At least so many steps until then."""
+
+
+class StepMeans(NamedTuple):
+    """Tokens of a step."""
+
+    held: float
+    read: float
+    """By decodes."""
 
 
 class OfflinePool:
@@ -56,7 +78,9 @@ class OfflinePool:
         self._last_scan: Scan | None = None
         """Of the last look along the plan."""
         self.target_density: float | None = None
-        """That requests at work together should have, if that is not the whole plan's."""
+        """That requests at work together should have, if that is not the whole plan's ..."""
+        self.usual_step = StepMeans(0.0, 0.0)
+        """... and what a step will have of it, on average, until the plan is done."""
         self._has_plan = False
         """Whether there ever was one: since then it is known what comes next."""
         self._moved: dict[Segment, None] = {}
@@ -93,15 +117,20 @@ class OfflinePool:
         """Of the plan, if it is to be followed from both."""
         return self._ends
 
-    def density_left(self) -> float:
-        """Of the rows of the plan that wait, with what those that run have still to read: half of all that they read,
-        for they are at all ages. That of the whole plan where it has none left."""
+    def left(self) -> "WorkLeft":
+        """Of the rows of the plan that wait, with what those that run have still to read; the density of the whole plan
+        where none waits."""
         assert self._ends is not None
+        ends = self._ends
+        tokens, longest_steps = self._memory_shares.left(ends.kv_token_s)
         spans = [span for job in self._jobs.values() if (span := job.planned_span) is not None]
         if not spans:
-            return self._ends.root_density
+            return WorkLeft(ends.root_density, tokens, tokens, longest_steps)
         first, last = min(first for first, _ in spans), max(last for _, last in spans)
-        return self._ends.density_between(first, last, self._memory_shares.memory_s / 2.0)
+        compute_s, memory_s, decodes_s = ends.work_between(first, last)
+        held_tokens, read_tokens = (tokens + seconds / ends.kv_token_s for seconds in (memory_s, decodes_s))
+        density = compute_s / (ends.kv_token_s * held_tokens) if held_tokens > 0.0 else math.inf
+        return WorkLeft(density, held_tokens, read_tokens, max(longest_steps, ends.longest_steps(last)))
 
     @property
     def returned(self) -> Sequence[Request]:

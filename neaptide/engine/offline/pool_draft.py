@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from neaptide.engine.offline.planned import Ends
-from neaptide.engine.offline.pool import OfflinePool
+from neaptide.engine.offline.pool import OfflinePool, StepMeans
 from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.request import Request
 
@@ -37,6 +37,11 @@ class PoolDraft:
     def target_density(self) -> float | None:
         """As the pool's."""
         return self._pool.target_density
+
+    @property
+    def usual_step(self) -> StepMeans:
+        """As the pool's."""
+        return self._pool.usual_step
 
     def peek(self) -> Request | None:
         """The request that should be admitted next."""

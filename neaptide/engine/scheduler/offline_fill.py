@@ -76,8 +76,7 @@ class OfflineFill:
         ends, density, budget = draft.pool.ends, draft.pool.target_density, draft.budget
         if ends is None or density is None:
             return
-        kv_tokens = self._most_blocks(draft) * draft.kv.block_size
-        paced = num_paced(ends, density, before, budget.shape, budget.least_s(), kv_tokens)
+        paced = num_paced(ends, density, before, budget.shape, budget.least_s(), draft.pool.usual_step)
         budget.tokens_left = min(budget.tokens_left, paced)
 
     def _chunk(

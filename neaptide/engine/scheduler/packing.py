@@ -19,7 +19,7 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
 from neaptide.engine.scheduler.queues import deadline_order
-from neaptide.engine.scheduler.residual import Residual
+from neaptide.engine.scheduler.residual import Residual, usual_step
 from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
 from neaptide.engine.steps.step import Step
 
@@ -59,8 +59,10 @@ class NeaptideScheduler(Scheduler, Divisible):
         super().begin(now_s)
         pool = self.queues.pool
         if pool.ends is not None:
-            pool.target_density = self._residual.density(pool.density_left())
+            left = pool.left()
+            pool.target_density = self._residual.density(left.density)
             pool.kv_tokens = self._fill.most_blocks_now(now_s, self.kv.num_blocks) * self.kv.block_size
+            pool.usual_step = usual_step(left, pool.kv_tokens)
 
     def observe_step(self, step: Step, seconds: float) -> None:
         if (ends := self.queues.pool.ends) is not None:

@@ -27,6 +27,8 @@ from neaptide.simulation.simulator import simulate
 OVERLAP_KAPPA = 0.2
 SEATS, STEP_TOKENS = 1024, 2048
 FOR_EVER_S = 1e9
+NOTHING_KEPT = "fixed@0"
+"""Headroom where no online work is to come: every policy has the whole memory."""
 WAYS: dict[str, tuple[str, str | None]] = {
     "dfs": ("dfs", None),
     "balance": ("balance", None),
@@ -157,6 +159,8 @@ class BlendCase:
             max_num_batched_tokens=STEP_TOKENS,
             planning_scale=0.0,
             truth=truth,
+            headroom=NOTHING_KEPT,
+            offline_max_kv_ratio=1.0,
             with_bounds=False,
         )
         steps = simulate(scenario).measures.steps((-math.inf, math.inf))
