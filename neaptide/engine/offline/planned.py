@@ -25,6 +25,9 @@ STEADY_SHARE = 0.75
 and the other end needs some."""
 FULL_SHARE = 0.97
 """Of the memory, what both ends may hold where it is foreseen: blocks that are not full hold nothing in their rest."""
+PROMPT_STEPS = 2.0
+"""For which a prompt of the dense end holds its blocks before it puts out anything: it has all of them from its first
+chunk on, and shares its steps with its neighbours."""
 RAW = "<i4"
 """Numbers in a message."""
 FIRST_USE = 1
@@ -198,7 +201,8 @@ class Scan:
             return self._shares.is_right_next(left, right, target)
         memory = FULL_SHARE * self._kv_tokens
         parts = split_memory(memory, self._ends.held_density(left_rank), right, target)
-        left_tokens = max(parts.left + self._ends.paced(target, self._kv_tokens), self._ends.largest_prompt(left_rank))
+        prompt_tokens = PROMPT_STEPS * self._ends.paced(target, self._kv_tokens)
+        left_tokens = max(parts.left + prompt_tokens, self._ends.largest_prompt(left_rank))
         return self._has_room(right_rank, memory - left_tokens)
 
     def _has_room(self, rank: int, part_tokens: float) -> bool:
