@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.engine.offline.dual_scan import MemoryAhead
+from neaptide.engine.offline.dual_scan import MemoryAhead, MemoryShares
 
 ROWS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60), st.integers(1, 100)), max_size=12)
 """Ages, prompts, steps that are left; none is late."""
@@ -36,6 +36,25 @@ def test_rows_that_start_together_are_largest_together() -> None:
     assert ahead.peak_tokens(0, 5, 100) == 420.0
     # Late, they are expected to hold a quarter more; then the new one holds as much as it has lasted.
     assert ahead.peak_tokens(100, 5, 100) == 3 * (105 + 25) + 5 + 25
+
+
+@given(ROWS)
+def test_what_is_left_to_read_is_what_all_steps_to_come_read(rows: list[tuple[int, int, int]]) -> None:
+    tokens, longest = ahead_of(rows, 70).left(70)
+    # Each step reads what a row holds halfway through it.
+    assert tokens == sum(prompt + age + later + 0.5 for age, prompt, left in rows for later in range(left))
+    assert longest == max((left for *_, left in rows), default=0)
+
+
+def test_short_answers_of_the_dense_end_have_half_of_their_reading_left() -> None:
+    shares = MemoryShares()
+    shares.start("dense", False, 100.0, 10.0, memory_s=2e-3)
+    shares.start("sparse", True, 60.0, 100.0, memory_s=6e-3)  # a prompt of 10 tokens
+    assert shares.left(1e-6) == (1000.0 + 100 * (10 + 50), 100.0)
+    shares.end("dense")
+    assert shares.copy().left(1e-6) == (6000.0, 100.0)
+    shares.end("sparse")
+    assert shares.left(1e-6) == (0.0, 0.0)
 
 
 def test_what_ends_holds_nothing() -> None:

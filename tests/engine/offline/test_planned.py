@@ -229,19 +229,21 @@ def test_a_row_reads_what_it_holds_in_each_step() -> None:
     assert ends.memory_s == pytest.approx([1e-6 * 40 * 620, 1e-6 * 1000 * 500, 1e-6 * 16_000 * 8100])
 
 
-def test_the_density_left_is_that_of_the_rows_between_with_what_runs() -> None:
+def test_work_between_is_that_of_the_rows_and_decodes_read_for_all_tokens_but_the_first() -> None:
     ends = ends_of((600.0, 40.0), (600.0, 40.0), (100.0, 16_000.0))
-    whole = ends.density_between(0, 2, 0.0)
-    assert whole == pytest.approx(ends.root_density)
-    assert ends.density_between(0, 1, 0.0) == pytest.approx(0.64 / (1e-6 * 40 * 620))
-    assert ends.density_between(0, 1, 1.0) == pytest.approx(1.28 / (1.0 + 2e-6 * 40 * 620))
+    short_s, long_s = 1e-6 * 40 * 620, 1e-6 * 16_000 * 8100
+    assert ends.work_between(0, 1) == pytest.approx((1.28, 2 * short_s, 2 * short_s * 39 / 40))
+    compute_s, memory_s, decodes_s = ends.work_between(0, 2)
+    assert compute_s / memory_s == pytest.approx(ends.root_density)
+    assert decodes_s == pytest.approx(2 * short_s * 39 / 40 + long_s * 15_999 / 16_000)
 
 
 def test_what_rows_share_is_read_by_each_and_held_once() -> None:
     own = ends_of((60.0, 40.0), (60.0, 40.0), (100.0, 16_000.0))
     shared = replace(own, window_memory_s=[3.0 * memory_s for memory_s in own.window_memory_s])
     (compute_s, memory_s) = (sum(column) for column in zip(*((d * m, m) for d, m in windows_of(shared)), strict=True))
-    assert shared.density_between(0, 2, 1.0) == pytest.approx(compute_s / (memory_s + 1.0))
+    assert shared.work_between(0, 2)[:2] == pytest.approx((compute_s, memory_s))
+    assert shared.work_between(0, 2)[2] == pytest.approx(3.0 * own.work_between(0, 2)[2])
     assert shared.held_density(0) == pytest.approx(3.0 * shared.density(0))
 
 
@@ -294,10 +296,10 @@ def test_what_runs_of_the_other_end_leaves_the_right_end_its_part() -> None:
 def test_a_pool_without_rows_of_the_plan_has_the_density_of_the_whole(tmp_path: Path) -> None:
     pool = pool_of(batch(tmp_path, "a", [[1]] * 4))
     follow(pool, *(("a", row) for row in range(4)), ends=two_ends([10] * 4, [3.0, 3.0, 1.0, 1.0], 2.0))
-    left = pool.density_left()
-    assert 1.0 < left < 3.0
+    left = pool.left()
+    assert 1.0 < left.density < 3.0
     for _ in range(3):
         pool.pop()
-    assert pool.density_left() != left
+    assert pool.left().density != left.density
     pool.pop()
-    assert pool.density_left() == 2.0
+    assert pool.left().density == 2.0

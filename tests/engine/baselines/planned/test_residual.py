@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from neaptide.engine.offline.planned import Ends
-from neaptide.engine.scheduler.residual import LEAST_LEFT, LEAST_PACED_TOKENS, Residual, num_paced, paced_tokens
+from neaptide.engine.offline.pool import StepMeans, WorkLeft
+from neaptide.engine.scheduler.residual import (
+    LEAST_LEFT,
+    LEAST_PACED_TOKENS,
+    Residual,
+    num_paced,
+    paced_tokens,
+    usual_step,
+)
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 
@@ -82,7 +90,8 @@ def test_prompts_follow_what_is_read_weights_included(read_tokens: int) -> None:
     """Weights take 1 s, full memory 4 s: a mix of 2 s of compute for each of KV has 8 s for 5 s, at every fill."""
     shape = BatchShape()
     shape.add_decodes(10, read_tokens, read_tokens)
-    paced = num_paced(ENDS, 2.0, BatchShape(), shape, least_s=1.0, kv_tokens=4_000_000)
+    usual = StepMeans(held=4_000_000, read=4_000_000)
+    paced = num_paced(ENDS, 2.0, BatchShape(), shape, least_s=1.0, usual=usual)
     assert paced + 10 == pytest.approx(1000 * 1.6 * (1.0 + 1e-6 * read_tokens), abs=1)
 
 
@@ -91,4 +100,22 @@ def test_decodes_of_online_requests_bring_no_prompts() -> None:
     before.add_decodes(20, 3_000_000, 200_000)
     after = before.copy()
     after.add_decodes(10, 1_000_000, 100_000)
-    assert num_paced(ENDS, 2.0, before, after, least_s=0.0, kv_tokens=1) == 2000 - 10
+    assert num_paced(ENDS, 2.0, before, after, least_s=0.0, usual=StepMeans(held=1.0, read=1.0)) == 2000 - 10
+
+
+def test_what_only_prompts_hold_is_no_reading_of_decodes() -> None:
+    """Half of what the density counts is held by prompts in their own step: the decodes stand for all of it."""
+    shape = BatchShape()
+    shape.add_decodes(10, 1_000_000, 100_000)
+    usual = StepMeans(held=4_000_000, read=2_000_000)
+    assert num_paced(ENDS, 2.0, BatchShape(), shape, least_s=0.0, usual=usual) == 2 * 2000 - 10
+
+
+def test_steps_to_come_are_those_that_memory_needs_and_those_in_which_it_runs_dry() -> None:
+    """10,000 tokens held for 40 steps fill a memory of 4,000 for 100, and the longest answer costs 0.3 x 50 more."""
+    left = WorkLeft(density=2.0, held_tokens=400_000, read_tokens=200_000, longest_steps=50)
+    assert usual_step(left, 4000) == pytest.approx((400_000 / 115, 200_000 / 115))
+
+
+def test_where_nothing_is_left_to_hold_a_step_has_nothing() -> None:
+    assert usual_step(WorkLeft(2.0, 0.0, 0.0, 0.0), 4000) == (0.0, 0.0)
