@@ -4,7 +4,6 @@ Whose turn it is stays with ``Turns``, which leave open all owners of equal laxi
 plan chooses among what these have (ADR 0015).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -19,7 +19,7 @@ def describe(size: Size, where: str, overlap_kappa: float | None = OVERLAP_KAPPA
     kappa = "" if overlap_kappa is None else f", overlap kappa {overlap_kappa}"
     return (
         f"Whole runs on {where}{kappa}, {SEATS:,} seats, {STEP_TOKENS:,} tokens a step, planning not counted, as in "
-        "the paper, and neaptide keeps a tenth of the memory for online work, as it does by default. "
+        "the paper, and all of the memory for every policy: nothing is kept for online work. "
         f"Shrunk by {size.shrink}: answers are {size.shrink} times shorter, memory holds {size.shrink} times fewer "
         f"tokens, and to read one takes {size.shrink} times longer. Long answers, whose lengths are known "
         f"as those of videos are, take {size.lasting} times as many steps as the longest of them; those of the paper's "

@@ -293,6 +293,20 @@ def test_what_runs_of_the_other_end_leaves_the_right_end_its_part() -> None:
     assert count == 4  # 5,000 tokens, less the prompts of a step
 
 
+def test_prompts_of_two_steps_have_room_beside_the_right_end() -> None:
+    """Half of 10,000 tokens for each end; the left one also has the prompts of two steps, 264 tokens each: so 4,472 are
+    left for answers that hold 100 at their end."""
+    ends = ends_of(*[(60.0, 40.0)] * 4, *[(0.0, 100.0)] * 4)
+    shares, kv_tokens = MemoryShares(), math.ceil(10_000 / FULL_SHARE)
+    target = (ends.density(0) + ends.density(7)) / 2.0
+    assert ends.paced(target, kv_tokens) == pytest.approx(264, abs=0.5)
+    scan, count = Scan(ends, shares, target, kv_tokens, looks_ahead=True), 0
+    while scan.is_right_next(0, 7):
+        scan.take(f"row-{count}", True, 7)
+        count += 1
+    assert count == 44
+
+
 def test_a_pool_without_rows_of_the_plan_has_the_density_of_the_whole(tmp_path: Path) -> None:
     pool = pool_of(batch(tmp_path, "a", [[1]] * 4))
     follow(pool, *(("a", row) for row in range(4)), ends=two_ends([10] * 4, [3.0, 3.0, 1.0, 1.0], 2.0))

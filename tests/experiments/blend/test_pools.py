@@ -9,13 +9,16 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.analytic import LLAMA_2_7B, LLAMA_3_1_8B
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import load_profile
-from neaptide.experiments.blend import grid, mixes, models, overlap, parallel, throughput, usage
+from neaptide.estimator.recipes import build_headroom
+from neaptide.experiments.blend import grid, mixes, models, overlap, parallel, runs, throughput, usage
 from neaptide.experiments.blend.pools import AZURE, BURSTGPT, SHAREGPT, WILDCHAT, Chats, Mix, Size, blended, shrunk
 from neaptide.experiments.blend.runs import BlendCase, Ran, StepParts
 from neaptide.experiments.blend.setting import PROFILE
 from neaptide.experiments.blend.tables import at_least
 from neaptide.experiments.result import ExperimentResult
 from neaptide.loadgen.workloads.blend_sets import DENSITY_TOKENS
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import Run, simulate
 
 DEVICE = load_profile(PROFILE)
 SMALL = Size(shrink=32, lasting=0.2)
@@ -105,6 +108,21 @@ def test_runs_stay_below_the_optimum_and_find_what_is_shared() -> None:
     assert ran.seconds == pytest.approx(ran.steps[:, 2].sum())
     assert 0.9 < ran.sharing / case.sharing < 1.02
     assert len(ran.steps) >= case.least_steps
+
+
+@pytest.mark.parametrize("way", ["dfs", "neaptide"])
+def test_every_policy_has_all_of_the_memory(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    asked = list[Scenario]()
+
+    def noted(scenario: Scenario) -> Run:
+        asked.append(scenario)
+        return simulate(scenario)
+
+    monkeypatch.setattr(runs, "simulate", noted)
+    BlendCase.of(Mix(1.4, 0.35), Size(shrink=64, lasting=0.05), DEVICE).ran(way)
+    (scenario,) = asked
+    assert scenario.engine_config().scheduler.offline_max_kv_ratio == 1.0
+    assert build_headroom(scenario.headroom, 1000).headroom_blocks(0.0) == 0
 
 
 def test_at_least_forgives_what_is_not_shown() -> None:
