@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.cluster.shared import LEASE_S, SharedServers, completed, freeze, state, submit, wake
 from tests.e2e.server import RunningServer, get_batch, result_lines
+from tests.patience import PATIENCE_S
 from tests.postgres import PostgresServer
 
 NUM_LINES = 5_000
@@ -54,7 +55,7 @@ class Chats:
 
     def _is_answered(self, server: RunningServer) -> bool:
         try:
-            reply = httpx.post(f"{server.base_url}/chat/completions", json=CHAT, timeout=30.0)
+            reply = httpx.post(f"{server.base_url}/chat/completions", json=CHAT, timeout=PATIENCE_S)
         except httpx.TransportError:
             return False
         self.num_answered += reply.status_code == 200

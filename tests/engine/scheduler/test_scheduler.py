@@ -174,11 +174,12 @@ def test_offline_leaves_the_headroom_free() -> None:
     assert len(harness.core.scheduler.queues.running_offline) == 2
 
 
-@pytest.mark.parametrize(("headroom_ratio", "num_started"), [(0.0, 7), (0.5, 3)])
+@pytest.mark.parametrize(("headroom_ratio", "num_started"), [(0.0, 5), (0.5, 2)])
 def test_long_answers_of_a_plan_start_at_once_where_they_will_fit(
     headroom_ratio: float, num_started: int, tmp_path: Path
 ) -> None:
-    """Each will hold 44 tokens, of the 400 less the headroom; a dense prompt has 40."""
+    """Each will hold 44 tokens, of the 400 less the headroom and less the prompts of two steps: 2 x 67 tokens,
+    or 2 x 34 of the half."""
     harness = Harness(num_blocks=100, headroom_ratio=headroom_ratio)
     harness.core.handle(batch(tmp_path, "dense", [[k] * 40 for k in range(1, 5)], max_tokens=1))
     harness.core.handle(batch(tmp_path, "long", [[k] * 4 for k in range(11, 31)], max_tokens=40))

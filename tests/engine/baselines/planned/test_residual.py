@@ -119,3 +119,4 @@ def test_steps_to_come_are_those_that_memory_needs_and_those_in_which_it_runs_dr
 
 def test_where_nothing_is_left_to_hold_a_step_has_nothing() -> None:
     assert usual_step(WorkLeft(2.0, 0.0, 0.0, 0.0), 4000) == (0.0, 0.0)
+    assert usual_step(WorkLeft(2.0, 400_000.0, 200_000.0, 0.0), 0) == (1.0, 0.5)

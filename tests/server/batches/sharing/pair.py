@@ -1,7 +1,5 @@
 """Servers in this process that share one database and one directory of blobs, each with an engine of its own."""
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -10,6 +8,7 @@ from neaptide.server.batches.sharing.machine import SharedMachine
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.tables import batch_chunks, batches
+from tests.patience import until
 from tests.server.batches.fakes import FakeEngine, Server
 
 LONG_S = 600.0
@@ -40,24 +39,16 @@ def answer_all(server: Server, batch_id: str) -> None:
         server.engine.answer(job_id)
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"waited in vain: {what}")
-
-
 async def answered_to_the_end(servers: list[Server], batch_id: str) -> BatchRecord:
     """Every engine answers whatever its server has claimed, until the batch has ended."""
-    for _ in range(10_000):
+
+    async def has_ended() -> bool:
         for server in servers:
             answer_all(server, batch_id)
-        record = await servers[0].get(batch_id)
-        if record.is_terminal:
-            return record
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"the batch did not end: {record}")
+        return (await servers[0].get(batch_id)).is_terminal
+
+    await until(has_ended)
+    return await servers[0].get(batch_id)
 
 
 async def let_lease_end(server: Server) -> None:

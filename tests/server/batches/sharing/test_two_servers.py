@@ -9,6 +9,7 @@ import pytest
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.store import Store
+from tests.patience import until
 from tests.server.batches.fakes import Server, numbered
 from tests.server.batches.sharing.pair import (
     answer_all,
@@ -20,7 +21,6 @@ from tests.server.batches.sharing.pair import (
     num_given,
     pending,
     shared_server,
-    until,
 )
 
 Pair = tuple[Server, Server]
@@ -35,7 +35,7 @@ async def pair(tmp_path: Path, postgres_url: str) -> AsyncIterator[Pair]:
 
 async def both_at_work(pair: Pair, batch_id: str) -> None:
     a, b = pair
-    await until(lambda: bool(given(a, batch_id)) and bool(given(b, batch_id)), "both servers claim")
+    await until(lambda: bool(given(a, batch_id)) and bool(given(b, batch_id)))
 
 
 async def test_both_servers_run_a_batch_and_every_line_ends_once(pair: Pair) -> None:
@@ -71,13 +71,13 @@ async def test_a_cancel_by_one_server_stops_the_other(pair: Pair) -> None:
     await both_at_work(pair, batch.id)
     some = next(iter(given(a, batch.id)))
     a.engine.answer(some, 5)
-    await until(lambda: pending(a, batch.id) == NUM_LINES - 5, "results are durable")
+    await until(lambda: pending(a, batch.id) == NUM_LINES - 5)
     await b.service.cancel_batch(batch.id, "")
     record = await b.until_terminal(batch.id)
     assert (record.status, record.num_completed, record.num_failed) == ("cancelled", 5, NUM_LINES - 5)
     answer_all(a, batch.id)
     await machine_of(a).claimer._renew()
-    await until(lambda: not given(a, batch.id), "the other server lets go")
+    await until(lambda: not given(a, batch.id))
     assert (await a.get(batch.id)).num_completed == 5
     for server in pair:
         await server.service.files.verify(await server.service.files.get(str(record.output_file_id), ""))
@@ -91,17 +91,17 @@ async def test_what_a_lost_server_had_claimed_is_done_by_the_other_and_its_late_
     """The first server falls silent: it renews nothing, and wakes when the other has taken over."""
     a, b = pair
     batch = await a.create(numbered(100))
-    await until(lambda: num_given(a, batch.id) + num_given(b, batch.id) == 100, "all is claimed")
+    await until(lambda: num_given(a, batch.id) + num_given(b, batch.id) == 100)
     silent, other = (a, b) if given(a, batch.id) else (b, a)
     held = dict(given(silent, batch.id))
     machine_of(silent).claimer._is_suspended = True
     silent.engine.answer(next(iter(held)), 10)
-    await until(lambda: pending(a, batch.id) == 90, "results are durable")
+    await until(lambda: pending(a, batch.id) == 90)
     await let_lease_end(other)
-    await until(lambda: num_given(other, batch.id) == 90, "the other takes all over")
+    await until(lambda: num_given(other, batch.id) == 90)
     for job_id in list(held):
         silent.engine.answer(job_id)
-    await until(lambda: machine_of(silent).claimer.num_chunks == 0, "the silent one notices")
+    await until(lambda: machine_of(silent).claimer.num_chunks == 0)
     assert pending(a, batch.id) == 90
     record = await answered_to_the_end([other], batch.id)
     assert (record.status, record.num_completed) == ("completed", 100)
@@ -129,7 +129,7 @@ async def test_a_drain_gives_lines_back_before_the_end(pair: Pair) -> None:
 async def test_lines_that_were_in_a_dead_engine_are_suspects_on_the_next_server(pair: Pair) -> None:
     a, b = pair
     batch = await a.create(numbered(20))
-    await until(lambda: num_given(a, batch.id) + num_given(b, batch.id) == 20, "all is claimed")
+    await until(lambda: num_given(a, batch.id) + num_given(b, batch.id) == 20)
     first, second = (a, b) if given(a, batch.id) else (b, a)
     job_id = next(iter(given(first, batch.id)))
     first.client.detach([f"{job_id}:7"])
@@ -138,9 +138,9 @@ async def test_lines_that_were_in_a_dead_engine_are_suspects_on_the_next_server(
     def attempts() -> list[int]:
         return [line.line_no for line in store.read_blocking(batch_rows.pending_lines, batch.id) if line.attempts]
 
-    await until(lambda: attempts() == [8], "the death is noted")
+    await until(lambda: attempts() == [8])
     await let_lease_end(second)
-    await until(lambda: num_given(second, batch.id) == 20, "the other takes over")
+    await until(lambda: num_given(second, batch.id) == 20)
     (other_id,) = given(second, batch.id)
     # Beside unsuspected lines the first time, and not convicted by a first death there.
     assert machine_of(second).claimer._runner._suspects.of_job(other_id)
@@ -163,9 +163,9 @@ async def test_a_batch_of_another_model_waits_for_a_server_of_that_model(tmp_pat
 async def test_without_an_engine_for_a_lease_the_lines_are_given_back(tmp_path: Path, postgres_url: str) -> None:
     async with shared_server(tmp_path, "a", postgres_url, lease_s=0.2) as a:
         batch = await a.create(numbered(20))
-        await until(lambda: num_given(a, batch.id) == 20, "all is claimed")
+        await until(lambda: num_given(a, batch.id) == 20)
         a.client.detach()
-        await until(lambda: machine_of(a).claimer.num_chunks == 0, "given back")
+        await until(lambda: machine_of(a).claimer.num_chunks == 0)
         async with shared_server(tmp_path, "b", postgres_url) as b:
             assert (await answered_to_the_end([b], batch.id)).num_completed == 20
 
@@ -183,7 +183,7 @@ async def test_only_who_holds_a_batch_writes_its_end(pair: Pair) -> None:
     """A server that was frozen while it wrote the results, and wakes when another has: one pair of files."""
     a, b = pair
     batch = await a.create(numbered(3))
-    await until(lambda: num_given(a, batch.id) + num_given(b, batch.id) == 3, "all is claimed")
+    await until(lambda: num_given(a, batch.id) + num_given(b, batch.id) == 3)
     frozen, other = (a, b) if given(a, batch.id) else (b, a)
     machine, woken = machine_of(frozen), asyncio.Event()
     last_files = machine._ending._last_files
@@ -196,7 +196,7 @@ async def test_only_who_holds_a_batch_writes_its_end(pair: Pair) -> None:
     machine_of(other)._ending._last_files = freeze  # type: ignore[assignment, method-assign]
     machine._ending._last_files = freeze  # type: ignore[assignment, method-assign]
     answer_all(frozen, batch.id)
-    await until(lambda: bool(machine._cares or machine_of(other)._cares), "one of them ends the batch")
+    await until(lambda: bool(machine._cares or machine_of(other)._cares))
     holder = frozen if machine._cares else other
     successor = other if holder is frozen else frozen
     machine_of(successor)._ending._last_files = type(machine._ending)._last_files.__get__(  # type: ignore[method-assign]
@@ -207,7 +207,7 @@ async def test_only_who_holds_a_batch_writes_its_end(pair: Pair) -> None:
         record = await successor.until_terminal(batch.id)
     finally:
         woken.set()
-    await until(lambda: not machine_of(holder)._cares, "the frozen one lets go")
+    await until(lambda: not machine_of(holder)._cares)
     assert await holder.get(batch.id) == record
     files, _ = await holder.service.files.list_page("", purpose="batch_output", limit=9, after=None, ascending=True)
     assert [file.id for file in files] == [record.output_file_id]
@@ -218,12 +218,12 @@ async def test_a_lost_copy_of_a_plan_is_fetched_again_and_a_lost_plan_fails_what
 ) -> None:
     async with shared_server(tmp_path, "a", postgres_url) as a:
         batch = await a.create(numbered(NUM_LINES))
-        await until(lambda: num_given(a, batch.id) > 0, "something is claimed")
+        await until(lambda: num_given(a, batch.id) > 0)
         plans = [path for path in (tmp_path / "a" / "jobs").iterdir() if path.name.startswith(batch.id)]
         for path in plans:
             path.unlink()
         answer_all(a, batch.id)
-        await until(lambda: num_given(a, batch.id) > 0, "more is claimed")
+        await until(lambda: num_given(a, batch.id) > 0)
         assert all(path.exists() for path in plans)
         for path in [*plans, *(tmp_path / "blobs" / batch.id).iterdir()]:
             path.unlink()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.batches.running import finalize, machine
+from neaptide.server.batches.running import ending, finalize, machine
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.files import FileDamagedError
 from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine, Usage
@@ -141,7 +141,7 @@ async def test_a_batch_that_is_cancelled_while_it_is_loaded_never_reaches_the_ru
             assert go_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(machine, "check_seal", slowly)
-    monkeypatch.setattr(machine, "remove_plan", lambda stem: None)  # what has been mapped can still be read
+    monkeypatch.setattr(ending, "remove_plan", lambda stem: None)  # what has been mapped can still be read
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(2))
         await begun.wait()
