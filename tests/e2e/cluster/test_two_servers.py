@@ -17,9 +17,18 @@ def shared(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFac
         yield servers
 
 
-def both_at_work(shared: SharedServers, batch_id: str) -> None:
-    server = shared.servers[0]
-    server.wait_for(lambda: len(shared.holders(batch_id)) == 2 and completed(server, batch_id) > 0)
+def switch(server: RunningServer, state: str) -> None:
+    server.http.post("/admin/offline", json={"state": state}).raise_for_status()
+
+
+def at_work_in_second(shared: SharedServers) -> str:
+    """A batch that the second server has in hand, for the first one has let it: who of two claims when, machines
+    decide."""
+    first = shared.servers[0]
+    switch(first, "paused")
+    batch_id = submit(first, NUM_LINES, 24)
+    first.wait_for(lambda: shared.holders(batch_id) and completed(first, batch_id) > 0)
+    return batch_id
 
 
 def check_all_there(server: RunningServer, batch_id: str, num_lines: int = NUM_LINES) -> None:
@@ -36,10 +45,10 @@ def started(server: RunningServer, batch_id: str) -> set[str]:
 
 def test_frozen_past_its_lease_a_server_wakes_and_writes_nothing(shared: SharedServers) -> None:
     first, second = shared.servers
-    batch_id = submit(first, NUM_LINES, 24)
-    both_at_work(shared, batch_id)
+    batch_id = at_work_in_second(shared)
     frozen = freeze(second)
     try:
+        switch(first, "running")
         wait_terminal(first, batch_id)
     finally:
         before = shared.results(batch_id)
@@ -53,10 +62,10 @@ def test_frozen_past_its_lease_a_server_wakes_and_writes_nothing(shared: SharedS
 
 def test_what_a_killed_server_had_is_done_by_the_other(shared: SharedServers) -> None:
     first, second = shared.servers
-    batch_id = submit(second, NUM_LINES, 24)
-    both_at_work(shared, batch_id)
+    batch_id = at_work_in_second(shared)
     second.kill_both()
     finished = set(shared.results(batch_id))
+    switch(first, "running")
     wait_terminal(first, batch_id)
     check_all_there(first, batch_id)
     again = {f"c{row}" for row in started(first, batch_id) & started(second, batch_id)}

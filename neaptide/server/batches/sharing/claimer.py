@@ -70,6 +70,8 @@ class Claimer:
         self.claimant = Claimant(secrets.token_hex(8), plane.compiler.fingerprint, int(plane.settings.lease_s * 1000))
         self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_done, plane.planner, self._on_lost)
         self._held: dict[str, _Held] = {}
+        self._loading: set[Claim] = set()
+        """Claims whose lines the engine has not got yet: a plan may take longer to fetch than a lease."""
         self._plans: dict[str, JobPlan] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._claiming: asyncio.Task[None] | None = None
@@ -166,14 +168,18 @@ class Claimer:
         claims = await self._p.store.write_beside(
             _claim, end, figures.chunks_to_claim, self.claimant, [one.claim.key for one in self._held.values()]
         )
-        for number, claim in enumerate(claims):
+        self._loading = set(claims)
+        for claim in claims:
             try:
                 await self._take_up(claim)
             except (OSError, StoreUnavailableError) as error:
                 logger.error("batch %s: a chunk is given back: %s", claim.key.batch_id, error)
-                await self._release(claims[number:])
+                rest = list(self._loading)
+                self._loading.clear()
+                await self._release(rest)
                 await self._disk.sleep(self._p.settings.tick_s)
                 return False
+            self._loading.discard(claim)
         return bool(claims)
 
     def _end_to_take(self, figures: BoardFigures) -> End:
@@ -191,6 +197,7 @@ class Claimer:
         record = await store.read(batch_rows.require_batch, batch_id)
         lines = await store.read(batch_rows.pending_lines, batch_id, claim.key.chunk_no)
         if record.outcome is not None or self._leaves() or self._is_validating(batch_id):
+            self._loading.discard(claim)
             await self._release([claim])
             return
         if not lines:
@@ -204,6 +211,8 @@ class Claimer:
             await store.write(_give_up, claim)
             self._on_batch_done(batch_id)
             return
+        if claim not in self._loading:
+            return  # lost meanwhile
         self._held[job.id] = _Held(claim, job, work)
         self._runner.add_job(job)
         if self._leaves():
@@ -303,12 +312,17 @@ class Claimer:
 
     async def _renew(self) -> None:
         claims = {job_id: held.claim for job_id, held in self._held.items() if not held.is_over}
-        if not claims:
+        loading = self._loading.difference(claims.values())
+        if not claims and not loading:
             return
-        kept = await self._p.store.write_beside(_renew, list(claims.values()), self.claimant.lease_ms)
+        kept = await self._p.store.write_beside(_renew, [*claims.values(), *loading], self.claimant.lease_ms)
         for job_id, claim in claims.items():
             if claim not in kept:
                 self._on_lost(job_id)
+        for claim in loading & self._loading - kept:
+            self.num_lost += 1
+            self._loading.discard(claim)
+            logger.warning("batch %s: a claim is lost before its lines were loaded", claim.key.batch_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_logged(work))

@@ -1,15 +1,20 @@
 """Two servers in one process on one PostgreSQL: what either does the other sees, and every line ends once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from neaptide.server.batches.checking.job_files import JobPlan
+from neaptide.server.batches.sharing import claimer
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.storing.store import Store
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.server.batches.fakes import Server, numbered
 from tests.server.batches.sharing.pair import (
     answer_all,
@@ -231,3 +236,53 @@ async def test_a_lost_copy_of_a_plan_is_fetched_again_and_a_lost_plan_fails_what
         done = len(executed(a.engine))
     assert (record.status, record.num_completed, record.num_failed) == ("completed", done, NUM_LINES - done)
     assert record.num_failed > 0
+
+
+@pytest.fixture
+def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The first load of a plan ends when this is set."""
+    go_on, loads = threading.Event(), itertools.count()
+    real = claimer.copy_of_plan
+
+    def slowly(blobs: Blobs, stem: Path, key: str, scratch: Path) -> JobPlan:
+        if next(loads) == 0:
+            assert go_on.wait(PATIENCE_S)
+        return real(blobs, stem, key, scratch)
+
+    monkeypatch.setattr(claimer, "copy_of_plan", slowly)
+    yield go_on
+    go_on.set()
+
+
+async def loading(pair: Pair) -> Pair:
+    """The server that loads a plan, and the other one."""
+    a, b = pair
+    await until(lambda: machine_of(a).claimer._loading or machine_of(b).claimer._loading)
+    return (a, b) if machine_of(a).claimer._loading else (b, a)
+
+
+async def test_a_claim_is_kept_while_its_plan_is_loaded_however_long_that_takes(
+    pair: Pair, slow_load: threading.Event
+) -> None:
+    batch = await pair[0].create(numbered(20))
+    holder, other = await loading(pair)
+    machine_of(other).claimer._is_suspended = True
+    await let_lease_end(holder)
+    await machine_of(holder).claimer._renew()
+    machine_of(other).claimer._is_suspended = False
+    slow_load.set()
+    await until(lambda: num_given(holder, batch.id) == 20)
+    assert (given(other, batch.id), machine_of(holder).claimer.num_lost) == ({}, 0)
+
+
+async def test_a_claim_that_is_lost_while_its_plan_is_loaded_is_not_begun(
+    pair: Pair, slow_load: threading.Event
+) -> None:
+    batch = await pair[0].create(numbered(20))
+    holder, other = await loading(pair)
+    await let_lease_end(holder)
+    await until(lambda: num_given(other, batch.id) == 20)
+    await machine_of(holder).claimer._renew()
+    slow_load.set()
+    assert (await answered_to_the_end([holder, other], batch.id)).num_completed == 20
+    assert (executed(holder.engine), machine_of(holder).claimer.num_lost) == ([], 1)
