@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 from neaptide import __version__
-from neaptide.server.settings import OPTIONS, Option, client_base_url, default_text, split_list, type_of
+from neaptide.server.client_variables import client_base_url
+from neaptide.server.settings import OPTIONS, Option, default_text, split_list, type_of
 
 INTERRUPTED = 130
 """The exit status that shells give to a command ended by Ctrl-C."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from neaptide.loadgen.client.batches import TERMINAL
-from neaptide.server.settings import client_api_key
+from neaptide.server.client_variables import client_api_key
 
 POLL_S = 1.0
 SHOWN_ERRORS = 10

@@ -22,7 +22,7 @@ from neaptide.loadgen.report.page import ROWS, cell_text, report
 from neaptide.loadgen.report.summary import COMPARED, Summary, ratios, summary
 from neaptide.loadgen.run.load import Shot
 from neaptide.loadgen.run.runner import TIMEOUT_S, How, Progress, RunError, run
-from neaptide.server.settings import client_api_key
+from neaptide.server.client_variables import client_api_key
 
 Runs = dict[str, tuple[Progress, Summary]]
 CLIENT_BEHIND_MS = 20.0

@@ -20,7 +20,7 @@ from neaptide.engine.params import Tier
 from neaptide.engine.private_files import private_opener
 from neaptide.engine.record.block_numbers import Ranges
 
-VERSION = 2
+VERSION = 3
 GZIP_MAGIC = b"\x1f\x8b"
 
 

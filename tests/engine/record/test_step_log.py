@@ -233,7 +233,7 @@ def test_what_is_no_step_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
-    text = GOLDEN_LOG.read_text().replace('"version":2', '"version":99', 1)
+    text = GOLDEN_LOG.read_text().replace('"version":3', '"version":99', 1)
     (tmp_path / "log").write_text(text)
     with pytest.raises(ValueError, match="version 99"):
         list(read_log(tmp_path / "log"))

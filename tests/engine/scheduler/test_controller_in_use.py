@@ -11,7 +11,7 @@ from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.kv.headroom import FixedHeadroom
-from neaptide.engine.messages import AddBatch
+from neaptide.engine.messages import AbortRequest, AddBatch
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.scheduler.cushion import Cushion
@@ -118,19 +118,40 @@ def test_a_stream_gains_its_cushion_over_ten_tokens_but_no_more_than_three_tenth
     assert in_targets(np.array([num_output]), share) == [in_hand]
 
 
-@pytest.mark.parametrize(("stalled_tokens", "offline_tokens"), [(0, 95), (192, 47)])
-def test_offline_work_leaves_streams_what_they_have_lost_in_a_stall(stalled_tokens: int, offline_tokens: int) -> None:
+def streaming_harness() -> Harness:
+    """A stream with 20 tokens and a target of 64 tokens' time."""
     harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
-    harness.core.handle(online("a", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    harness.core.handle(online("a", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0, arrival_s=-20.0))
     for _ in range(20):
         harness.step()
+    return harness
 
-    def is_due_in(tokens: int) -> None:
-        stream = harness.core.scheduler.queues.running_online["a"]
-        stream.first_token_s = harness.clock.now() + (tokens - 64 * stream.num_output_tokens) * TOKEN_S
 
-    is_due_in(65 - stalled_tokens)  # a cushion of 64 and the token itself, or so much less
+def set_due(harness: Harness, tokens: int) -> None:
+    """The stream's next token is due in the time of so many."""
+    stream = harness.core.scheduler.queues.running_online["a"]
+    stream.first_token_s = harness.clock.now() + (tokens - 64 * stream.num_output_tokens) * TOKEN_S
+
+
+@pytest.mark.parametrize(("stalled_tokens", "offline_tokens"), [(0, 95), (192, 47)])
+def test_offline_work_leaves_streams_what_they_have_lost_in_a_stall(stalled_tokens: int, offline_tokens: int) -> None:
+    harness = streaming_harness()
+    set_due(harness, 65 - stalled_tokens)  # a cushion of 64 and the token itself, or so much less
     harness.step()
-    is_due_in(240)
+    set_due(harness, 240)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"a": 1, "f": offline_tokens}
+
+
+def test_online_prompts_may_spend_a_cushion_that_is_there_for_them() -> None:
+    """All but the 64 tokens that are left to every stream, where so many prompts come that pace is kept."""
+    harness = streaming_harness()
+    set_due(harness, 65 - 192)
+    harness.step()
+    now_s, gone = harness.clock.now(), [f"gone{k}" for k in range(40)]
+    for request_id in gone:
+        harness.core.handle(online(request_id, [9] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S, arrival_s=now_s))
+    harness.core.handle(AbortRequest(gone))
+    set_due(harness, 140)
+    harness.core.handle(online("b", [8] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": 75}

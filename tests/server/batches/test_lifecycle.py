@@ -374,10 +374,10 @@ async def test_finalizing_twice_gives_the_same_files(tmp_path: Path, monkeypatch
         assert record.output_file_id is None
         before = [server.bytes_of(i) for i in (record.planned_output_file_id, record.planned_error_file_id)]
         assert all(before)
-        for task in list(server.service._machine._tasks):
+        for task in list(server.service._machine._background._tasks):
             if task.get_coro().cr_frame is not None and not task.done():  # type: ignore[union-attr]
                 task.cancel()
-        await asyncio.gather(*server.service._machine._tasks, return_exceptions=True)
+        await asyncio.gather(*server.service._machine._background._tasks, return_exceptions=True)
     clock.now_s += 600
     async with Server(tmp_path, clock=clock) as again:
         record = await again.until_status(batch.id, "completed")

@@ -12,9 +12,8 @@ the rows alone say what is left to do.
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -23,20 +22,18 @@ from neaptide.server.batches.checking.job_files import check_seal, read_plan
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.hold import SoleHold
 from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
+from neaptide.server.batches.running.upkeep import Upkeep
 from neaptide.server.batches.storing import batch_rows
-from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
-from neaptide.server.batches.storing.housekeeping import Housekeeping
+from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState, PendingLine
-from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import ApiError
 
 logger = logging.getLogger(__name__)
-
-SWEEP_PERIOD_S = 60.0
 
 
 class BatchMachine(Protocol):
@@ -82,13 +79,13 @@ class Machine:
         """Set when the batch's validation is not wanted any more."""
         self._loading: set[str] = set()
         self._ended_while_loading: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("a batch is stuck until the next start")
         self._stopping = threading.Event()
         self._disk = PatientDisk()
         self._hold = SoleHold(plane)
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
-        self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
+        self._upkeep = Upkeep(plane, self._disk, self.end)
 
     # ---- start and stop ----
 
@@ -98,22 +95,22 @@ class Machine:
         self._runner.start()
         for record in records:
             if record.outcome is not None:
-                self._spawn(self._finalize(record.id))
+                self._background.spawn(self._finalize(record.id))
             elif record.status is BatchStatus.VALIDATING:
                 self.begin(record)
             else:
-                self._spawn(self._resume(record.id))
-        self._spawn(self._tick())
+                self._background.spawn(self._resume(record.id))
+        self._background.spawn(self._upkeep.run(self._stopping.is_set))
 
     async def stop(self) -> None:
         """Keeps what has been computed and leaves the rest to the next start."""
         self._stopping.set()
+        self._background.close()
         self._disk.stop()
         for validation in self._validating.values():
             validation.set()
         await self._runner.stop()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.drain()
         await self._p.checker.close()
 
     @property
@@ -127,7 +124,7 @@ class Machine:
         """Validates a batch whose row is durable."""
         stop = asyncio.Event()
         self._validating[record.id] = stop
-        self._spawn(self._validate(record, stop))
+        self._background.spawn(self._validate(record, stop))
 
     def end(self, batch_id: str) -> None:
         """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
@@ -138,7 +135,7 @@ class Machine:
             return
         if batch_id in self._loading:
             self._ended_while_loading.add(batch_id)
-        self._spawn(self._close_and_finalize(batch_id))
+        self._background.spawn(self._close_and_finalize(batch_id))
 
     def suspend(self) -> None:
         """Lets the engine go on without batch work; what it was doing runs again after the next start."""
@@ -200,7 +197,7 @@ class Machine:
         return self._p.describe(job.batch_id, job.expires_at)
 
     def _on_lines_done(self, batch_id: str) -> None:
-        self._spawn(self._complete(batch_id))
+        self._background.spawn(self._complete(batch_id))
 
     # ---- ending ----
 
@@ -223,45 +220,6 @@ class Machine:
         except finalize.FinalizeStoppedError:
             return
 
-    async def _tick(self) -> None:
-        """Looks for overdue batches, and now and then for what has to go."""
-        ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
-        ticks = 0
-        while not self._stopping.is_set():
-            try:
-                await self.expire_overdue()
-                if ticks % ticks_per_sweep == 0:
-                    await self._housekeeping.run()
-            except (OSError, StoreUnavailableError) as error:
-                logger.error("housekeeping has to wait: %s", error)
-            ticks += 1
-            await self._disk.sleep(self._p.settings.tick_s)
-
     async def expire_overdue(self) -> None:
         """Ends batches whose completion window is over."""
-        now = int(self._p.clocks.wall())
-        if not await self._p.store.read(batch_rows.overdue, now):
-            return
-        for batch_id in await self._p.store.write(batch_rows.expire_overdue, now):
-            logger.info("batch %s: its completion window is over", batch_id)
-            self.end(batch_id)
-
-    # ---- tools ----
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._stopping.is_set():
-            # The rows say what is left to do; the next start does it.
-            work.close()
-            return
-        task = asyncio.create_task(_logged(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except ServerStoppingError:
-        return
-    except Exception:
-        logger.exception("a batch is stuck until the next start")
+        await self._upkeep.expire_overdue()

@@ -7,10 +7,9 @@ the next result; its lines leave the engine, and what they still say is not take
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -20,6 +19,7 @@ from neaptide.engine.messages import StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import JobPlan
 from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.sharing.cutting import Work, work_of
@@ -27,7 +27,7 @@ from neaptide.server.batches.sharing.leased import device_of
 from neaptide.server.batches.sharing.plans import copy_of_plan
 from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.claim_rows import BoardFigures, Claimant, database_now_ms
-from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
+from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, LineState, PendingLine
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.storing.store import StoreUnavailableError
@@ -73,7 +73,7 @@ class Claimer:
         self._loading: set[Claim] = set()
         """Claims whose lines the engine has not got yet: a plan may take longer to fetch than a lease."""
         self._plans: dict[str, JobPlan] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("a chunk is left to the end of its lease")
         self._claiming: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._running_rows = 0
@@ -89,8 +89,8 @@ class Claimer:
     def start(self) -> None:
         self._p.engine.add_stats_listener(self)
         self._runner.start()
-        self._claiming = asyncio.create_task(_logged(self._claim_on()))
-        self._spawn(self._renew_on())
+        self._claiming = self._background.spawn(self._claim_on())
+        self._background.spawn(self._renew_on())
 
     async def stop(self) -> None:
         """Makes durable what has arrived, and gives back the rest."""
@@ -102,14 +102,13 @@ class Claimer:
         await self._runner.stop()
         await self._release([held.claim for held in self._held.values()])
         self._held.clear()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.drain()
 
     def suspend(self) -> None:
         """Claims no more, and gives back what the engine has not done: others go on with it at once."""
         self._is_suspended = True
         self._runner.suspend()
-        self._spawn(self.give_back())
+        self._background.spawn(self.give_back())
 
     # ---- what is asked ----
 
@@ -201,7 +200,7 @@ class Claimer:
             await self._release([claim])
             return
         if not lines:
-            self._spawn(self._complete(claim))
+            self._background.spawn(self._complete(claim))
             return
         try:
             await self._p.verify_input(record)
@@ -253,7 +252,7 @@ class Claimer:
     def _on_done(self, job_id: str) -> None:
         held = self._held.pop(job_id, None)
         if held is not None:
-            self._spawn(self._complete(held.claim))
+            self._background.spawn(self._complete(held.claim))
         self._wake.set()
 
     async def _complete(self, claim: Claim) -> None:
@@ -268,7 +267,7 @@ class Claimer:
         self.num_lost += not held.is_over
         logger.warning("batch %s: a claim is lost: others have taken the lines over, or the batch has ended", job_id)
         self._plans.pop(held.claim.key.batch_id, None)
-        self._spawn(self._runner.close_job(job_id))
+        self._background.spawn(self._runner.close_job(job_id))
 
     async def close_batch(self, batch_id: str) -> None:
         """Takes a batch from the engine; returns when everything that arrived for it here is durable."""
@@ -307,7 +306,7 @@ class Claimer:
                 logger.error("leases are not renewed: %s", error)
             self._silent_s = 0.0 if self._p.engine.is_ready else self._silent_s + period_s
             if self._held and (self._p.engine.offline_paused or self._silent_s >= self._p.settings.lease_s):
-                self._spawn(self.give_back())
+                self._background.spawn(self.give_back())
             await self._disk.sleep(period_s)
 
     async def _renew(self) -> None:
@@ -323,20 +322,6 @@ class Claimer:
             self.num_lost += 1
             self._loading.discard(claim)
             logger.warning("batch %s: a claim is lost before its lines were loaded", claim.key.batch_id)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(_logged(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except ServerStoppingError:
-        return
-    except Exception:
-        logger.exception("a chunk is left to the end of its lease")
 
 
 def _claim(conn: sa.Connection, end: End, limit: int, claimant: Claimant, held: list[ChunkKey]) -> list[Claim]:

@@ -10,19 +10,17 @@ that dies leaves leases behind; when they end, others look for what is to be don
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
-from neaptide.server.batches.running.machine import SWEEP_PERIOD_S
+from neaptide.server.batches.running.upkeep import Upkeep
 from neaptide.server.batches.sharing.claimer import RENEWALS_A_LEASE, Claimer
 from neaptide.server.batches.sharing.leased import LeasedHold
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
-from neaptide.server.batches.storing.housekeeping import Housekeeping
 from neaptide.server.batches.storing.leftovers import judge_jobs
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus
 from neaptide.server.batches.storing.shared import lease_rows
@@ -56,10 +54,10 @@ class SharedMachine:
         self._stopping = threading.Event()
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
-        self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
+        self._upkeep = Upkeep(plane, self._disk, self.end, self._sweep)
         self.claimer = Claimer(plane, blobs, self._disk, lambda _: self._wake.set(), self._is_validating)
         self._cares: dict[str, _Care] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("a batch is left to the end of its lease")
         self._wake = asyncio.Event()
 
     # ---- start and stop ----
@@ -67,19 +65,19 @@ class SharedMachine:
     async def start(self) -> None:
         """Takes up whatever there is to do."""
         self.claimer.start()
-        for work in (self._care_on(), self._renew_on(), self._tick()):
-            self._spawn(work)
+        for work in (self._care_on(), self._renew_on(), self._upkeep.run(self._stopping.is_set)):
+            self._background.spawn(work)
 
     async def stop(self) -> None:
         """Keeps what has been computed and leaves the rest to other servers, or to the next start."""
         self._stopping.set()
+        self._background.close()
         self._disk.stop()
         self._wake.set()
         for care in self._cares.values():
             care.stop.set()
         await self.claimer.stop()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.drain()
         await self._p.checker.close()
 
     @property
@@ -98,7 +96,7 @@ class SharedMachine:
         care = self._cares.get(batch_id)
         if care is not None:
             care.stop.set()
-        self._spawn(self._close(batch_id))
+        self._background.spawn(self._close(batch_id))
 
     async def _close(self, batch_id: str) -> None:
         # What has arrived here still counts; other servers' results do until their lines are closed.
@@ -117,7 +115,7 @@ class SharedMachine:
             try:
                 while len(self._cares) < MAX_CARES and (lease := await self._claim_batch()) is not None:
                     care = self._cares[lease.batch_id] = _Care(lease, asyncio.Event())
-                    self._spawn(self._care(care))
+                    self._background.spawn(self._care(care))
             except (OSError, StoreUnavailableError) as error:
                 logger.error("batches have to wait: %s", error)
             try:
@@ -196,20 +194,12 @@ class SharedMachine:
             if kept.get(lease, True):
                 care.stop.set()
 
-    async def _tick(self) -> None:
-        """Looks for overdue batches, and now and then for what has to go."""
-        ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
-        ticks = 0
-        while not self._stopping.is_set():
-            try:
-                await self.expire_overdue()
-                if ticks % ticks_per_sweep == 0:
-                    await self._housekeeping.run()
-                    await asyncio.to_thread(self._drop_stale_plans)
-            except (OSError, StoreUnavailableError) as error:
-                logger.error("housekeeping has to wait: %s", error)
-            ticks += 1
-            await self._disk.sleep(self._p.settings.tick_s)
+    async def expire_overdue(self) -> None:
+        """As in ``BatchMachine``."""
+        await self._upkeep.expire_overdue()
+
+    async def _sweep(self) -> None:
+        await asyncio.to_thread(self._drop_stale_plans)
 
     def _drop_stale_plans(self) -> None:
         """Copies of plans of batches that ended on other servers."""
@@ -217,27 +207,3 @@ class SharedMachine:
         for path in self._p.jobs_dir.iterdir():
             if verdict(path.name) is False:
                 path.unlink(missing_ok=True)
-
-    async def expire_overdue(self) -> None:
-        """As in ``BatchMachine``."""
-        now = int(self._p.clocks.wall())
-        if not await self._p.store.read(batch_rows.overdue, now):
-            return
-        for batch_id in await self._p.store.write(batch_rows.expire_overdue, now):
-            logger.info("batch %s: its completion window is over", batch_id)
-            self.end(batch_id)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._stopping.is_set():
-            work.close()
-            return
-        task = asyncio.create_task(_logged(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except Exception:
-        logger.exception("a batch is left to the end of its lease")

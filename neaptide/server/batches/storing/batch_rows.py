@@ -15,7 +15,6 @@ from neaptide.cluster.claims import Claim
 from neaptide.server.batches.storing import claim_rows, file_rows
 from neaptide.server.batches.storing.models import (
     LIVE,
-    TERMINAL,
     BatchRecord,
     BatchStatus,
     EndedLine,
@@ -385,25 +384,3 @@ def finish_batch(
     claim_rows.withdraw_chunks(conn, batch_id)
     conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
     return True
-
-
-def drop_results(conn: sa.Connection, file_id: str, limit: int) -> int:
-    """Forgets up to ``limit`` of the lines that a result file was made of; returns how many."""
-    t = batch_lines.c
-    dropped = 0
-    for column, in_file in (
-        (batches.c.output_file_id, t.state == LineState.COMPLETED),
-        (batches.c.error_file_id, t.state != LineState.COMPLETED),
-    ):
-        for batch_id in conn.execute(sa.select(batches.c.id).where(column == file_id)).scalars().all():
-            lines = sa.select(t.line_no).where(t.batch_id == batch_id, in_file).limit(limit)
-            gone = batch_lines.delete().where(t.batch_id == batch_id, t.line_no.in_(lines))
-            dropped += conn.execute(gone).rowcount
-    return dropped
-
-
-def forget_batches(conn: sa.Connection, ended_before: int) -> None:
-    """Drops batches, with their lines, that ended so long ago and whose result files are gone."""
-    ended_at = sa.func.coalesce(*(batches.c[f"{status}_at"] for status in TERMINAL))
-    has_files = sa.exists().where(files.c.id.in_((batches.c.output_file_id, batches.c.error_file_id)))
-    conn.execute(batches.delete().where(batches.c.status.in_(TERMINAL), ended_at < ended_before, ~has_files))

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing import file_rows, retention_rows
 from neaptide.server.batches.storing.files import DAY_S, FileStore
 from neaptide.server.batches.storing.store import Store
 
@@ -38,6 +38,6 @@ class Housekeeping:
         """The bytes of a deleted file, and of a result file the results that it was made of."""
         if not await self._files.remove(file_id, blob):
             return
-        while await self._store.write(batch_rows.drop_results, file_id, LINES_A_WRITE):
+        while await self._store.write(retention_rows.drop_results, file_id, LINES_A_WRITE):
             continue
         await self._store.write(file_rows.mark_swept, file_id)

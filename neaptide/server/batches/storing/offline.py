@@ -11,7 +11,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing import batch_rows, file_rows, retention_rows
 from neaptide.server.batches.storing.data_dir import (
     CACHE,
     DATABASE_NAME,
@@ -172,7 +172,7 @@ def prune(store: Store, what: Prune) -> int:
     asyncio.run(Housekeeping(store, files_of_store, time.time).run())
     if what.batches_older_than_days is not None:
         ended_before = int(time.time() - what.batches_older_than_days * DAY_S)
-        store.write_blocking(batch_rows.forget_batches, ended_before)
+        store.write_blocking(retention_rows.forget_batches, ended_before)
     for key in leftover_blobs(store):
         assert store.blobs is not None
         store.blobs.remove(key)

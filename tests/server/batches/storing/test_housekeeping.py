@@ -8,7 +8,7 @@ from alembic import command
 from alembic.config import Config
 
 from neaptide.engine.messages import AddBatch
-from neaptide.server.batches.running import machine
+from neaptide.server.batches.running import upkeep
 from neaptide.server.batches.storing import housekeeping
 from neaptide.server.batches.storing.files import DAY_S, UploadForm
 from neaptide.server.batches.storing.store import Store
@@ -228,7 +228,7 @@ async def test_the_server_keeps_house_at_start_and_every_minute(
     async with Server(tmp_path, clock=clock) as server:
         first = (await server.upload(b"x\n")).id
     clock.now_s += 30 * DAY_S + 1
-    monkeypatch.setattr(machine, "SWEEP_PERIOD_S", 0.04)
+    monkeypatch.setattr(upkeep, "SWEEP_PERIOD_S", 0.04)
     async with Server(tmp_path, clock=clock) as server:
         await server.until_gone(first)
         second = (await server.upload(b"x\n")).id

@@ -1,0 +1,63 @@
+"""What time does to batches: completion windows that are over, and what has to go."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.disk_patience import PatientDisk
+from neaptide.server.batches.storing.housekeeping import Housekeeping
+from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.batches.wiring import BatchPlane
+
+logger = logging.getLogger(__name__)
+
+SWEEP_PERIOD_S = 60.0
+
+
+async def _nothing_more() -> None: ...
+
+
+class Upkeep:
+    """``end`` is called with the id of every batch that has expired, ``sweep`` now and then, after the store's own
+    housekeeping."""
+
+    def __init__(
+        self,
+        plane: BatchPlane,
+        disk: PatientDisk,
+        end: Callable[[str], None],
+        sweep: Callable[[], Awaitable[None]] = _nothing_more,
+    ) -> None:
+        self._p = plane
+        self._disk = disk
+        self._end = end
+        self._sweep = sweep
+        self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
+
+    async def run(self, is_stopping: Callable[[], bool]) -> None:
+        """Goes on until the server stops."""
+        ticks_per_sweep = max(1, round(SWEEP_PERIOD_S / self._p.settings.tick_s))
+        ticks = 0
+        while not is_stopping():
+            try:
+                await self.expire_overdue()
+                if ticks % ticks_per_sweep == 0:
+                    await self._housekeeping.run()
+                    await self._sweep()
+            except (OSError, StoreUnavailableError) as error:
+                logger.error("housekeeping has to wait: %s", error)
+            ticks += 1
+            await self._disk.sleep(self._p.settings.tick_s)
+
+    async def expire_overdue(self) -> None:
+        """Ends batches whose completion window is over.
+
+        Raises:
+            StoreUnavailableError: not now.
+        """
+        now = int(self._p.clocks.wall())
+        if not await self._p.store.read(batch_rows.overdue, now):
+            return
+        for batch_id in await self._p.store.write(batch_rows.expire_overdue, now):
+            logger.info("batch %s: its completion window is over", batch_id)
+            self._end(batch_id)
