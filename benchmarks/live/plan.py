@@ -21,7 +21,7 @@ LEAST_LINES = 400
 LAX_S = 3600.0
 START_TIMEOUT_S = 600.0
 """An executor may compile its model first."""
-PATIENCE_S = 120.0
+PATIENCE_S = 45.0
 """For chats behind a flood: one that has not ended so long after the last arrival has missed its targets."""
 EGRESS_MS = 5.0
 PHASES = ("schedule", "prepare", "model", "sample", "commit")
