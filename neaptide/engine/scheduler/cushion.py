@@ -15,9 +15,9 @@ have gained it."""
 TOKENS_TO_GAIN = 10
 """From its first token on, because to make all streams short of it wait for nothing but each other wastes whole
 steps ..."""
-MOST_GAIN = 0.3
+MOST_GAIN = 0.4
 """... but no token gains more than this share of the TPOT target."""
-HALF_LIFE_S = 30.0
+HALF_LIFE_S = 60.0
 """Of what is remembered of the deepest dip."""
 
 
