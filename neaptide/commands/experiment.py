@@ -17,6 +17,9 @@ from neaptide.experiments.forecast_coverage import NAME as FORECAST
 from neaptide.experiments.forecast_coverage import run_trace
 from neaptide.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide.experiments.result import ExperimentResult, Row
+from neaptide.experiments.rivals.kept import KeptRuns
+from neaptide.experiments.rivals.sweep import NAME as TUNED_RIVALS
+from neaptide.experiments.rivals.sweep import run_kept
 
 TABLE_WIDTH = 118
 DURATIONS = (
@@ -36,6 +39,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     trace_help = "forecast-coverage: measure on this recorded trace, a name or a file, instead of the bundled ones"
     parser.add_argument("--trace", metavar="FILE", help=trace_help)
     parser.add_argument("--speed", type=float, metavar="X", help="with --trace: arrival times are divided by it (1)")
+    keep_help = "tuned-rivals: keep every simulation in this file, and go on from those that it has"
+    parser.add_argument("--keep", type=Path, metavar="FILE", help=keep_help)
     parser.add_argument(
         "--plot", type=Path, metavar="OUT.png", help="draw the experiment's plot into this file (.png, .pdf, .svg, ...)"
     )
@@ -58,7 +63,7 @@ def run_command(args: argparse.Namespace) -> int:
     try:
         with _progress(args.name):
             result = _run(args)
-    except TraceError as error:
+    except InputError as error:
         return _refuse(str(error))
     _show(result)
     found = result.to_json()
@@ -75,24 +80,33 @@ def run_command(args: argparse.Namespace) -> int:
     return status
 
 
-class TraceError(Exception):
-    """The user's trace cannot be measured."""
+class InputError(Exception):
+    """The user's file cannot be used."""
 
 
 def _run(args: argparse.Namespace) -> ExperimentResult:
+    if args.keep is not None:
+        return run_kept(args.quick, _kept_runs(args.keep))
     if args.trace is None:
         return load_experiment(args.name).run(args.quick)
     try:
         return run_trace(args.trace, 1.0 if args.speed is None else args.speed, args.quick)
     except (ValueError, OSError) as error:
-        raise TraceError(str(error)) from error
+        raise InputError(str(error)) from error
+
+
+def _kept_runs(path: Path) -> KeptRuns:
+    try:
+        return KeptRuns(path)
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
 
 
 def _check(args: argparse.Namespace) -> None:
     """What cannot be done is told before minutes of work. Raises ValueError with one line."""
     if args.name == "list":
-        if args.quick or args.trace is not None or args.json is not None or args.plot is not None:
-            raise ValueError("list takes no --quick, --trace, --json or --plot")
+        if args.quick or any(given is not None for given in (args.trace, args.json, args.keep, args.plot)):
+            raise ValueError("list takes no --quick, --trace, --json, --keep or --plot")
         return
     if args.name not in EXPERIMENT_NAMES:
         raise ValueError(f"there is no experiment {args.name!r}; there are: {', '.join(EXPERIMENT_NAMES)}")
@@ -100,8 +114,11 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--trace goes with {FORECAST}")
     if args.speed is not None and args.trace is None:
         raise ValueError("--speed goes with --trace")
-    if args.json is not None:
-        check_writable(args.json)
+    if args.keep is not None and args.name != TUNED_RIVALS:
+        raise ValueError(f"--keep goes with {TUNED_RIVALS}")
+    for path in (args.json, args.keep):
+        if path is not None:
+            check_writable(path)
     if args.plot is not None:
         check_plot(args.plot)
 

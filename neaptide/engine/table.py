@@ -167,7 +167,8 @@ class RequestTable:
         return ByClass(rows[is_online], rows[~is_online])
 
     def with_output(self, rows: IntArray) -> IntArray:
-        return rows[self.total[rows] > self.prompt[rows]]
+        have_output = self.total[rows] > self.prompt[rows]
+        return rows if np.count_nonzero(have_output) == len(rows) else rows[have_output]
 
     def next_deadline_s(self, rows: IntArray) -> FloatArray:
         """When the next token of each is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""

@@ -9,7 +9,7 @@ import msgspec
 
 from neaptide.engine.scheduler.parts import PARTS
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.experiments.tuned_rivals import CONV, LOADS, PROFILE, STEP_NOISE, Load, scenario_of
+from neaptide.experiments.rivals.loads import CONV, LOADS, PROFILE, STEP_NOISE, Load, scenario_of
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.simulator import simulate
 

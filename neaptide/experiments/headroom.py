@@ -18,7 +18,7 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.recipes import DEFAULT_HEADROOM
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.experiments.tuned_rivals import LOADS, PROFILE, STEP_NOISE, Load, scenario_of
+from neaptide.experiments.rivals.loads import LOADS, PROFILE, STEP_NOISE, Load, scenario_of
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate

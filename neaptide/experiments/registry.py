@@ -30,7 +30,7 @@ _MODULES = {
     "echo-slo": "echo.slo",
     "echo-hit-rate": "echo.hit_rate",
     "echo-timeline": "echo.timeline",
-    "tuned-rivals": "tuned_rivals",
+    "tuned-rivals": "rivals.sweep",
     "fair-shares": "jobs.shares",
     "batch-deadlines": "jobs.deadlines",
     "ablation": "ablation",

@@ -1,11 +1,13 @@
-"""What one step holds, and why the rest is not in it."""
+"""What one step holds, and why the rest is not in it; what bounded the steps of a run."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
+from operator import itemgetter
 
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
-from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.draft import Draft, Limit
 from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.engine.steps.step import Step
 
@@ -26,6 +28,30 @@ class Explainer(EngineObserver):
             self.text = "\n".join(_lines(step, scheduler))
 
 
+class StepLimits(EngineObserver):
+    """What offline work ended with in the steps that are planned in a window, by their predicted time."""
+
+    def __init__(self, window_s: tuple[float, float]) -> None:
+        self._window_s = window_s
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """By what ended it; time by its least bound."""
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        first_s, last_s = self._window_s
+        if first_s <= draft.now_s < last_s and draft.offline_ended_by is not None:
+            of_time = draft.offline_ended_by is Limit.TIME
+            self.seconds[_least_bound(draft) if of_time else draft.offline_ended_by] += step.plan.predicted_s
+
+    def __str__(self) -> str:
+        whole_s = sum(self.seconds.values())
+        most_first = sorted(self.seconds.items(), key=itemgetter(1), reverse=True)
+        return ", ".join(f"{what} {seconds / whole_s:.0%}" for what, seconds in most_first)
+
+
+def _least_bound(draft: Draft) -> str:
+    return f"time ({min(draft.bounds_s, key=draft.bounds_s.__getitem__)})"
+
+
 def _lines(step: Step, scheduler: Scheduler) -> list[str]:
     plan, now_s, queues = step.plan, step.draft.now_s, scheduler.queues
     blocks, shape = scheduler.kv.occupancy(), plan.shape
@@ -33,6 +59,7 @@ def _lines(step: Step, scheduler: Scheduler) -> list[str]:
     lines = [
         f"step {plan.step} at {now_s:.4f} s: predicted {1e3 * plan.predicted_s:.2f} ms + margin "
         f"{1e3 * plan.margin_s:.2f} ms, {budget}",
+        *_limit_lines(step.draft),
         f"  {shape.num_tokens} of {scheduler.max_step_tokens} tokens: {shape.prefill_requests} prompts with "
         f"{shape.prefill_tokens} tokens, {shape.decode_requests} decodes reading {shape.decode_context_tokens} tokens",
         f"  KV blocks: {blocks.online} online, {blocks.offline} offline, {blocks.cached} cached, "
@@ -41,6 +68,19 @@ def _lines(step: Step, scheduler: Scheduler) -> list[str]:
     for name, running in (("online", queues.running_online), ("offline", queues.running_offline)):
         lines += _class_lines(name, plan, running, scheduler)
     lines.append(f"  waiting: {len(queues.waiting_online)} online, {len(queues.pool)} offline")
+    return lines
+
+
+def _limit_lines(draft: Draft) -> list[str]:
+    """As the policy noted them when it chose."""
+    lines = []
+    if draft.bounds_s:
+        bounds = [f"{name} {1e3 * bound_s:.2f} ms" for name, bound_s in draft.bounds_s.items() if bound_s < math.inf]
+        factor = draft.limit_s / draft.whole_limit_s if draft.whole_limit_s else 1.0
+        lines.append(f"  time bounds: {', '.join(bounds)}; the least times {factor:.2f}")
+    if draft.offline_ended_by is not None:
+        what = _least_bound(draft) if draft.offline_ended_by is Limit.TIME else draft.offline_ended_by
+        lines.append(f"  offline work ended by: {what}")
     return lines
 
 

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from neaptide.experiments import ablation, tuned_rivals
+from neaptide.experiments import ablation
 from neaptide.experiments.ablation import CODE, Size
+from neaptide.experiments.rivals import loads
 
 
 def test_every_part_stands_beside_the_whole_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     load = replace(CODE, window_s=(1134.9, 1135.4), offline="batchllm-2000-200-s4", warm_up_s=0.2)
     monkeypatch.setattr(ablation, "QUICK", Size((load,), ("shares", "reuse-eviction")))
-    monkeypatch.setattr(tuned_rivals, "CLIENT_LIMIT_TOKENS", 8)
-    monkeypatch.setattr(tuned_rivals, "OFFLINE_REQUESTS", 100)
+    monkeypatch.setattr(loads, "CLIENT_LIMIT_TOKENS", 8)
+    monkeypatch.setattr(loads, "OFFLINE_REQUESTS", 100)
     result = ablation.run(quick=True)
     name = "azure_code_2023 without"
     assert [row.case for row in result.rows] == [

@@ -174,7 +174,7 @@ def test_the_json_line_is_printed_though_a_file_could_not_be_written(
     assert json.loads(shown.out.splitlines()[-1])["experiment"] == "made"
 
 
-@pytest.mark.parametrize("option", [["--json", "out.json"], ["--plot", "out.png"], ["--quick"]])
+@pytest.mark.parametrize("option", [["--json", "out.json"], ["--keep", "runs"], ["--plot", "out.png"], ["--quick"]])
 def test_list_refuses_what_it_would_ignore(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "list", *option]) == 2
     shown = capsys.readouterr()
@@ -247,13 +247,14 @@ def test_nan_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "complaint"),
     [
         (["golden", "--trace", "azure_conv_2023"], "--trace goes with forecast-coverage"),
+        (["golden", "--keep", "runs"], "--keep goes with tuned-rivals"),
         (["forecast-coverage", "--speed", "2"], "--speed goes with --trace"),
         (["forecast-coverage", "--trace", "nowhere.csv"], "no trace 'nowhere.csv'"),
         (["forecast-coverage", "--trace", "azure_conv_2023", "--speed", "100"], "is too short: the forecasts need 200"),
         (["forecast-coverage", "--trace", "azure_conv_2023", "--speed", "0"], "speed must be positive"),
     ],
 )
-def test_a_trace_that_cannot_be_measured_is_one_line(
+def test_a_file_that_cannot_be_used_is_one_line(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["experiment", *arguments]) == 2
@@ -270,3 +271,13 @@ def test_a_trace_of_the_users_is_measured(tmp_path: Path, capsys: pytest.Capture
     assert found["rows"][0]["case"] == "mine.csv: mu + 2 sigma, moments of the next 30 s"
     assert found["data"]["traces"][0]["seconds"] == 250 - 30 - 100
     assert (tmp_path / "out.svg").read_text().count("mine.csv") >= 1
+
+
+def test_a_file_that_is_no_sweep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("a,b\n1,2\n")
+    assert main(["experiment", "tuned-rivals", "--keep", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"{file}: line 1 is not a run of this experiment" in shown.err
+    assert file.read_text() == "a,b\n1,2\n"

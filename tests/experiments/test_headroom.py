@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from neaptide.estimator.recipes import DEFAULT_HEADROOM
-from neaptide.experiments import headroom, tuned_rivals
+from neaptide.experiments import headroom
 from neaptide.experiments.headroom import CONV, Kept, Outcome, ReservationWatch, Size, rows_of
+from neaptide.experiments.rivals import loads
 from neaptide.simulation.simulator import simulate
 from tests.simulation.scenes import constant, offline, online
 
@@ -59,8 +60,8 @@ def test_the_default_ties_with_the_best_that_attains_as_much() -> None:
 def test_every_reservation_stands_beside_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     load = replace(CONV, window_s=(600.0, 600.4), offline="batchllm-2000-200-s4", warm_up_s=0.2)
     monkeypatch.setattr(headroom, "QUICK", Size((load,), ("fixed@50", DEFAULT_HEADROOM)))
-    monkeypatch.setattr(tuned_rivals, "CLIENT_LIMIT_TOKENS", 8)
-    monkeypatch.setattr(tuned_rivals, "OFFLINE_REQUESTS", 100)
+    monkeypatch.setattr(loads, "CLIENT_LIMIT_TOKENS", 8)
+    monkeypatch.setattr(loads, "OFFLINE_REQUESTS", 100)
     result = headroom.run(quick=True)
     assert [row.case.split(",")[0] for row in result.rows] == [
         "azure_conv_2023 600:600.4: fixed@50",

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.engine.observer import EngineObserver
 from neaptide.engine.record.step_log import AddLine, BatchLine, RowLine, StepLine, read_log
 from neaptide.engine.scheduler import policies
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
-from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
-from neaptide.simulation.explain import Explainer
 from neaptide.simulation.replicas.replica import SimulationError
 from neaptide.simulation.simulator import simulate
 from tests.golden.renew import write_log
@@ -323,33 +320,6 @@ def test_a_policy_that_stands_still_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(policies.POLICIES, "idle", Idle)
     with pytest.raises(SimulationError, match="idle has run no request"):
         simulate(constant(online((0.0, 8, 3)), policy="idle"))
-
-
-# ---- explanations ----
-
-
-def test_a_step_is_explained() -> None:
-    taking_part: list[str] = []
-    explainer = Explainer(9)
-
-    class Watch(EngineObserver):
-        def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
-            if step.plan.step == 9:
-                taking_part.extend(step.plan.request_ids)
-
-    simulate(mixed(), observers=[Watch(), explainer])
-    assert explainer.text is not None
-    assert explainer.text.startswith("step 9 at ")
-    assert taking_part
-    assert all(request_id in explainer.text for request_id in taking_part[:5])
-
-
-def test_who_sits_out_and_why_is_explained() -> None:
-    """So tight a target that fewer decodes fit into the time budget than are resident."""
-    explainers = [Explainer(step) for step in range(1, 150)]
-    simulate(mixed(tpot_slo_s=0.004), observers=explainers)
-    said = [explainer.text for explainer in explainers if explainer.text and "sit out" in explainer.text]
-    assert any("one more token would break the time budget" in text for text in said)
 
 
 # ---- offline rows that arrive over time ----

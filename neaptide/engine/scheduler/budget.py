@@ -68,7 +68,8 @@ class StepBudget:
         if most <= 0:
             return 0
         shape = self.shape
-        all_s = self._seconds(shape.plus_decodes(most, int(contexts[:most].sum()), int(contexts[:most].max())))
+        first = contexts[:most]
+        all_s = self._seconds(shape.plus_decodes(most, int(np.add.reduce(first)), int(np.maximum.reduce(first))))
         if all_s <= limit_s:
             return most
         sums, longest = np.cumsum(contexts), np.maximum.accumulate(contexts)

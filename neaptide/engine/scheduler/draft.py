@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,16 @@ from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.queues import Queues, deadline_order
 
 
+class Limit(StrEnum):
+    """What kept more offline work out of a step."""
+
+    TIME = "time"
+    TOKENS = "step tokens"
+    SEATS = "seats"
+    MEMORY = "KV blocks"
+    WORK = "nothing more waits"
+
+
 class Draft:
     """Which requests take part with how many tokens, which are admitted, which make way: actions in their order.
 
@@ -50,6 +61,10 @@ class Draft:
         """What the policy let the step take ..."""
         self.whole_limit_s = math.inf
         """... and would have, had no step overrun of late."""
+        self.bounds_s: dict[str, float] = {}
+        """The least of these is that; by what asks for them. Empty if the policy does not tell."""
+        self.offline_ended_by: Limit | None = None
+        """None while offline work is paused, or if the policy does not tell."""
         self.dip = 0.0
         """TPOT targets by which the deepest running stream is below its cushion, or will be after the shortest step."""
         self.at: Request | None = None

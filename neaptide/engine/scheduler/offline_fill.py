@@ -7,7 +7,7 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT
 from neaptide.engine.request import Request, RequestStatus
-from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.draft import Draft, Limit
 from neaptide.engine.scheduler.residual import num_paced
 from neaptide.engine.steps.plan import BatchShape
 
@@ -57,12 +57,14 @@ class OfflineFill:
         chosen = decodes[: count if count or draft.num_parts else 1]
         draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), self._blocks_to_grow(draft))
         if count < len(decodes):
+            draft.offline_ended_by = _used_up(draft)
             return
         self._pace(draft, before)
         for request in prefills:
             draft.at = request
             chunk = self._chunk(draft, request.num_uncomputed_tokens, request.num_computed_tokens, limit_s)
             if chunk == 0:
+                draft.offline_ended_by = _used_up(draft)
                 return
             if draft.is_running(request) and self._find_room(draft, request, chunk):
                 draft.add(request, chunk)
@@ -135,13 +137,18 @@ class OfflineFill:
 
     def _admit_next(self, draft: Draft, limit_s: float, passed: list[Request]) -> bool:
         """Admits the next request, or passes a giant by; False if none may follow."""
+        if draft.num_running >= self._config.max_num_seqs:
+            draft.offline_ended_by = Limit.SEATS
+            return False
         request = draft.at = draft.pool.peek()
-        if request is None or draft.num_running >= self._config.max_num_seqs:
+        if request is None:
+            draft.offline_ended_by = Limit.WORK
             return False
         hit = draft.kv.match_prefix(request)
         left = request.num_known_tokens - hit.num_tokens
         chunk = self._chunk(draft, left, hit.num_tokens, limit_s, len(hit.host_hashes))
         if chunk == 0:
+            draft.offline_ended_by = _used_up(draft)
             return False
         # The whole prompt is reserved for, not only this chunk: half a prompt is of no use.
         cost = draft.kv.admission_cost(hit, left)
@@ -150,6 +157,7 @@ class OfflineFill:
         if cost <= room - self._reserved_blocks(draft, request, passed):
             draft.admit(request, hit, chunk)
             return True
+        draft.offline_ended_by = Limit.MEMORY
         is_returned = draft.pool.ends is not None and request.num_preemptions > 0
         if not self._passes_giants or (cost < GIANT_SHARE * self._most_blocks(draft) and not is_returned):
             return False
@@ -164,3 +172,7 @@ class OfflineFill:
         giant, since_s = self._giant
         needed = draft.kv.admission_cost(NO_HIT, giant.num_known_tokens)
         return int(needed * min(1.0, (draft.now_s - since_s) / PATIENCE_S))
+
+
+def _used_up(draft: Draft) -> Limit:
+    return Limit.TIME if draft.budget.tokens_left > 0 else Limit.TOKENS

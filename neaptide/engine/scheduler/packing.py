@@ -81,7 +81,13 @@ class NeaptideScheduler(Scheduler, Divisible):
         self._pack_online_prefills(draft, bounds)
         draft.at = None
         prefill_slack_s = self.slack.prefill_slack_s(draft, self._unfinished_prompts(draft))
-        draft.whole_limit_s = min(bounds.itl_s, bounds.slack_s, bounds.idle_s, prefill_slack_s)
+        draft.bounds_s = {
+            "gap": bounds.itl_s,
+            "streams": bounds.slack_s,
+            "prompts": prefill_slack_s,
+            "next arrival": bounds.idle_s,
+        }
+        draft.whole_limit_s = min(draft.bounds_s.values())
         limit_s = draft.whole_limit_s * self.controller.factor
         if not self.offline_paused:
             self._fill.fill(draft, limit_s)

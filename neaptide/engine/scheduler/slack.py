@@ -10,7 +10,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from neaptide.engine.arrays import IntArray
+from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
@@ -54,12 +54,18 @@ def prefill_seconds(cost_model: CostModel, num_tokens: int, context_tokens: int)
 
 def decodes_shape(contexts: IntArray) -> BatchShape:
     """A step of one decode on top of each of these contexts, at least one token each."""
-    shape = BatchShape()
-    shape.add_decodes(len(contexts), int(contexts.sum()) + len(contexts), int(contexts.max()) + 1)
+    shape, count = BatchShape(), len(contexts)
+    shape.add_decodes(count, int(np.add.reduce(contexts)) + count, int(np.maximum.reduce(contexts)) + 1)
     return shape
 
 
 ONE_DECODE = decodes_shape(np.zeros(1, dtype=np.int64))
+
+
+def _least_slack_s(left_s: FloatArray, num_output: IntArray, tpot_slo_s: FloatArray, share: float) -> float:
+    """Of streams with so much time left and so many tokens, beyond a cushion of so many TPOT targets."""
+    in_hand_s = cushion(num_output, share) * tpot_slo_s if share else 0.0
+    return float(np.minimum.reduce(left_s - in_hand_s))
 
 
 @dataclass(slots=True, frozen=True)
@@ -117,17 +123,18 @@ class SlackTracker:
         longest_s = self._longest_step_s()
         if not len(streams):
             return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0, ONE_DECODE), longest_s)
-        tpot_slo_s = table.tpot_slo_s[streams]
-        tightest_s = float(tpot_slo_s.min())
+        tpot_slo_s, total = table.tpot_slo_s[streams], table.total[streams]
+        tightest_s = float(np.minimum.reduce(tpot_slo_s))
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
-        num_output = table.total[streams] - table.prompt[streams]
+        num_output = total - table.prompt[streams]
         left_s = table.next_deadline_s(streams) - self._config.egress_s - draft.now_s
-        slack_s = prompts_slack_s = float(left_s.min())
+        share = least_share = 0.0
         if self._cushion is not None:
-            share = self._cushion.share(draft.now_s)
-            slack_s = float((left_s - cushion(num_output, share) * tpot_slo_s).min())
-            prompts_slack_s = float((left_s - cushion(num_output, LEAST_SHARE) * tpot_slo_s).min())
-        decodes = decodes_shape(table.total[streams] - 1)
+            share, least_share = self._cushion.share(draft.now_s), LEAST_SHARE
+        slack_s = prompts_slack_s = _least_slack_s(left_s, num_output, tpot_slo_s, least_share)
+        if share != least_share:
+            slack_s = _least_slack_s(left_s, num_output, tpot_slo_s, share)
+        decodes = decodes_shape(total - 1)
         alone_s = self._cost_model.predict(decodes).seconds
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         if alone_s >= tightest_s:

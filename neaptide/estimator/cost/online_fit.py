@@ -13,6 +13,7 @@ from neaptide.estimator.cost.step_cost import NUM_TERMS, Terms
 
 # The parameters, all logarithms: one common to everything, one per term, one per term and regime.
 TERMS = slice(1, 1 + NUM_TERMS)
+_REGIMES = tuple(enumerate(Regime, 1))
 OWN = {regime: slice(1 + NUM_TERMS * index, 1 + NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime, 1)}
 SIZE = 1 + NUM_TERMS * (1 + len(Regime))
 
@@ -144,6 +145,6 @@ class OnlineCostModel:
         self._covariance -= along[:, np.newaxis] * (along / variance)
         common, *own = self._logs.tolist()
         of_terms = [own_log + common for own_log in own[:NUM_TERMS]]
-        for index, regime in enumerate(Regime, 1):
+        for index, regime in _REGIMES:
             of_regime = own[NUM_TERMS * index : NUM_TERMS * (index + 1)]
             self._factors[regime] = [exp(a + b) for a, b in zip(of_terms, of_regime, strict=True)]

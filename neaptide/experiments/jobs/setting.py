@@ -10,7 +10,7 @@ from neaptide.engine.request import Request
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
-from neaptide.experiments.tuned_rivals import CONV, PROFILE, STEP_NOISE, scenario_of
+from neaptide.experiments.rivals.loads import CONV, PROFILE, STEP_NOISE, scenario_of
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
 from neaptide.simulation.scenario import Scenario
 

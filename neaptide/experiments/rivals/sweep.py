@@ -6,18 +6,29 @@ of every trace, and with the one setting that is best over all of them, which is
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import msgspec
 
-from neaptide.estimator.device_profile import load_profile
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.loadgen.workloads.offline_sets import load_offline
-from neaptide.loadgen.workloads.online_sets import online_requests
-from neaptide.loadgen.workloads.traces import delayed
+from neaptide.experiments.rivals.kept import OURS as OUR_CODE
+from neaptide.experiments.rivals.kept import KeptRuns, code_digest
+from neaptide.experiments.rivals.loads import (
+    CLIENT_LIMIT_TOKENS,
+    CONV,
+    LOADS,
+    MOVING,
+    PROFILE,
+    STEP_NOISE,
+    TPOT_SLO_S,
+    TTFT_SLO_S,
+    Load,
+    scenario_of,
+)
+from neaptide.simulation.explain import StepLimits
 from neaptide.simulation.measures import OutOfReach
 from neaptide.simulation.points import PolicyPoint
 from neaptide.simulation.result import SimResult
@@ -27,67 +38,18 @@ from neaptide.simulation.simulator import simulate
 NAME = "tuned-rivals"
 ABOUT = "offline tokens/s against fcfs and priority at the step tokens and seats that suit each trace best"
 
-PROFILE = "h100-80g-llama-3.1-8b"
 OURS = PolicyPoint("neaptide")
 RIVALS = ("priority", "fcfs")
 STEP_TOKENS = (512, 1024, 1536, 2048, 4096, 8192)
 SEATS = (128, 256, 1024)
-TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.05
-STEP_NOISE = 0.05
-CLIENT_LIMIT_TOKENS = 1024
-"""``max_tokens`` of every request."""
-OFFLINE_REQUESTS = 4000
-"""Submitted at once; more follow before they run out."""
+FIRST = tuple(
+    PolicyPoint("priority", *limits) for limits in ((1024, 256), (512, 256), (1024, 1024), (1536, 256), (2048, 1024))
+)
+"""Those that did best in earlier sweeps, or may: they are run on every trace before the others are on any."""
 CONCEDED = 0.01
 """A rival's point counts if its attainment is at most so far below ours."""
 LEAST_RATIO = {"best point": 1.0, "one setting": 1.15}
 """What ours must reach in offline tokens/s: on every trace, and in the geometric mean over all."""
-
-
-@dataclass(slots=True, frozen=True)
-class Load:
-    """An online trace beside an offline set."""
-
-    trace: str
-    window_s: tuple[float, float]
-    """Of the trace."""
-    speed: float
-    offline: str
-    context_tokens: int = 16_384
-    warm_up_s: float = 30.0
-    """So long offline work runs before the first online request, which opens the window: until about as many rows end
-    as begin. A policy that is still filling the cache computes prompts, and looks fast."""
-    mixed_with: tuple["Load", ...] = ()
-    """Their online requests come as well."""
-    name: str = ""
-    """The trace's unless given."""
-
-    @property
-    def title(self) -> str:
-        return self.name or self.trace
-
-
-CONV = Load("azure_conv_2023", (600.0, 660.0), 1.2, "sharegpt_lengths")
-LOADS = (
-    CONV,
-    Load("azure_code_2023", (1133.0, 1193.0), 1.1, "loogle-qa-short"),
-    Load("mooncake_conversation", (600.0, 624.0), 0.4, "sharegpt_lengths", 32_768),
-    Load("servegen_r1_resampled", (600.0, 660.0), 1.6, "sharegpt_lengths"),
-)
-"""Chats, bursts of code completions with few tokens of output, long contexts, answers of a reasoning model."""
-MOVING = (
-    Load("echo-day@0.01", (14_400.0, 50_400.0), 360.0, "sharegpt_lengths", name="day curve"),
-    Load("echo-day@2", (46_770.0, 46_830.0), 1.0, "sharegpt_lengths", name="burst"),
-    replace(
-        CONV,
-        speed=0.6,
-        context_tokens=32_768,
-        mixed_with=(replace(LOADS[1], speed=0.6), replace(LOADS[2], speed=0.24)),
-        name="mixed lengths",
-    ),
-)
-"""From the trough to the peak of a made day, ten hours in 100 s; half a minute of the peak, then half a minute at twice
-of it; chats, code completions and long contexts at once."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -149,8 +111,15 @@ Runs = dict[str, TraceRuns]
 
 
 def run(quick: bool) -> ExperimentResult:
+    return run_kept(quick, KeptRuns())
+
+
+def run_kept(quick: bool, kept: KeptRuns) -> ExperimentResult:
+    """``run``, which goes on from the simulations that were kept and keeps those that it runs."""
     size = QUICK if quick else FULL
-    runs = {load.title: _trace_runs(load, size) for load in size.loads}
+    sweep = _Sweep(kept)
+    runs = sweep.run(size)
+    short = {load.title: sweep.limits(load) for load in size.loads if falls_short(runs[load.title])}
     rows = [row for rival in RIVALS for row in _rows(rival, runs, judged=not quick)]
     rows += [
         Row(
@@ -173,7 +142,7 @@ def run(quick: bool) -> ExperimentResult:
         "out_of_reach": {trace: one.out_of_reach for trace, one in runs.items()},
     }
     return ExperimentResult(
-        NAME, rows, _notes(runs), data, lambda figure: _plot(figure, runs), against="rival, offline tok/s"
+        NAME, rows, _notes(runs, short), data, lambda figure: _plot(figure, runs), against="rival, offline tok/s"
     )
 
 
@@ -185,51 +154,74 @@ def settings(policy: str, step_tokens: Sequence[int], seats: Sequence[int]) -> l
     return [PolicyPoint(policy, tokens, most) for tokens, most in product(step_tokens, seats) if tokens >= most]
 
 
-def _trace_runs(load: Load, size: Size) -> TraceRuns:
-    both = scenario_of(load)
-    runs = TraceRuns(
-        ours=_point(load, OURS, both),
-        alone=_point(load, OURS, replace(both, offline=())),
-        rivals={rival: [] for rival in RIVALS},
-        out_of_reach={rival: {} for rival in RIVALS},
-    )
+def in_turn(size: Size) -> Iterator[tuple[Load, PolicyPoint]]:
+    """Every rival's points on every load, those first of which most is expected."""
+    points = [point for rival in RIVALS for point in settings(rival, size.step_tokens, size.seats)]
+    first = [point for point in FIRST if point in points]
+    yield from product(size.loads, first)
     for rival in RIVALS:
-        for point in settings(rival, size.step_tokens, size.seats):
+        yield from product(size.loads, (point for point in points if point.policy == rival and point not in first))
+
+
+class _Sweep:
+    """Runs what has not been kept."""
+
+    def __init__(self, kept: KeptRuns) -> None:
+        self._kept = kept
+        self._our_code, self._rivals_code = code_digest(), code_digest(besides=OUR_CODE)
+        self._scenarios: dict[str, Scenario] = {}
+
+    def run(self, size: Size) -> Runs:
+        runs = {
+            load.title: TraceRuns(
+                ours=self._point(load, OURS),
+                alone=self._point(load, OURS, alone=True),
+                rivals={rival: [] for rival in RIVALS},
+                out_of_reach={rival: {} for rival in RIVALS},
+            )
+            for load in size.loads
+        }
+        for load, point in in_turn(size):
+            one = runs[load.title]
             try:
-                runs.rivals[rival].append(_point(load, point, both, runs.ours.attained - CONCEDED))
+                one.rivals[point.policy].append(self._point(load, point, one.ours.attained - CONCEDED))
             except OutOfReach as error:
-                runs.out_of_reach[rival][str(point)] = str(error)
-    return runs
+                one.out_of_reach[point.policy][str(point)] = str(error)
+        return runs
 
+    def _point(self, load: Load, point: PolicyPoint, least_attainment: float = 0.0, *, alone: bool = False) -> Point:
+        name = f"{point} on {load.title}{', online alone' if alone else ''}"
+        code = self._our_code if point == OURS else self._rivals_code
 
-def scenario_of(load: Load) -> Scenario:
-    """Both kinds of work, under our policy."""
-    online = [
-        request
-        for each in (load, *load.mixed_with)
-        for request in online_requests(each.trace, window_s=each.window_s, speed=each.speed)
-    ]
-    trace = sorted(online, key=lambda request: request.arrival_s)
-    return Scenario(
-        profile=load_profile(PROFILE),
-        online=delayed(trace, load.warm_up_s),
-        offline=[load_offline(load.offline, seed=0, limit=OFFLINE_REQUESTS)],
-        ttft_slo_s=TTFT_SLO_S,
-        tpot_slo_s=TPOT_SLO_S,
-        step_noise=STEP_NOISE,
-        max_model_len=load.context_tokens,
-        max_output_tokens=CLIENT_LIMIT_TOKENS,
-        # Enough for all that can still attain: no answer takes longer in time.
-        drain_s=TTFT_SLO_S + CLIENT_LIMIT_TOKENS * TPOT_SLO_S,
-    )
+        def simulated() -> SimResult:
+            logging.getLogger(__name__).info("%s", name)
+            scenario = self._scenario(load)
+            scenario = replace(scenario, offline=()) if alone else scenario
+            return simulate(point.of(scenario), least_attainment=least_attainment).result
 
+        return Point(point, self._kept.run(f"{name}: {load}", code, least_attainment, simulated))
 
-def _point(load: Load, point: PolicyPoint, scenario: Scenario, least_attainment: float = 0.0) -> Point:
-    logging.getLogger(__name__).info("%s on %s%s", point, load.title, "" if scenario.offline else ", online alone")
-    return Point(point, simulate(point.of(scenario), least_attainment=least_attainment).result)
+    def limits(self, load: Load) -> str:
+        """What bounded our steps, in a run of its own."""
+        scenario = self._scenario(load)
+        window_s = (scenario.online[0].arrival_s, scenario.online[-1].arrival_s)
+        limits = StepLimits(window_s)
+        simulate(OURS.of(scenario), observers=[limits])
+        return str(limits)
+
+    def _scenario(self, load: Load) -> Scenario:
+        if load.title not in self._scenarios:
+            self._scenarios[load.title] = scenario_of(load)
+        return self._scenarios[load.title]
 
 
 # ---- what it says -------------------------------------------------------------------------------------------
+
+
+def falls_short(one: TraceRuns) -> bool:
+    """Whether the best point of a rival is faster than ours."""
+    bests = [best for rival in RIVALS if (best := one.best(rival)) is not None]
+    return any(best.tokens_per_s > one.ours.tokens_per_s for best in bests)
 
 
 def one_setting(rival: str, runs: Runs) -> PolicyPoint | None:
@@ -286,7 +278,8 @@ def _row(case: str, ours: Point, other: Point, bar: str | None) -> Row:
     return Row(case, ours.tokens_per_s, other.tokens_per_s, "tok/s", digits=0, holds=holds)
 
 
-def _notes(runs: Runs) -> list[str]:
+def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
+    """``short``: what bounded the steps on the traces on which a rival is faster."""
     lines = [
         f"{trace}: neaptide attains both targets for {100 * one.ours.attained:.1f}% ({100 * one.alone.attained:.1f}% "
         f"alone) at {one.ours.tokens_per_s:,.0f} offline tok/s; {_kept(one)}."
@@ -296,6 +289,10 @@ def _notes(runs: Runs) -> list[str]:
     return [
         *lines,
         *trades,
+        *[
+            f"{trace}: a rival is faster. What ended the offline work of our steps: {why}."
+            for trace, why in short.items()
+        ],
         f"{PROFILE}, steps with {STEP_NOISE:.0%} noise, planning time charged, TTFT {TTFT_SLO_S:g} s, TPOT "
         f"{1e3 * TPOT_SLO_S:g} ms, max_tokens {CLIENT_LIMIT_TOKENS:,}; context by trace (data.settings). neaptide has "
         f"2,048 tokens and 256 seats everywhere; percentages are attainment of both targets.",

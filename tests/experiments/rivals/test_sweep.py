@@ -1,26 +1,31 @@
 """What counts as a rival's best point, and as its one best setting, on results made by hand; one small real sweep."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from neaptide.experiments import tuned_rivals
-from neaptide.experiments.tuned_rivals import (
+from neaptide.experiments.rivals import loads, sweep
+from neaptide.experiments.rivals.kept import KeptRuns
+from neaptide.experiments.rivals.loads import Load, scenario_of
+from neaptide.experiments.rivals.sweep import (
+    FULL,
     OURS,
-    Load,
     Point,
     Runs,
     Size,
     TraceRuns,
+    falls_short,
+    in_turn,
     one_setting,
     rows_of_one_setting,
-    scenario_of,
     settings,
 )
 from neaptide.simulation.points import PolicyPoint
 from neaptide.simulation.result import SimResult
-from neaptide.simulation.simulator import simulate
+from neaptide.simulation.scenario import Scenario
+from neaptide.simulation.simulator import Run, simulate
 from tests.simulation.scenes import constant, offline, online
 
 SMALL, LARGE = PolicyPoint("priority", 512, 128), PolicyPoint("priority", 2048, 128)
@@ -66,6 +71,11 @@ def test_the_one_setting_keeps_up_on_most_traces_and_is_then_the_fastest_there(t
     assert one_setting("priority", runs) == LARGE
 
 
+def test_ours_falls_short_where_a_rival_that_keeps_up_is_faster(template: SimResult) -> None:
+    assert falls_short(trace(template, (SMALL, 0.98, 1001.0)))
+    assert not falls_short(trace(template, (SMALL, 0.98, 1000.0), (LARGE, 0.97, 2000.0)))
+
+
 def test_there_is_no_one_setting_if_all_miss_the_targets_everywhere(template: SimResult) -> None:
     assert one_setting("priority", {"busy": trace(template, (SMALL, 0.2, 500.0))}) is None
 
@@ -100,15 +110,32 @@ def test_mixed_loads_come_together_in_the_order_of_their_arrivals() -> None:
     assert mixed[0].arrival_s >= 2.0
 
 
-def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = (
+def test_the_most_promising_points_come_before_all_others_on_every_load() -> None:
+    points = list(in_turn(FULL))
+    titles = [load.title for load in FULL.loads]
+    assert len(points) == len(set(points)) == 7 * (17 + 17)
+    first = ["priority@1024x256", "priority@512x256", "priority@1024x1024", "priority@1536x256", "priority@2048x1024"]
+    assert [(load.title, str(point)) for load, point in points[:35]] == [
+        (title, point) for title in titles for point in first
+    ]
+    assert [point.policy for _, point in points] == ["priority"] * 7 * 17 + ["fcfs"] * 7 * 17
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loads of half a second, one point of each rival."""
+    both = (
         Load("azure_conv_2023", (600.0, 600.7), 1.2, "batchllm-2000-200-s4", warm_up_s=0.2, name="chats"),
         Load("azure_code_2023", (1134.9, 1135.4), 1.1, "batchllm-2000-200-s4", warm_up_s=0.2),
     )
-    monkeypatch.setattr(tuned_rivals, "QUICK", Size(loads, (2048,), (64,)))
-    monkeypatch.setattr(tuned_rivals, "CLIENT_LIMIT_TOKENS", 8)
-    monkeypatch.setattr(tuned_rivals, "OFFLINE_REQUESTS", 100)
-    result = tuned_rivals.run(quick=True)
+    monkeypatch.setattr(sweep, "QUICK", Size(both, (2048,), (64,)))
+    monkeypatch.setattr(loads, "CLIENT_LIMIT_TOKENS", 8)
+    monkeypatch.setattr(loads, "OFFLINE_REQUESTS", 100)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_sweep_compares_every_rival_on_every_trace() -> None:
+    result = sweep.run(quick=True)
     assert set(result.data["runs"]) == {"chats", "azure_code_2023"}
     names = {"neaptide", "priority@2048x64", "fcfs@2048x64", "online alone"}
     for trace_name, points in result.data["runs"].items():
@@ -119,4 +146,31 @@ def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyP
     shares = [row.ours for row in result.rows if "of the bound" in row.case]
     assert len(shares) == 2
     assert min(shares) > 0
+    slower = {row.case.split(":")[0] for row in result.rows if "best point" in row.case and (row.ratio or 1.0) < 1.0}
+    said = {note.split(":")[0] for note in result.notes if "What ended our steps' offline work: " in note}
+    assert said == slower
     assert not result.failed
+
+
+@pytest.mark.usefixtures("small")
+def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sweep.run_kept(True, KeptRuns(tmp_path / "whole"))
+    assert len((tmp_path / "whole").read_text().splitlines()) == 8
+    num_left = 5
+
+    def cut(scenario: Scenario, *, least_attainment: float) -> Run:
+        nonlocal num_left
+        if num_left == 0:
+            raise KeyboardInterrupt
+        num_left -= 1
+        return simulate(scenario, least_attainment=least_attainment)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "simulate", cut)
+        with pytest.raises(KeyboardInterrupt):
+            sweep.run_kept(True, KeptRuns(tmp_path / "cut"))
+    assert len((tmp_path / "cut").read_text().splitlines()) == 5
+    kept = KeptRuns(tmp_path / "cut")
+    again = sweep.run_kept(True, kept)
+    assert kept.num_found == 5
+    assert again.rows == whole.rows
