@@ -15,8 +15,12 @@ vLLM's kernels: ours over its workers against its own priority scheduling at def
 draws every point.
 
     python -m benchmarks.live_coserving --quick             # 60 s a run, load 0.20 only, no curve, no rivals, no repeat
-    python -m benchmarks.live_coserving --medium            # 75 s a run, load 0.20 only, three targets, two rivals
+    python -m benchmarks.live_coserving --medium            # 60 s a run, load 0.20 only, three targets, two rivals
     python -m benchmarks.live_coserving --plot live.svg     # hours: 300 s a run, two repeats by turns
+
+What ends before its end (``--limit-min``, SIGINT, SIGTERM, a server that dies) prints and draws what it has; the exit
+status is then 1. ``--picture`` draws the headline's load alone, small enough for a README; ``--from`` draws the line of
+an earlier run again.
 
 Prints tables, then one JSON line; its ratios are those of load 0.20, means over the repeats. ``ttft_p99_vs_rival`` is
 against the rival with the lowest, ``offline_vs_rival`` against the most that a rival did at an equal or better TPOT
@@ -27,17 +31,23 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from benchmarks.common import model_111m
 from benchmarks.live.engines import Engine, ours, over_vllm
-from benchmarks.live.measure import Case, Experiment, jsonable, measure
-from benchmarks.live.plan import TPOT_OVER_ALONE, Plan
+from benchmarks.live.findings import Findings, from_json, jsonable
+from benchmarks.live.measure import Experiment, measure
+from benchmarks.live.plan import PATIENCE_S, TPOT_OVER_ALONE, Case, Plan
 from benchmarks.live.predict import print_prediction
 from benchmarks.live.tables import print_curve, print_load
 from neaptide.commands.outputs import check_plot
+from neaptide.commands.server_process import ServerDiedError
 
 LOADS = (0.20, 0.10, 0.40)
 """Of the ceiling; the first is the headline."""
@@ -46,8 +56,10 @@ OVER_ALONE = (1.2, 1.8, 2.4, 3.6, 4.8)
 RIVALS = ("priority", "priority/16", "fcfs")
 MEDIUM_OVER_ALONE = (1.2, 2.4, 4.8)
 MEDIUM_RIVALS = ("priority", "fcfs")
-QUICK, MEDIUM, LONG = (60.0, (10.0, 55.0)), (75.0, (10.0, 70.0)), (300.0, (20.0, 290.0))
+QUICK, MEDIUM, LONG = (60.0, (10.0, 55.0)), (60.0, (8.0, 58.0)), (300.0, (20.0, 290.0))
 """Seconds of a run, and the window in it that is measured."""
+MEDIUM_PATIENCE_S = 20.0
+"""Two minutes behind each flood are a tenth of the medium form's time, and move no point that is on the plot."""
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -62,7 +74,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quick", action="store_true", help="60 s a run instead of 300, load 0.20 only, no repeat")
-    form.add_argument("--medium", action="store_true", help="75 s a run, load 0.20 only, three targets, two rivals")
+    form.add_argument("--medium", action="store_true", help="60 s a run, load 0.20 only, three targets, two rivals")
     parser.add_argument("--loads", type=numbers, metavar="A,B", help="of the ceiling; the first is the headline")
     parser.add_argument("--bursty", action=argparse.BooleanOptionalAction, help="also load 0.20 in bursts")
     parser.add_argument("--targets", type=numbers, metavar="A,B", help="of the curve, in TPOT p50s of online alone")
@@ -77,12 +89,15 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--duration-s", type=float, help="of a run, with the same parts of it measured")
     parser.add_argument("--repeats", type=int, help="by turns")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="every point, as .svg or .png")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="the headline's load alone, for a README")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the last line, also there")
+    parser.add_argument("--limit-min", type=float, metavar="M", help="minutes after which it ends with what it has")
+    parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="measure nothing: draw this line")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     try:
-        if args.plot is not None:
-            check_plot(args.plot)
+        for path in filter(None, (args.plot, args.picture)):
+            check_plot(path)
         args.engines = engines_of(args)
     except ValueError as error:
         parser.error(str(error))
@@ -120,6 +135,7 @@ def experiment_of(args: argparse.Namespace) -> Experiment:
         args.targets or form,
         args.ttft_over_alone,
         not args.quick if args.predict is None else args.predict,
+        caps_every_engine=not args.medium,
     )
 
 
@@ -128,27 +144,79 @@ def plan_of(args: argparse.Namespace, model: Path) -> Plan:
     if args.duration_s is not None:
         scale = args.duration_s / duration_s
         duration_s, window_s = args.duration_s, (window_s[0] * scale, window_s[1] * scale)
-    return Plan(duration_s, window_s, model, args.seed)
+    patience_s = MEDIUM_PATIENCE_S if args.medium else PATIENCE_S
+    return Plan(duration_s, window_s, model, args.seed, patience_s=patience_s)
 
 
-def main() -> None:
-    args = parsed()
-    result: dict[str, Any] = asyncio.run(measure(plan_of(args, model_111m()), experiment_of(args)))
-    for load in result["loads"]:
+async def measure_until_cut(
+    plan: Plan, experiment: Experiment, findings: Findings, limit_s: float | None
+) -> str | None:
+    """Why it ended before its end, if it did; ``findings`` has what was measured until then."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        async with asyncio.timeout(limit_s):
+            await measure(plan, experiment, findings)
+    except TimeoutError:
+        return "its time was over"
+    except asyncio.CancelledError:
+        task.uncancel()
+        return "it was told to end"
+    except (SystemExit, ServerDiedError, httpx.HTTPError) as error:
+        return str(error) or type(error).__name__
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return None
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    for load in figures["loads"]:
         print_load(load)
         if "prediction" in load:
             print_prediction(load["prediction"])
-    for curve in result.get("curves", ()):
+    for curve in figures.get("curves", ()):
         print_curve(curve)
-    if args.plot is not None and "curves" in result:
+
+
+def draw_plots(figures: Mapping[str, Any], args: argparse.Namespace) -> None:
+    """As far as there is a curve."""
+    curves = figures.get("curves")
+    if not curves:
+        return
+    if args.plot is not None:
         from benchmarks.live.plot import draw
 
-        draw(result["curves"], args.plot)
-    line = json.dumps(jsonable(result))
-    if args.json is not None:
-        args.json.write_text(line + "\n")
-    print(line)
+        draw(curves, args.plot)
+    if args.picture is not None:
+        from benchmarks.live.picture import draw_picture
+
+        draw_picture(curves, args.picture)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parsed(argv)
+    if args.earlier is not None:
+        draw_plots(from_json(json.loads(args.earlier.read_text())), args)
+        return 0
+    plan, experiment = plan_of(args, model_111m()), experiment_of(args)
+    findings, limit_s = Findings(plan.window_s, experiment.has_curve), 60.0 * args.limit_min if args.limit_min else None
+    cut_short: str | None = "it failed"
+    try:
+        cut_short = asyncio.run(measure_until_cut(plan, experiment, findings, limit_s))
+    finally:  # a fault of ours also leaves what was measured
+        figures = findings.to_figures() | {"cut_short": cut_short}
+        show(figures)
+        draw_plots(figures, args)
+        line = json.dumps(jsonable(figures))
+        if args.json is not None:
+            args.json.write_text(line + "\n")
+        print(f"cut short: {cut_short}" if cut_short else "", end="\n" if cut_short else "")
+        print(line)
+    return 1 if cut_short else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -154,13 +154,17 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
                 )
             )
             begin, end = plan.window_s
-            await asyncio.sleep(begin)
-            start = await scrape(http)
-            await asyncio.sleep(end - begin)
-            stop = await scrape(http)
-            if offline and all(line.done() for line in flood):
-                raise SystemExit("the offline lines ran out inside the window: the figures would be wrong")
-            await give_time([load], flood)
+            try:
+                await asyncio.sleep(begin)
+                start = await scrape(http)
+                await asyncio.sleep(end - begin)
+                stop = await scrape(http)
+                if offline and all(line.done() for line in flood):
+                    raise SystemExit("the offline lines ran out inside the window: the figures would be wrong")
+                await give_time([load], flood, patience_s=plan.patience_s)
+            finally:
+                for task in (load, *flood):
+                    task.cancel()
     names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
     tokens_per_s = sum(stop.sum(name) - start.sum(name) for name in names) / (end - begin)
     inside = [record for record in with_unfinished(records, arrivals) if begin <= record.arrival_s < end]

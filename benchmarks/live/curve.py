@@ -33,6 +33,11 @@ class Point:
     over_alone: float | None = None
     """The TPOT target in TPOT p50s of online alone; None for what is not on our curve."""
 
+    @classmethod
+    def from_json(cls, shown: Mapping[str, Any]) -> "Point":
+        """What ``to_json`` made, as precise as it is."""
+        return cls(**(dict(shown) | {name: math.inf for name in LATENCIES if shown[name] is None}))
+
     @property
     def is_rival(self) -> bool:
         return self.over_alone is None

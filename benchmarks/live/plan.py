@@ -22,9 +22,21 @@ LAX_S = 3600.0
 START_TIMEOUT_S = 600.0
 """An executor may compile its model first."""
 PATIENCE_S = 45.0
-"""For chats behind a flood: one that has not ended so long after the last arrival has missed its targets."""
+"""For chats behind a flood: one that has not ended so long after the last arrival counts as one that never does."""
 EGRESS_MS = 5.0
 PHASES = ("schedule", "prepare", "model", "sample", "commit")
+
+
+@dataclass(slots=True, frozen=True)
+class Case:
+    """Online load: how much of the ceiling, and how it arrives."""
+
+    load: float
+    shape: str = "poisson"
+
+    @property
+    def name(self) -> str:
+        return f"{self.load:.2f}" + ("" if self.shape == "poisson" else f" {self.shape}")
 
 
 @dataclass(slots=True)
@@ -55,6 +67,7 @@ class Plan:
     """Of online requests."""
     shape: str = "poisson"
     """Of their arrivals: one of ``made_load.SHAPES``."""
+    patience_s: float = PATIENCE_S
 
     def arrivals_s(self) -> list[float]:
         """When online requests come, from the start of the run."""

@@ -26,8 +26,9 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes_row, name in zip(grid, rows, strict=True):
         of_row = [curve for curve in curves if curve["name"] == name]
         for axes, (latency, label) in zip(axes_row, PANELS, strict=True):
+            num_rivals = 0  # of the row: the rivals of two engines are not the same
             for curve, colour in zip(of_row, OUR_COLOURS, strict=False):
-                draw_panel(axes, curve, latency, colour)
+                num_rivals += draw_panel(axes, curve, latency, colour, num_rivals)
             axes.set_xlabel(label)
             axes.set_ylim(bottom=0)
             axes.grid(alpha=0.25)
@@ -41,8 +42,8 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str, colour: str) -> None:
-    """Our curve with its targets, the rivals, and what online requests get without a batch."""
+def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str, colour: str, first_rival: int) -> int:
+    """Our curve with its targets, the rivals, and what online requests get without a batch; how many rivals."""
     ours = [point for point in curve["points"] if not point.is_rival]
     rivals = [point for point in curve["points"] if point.is_rival]
     edge = ROOM * widest(curve["points"], latency)
@@ -62,8 +63,9 @@ def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str, colour: str) -
             f"{point.over_alone:g}x", at, xytext=(5, -10), textcoords="offset points", fontsize=8, color=colour
         )
     axes.axvline(getattr(curve["alone"], latency), color=colour, linestyle=":", linewidth=1, label="online alone")
-    for number, rival in enumerate(rivals):
+    for number, rival in enumerate(rivals, first_rival):
         draw_rival(axes, rival, latency, edge, RIVAL_COLOURS[number % 4], MARKERS[number // 4 % 4])
+    return len(rivals)
 
 
 def draw_rival(axes: Any, rival: Point, latency: str, edge: float, colour: str, marker: str) -> None:

@@ -96,24 +96,39 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step
                     lambda i, record: records.append(record),
                 )
             )
-            begin, end = plan.window_s
-            began_s = asyncio.get_running_loop().time()
-            await asyncio.sleep(begin)
-            start = await scrape(http)
-            await asyncio.sleep(end - begin)
-            stop = await scrape(http)
-            if offline and stop.sum("neaptide_requests_waiting", **{"class": "offline"}) == 0:
-                raise SystemExit("the batch ran out inside the window: the figures would be wrong")
-            window = between(start, stop, end - begin, saturated=not online)
-            window.clock_s = began_s + begin, began_s + end
-            await give_time([load])
+            try:
+                window = await measured(http, plan, online=online, offline=offline)
+                await give_time([load], patience_s=plan.patience_s)
+            finally:
+                load.cancel()
+    begin, end = plan.window_s
     window.records = [r for r in with_unfinished(records, arrivals) if begin <= r.arrival_s < end]
     return window
 
 
-async def give_time(load: Sequence["asyncio.Task[Any]"], more: Sequence["asyncio.Task[Any]"] = ()) -> None:
-    """Waits for what is in flight, as long as ``PATIENCE_S``, then gives up on it, and on ``more`` at once."""
-    ended, pending = await asyncio.wait(load, timeout=PATIENCE_S)
+async def measured(http: httpx.AsyncClient, plan: Plan, *, online: bool, offline: bool) -> Window:
+    """What happens between the beginning and the end of the window; without records."""
+    begin, end = plan.window_s
+    began_s = asyncio.get_running_loop().time()
+    await asyncio.sleep(begin)
+    start = await scrape(http)
+    await asyncio.sleep(end - begin)
+    stop = await scrape(http)
+    if offline and stop.sum("neaptide_requests_waiting", **{"class": "offline"}) == 0:
+        raise SystemExit("the batch ran out inside the window: the figures would be wrong")
+    window = between(start, stop, end - begin, saturated=not online)
+    window.clock_s = began_s + begin, began_s + end
+    return window
+
+
+async def give_time(
+    load: Sequence["asyncio.Task[Any]"],
+    more: Sequence["asyncio.Task[Any]"] = (),
+    *,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Waits for what is in flight, as long as ``patience_s``, then gives up on it, and on ``more`` at once."""
+    ended, pending = await asyncio.wait(load, timeout=patience_s)
     for task in (*pending, *more):
         task.cancel()
     await asyncio.gather(*pending, *more, return_exceptions=True)

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from benchmarks.live.curve import Curve, Point, mean_points, percentile_of_all, point_of, rival_ratios, standing
 from benchmarks.live.engines import PolicyRival
-from benchmarks.live.measure import Case, curves, environment, jsonable, mean_of, share_of
-from benchmarks.live.plan import Plan, Targets, Window
-from benchmarks.live.plot import draw
+from benchmarks.live.findings import curves, from_json, jsonable, mean_of, share_of
+from benchmarks.live.measure import environment
+from benchmarks.live.picture import draw_picture, edge_of
+from benchmarks.live.plan import Case, Plan, Targets, Window
+from benchmarks.live.plot import RIVAL_COLOURS, draw
 from benchmarks.live.run import with_unfinished
-from benchmarks.live_coserving import BURSTY, experiment_of, parsed, plan_of
+from benchmarks.live_coserving import BURSTY, experiment_of, main, parsed, plan_of
 from neaptide.loadgen.client.recorder import Record
 
 INF = math.inf
@@ -184,7 +186,7 @@ def test_the_whole_form_has_every_load_and_target() -> None:
 
 def test_another_length_keeps_the_parts_of_the_window() -> None:
     plan = plan_of(parsed(["--medium", "--duration-s", "15"]), Path())
-    assert (plan.duration_s, plan.window_s) == (15.0, (2.0, 14.0))
+    assert (plan.duration_s, plan.window_s) == (15.0, (2.0, 14.5))
 
 
 def test_a_plot_of_no_known_format_is_refused_before_the_hours(tmp_path: Path) -> None:
@@ -205,7 +207,10 @@ def test_an_engines_environment_ends_with_its_turn(monkeypatch: pytest.MonkeyPat
 
 
 def case_result(load: float, offline: float) -> dict[str, object]:
-    runs = [{"run": "offline, capped", "offline_tokens_per_s": 400.0}]
+    runs = [
+        {"run": "offline, capped", "offline_tokens_per_s": 400.0},
+        {"run": "offline", "offline_tokens_per_s": 500.0},
+    ]
     rival, lost = point(30.0, 50.0, "priority", None), point(INF, 200.0, "fcfs", None)
     ours = [replace(p, name=f"target {p.tpot_p50_ms}", offline_tokens_per_s=offline) for p in OURS]
     points = [*ours, rival, lost]
@@ -226,3 +231,40 @@ def test_every_point_is_in_the_picture(tmp_path: Path) -> None:
     text = (tmp_path / "live.svg").read_text()
     for label in ("priority", "fcfs", "load 0.20", "load 0.10", "TPOT p50, ms", "TTFT p99, ms"):
         assert f"<!-- {label}" in text or label in text
+
+
+def test_rivals_of_two_engines_have_colours_of_their_own(tmp_path: Path) -> None:
+    other = case_result(0.2, 100.0) | {"engine": "neaptide over vLLM"}
+    other["points"] = [*OURS, point(30.0, 50.0, "vllm priority", None)]
+    draw(curves([case_result(0.2, 100.0), other]), tmp_path / "live.svg")
+    text = (tmp_path / "live.svg").read_text()
+    assert all(colour in text for colour in RIVAL_COLOURS[:3])
+    assert RIVAL_COLOURS[3] not in text
+
+
+def test_the_picture_has_the_headlines_load_and_names_every_point(tmp_path: Path) -> None:
+    draw_picture(curves([case_result(0.2, 100.0), case_result(0.1, 50.0)]), tmp_path / "small.svg")
+    text = (tmp_path / "small.svg").read_text()
+    for label in ("priority", "fcfs", "20% of the machine", "chat alone", "batch alone", "never ends"):
+        assert f"<!-- {label}" in text or label in text
+    assert "10% of the machine" not in text
+
+
+def test_a_rival_far_behind_stands_at_the_edge_with_its_figure() -> None:
+    alone, ours = ALONE, [point(20.0, 100.0), point(40.0, 300.0)]
+    near, far = point(100.0, 50.0, "near", None), point(101.0, 50.0, "far", None)
+    edges = [
+        edge_of({"alone": alone, "points": [*ours, rival]}, "tpot_p50_ms")
+        for rival in (near, far, point(INF, 50.0, "never", None))
+    ]
+    assert edges == [pytest.approx(108.0), 100.0, 100.0]
+
+
+def test_a_stored_line_is_drawn_again(tmp_path: Path) -> None:
+    figures = {"curves": curves([case_result(0.2, 100.0)])}
+    stored = tmp_path / "live.json"
+    stored.write_text(json.dumps(jsonable(figures)))
+    assert from_json(json.loads(stored.read_text())) == figures
+    flags = ["--from", str(stored), "--plot", str(tmp_path / "a.svg"), "--picture", str(tmp_path / "b.svg")]
+    assert main(flags) == 0
+    assert all("priority" in (tmp_path / name).read_text() for name in ("a.svg", "b.svg"))

@@ -1,0 +1,113 @@
+"""The headline of the live experiment in one picture, for a page that is 800 pixels wide.
+
+Offline throughput over what chats feel, by the middle stream and by the slowest in a hundred; a row for each set of
+kernels. Our curve has its targets written beside it. A rival that is so slow that it would squash the rest stands at
+the right edge, with an arrow and its figure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.live.curve import Curve, Point
+
+PANELS = (
+    ("tpot_p50_ms", "time per token, median chat (ms)"),
+    ("tpot_p99_ms", "time per token, slowest of 100 chats (ms)"),
+)
+WIDTH_INCHES, ROW_INCHES, TITLE_INCHES, DPI = 8.0, 3.3, 0.35, 100
+OURS, REFERENCE, TEXT = "#0b7285", "#868e96", "#343a40"
+RIVALS = (("#e8590c", "s"), ("#c2255c", "D"), ("#6741d9", "^"), ("#e67700", "v"))
+SMALL = 9
+"""Points of a font."""
+MOST_OF_OURS = 2.5
+"""The axis ends at so many times our slowest point, unless all rivals come before."""
+NOTE = {"textcoords": "offset points", "fontsize": SMALL}
+
+
+def draw_picture(curves: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """``curves`` as ``findings.curves`` makes them; those of another load than the first's are left out."""
+    from matplotlib.figure import Figure  # no pyplot: it wants a display and keeps global state
+
+    shown = [curve for curve in curves if curve["name"] == curves[0]["name"]]
+    size = (WIDTH_INCHES, ROW_INCHES * len(shown) + TITLE_INCHES)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
+    title = f"Batch work beside chat, which takes {curves[0]['load']:.0%} of the machine: up and left is better"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=TEXT)
+    # A row has its own legend: the rivals of two sets of kernels are not the same.
+    for row, curve in zip(figure.subfigures(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
+        row.set_facecolor("white")
+        panels = row.subplots(1, len(PANELS), sharey=True)
+        for axes, (latency, label) in zip(panels, PANELS, strict=True):
+            draw_panel(axes, curve, latency)
+            axes.set_xlabel(label, fontsize=SMALL, color=TEXT)
+        panels[0].set_ylabel("batch work (tokens/s)", fontsize=SMALL, color=TEXT)
+        keys = legend_of(curve)
+        row.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False, fontsize=SMALL, labelcolor=TEXT)
+    figure.savefig(path)
+
+
+def legend_of(curve: Mapping[str, Any]) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    ours = f"{curve['engine']} (at targets of N x chat alone)"
+    reference = {"color": REFERENCE, "linewidth": 1}
+    keys = [Line2D([], [], color=OURS, marker="o", label=ours)]
+    keys.append(Line2D([], [], linestyle=":", label="chat alone", **reference))
+    if curve["ceiling_tokens_per_s"] is not None:
+        keys.append(Line2D([], [], linestyle="--", label="batch alone", **reference))
+    for rival, (colour, marker) in rivals_of(curve):
+        keys.append(Line2D([], [], linestyle="", color=colour, marker=marker, label=rival.name))
+    return keys
+
+
+def rivals_of(curve: Mapping[str, Any]) -> list[tuple[Point, tuple[str, str]]]:
+    """Each with its colour and marker."""
+    rivals = [point for point in curve["points"] if point.is_rival]
+    return [(rival, RIVALS[number % len(RIVALS)]) for number, rival in enumerate(rivals)]
+
+
+def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str) -> None:
+    ours = [p for p in curve["points"] if not p.is_rival and math.isfinite(getattr(p, latency))]
+    ceiling, edge_ms = curve["ceiling_tokens_per_s"], edge_of(curve, latency)
+    most = max([p.offline_tokens_per_s for p in curve["points"]] + [ceiling or 1.0])
+    axes.set_xlim(0, edge_ms)
+    axes.set_ylim(0, 1.1 * most)
+    reference = {"color": REFERENCE, "linewidth": 1}
+    axes.axvline(getattr(curve["alone"], latency), linestyle=":", **reference)
+    if ceiling is not None:
+        axes.axhline(ceiling, linestyle="--", **reference)
+    line = Curve.through(ours, curve["alone"], latency)
+    axes.plot((*line.latencies_ms, edge_ms), (*line.tokens_per_s, line.tokens_per_s[-1]), color=OURS, alpha=0.35)
+    for point in ours:
+        at = getattr(point, latency), point.offline_tokens_per_s
+        axes.plot(*at, "o", color=OURS)
+        axes.annotate(f"{point.over_alone:g}x", at, xytext=(4, -12), color=OURS, **NOTE)
+    for rival, (colour, marker) in rivals_of(curve):
+        draw_rival(axes, rival, getattr(rival, latency), edge_ms, colour, marker)
+    axes.tick_params(labelsize=SMALL, colors=TEXT)
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def edge_of(curve: Mapping[str, Any], latency: str) -> float:
+    """Where the axis ends: behind the last point, or far behind our last one where rivals are much slower."""
+    latencies_ms = [getattr(point, latency) for point in curve["points"]]
+    finite_ms = [each for each in latencies_ms if math.isfinite(each)]
+    ours_ms = [ms for p, ms in zip(curve["points"], latencies_ms, strict=True) if not p.is_rival and math.isfinite(ms)]
+    our_last_ms = max([getattr(curve["alone"], latency), *ours_ms])
+    last_ms = max([our_last_ms, *finite_ms])
+    is_cut = last_ms > MOST_OF_OURS * our_last_ms or len(finite_ms) < len(latencies_ms)
+    return MOST_OF_OURS * our_last_ms if is_cut else 1.08 * last_ms
+
+
+def draw_rival(axes: Any, rival: Point, at_ms: float, edge_ms: float, colour: str, marker: str) -> None:
+    if at_ms <= edge_ms:
+        axes.plot(at_ms, rival.offline_tokens_per_s, marker, color=colour)
+        return
+    at = (edge_ms, rival.offline_tokens_per_s)
+    axes.plot(*at, ">", color=colour, clip_on=False)
+    text = "never ends" if math.isinf(at_ms) else f"{at_ms:,.0f} ms"
+    box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
+    axes.annotate(text, at, xytext=(-7, 0), ha="right", va="center", color=colour, bbox=box, **NOTE)
