@@ -36,7 +36,8 @@ class Point:
     @classmethod
     def from_json(cls, shown: Mapping[str, Any]) -> "Point":
         """What ``to_json`` made, as precise as it is."""
-        return cls(**(dict(shown) | {name: math.inf for name in LATENCIES if shown[name] is None}))
+        known: dict[str, Any] = {name: math.inf for name in LATENCIES if shown[name] is None}
+        return cls(**(dict(shown) | known))
 
     @property
     def is_rival(self) -> bool:

@@ -42,7 +42,9 @@ class CaseFindings:
     @property
     def headline(self) -> Point | None:
         both = self.windows.get(BOTH)
-        return both and point_of(curve_name(TPOT_OVER_ALONE), both, self.targets, TPOT_OVER_ALONE)
+        if both is None:
+            return None
+        return point_of(curve_name(TPOT_OVER_ALONE), both, self.targets, TPOT_OVER_ALONE)
 
     def to_figures(self, *, has_curve: bool) -> dict[str, Any]:
         """Ratios that need a run which is not there are None; without a curve there are no points."""

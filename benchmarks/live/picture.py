@@ -52,7 +52,7 @@ def legend_of(curve: Mapping[str, Any]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     ours = f"{curve['engine']} (at targets of N x chat alone)"
-    reference = {"color": REFERENCE, "linewidth": 1}
+    reference: dict[str, Any] = {"color": REFERENCE, "linewidth": 1}
     keys = [Line2D([], [], color=OURS, marker="o", label=ours)]
     keys.append(Line2D([], [], linestyle=":", label="chat alone", **reference))
     if curve["ceiling_tokens_per_s"] is not None:
@@ -93,7 +93,7 @@ def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str) -> None:
 
 def edge_of(curve: Mapping[str, Any], latency: str) -> float:
     """Where the axis ends: behind the last point, or far behind our last one where rivals are much slower."""
-    latencies_ms = [getattr(point, latency) for point in curve["points"]]
+    latencies_ms: list[float] = [getattr(point, latency) for point in curve["points"]]
     finite_ms = [each for each in latencies_ms if math.isfinite(each)]
     ours_ms = [ms for p, ms in zip(curve["points"], latencies_ms, strict=True) if not p.is_rival and math.isfinite(ms)]
     our_last_ms = max([getattr(curve["alone"], latency), *ours_ms])

@@ -9,7 +9,15 @@ import torch
 from neaptide.engine.clock import MonotonicClock, VirtualClock
 from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.layers.linear import Linear, choose_products
-from neaptide.executors.torch.layers.products import TorchProduct, choose, product_kinds, rows_by_kind
+from neaptide.executors.torch.layers.products import (
+    TILE_ROWS,
+    TiledProduct,
+    TorchProduct,
+    choose,
+    product_kinds,
+    rounded_up,
+    rows_by_kind,
+)
 from neaptide.kernels import native
 
 ROWS = (1, 7, 8, 11, 15, 16, 17)
@@ -41,6 +49,55 @@ def test_a_row_does_not_depend_on_how_many_there_are(rows: int, bias: bool, kind
     residual = torch.ones(rows, 12)
     layer.add_to(residual, x[:rows])
     torch.testing.assert_close(residual.double(), 1.0 + expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("is_small", "num_shapes"), [(True, 13), (False, 96)])
+def test_products_of_any_rows_are_made_for_few(is_small: bool, num_shapes: int) -> None:
+    """oneDNN keeps memory for every number of rows it sees."""
+    weight = torch.ones((2, 3) if is_small else (256, 256))
+    seen: set[int] = set()
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        seen.add(x.shape[0])
+        return x[:, :1] + torch.zeros(weight.shape[0])
+
+    product = TiledProduct(compute, weight)
+    for rows in (*range(1, 300), 511, 513, 2048):
+        x = torch.arange(rows).unsqueeze(1) + torch.zeros(weight.shape[1])
+        sums = torch.ones(rows, weight.shape[0])
+        product.add_to(sums, x)
+        assert product(x).shape == sums.shape
+        assert torch.equal(product(x)[:, 0], x[:, 0])
+        assert torch.equal(sums[:, -1], 1 + x[:, 0])
+    assert len(seen) == num_shapes
+
+
+def test_few_rows_more_are_computed_where_they_cost() -> None:
+    more = [rounded_up(rows, is_small=False) / rows - 1 for rows in range(1, TILE_ROWS + 1)]
+    assert more[:64] == [0.0] * 64
+    assert max(more) == pytest.approx(7 / 129)
+    assert sum(more[64:]) / len(more[64:]) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["onednn", "torch"])
+@pytest.mark.parametrize("rows", [1, 17, 255, 256, 257, 700])
+def test_tiles_and_zeros_behind_change_no_bit(rows: int, kind: str) -> None:
+    """Small whole numbers, whose sums are exact in bf16; and a row that is no number stays the only one."""
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randint(-2, 3, (12, 20), generator=generator).bfloat16()
+    bias = torch.randint(-2, 3, (12,), generator=generator).bfloat16()
+    x = torch.randint(-2, 3, (rows, 20), generator=generator).bfloat16()
+    expected = x.double() @ weight.double().t() + bias.double()
+    kinds = product_kinds(weight, bias, "auto")
+    if kind not in kinds:
+        pytest.skip(f"{kind} is not there")
+    product, bad = kinds[kind](weight, bias), rows // 2
+    assert torch.equal(product(x).double(), expected)
+    x[bad], expected[bad] = float("nan"), float("nan")
+    sums = torch.ones(rows, 12).bfloat16()
+    product.add_to(sums, x)
+    torch.testing.assert_close(product(x).double(), expected, rtol=0.0, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(sums.double(), expected + 1, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def test_the_kind_that_is_best_over_all_rows_is_taken() -> None:

@@ -1,9 +1,11 @@
 """The executor around the model: isolation, log-probabilities, seeds, sizes, devices."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 from neaptide.engine.clock import MonotonicClock
@@ -277,3 +279,31 @@ def test_the_system_tells_how_much_memory_is_free() -> None:
     free = device.free_bytes(torch.device("cpu"))
     assert free is not None
     assert free > 1 << 20
+
+
+class RowsOfProducts(TorchDispatchMode):
+    """The numbers of rows that torch's products get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_linear_pointwise", "linear", "mm", "addmm"):
+            self.seen.add(args[name == "addmm"].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("cpu_kernels", ["auto", "torch"])
+def test_steps_of_any_size_make_products_of_few(tmp_path: Path, cpu_kernels: str) -> None:
+    """oneDNN, which computes them in bf16, keeps memory for each number of rows: engines would grow with steps."""
+    write_bfloat16_checkpoint(tmp_path, max_position_embeddings=1024)
+    driver = Driver(make_executor(tmp_path, dtype="bfloat16", num_blocks=64, cpu_kernels=cpu_kernels))
+    steps = [1, 2, 3, 5, 7, 9, 15, 17, 25, 33, 40, 49, 65, 97, 129, 193, 255, 257, 300, 511, 513, 700]
+    with RowsOfProducts() as rows:
+        for number, tokens in enumerate(steps):
+            driver.add(str(number), random_prompt(tokens, number))
+            driver.step({str(number): tokens})
+            driver.finish(str(number))
+    assert rows.seen == {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256}

@@ -1,14 +1,22 @@
 """What the executor asks of a model, whatever its family."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from neaptide.executors.torch.layers.linear import Linear
+from neaptide.executors.torch.layers.products import TILE_ROWS
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention
 from neaptide.models.config import ModelConfig
+
+
+def row_tiles(hidden: Tensor) -> Sequence[Tensor]:
+    """Rows of [num_tokens, hidden_size] that a feed-forward takes one run after the other: all at once on a GPU, on a
+    CPU no more than a product computes at once, so that what lies between its two products needs no second copy."""
+    return torch.split(hidden, TILE_ROWS) if hidden.device.type == "cpu" else (hidden,)
 
 
 class Destination(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import RMSNorm
 from neaptide.executors.torch.layers.rotary import Rotary
-from neaptide.executors.torch.models.base import Destination, TorchModel
+from neaptide.executors.torch.models.base import Destination, TorchModel, row_tiles
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention
 from neaptide.models.config import LlamaLikeConfig
@@ -38,7 +38,8 @@ class DecoderLayer:
         query, key_value = qkv[:, : self.num_heads], qkv[:, self.num_heads :]
         attended = plan.attend(query, key_value, kv_cache)  # [num_tokens, num_heads, head_dim]
         self.out.add_to(hidden, attended.view(num_tokens, -1))
-        self.down.add_to(hidden, self._ops.silu_multiply(self.gate_up(self.mlp_norm(hidden))))
+        for rows in row_tiles(hidden):
+            self.down.add_to(rows, self._ops.silu_multiply(self.gate_up(self.mlp_norm(rows))))
 
     def adjust_(self, qkv: Tensor) -> None:
         """What a family does to heads, [num_tokens, heads of queries, keys and values, head_dim], before rotation."""

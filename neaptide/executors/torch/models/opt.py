@@ -5,7 +5,7 @@ from torch import Tensor
 
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import LayerNorm
-from neaptide.executors.torch.models.base import Destination, TorchModel
+from neaptide.executors.torch.models.base import Destination, TorchModel, row_tiles
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention, write_kv
 from neaptide.models.families.opt import OptConfig
@@ -38,7 +38,8 @@ class OptLayer:
         self.out.add_to(hidden, attended.view(num_tokens, -1))
         if not first:
             hidden.copy_(self.attention_norm(hidden))
-        self.down.add_to(hidden, self.up(self.mlp_norm(hidden) if first else hidden).relu_())
+        for rows in row_tiles(hidden):
+            self.down.add_to(rows, self.up(self.mlp_norm(rows) if first else rows).relu_())
         if not first:
             hidden.copy_(self.mlp_norm(hidden))
 
