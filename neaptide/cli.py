@@ -39,12 +39,36 @@ def _add_serve_parser(subparsers: Subparsers) -> None:
         help="serve a model",
         description="Serves a model on the OpenAI API. Every flag can also be NEAPTIDE_<NAME> or a key of a TOML file.",
     )
+    _add_options(serve)
+    serve.set_defaults(func=_serve)
+
+
+def _add_cluster_parser(subparsers: Subparsers) -> None:
+    cluster = subparsers.add_parser(
+        "cluster",
+        help="serve a model by several servers on this machine, behind one address",
+        description="Serves a model by several servers that share their files and batches, behind one address. Takes "
+        "the settings of serve; --store must name a PostgreSQL database, and --blobs is by default a directory in the "
+        "data directory, where each server has one of its own.",
+    )
+    cluster.add_argument("--replicas", type=_count, default=2, metavar="N", help="How many servers (2).")
+    _add_options(cluster)
+    cluster.set_defaults(func=_cluster)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     for name, option in OPTIONS.items():
-        _add_option(serve, name, option)
-    serve.add_argument(
+        _add_option(parser, name, option)
+    parser.add_argument(
         "--config", metavar="FILE.toml", help="Settings file; flags and environment variables win over it."
     )
-    serve.set_defaults(func=_serve)
 
 
 def _add_option(serve: argparse.ArgumentParser, name: str, option: Option) -> None:
@@ -87,6 +111,19 @@ def _serve(args: argparse.Namespace) -> int:
         return 1
 
 
+def _cluster(args: argparse.Namespace) -> int:
+    from neaptide.launch.cluster.machine import serve_cluster
+    from neaptide.launch.serve import LaunchError
+    from neaptide.server.settings import SettingsError, load_settings
+
+    flags = {name: value for name, value in vars(args).items() if name not in ("func", "config", "replicas")}
+    try:
+        return serve_cluster(load_settings(flags, config_file=args.config), args.replicas)
+    except (SettingsError, LaunchError) as error:
+        print(f"neaptide cluster: {error}", file=sys.stderr)
+        return 1
+
+
 def _from_commands(name: str, *values: Callable[[], str]) -> Callable[[Subparsers], None]:
     """``add_parser`` of a module in ``neaptide.commands``, which gets these values as well."""
 
@@ -98,6 +135,7 @@ def _from_commands(name: str, *values: Callable[[], str]) -> Callable[[Subparser
 
 COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "serve": _add_serve_parser,
+    "cluster": _add_cluster_parser,
     "demo": _from_commands("demo.command"),
     "batch": _from_commands("batch", client_base_url),
     "data": _from_commands("data"),

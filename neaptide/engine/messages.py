@@ -118,11 +118,20 @@ class TellTraffic(_Message):
     """Asks for a piece of the record of what is served, with what runs and waits now (``engine.record.traffic``)."""
 
 
+class TellRoom(_Message):
+    """Asks what room for online work there is."""
+
+    with_cached: bool
+    """And what the cache holds."""
+
+
 class Shutdown(_Message):
     pass
 
 
-ToEngine = AddRequest | AbortRequest | AddBatch | CancelBatch | PlanReady | SetOffline | TellTraffic | Shutdown
+ToEngine = (
+    AddRequest | AbortRequest | AddBatch | CancelBatch | PlanReady | SetOffline | TellTraffic | TellRoom | Shutdown
+)
 
 
 # ---- engine -> API process -------------------------------------------------------------------------------
@@ -238,6 +247,17 @@ class Traffic(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """It was asked for, and says what runs and waits, but nothing of what ended: the piece before it does."""
 
 
+class Room(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What room for online work an engine has, for whoever decides which of several gets a request."""
+
+    free_slack_s: float
+    """Of the TTFT target, what is left when the prompts that are there are computed beside the streams."""
+    prompt_token_s: float
+    """What a further prompt token takes from it."""
+    cached: bytes | None = None
+    """``cluster.routing.digest_of`` the cached blocks, one key after the other; None: that was not asked for."""
+
+
 class EngineReady(_Message):
     """Sent once, when weights are loaded and warm-up is done."""
 
@@ -268,6 +288,8 @@ class StepOutputs(_Message):
     """Of all batches, now and then; None says nothing."""
     traffic: list[Traffic] | None = None
     """Now and then; None says nothing."""
+    room: Room | None = None
+    """As it was asked for; None says nothing."""
 
 
 class EngineFatal(_Message):

@@ -1,14 +1,17 @@
 """How the HTTP server takes its connections, and how many."""
 
+import contextlib
 import logging
 import resource
+from collections.abc import Generator
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from neaptide.launch.stopping import LAST_REPLIES_S
 from neaptide.server.edge.middleware import MAX_HEADER_BYTES
 from neaptide.server.edge.transport import TransportLimits, protocol_class
+from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -17,7 +20,15 @@ OTHER_DESCRIPTORS = 256
 """Kept free of client connections: database, files, the engine's socket, connections on their way out."""
 
 
-def uvicorn_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
+class Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Ours are installed by ``Drain``; the original raises the signal again after serving, which would end the
+        process before results are durable."""
+        yield
+
+
+def uvicorn_config(settings: Settings, app: ASGIApp, metrics: ServerMetrics) -> uvicorn.Config:
     limits = TransportLimits(
         max_connections=room_for(settings.max_connections),
         header_s=settings.header_timeout_s,
@@ -27,7 +38,7 @@ def uvicorn_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        http=protocol_class(limits, app.state.metrics),
+        http=protocol_class(limits, metrics),
         ws="none",
         log_config=None,
         access_log=False,

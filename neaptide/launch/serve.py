@@ -5,14 +5,13 @@ Imports are local to the side that needs them: the API process never loads torch
 """
 
 import asyncio
-import contextlib
 import faulthandler
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,8 +137,8 @@ def executor_arguments(given: Sequence[str]) -> dict[str, str]:
     return arguments
 
 
-def serve(settings: Settings) -> int:
-    """Serves until a stop signal; returns the exit status.
+def serve(settings: Settings, listener: socket.socket | None = None) -> int:
+    """Serves until a stop signal, on ``listener`` if there is one; returns the exit status.
 
     Raises:
         LaunchError: the model, the port, the data directory or the engine cannot be used.
@@ -148,8 +147,8 @@ def serve(settings: Settings) -> int:
     keep_little()
     sys.setswitchinterval(THREAD_SWITCH_S)
     data_dir = Path(settings.data_dir).expanduser().absolute()
-    context, config = _model_context(settings, data_dir)
-    listener = _listen(settings.host, settings.port)
+    context, config = model_context(settings, data_dir)
+    listener = listener or listen(settings.host, settings.port)
     try:
         return asyncio.run(_serve(settings, context, config, data_dir, listener))
     finally:
@@ -200,9 +199,7 @@ async def _serve(
 def _http_server(
     settings: Settings, context: "ServingContext", data_dir: Path
 ) -> "tuple[uvicorn.Server, BatchService, Shadow | None]":
-    import uvicorn
-
-    from neaptide.launch.connections import uvicorn_config
+    from neaptide.launch.connections import Server, uvicorn_config
     from neaptide.server.app import ServerState, create_app
     from neaptide.server.batches.checking.worker import WorkerChecker
     from neaptide.server.batches.lines import ContextCompiler
@@ -215,13 +212,6 @@ def _http_server(
     from neaptide.server.routes.batches import batches_router
     from neaptide.server.routes.files import files_router
     from neaptide.server.shadow.service import Shadow
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Generator[None, None, None]:
-            """Ours are installed by ``Drain``; the original raises the signal again after serving, which
-            would end the process before results are durable."""
-            yield
 
     try:
         keys = KeyRing(settings.api_key)
@@ -252,13 +242,16 @@ def _http_server(
     state.shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
-    return Server(uvicorn_config(settings, app)), service, state.shadow
+    return Server(uvicorn_config(settings, app, app.state.metrics)), service, state.shadow
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Before anything is stored or started, so that a port in use is told at once.
 
     Two sockets may be bound to one port until one of them listens, so only that tells.
+
+    Raises:
+        LaunchError: the address cannot be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -272,8 +265,12 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, EngineConfig]":
-    """What routes need to know of the model, and the engine's configuration for it."""
+def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, EngineConfig]":
+    """What routes need to know of the model, and the engine's configuration for it.
+
+    Raises:
+        LaunchError: there is no such model, or its engine cannot be configured so.
+    """
     import time
 
     from neaptide.executors.registry import EXECUTORS

@@ -16,6 +16,7 @@ from neaptide.server.edge.auth import AuthMiddleware, KeyRing
 from neaptide.server.edge.error_replies import install_handlers
 from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.edge.middleware import EdgeMiddleware
+from neaptide.server.link.room_desk import RoomDesk
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
 from neaptide.server.openai.openapi import install_openapi
@@ -25,6 +26,7 @@ from neaptide.server.routes import (
     completions,
     dashboard,
     docs,
+    figures,
     health,
     models,
     responses,
@@ -86,6 +88,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     app.state.keys = state.keys
     app.state.batches = state.batches
     app.state.shadow = state.shadow
+    app.state.room_desk = RoomDesk(state.context.client, lambda: state.context.clock())
     install_handlers(app)
     install_openapi(app)
     # The last one added is the outermost: replies of the key check carry a request id as well, and a browser's
@@ -101,7 +104,7 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
         )
     app.add_middleware(AuditMiddleware, clock=state.context.clock)
     app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock, hosts=state.hosts)
-    own = (chat, completions, responses, models, tokenize, health, admin, docs, dashboard)
+    own = (chat, completions, responses, models, tokenize, health, figures, admin, docs, dashboard)
     for router in (*(module.router for module in own), *extra_routers):
         app.include_router(router)
     return app

@@ -35,16 +35,17 @@ def free_port() -> int:
 
 
 class RunningServer:
-    """``neaptide serve`` on a loopback port; killed hard at the end of the context if it has not stopped.
+    """``neaptide serve``, or another command, on a loopback port; killed hard at the end of the context if it has not
+    stopped.
 
     In ``directory`` it has its log, and its data in a directory of their own.
     """
 
-    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, directory: Path, *flags: str, env: dict[str, str] | None = None, command: str = "serve") -> None:
         self.data_dir = directory / "data"
         self._log_path = directory / "server.log"
         self.port = free_port()
-        self._command = [sys.executable, "-m", "neaptide", "serve", *flags]
+        self._command = [sys.executable, "-m", "neaptide", command, *flags]
         self._command += ["--port", str(self.port), "--data-dir", str(self.data_dir)]
         self._env = os.environ | (env or {})
         self._process: subprocess.Popen[bytes] | None = None

@@ -62,9 +62,9 @@ import sys
 from pathlib import Path
 from neaptide.engine.clock import VirtualClock
 from neaptide.launch.engine import build_engine
-from neaptide.launch.serve import _model_context
+from neaptide.launch.serve import model_context
 from neaptide.server.settings import Settings
-_, config = _model_context(Settings(executor="sim"), Path({str(tmp_path)!r}))
+_, config = model_context(Settings(executor="sim"), Path({str(tmp_path)!r}))
 build_engine(config, VirtualClock())
 sys.exit("torch" in sys.modules)
 """

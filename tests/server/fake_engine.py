@@ -11,8 +11,10 @@ from neaptide.engine.messages import (
     AddRequest,
     EngineReady,
     RequestOutput,
+    Room,
     StepOutputs,
     StepStats,
+    TellRoom,
     ToEngine,
     TokenLogprobs,
     from_engine_decoder,
@@ -59,6 +61,8 @@ class FakeEngine:
         """... for this reason."""
         self.die_after: int | None = None
         """The whole engine goes away after so many tokens."""
+        self.room: Room | None = Room(0.75, 0.001, b"12345678")
+        """What it says of its room; None: nothing."""
         self.released = asyncio.Event()
         self.released.set()
         """Cleared: requests wait before their first token."""
@@ -93,6 +97,10 @@ class FakeEngine:
             task = asyncio.get_running_loop().create_task(self._run(message))
             self._tasks[message.request_id] = task
             task.add_done_callback(lambda _: self._tasks.pop(message.request_id, None))
+        elif isinstance(message, TellRoom) and self.room is not None:
+            cached = self.room.cached if message.with_cached else None
+            room = msgspec.structs.replace(self.room, cached=cached)
+            asyncio.get_running_loop().call_soon(self.client.on_message, StepOutputs([], [], room=room))
         elif isinstance(message, AbortRequest):
             for request_id in message.request_ids:
                 task_or_none = self._tasks.pop(request_id, None)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from neaptide.launch.serve import LaunchError, _listen
+from neaptide.launch.serve import LaunchError, listen
 
 
 def test_of_two_starts_on_one_port_the_later_one_is_told() -> None:
     host = "127.0.0.1"
-    with _listen(host, 0) as first:
+    with listen(host, 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(LaunchError) as refused:
-            _listen(host, port)
+            listen(host, port)
     assert str(refused.value) == f"cannot listen on {host}:{port}: Address already in use"

@@ -17,6 +17,7 @@ from neaptide.engine.messages import (
     from_engine_encoder,
     to_engine_decoder,
 )
+from neaptide.engine.process.room import RoomTeller
 from neaptide.engine.record.traffic_recorder import TrafficRecorder
 
 HEARTBEAT_S = 0.5
@@ -64,6 +65,8 @@ def run_engine(
     traffic: TrafficRecorder | None = None,
 ) -> None:
     """Serves until ``Shutdown``. The heartbeat goes out even when nothing happens."""
+    room = RoomTeller(core.scheduler)
+    core.subscribe(room)
     sink.send(ready)
     # What start-up has allocated never becomes garbage: keep the collector from walking it in the loop.
     gc.collect()
@@ -88,7 +91,9 @@ def run_engine(
         now_s = clock.now()
         if traffic is not None:
             outputs.traffic = traffic.take(now_s) or None
-        has_news = outputs.outputs or outputs.stats or outputs.outlooks is not None or outputs.traffic is not None
+        outputs.room = room.take()
+        told = (outputs.outlooks, outputs.traffic, outputs.room)
+        has_news = outputs.outputs or outputs.stats or any(news is not None for news in told)
         if has_news or now_s - last_sent_s >= HEARTBEAT_S:
             sink.send(outputs)
             last_sent_s = now_s

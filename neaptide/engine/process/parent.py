@@ -4,6 +4,17 @@ import ctypes
 import os
 import signal
 
+_PR_SET_PDEATHSIG = 1
+
+
+def stop_with_parent(parent_pid: int) -> None:
+    """SIGTERM for this process when its parent ends, so that it stops in good order.
+
+    Raises:
+        SystemExit: the parent is gone already.
+    """
+    _ask_for_signal(signal.SIGTERM, parent_pid)
+
 
 def die_with_parent(parent_pid: int) -> None:
     """SIGKILL for this process when its parent ends; stop signals are the parent's to act on.
@@ -11,10 +22,13 @@ def die_with_parent(parent_pid: int) -> None:
     Raises:
         SystemExit: the parent is gone already.
     """
-    pr_set_pdeathsig = 1
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        raise SystemExit("the server process is gone")
+    _ask_for_signal(signal.SIGKILL, parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _ask_for_signal(number: signal.Signals, parent_pid: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        raise SystemExit("the server process is gone")

@@ -20,9 +20,11 @@ from neaptide.engine.messages import (
     FromEngine,
     PlanReady,
     RequestOutput,
+    Room,
     SetOffline,
     StepOutputs,
     StepStats,
+    TellRoom,
     TellTraffic,
     ToEngine,
     Traffic,
@@ -92,6 +94,14 @@ class TrafficListener(Protocol):
     def on_engine_lost(self) -> None: ...
 
 
+class RoomListener(Protocol):
+    """Hears what room for online work the engine has."""
+
+    def on_room(self, room: Room) -> None: ...
+
+    def on_engine_lost(self) -> None: ...
+
+
 class EngineClient:
     """Routes messages between HTTP handlers, the batch service and the engine. Event loop only."""
 
@@ -107,6 +117,7 @@ class EngineClient:
         self._error_listeners: list[Callable[[str], None]] = []
         self._outlook_listeners: list[Callable[[Sequence[BatchOutlook]], None]] = []
         self._traffic_listeners: list[TrafficListener] = []
+        self._room_listeners: list[RoomListener] = []
         self._offline_paused = False
 
     # ---- what HTTP handlers and the batch service use ----
@@ -227,6 +238,13 @@ class EngineClient:
         """Traffic listeners hear soon what the engine has. Raises EngineUnavailableError."""
         self._require_link().send(TellTraffic())
 
+    def add_room_listener(self, listener: RoomListener) -> None:
+        self._room_listeners.append(listener)
+
+    def ask_room(self, with_cached: bool) -> None:
+        """Room listeners hear soon what room the engine has. Raises EngineUnavailableError."""
+        self._require_link().send(TellRoom(with_cached))
+
     # ---- what the supervisor uses ----
 
     def attach(self, link: EngineLink, info: EngineReady) -> None:
@@ -249,7 +267,7 @@ class EngineClient:
         self._link = None
         self._ready.clear()
         self._tell_outlooks(())
-        for listener in self._traffic_listeners:
+        for listener in (*self._traffic_listeners, *self._room_listeners):
             listener.on_engine_lost()
         in_step = frozenset(suspects)
         for request_id, queue in self._queues.items():
@@ -290,6 +308,9 @@ class EngineClient:
         for traffic in message.traffic or ():
             for traffic_listener in self._traffic_listeners:
                 traffic_listener.on_traffic(traffic)
+        if message.room is not None:
+            for room_listener in self._room_listeners:
+                room_listener.on_room(message.room)
 
     def _tell_outlooks(self, outlooks: Sequence[BatchOutlook]) -> None:
         for listener in self._outlook_listeners:

@@ -282,6 +282,19 @@ class Load(TypedDict):
 
 
 @exact
+class ReplicaFigures(TypedDict):
+    """Slack is what the TTFT target leaves when the prompts that are there are computed; ``cached`` the first eight
+    bytes of the hashes of an eighth of the cached blocks, in base64, or null if they were not asked for."""
+
+    age_ms: float
+    free_slack_ms: float
+    ttft_slo_ms: float
+    prompt_token_ms: float
+    block_size: int
+    cached: str | None
+
+
+@exact
 class WhatIfShares(TypedDict):
     ttft: float
     tpot: float

@@ -117,14 +117,14 @@ def test_every_line_ends_once(postgres_server: PostgresServer, tmp_path: Path, s
     with SharedServers(tmp_path, postgres_server, step_ms=120) as shared:
         first = shared.servers[0]
         batch_id = submit(first, NUM_LINES, 24)
-        first.wait_for(lambda: state(first, batch_id)[0] == "in_progress", 300.0)
+        first.wait_for(lambda: state(first, batch_id)[0] == "in_progress")
         witness = Witness(shared, batch_id)
         with Chats(shared.servers) as chats:
             for done, kind in enumerate(kinds):
                 number = random.randrange(2)
                 victim, other = shared.servers[number], shared.servers[1 - number]
                 due = NUM_LINES * (done + 1) // (len(kinds) + 2)
-                other.wait_for(lambda due=due, other=other: completed(other, batch_id) >= due, 600.0)
+                other.wait_for(lambda due=due, other=other: completed(other, batch_id) >= due)
                 told[kind] += state(other, batch_id)[0] != "completed"
                 if kind == "database":
                     postgres_server.stop()
@@ -142,7 +142,7 @@ def test_every_line_ends_once(postgres_server: PostgresServer, tmp_path: Path, s
                     wake(pids)
                     victim.wait_ready()
                 chats.hurting(number, False)
-            first.wait_for(lambda: state(first, batch_id)[0] == "completed", 900.0)
+            first.wait_for(lambda: state(first, batch_id)[0] == "completed")
         check_every_line_is_there_once(shared, batch_id)
         assert chats.failures == []
         assert chats.num_answered > 0

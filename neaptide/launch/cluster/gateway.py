@@ -1,0 +1,90 @@
+"""Composition root of what stands before the replicas: the same for one machine and on Ray."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from starlette.applications import Starlette
+
+from neaptide.cluster.routing import SlackRouter
+from neaptide.engine.kv.prefix_index import extend_block_hashes
+from neaptide.launch.serve import LaunchError, model_context
+from neaptide.server.context import ServingContext
+from neaptide.server.edge.auth import KeyRing, split_marks
+from neaptide.server.edge.hosts import HostFilter
+from neaptide.server.gateway.app import GatewayState, create_gateway
+from neaptide.server.gateway.prompts import PromptReader
+from neaptide.server.gateway.replicas import Replicas
+from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.settings import Settings
+
+CONNECT_S = 2.0
+"""To a replica; none that listens takes so long."""
+KEEP_ALIVE_S = 30.0
+"""Of a connection to a replica that rests: less than replicas keep it, so that none is used as it is closed."""
+
+
+@dataclass(slots=True)
+class Gateway:
+    """``close`` it in the end."""
+
+    app: Starlette
+    context: ServingContext
+    replicas: Replicas
+    metrics: ServerMetrics
+    clients: Sequence[httpx.AsyncClient]
+
+    async def close(self) -> None:
+        await self.replicas.close()
+        for client in self.clients:
+            await client.aclose()
+        self.context.grammars.close()
+
+
+def check_shared(settings: Settings) -> None:
+    """Raises LaunchError where replicas would not share their batches."""
+    if settings.store is None:
+        raise LaunchError("replicas share their batches in a database: give --store postgresql://USER@HOST/DATABASE")
+
+
+def build_gateway(settings: Settings) -> Gateway:
+    """Without replicas so far. On the event loop that it will run on.
+
+    Raises:
+        LaunchError: the model cannot be used, or the keys make no sense.
+    """
+    context, _ = model_context(settings, Path(settings.data_dir).expanduser().absolute())
+    try:
+        keys = KeyRing(settings.api_key)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S)
+    # What the environment says of proxies is not about neighbours.
+    http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=limits, trust_env=False)
+    questions = httpx.AsyncClient(limits=limits, trust_env=False)
+    headers = {"authorization": f"Bearer {split_marks(settings.api_key[0])[0]}"} if keys.required else {}
+    replicas = Replicas(questions, SlackRouter(), headers)
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    state = GatewayState(
+        context=context,
+        keys=keys,
+        hosts=HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required),
+        replicas=replicas,
+        reader=PromptReader(context, keys, block_hashes),
+        http=http,
+        registry=registry,
+    )
+    # Of a server's series those about exchanges and connections mean something here; they are not exported.
+    metrics = ServerMetrics(CollectorRegistry())
+    return Gateway(create_gateway(state, metrics), context, replicas, metrics, (http, questions))
+
+
+def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:
+    """As engines name the full blocks of a prompt."""
+    hashes: list[bytes] = []
+    extend_block_hashes(hashes, token_ids, block_size, salt)
+    return hashes

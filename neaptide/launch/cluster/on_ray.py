@@ -1,0 +1,148 @@
+"""Composition root on Ray: an application of Ray Serve, ``neaptide.launch.cluster.on_ray:build`` (``deploy/ray``).
+
+    gateway    the ingress: the ASGI app that also stands before the replicas of one machine
+    replica    an actor that has started the process pair of ``neaptide serve`` on its node, and says where it listens
+
+Ray places and restarts both, and its proxies take the connections. Which replica gets a request is decided in the
+gateway: a request router of Ray's own decides before the body is there, and our routing reads the prompt.
+"""
+
+import asyncio
+import fcntl
+import logging
+from pathlib import Path
+from typing import IO, Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.util import get_node_ip_address
+from starlette.applications import Starlette
+
+from neaptide.launch.cluster.gateway import build_gateway, check_shared
+from neaptide.launch.cluster.process import ReplicaProcess, replica_settings
+from neaptide.launch.serve import LaunchError
+from neaptide.server.gateway.replicas import Replicas
+from neaptide.server.settings import load_settings
+
+logger = logging.getLogger(__name__)
+
+MAX_ONGOING_REQUESTS = 10_000
+"""In one gateway. Replicas bound what they take themselves, by words that clients know."""
+HEALTH_S, HEALTH_TIMEOUT_S = 2.0, 20.0
+STOP_S = 60.0
+"""For streams to end on a replica that is to go: longer than ``drain_timeout_s``."""
+FOLLOW_S, FOLLOW_TIMEOUT_S = 1.0, 5.0
+"""Between two looks at which replicas there are."""
+
+
+class Replica:
+    """A deployment: one process pair."""
+
+    async def __init__(self, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
+        settings = load_settings(arguments)
+        check_shared(settings)
+        name, self._lock = take_place(settings.data_dir)
+        # By its node, too: names are the cluster's.
+        host = get_node_ip_address()
+        self._name = f"{host}-{name}"
+        # The server has the place for as long as it lives: where this actor is killed, that is a little longer.
+        own = replica_settings(settings, name, host)
+        self._process = await ReplicaProcess.start(own, kept_fds=[self._lock.fileno()])
+        await self._process.until_ready()
+
+    def where(self) -> tuple[str, str]:
+        """Its name, and where it listens."""
+        return self._name, self._process.url
+
+    async def check_health(self) -> None:
+        """The server restarts its own engine, so only its own end is a reason to begin anew."""
+        status = self._process.process.returncode
+        if status is not None:
+            raise RuntimeError(f"the server {self._name} ended with status {status}")
+
+    async def __del__(self) -> None:
+        await self._process.stop()
+        self._lock.close()
+
+
+class Gateway:
+    """A deployment: what clients reach through Ray's proxies."""
+
+    async def __init__(self, replicas: Any, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
+        """``replicas`` is the handle of their deployment."""
+        self._gateway = build_gateway(load_settings(arguments))
+        self._following = asyncio.create_task(follow(replicas, self._gateway.replicas))
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        return self._gateway.app
+
+    async def __del__(self) -> None:
+        self._following.cancel()
+        await self._gateway.close()
+
+
+async def follow(handle: Any, replicas: Replicas) -> None:
+    """Keeps a gateway's replicas those that the deployment has. One that does not answer keeps the others unknown for
+    a while, and the gateway notices by itself that it is silent."""
+    while True:
+        try:
+            answers = await handle.broadcast("where").results_async(timeout_s=FOLLOW_TIMEOUT_S, return_exceptions=True)
+        except (RayServeException, RayError, TimeoutError) as error:
+            logger.warning("which replicas there are is not known: %s", error)
+        else:
+            update(replicas, dict(answer for answer in answers if not isinstance(answer, BaseException)))
+        await asyncio.sleep(FOLLOW_S)
+
+
+def update(replicas: Replicas, found: dict[str, str]) -> None:
+    """Those found, by name with where they listen, and no others."""
+    known = {replica.name: replica.url for replica in replicas.all}
+    for name in known.keys() - found.keys():
+        replicas.leave(name)
+    for name, url in found.items():
+        if known.get(name) != url:
+            replicas.join(name, url)
+
+
+def take_place(data_dir: str) -> tuple[str, IO[bytes]]:
+    """The first of ``replica-1``, ``replica-2`` ... that no other on this node has, and the lock that keeps it: what a
+    replica has measured and copied is there for the next one.
+
+    Raises:
+        LaunchError: the directory cannot be used.
+    """
+    directory = Path(data_dir).expanduser().absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for number in range(1, 1 + MAX_ONGOING_REQUESTS):
+            lock = (directory / f"replica-{number}.lock").open("ab")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                continue
+            return f"replica-{number}", lock
+    except OSError as error:
+        raise LaunchError(f"data_dir = {data_dir!r} cannot be used: {error}") from error
+    raise LaunchError(f"data_dir = {data_dir!r} has no place for another replica")
+
+
+def build(arguments: dict[str, Any]) -> Any:
+    """The application. ``arguments`` are settings of ``neaptide serve`` by name; what they do not say, the variables of
+    the environment of the nodes may.
+    """
+    replica = serve.deployment(
+        name="replica",
+        health_check_period_s=HEALTH_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=STOP_S,
+        ray_actor_options={"num_cpus": 1},
+    )(Replica)
+    gateway = serve.deployment(
+        name="gateway",
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        graceful_shutdown_timeout_s=STOP_S,
+        ray_actor_options={"num_cpus": 1},
+    )(serve.ingress()(Gateway))
+    return gateway.bind(replica.bind(arguments), arguments)

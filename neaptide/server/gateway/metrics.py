@@ -1,0 +1,50 @@
+"""Prometheus series of what stands before the replicas."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from neaptide.server.gateway.replicas import Replica, State
+
+
+class GatewayMetrics:
+    """Label ``replica`` is the name that the cluster gave it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._replicas = Gauge(
+            "neaptide_cluster_replicas", "Number of replicas, by how they are.", ["state"], registry=registry
+        )
+        self._passed_on = Counter(
+            "neaptide_cluster_requests_total",
+            "Number of requests that were passed on to a replica.",
+            ["replica"],
+            registry=registry,
+        )
+        self._lost = Counter(
+            "neaptide_cluster_lost_requests_total",
+            "Number of requests without an answer, because their replica was lost or took no connection.",
+            ["replica"],
+            registry=registry,
+        )
+        self._slack = Gauge(
+            "neaptide_cluster_free_slack_seconds",
+            "What is left of the TTFT target at a replica, by its last report.",
+            ["replica"],
+            registry=registry,
+        )
+
+    def passed_on(self, replica: Replica) -> None:
+        self._passed_on.labels(replica.name).inc()
+
+    def lost(self, replica: Replica) -> None:
+        self._lost.labels(replica.name).inc()
+
+    def refresh(self, replicas: Iterable[Replica]) -> None:
+        """To be called before a scrape."""
+        counts = dict.fromkeys(State, 0)
+        for replica in replicas:
+            counts[replica.state] += 1
+            if replica.figures is not None:
+                self._slack.labels(replica.name).set(replica.figures.free_slack_ms / 1e3)
+        for state, count in counts.items():
+            self._replicas.labels(state.value).set(count)

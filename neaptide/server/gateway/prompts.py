@@ -1,0 +1,45 @@
+"""What a router needs to know of a request, read as the replica that gets it will read it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import anyio.to_thread
+from starlette.datastructures import Headers
+
+from neaptide.cluster.routing import Prompt
+from neaptide.engine.params import RequestClass, request_class
+from neaptide.server.context import ServingContext
+from neaptide.server.edge.auth import KeyRing
+from neaptide.server.edge.errors import ApiError
+from neaptide.server.edge.jsonbody import parse_object
+from neaptide.server.openai.prepare import prepare
+
+ANYWHERE = Prompt(0)
+"""Of work that no target waits for, and of what a replica will refuse in its own words."""
+HashBlocks = Callable[[Sequence[int], int, bytes], list[bytes]]
+"""Hashes of the full blocks of token ids, for a block size and a cache salt."""
+
+
+class PromptReader:
+    def __init__(self, context: ServingContext, keys: KeyRing, hash_blocks: HashBlocks) -> None:
+        self._context = context
+        self._keys = keys
+        self._hash_blocks = hash_blocks
+
+    async def read(self, endpoint: str, raw: bytes, headers: Headers, block_size: int) -> Prompt:
+        """The prompt of a request's body, in a thread: tokenizing takes time."""
+        try:
+            work = partial(self._read, endpoint, raw, headers, block_size)
+            return await anyio.to_thread.run_sync(work, limiter=self._context.prepare_limiter)
+        except ApiError:
+            return ANYWHERE
+
+    def _read(self, endpoint: str, raw: bytes, headers: Headers, block_size: int) -> Prompt:
+        principal = self._keys.identify(headers.get("authorization"), headers.get("api-key"))
+        prepared = prepare(endpoint, parse_object(raw), self._context, principal.tier)
+        if request_class(prepared.tier) is RequestClass.OFFLINE:
+            return ANYWHERE
+        longest = max(prepared.prompts, key=len)
+        salt = principal.salt_for(prepared.cache_salt)
+        hashes = self._hash_blocks(longest, block_size, salt) if block_size else []
+        return Prompt.of(sum(map(len, prepared.prompts)), hashes, block_size)

@@ -1,0 +1,30 @@
+"""What a server says of itself to whoever decides which of several gets a request."""
+
+import base64
+
+from fastapi import APIRouter, Request
+
+from neaptide.server.context import ServingContext
+from neaptide.server.link.room_desk import RoomDesk
+from neaptide.server.openai.openapi import replies
+from neaptide.server.openai.replies import ReplicaFigures
+
+router = APIRouter()
+
+
+@router.get("/figures", responses=replies(ReplicaFigures, 503), response_model=None)
+async def figures(request: Request, cached: bool = False) -> ReplicaFigures:
+    """What room for online work the engine has; with `cached=true`, a digest of its prefix cache too. 503 while no new
+    work is welcome."""
+    context: ServingContext = request.app.state.context
+    desk: RoomDesk = request.app.state.room_desk
+    context.check_open()
+    room, at_s = await desk.ask(cached)
+    return {
+        "age_ms": 1e3 * max(context.clock() - at_s, 0.0),
+        "free_slack_ms": 1e3 * room.free_slack_s,
+        "ttft_slo_ms": 1e3 * context.ttft_slo_s,
+        "prompt_token_ms": 1e3 * room.prompt_token_s,
+        "block_size": context.client.info.block_size,
+        "cached": base64.b64encode(room.cached).decode() if cached and room.cached is not None else None,
+    }

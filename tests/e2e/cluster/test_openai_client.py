@@ -1,0 +1,51 @@
+"""The suite of the real ``openai`` client for files and batches, on the embedded model: before two replicas behind one
+address it passes as before one server."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.e2e.cluster.machine import RunningCluster
+from tests.e2e.conftest import KEYS
+from tests.e2e.test_openai_batches import (  # noqa: F401
+    test_a_batch_of_completions,
+    test_a_batch_with_a_bad_line_fails_before_anything_runs,
+    test_a_deleted_file_is_gone,
+    test_a_file_can_be_described_and_read_back,
+    test_a_window_that_is_not_offered_is_refused,
+    test_an_unknown_batch_is_not_found,
+    test_batch_from_upload_to_results,
+    test_cancelled_batch_accounts_for_every_line,
+    test_cancelling_a_batch_that_has_ended_is_a_conflict,
+    test_files_expire_when_that_is_asked,
+    test_the_sdk_pages_through_all_files,
+)
+from tests.e2e.test_openai_client import (  # noqa: F401
+    test_async_client,
+    test_flex_says_that_it_was_flex,
+    test_stream_carries_the_same_text_and_usage,
+)
+from tests.postgres import PostgresServer
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def embedded(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """In place of the one server of this name."""
+    flags = ["--store", postgres_server.url(postgres_server.new_database()), "--shadow", "off"]
+    flags += ["--max-model-len", "2048", "--served-model-name", "neaptide/tiny", "--dtype", "float32"]
+    flags += ["--profile", "cpu-neaptide-tiny"]
+    for key in KEYS:
+        flags += ["--api-key", key]
+    cluster = RunningCluster(tmp_path_factory.mktemp("embedded-cluster"), *flags, env={})
+    cluster.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def client(embedded: RunningCluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=embedded.base_url, api_key=KEYS[0], max_retries=0) as client:
+        yield client
