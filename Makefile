@@ -23,10 +23,12 @@ test: lint $(VENV)/.installed-test
 test-full: lint $(VENV)/.installed-test
 	$(PYTEST) -m "not clients"
 
-# Several servers on one PostgreSQL, kills and freezes included; installs Debian's package where there is none.
-test-cluster: $(VENV)/.installed-test
+# Several servers on one PostgreSQL, kills and freezes included, on this machine and on Ray; installs Ray, and Debian's
+# package of PostgreSQL where there is none.
+test-cluster: $(VENV)/.installed-cluster
 	command -v postgres || ls /usr/lib/postgresql/*/bin/postgres || apt-get install --yes --no-install-recommends postgresql
-	$(PYTEST) -m "full or not full" tests/cluster tests/server/batches/storing tests/server/batches/sharing tests/e2e/cluster
+	$(PYTEST) -m "full or not full" tests/cluster tests/server/batches/storing tests/server/batches/sharing \
+	  tests/server/gateway tests/deploy/test_ray_manifests.py tests/e2e/cluster
 
 # Other people's clients against the real server, each in an environment of its own.
 test-clients: clients $(VENV)/.installed-test
@@ -94,6 +96,10 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements.lock
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[test]"
+	touch $@
+
+$(VENV)/.installed-cluster: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[test,cluster]"
 	touch $@
 
 clean:

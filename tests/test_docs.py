@@ -12,6 +12,7 @@ from neaptide.cli import build_parser
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
+from neaptide.server.gateway.metrics import GatewayMetrics
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.schemas import ChatBody, CompletionBody
 from neaptide.server.shadow.metrics import ShadowMetrics
@@ -36,6 +37,7 @@ def test_every_metric_is_documented() -> None:
     ServerMetrics(registry)
     BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
     ShadowMetrics(registry)
+    GatewayMetrics(registry)
     documented = text("docs/metrics.md")
     expanded = set(re.findall(r"neaptide_\w+", documented))
     expanded |= {f"neaptide_request_{name}_seconds" for name in ("ttft", "tpot", "itl", "e2e", "queue")}

@@ -267,8 +267,10 @@ class EngineClient:
         self._link = None
         self._ready.clear()
         self._tell_outlooks(())
-        for listener in (*self._traffic_listeners, *self._room_listeners):
+        for listener in self._traffic_listeners:
             listener.on_engine_lost()
+        for room_listener in self._room_listeners:
+            room_listener.on_engine_lost()
         in_step = frozenset(suspects)
         for request_id, queue in self._queues.items():
             queue.put_nowait(_Lost(request_id in in_step))

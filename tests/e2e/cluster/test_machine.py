@@ -79,7 +79,7 @@ def test_the_operators_switch_is_every_replicas(cluster: RunningCluster) -> None
         cluster.http.post("/admin/offline", json={"state": state}).raise_for_status()
         for one in cluster.shown():
             text = cluster.http.get(f"{one['url']}/metrics").text
-            assert f"neaptide_offline_paused {value}" in text.splitlines()
+            assert f"neaptide_besteffort_paused {value}" in text.splitlines()
 
 
 def test_a_stop_lets_streams_end_and_leaves_no_process(postgres_server: PostgresServer, tmp_path: Path) -> None:

@@ -49,3 +49,12 @@ def embedded(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
 def client(embedded: RunningCluster) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=embedded.base_url, api_key=KEYS[0], max_retries=0) as client:
         yield client
+
+
+def test_every_replica_answers_for_what_any_of_them_took(embedded: RunningCluster, client: openai.OpenAI) -> None:
+    content = b'{"a": 1}\n'
+    made = client.files.create(file=("in.jsonl", content), purpose="batch")
+    addresses = {one["url"] for one in embedded.shown()}
+    assert len(addresses) == 2
+    for address in addresses:
+        assert embedded.http.get(f"{address}/v1/files/{made.id}/content").raise_for_status().content == content

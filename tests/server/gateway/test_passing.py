@@ -60,7 +60,13 @@ async def test_an_event_is_there_before_the_next_one_is_made(cluster: Cluster) -
 async def test_a_request_arrives_as_it_was_sent_but_for_its_connection(cluster: Cluster) -> None:
     replica = await cluster.add("a")
     exchange = cluster.request(
-        "/v1/batches", {"a": [1, "ü"]}, x_request_id="mine", connection="close", te="x", idempotency_key="k", host="localhost:9"
+        "/v1/batches",
+        {"a": [1, "ü"]},
+        x_request_id="mine",
+        connection="close",
+        te="x",
+        idempotency_key="k",
+        host="localhost",
     )
     await exchange.task
     assert (exchange.status, exchange.headers["x-request-id"]) == (200, "mine")
