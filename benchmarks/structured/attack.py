@@ -1,7 +1,8 @@
 """Schemas and grammars that are made to be too much, one after another as fast as answers come.
 
-``python -m benchmarks.structured.attack URL hostile|held SECONDS FIRST``: a process of its own, at the lowest priority,
-for attackers do not share the server's cores. Prints one JSON line: what each kind got, and its longest answer.
+``python -m benchmarks.structured.attack URL hostile|held``: a process of its own, at the lowest priority, for attackers
+do not share the server's cores. Each line of its input is a duration in seconds: it attacks for so long, from where it
+left off, and prints one JSON line: what each kind got, and its longest answer.
 """
 
 import itertools
@@ -61,26 +62,38 @@ KINDS: dict[str, dict[str, Callable[[str], dict[str, Any]]]] = {
 each one that was not seen before."""
 
 
-def attack(url: str, kind: str, duration_s: float, first: int) -> dict[str, dict[str, Any]]:
-    bodies = {
-        name: json.dumps({"messages": USER, "max_tokens": 16, **make("WORD")}).encode()
-        for name, make in KINDS[kind].items()
-    }
-    statuses: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    longest_s: defaultdict[str, float] = defaultdict(float)
-    end_s = time.monotonic() + duration_s
-    with httpx.Client(base_url=url, timeout=60.0, headers={"content-type": "application/json"}) as http:
-        for index, (name, body) in enumerate(itertools.cycle(bodies.items()), first):
-            if time.monotonic() > end_s:
-                break
-            content = body.replace(b"WORD", b"w%d" % index)
+class Attack:
+    """All of one kind, in turn; each is asked for in words of its own."""
+
+    def __init__(self, http: httpx.Client, kind: str) -> None:
+        self._http = http
+        self._rounds = itertools.cycle(
+            (name, json.dumps({"messages": USER, "max_tokens": 16, **make("WORD")}).encode())
+            for name, make in KINDS[kind].items()
+        )
+        self._asked = 0
+
+    def run(self, duration_s: float) -> dict[str, dict[str, Any]]:
+        statuses: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        longest_s: defaultdict[str, float] = defaultdict(float)
+        end_s = time.monotonic() + duration_s
+        while time.monotonic() < end_s:
+            name, body = next(self._rounds)
+            self._asked += 1
             start_s = time.monotonic()
-            reply = http.post(CHAT, content=content)
+            reply = self._http.post(CHAT, content=body.replace(b"WORD", b"w%d" % self._asked))
             longest_s[name] = max(longest_s[name], time.monotonic() - start_s)
             statuses[name][reply.status_code] += 1
-    return {name: {"statuses": statuses[name], "longest_s": longest_s[name]} for name in statuses}
+        return {name: {"statuses": statuses[name], "longest_s": longest_s[name]} for name in statuses}
+
+
+def main(url: str, kind: str) -> None:
+    with httpx.Client(base_url=url, timeout=60.0, headers={"content-type": "application/json"}) as http:
+        attack = Attack(http, kind)
+        for line in sys.stdin:
+            print(json.dumps(attack.run(float(line))), flush=True)
 
 
 if __name__ == "__main__":
     os.nice(19)
-    print(json.dumps(attack(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))))
+    main(*sys.argv[1:])

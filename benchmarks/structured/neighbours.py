@@ -1,19 +1,23 @@
 """Chats beside schemas and grammars that are made to be too much: the embedded model behind the real server.
 
-Turns of the same chats follow each other: alone, beside what has to be refused, beside what is held at a price. What
-each kind got and how long the longest took, what the chats felt of it, and what is left of it in processes,
-descriptors, files and memory.
+Turns go by pairs, the same chats alone and beside the attack, and every second pair the other way round, so that a
+machine that becomes faster or slower does so for both. What each kind got and how long the longest took, what the chats
+felt of it, and what is left of it in processes, descriptors, files and memory. How far the halves of the chats alone
+are apart says what such a ratio is worth.
 """
 
 import asyncio
 import json
 import os
+import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
@@ -26,34 +30,52 @@ from neaptide.loadgen.client.recorder import Record
 from neaptide.loadgen.percentiles import percentile
 
 MODEL = "neaptide-tiny"
-RATE_RPS = 4.0
+RATE_RPS = 8.0
 CHAT_TOKENS = 48
 GOOD = {"messages": USER, "guided_choice": ["left", "right"], "max_tokens": 16}
 LIMIT_S = 2.0
 """For a refusal."""
 NEIGHBOURS_BAR = 1.1
 """Of a chat's time per token, beside the attack and alone."""
+RESAMPLES = 2_000
+
+
+class Pair(NamedTuple):
+    """The same chats, twice."""
+
+    alone: list[Record]
+    beside: list[Record]
 
 
 class Attacks:
-    """What became of them."""
+    """One process that attacks when it is told to, and what became of its requests."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._started = 0
+    def __init__(self, process: asyncio.subprocess.Process, kind: str) -> None:
+        self._process = process
+        self._kind = kind
         self.statuses: dict[str, Counter[str]] = {}
         self.longest_s: dict[str, float] = {}
 
-    async def run(self, kind: str, duration_s: float) -> None:
-        self._started += 1
-        arguments = [self._url, kind, str(duration_s), str(100_000 * self._started)]
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, url: str, kind: str) -> AsyncIterator["Attacks"]:
         process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "benchmarks.structured.attack", *arguments],
+            *[sys.executable, "-m", "benchmarks.structured.attack", url, kind],
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=REPOSITORY,
         )
-        out, _ = await process.communicate()
-        for name, found in json.loads(out).items():
+        assert process.stdin is not None
+        yield cls(process, kind)
+        process.stdin.close()
+        await process.wait()
+
+    async def run(self, duration_s: float) -> None:
+        """Returns when the last request has been answered."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{duration_s}\n".encode())
+        for name, found in json.loads(await self._process.stdout.readline()).items():
             self.statuses.setdefault(name, Counter()).update(found["statuses"])
             self.longest_s[name] = max(self.longest_s.get(name, 0.0), found["longest_s"])
 
@@ -63,12 +85,12 @@ class Attacks:
             for name, found in self.statuses.items()
         ]
         print_table("what was asked", ["kind", "statuses", "longest, s"], rows)
-        hostile = [self.statuses[name] for name in KINDS["hostile"]]
+        wanted = "400" if self._kind == "hostile" else "200"
         return {
-            "hostile": sum(found.total() for found in hostile),
-            "hostile_not_refused": sum(found.total() - found["400"] for found in hostile),
-            "longest_refusal_s": max(self.longest_s[name] for name in KINDS["hostile"]),
-            "held": sum(self.statuses[name].total() for name in KINDS["held"]),
+            "asked": sum(found.total() for found in self.statuses.values()),
+            "kinds_not_asked": len(KINDS[self._kind].keys() - self.statuses.keys()),
+            f"not_{wanted}": sum(found.total() - found[wanted] for found in self.statuses.values()),
+            "longest_answer_s": max(self.longest_s.values()),
         }
 
 
@@ -94,20 +116,39 @@ def _footprint(server: psutil.Process, temporary: Path) -> dict[str, float]:
     }
 
 
-def _felt(records: dict[str, list[Record]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+def felt(pairs: Sequence[Pair], seed: int = 0) -> dict[str, float]:
+    """Times per token, alone and beside the attack, and their ratios.
+
+    Nine of ten ratios of pairs that are drawn with replacement lie between ``low`` and ``high``.
+    """
+    rng = random.Random(seed)
+    alone_ms = [_tpots_ms(pair.alone) for pair in pairs]
+    beside_ms = [_tpots_ms(pair.beside) for pair in pairs]
+    found: dict[str, float] = {"chats": sum(map(len, [*alone_ms, *beside_ms]))}
     for q, share in (("p50", 0.5), ("p99", 0.99)):
-        tpot_ms = {
-            name: 1e3 * percentile([record.tpot_s for record in mine if record.tpot_s is not None], share)
-            for name, mine in records.items()
+
+        def ratio(numerator: Sequence[list[float]], denominator: Sequence[list[float]], share: float = share) -> float:
+            return percentile([*chain(*numerator)], share) / percentile([*chain(*denominator)], share)
+
+        drawn = [rng.choices(range(len(pairs)), k=len(pairs)) for _ in range(RESAMPLES)]
+        ratios = [ratio([beside_ms[i] for i in some], [alone_ms[i] for i in some]) for some in drawn]
+        found |= {
+            f"tpot_{q}_ms_alone": percentile([*chain(*alone_ms)], share),
+            f"tpot_{q}_ms_beside": percentile([*chain(*beside_ms)], share),
+            f"tpot_{q}_ratio": ratio(beside_ms, alone_ms),
+            f"tpot_{q}_ratio_low": percentile(ratios, 0.05),
+            f"tpot_{q}_ratio_high": percentile(ratios, 0.95),
+            f"tpot_{q}_ratio_of_halves_alone": ratio(alone_ms[1::2], alone_ms[::2]),
         }
-        found |= {f"tpot_{q}_ms_{name}": value for name, value in tpot_ms.items()}
-        found |= {f"tpot_{q}_ratio_{kind}": tpot_ms[kind] / tpot_ms["alone"] for kind in KINDS}
-    return found | {"chats_failed": sum(record.error is not None for mine in records.values() for record in mine)}
+    failed = [record.error for pair in pairs for turn in pair for record in turn if record.error is not None]
+    return found | {"chats_failed": len(failed)}
 
 
-async def measure_neighbours(turn_s: float, turns: int) -> dict[str, float]:
-    records: dict[str, list[Record]] = {"alone": [], **{kind: [] for kind in KINDS}}
+def _tpots_ms(turn: Sequence[Record]) -> list[float]:
+    return [1e3 * record.tpot_s for record in turn if record.tpot_s is not None]
+
+
+async def measure_neighbours(kind: str, turn_s: float, num_pairs: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as path, tempfile.TemporaryDirectory() as inner:
         temporary = Path(inner)
         os.environ |= {"NEAPTIDE_LOG_LEVEL": "warning", "TMPDIR": inner}
@@ -115,27 +156,35 @@ async def measure_neighbours(turn_s: float, turns: int) -> dict[str, float]:
         async with (
             ServerProcess(["--max-model-len", "2048", "--shadow", "off"], Path(path)) as server,
             httpx.AsyncClient(base_url=server.base_url, timeout=60.0, limits=one_request_each) as http,
+            Attacks.on(server.base_url, kind) as attacks,
         ):
             (process,) = (p for p in psutil.Process().children() if "serve" in p.cmdline())
-            attacks = Attacks(server.base_url)
-            await _chats(http, 3.0, seed=0)
-            for kind in KINDS:
-                await attacks.run(kind, turn_s)  # what is only once, such as memory that a process keeps
+            await _chats(http, turn_s, seed=0)
+            await attacks.run(2 * turn_s)  # what is only once, such as memory that a process keeps
             (await http.post(CHAT, json=GOOD)).raise_for_status()
             before = _footprint(process, temporary)
-            for turn in range(turns):
-                records["alone"] += await _chats(http, turn_s, seed=turn)
-                for kind in KINDS:
-                    _, beside = await asyncio.gather(attacks.run(kind, turn_s), _chats(http, turn_s, seed=turn))
-                    records[kind] += beside
+            pairs = [await _pair(http, attacks, turn_s, index) for index in range(num_pairs)]
             (await http.post(CHAT, json=GOOD | {"guided_choice": ["up", "down"]})).raise_for_status()
             after = _footprint(process, temporary)
     more = {f"more_{name}": after[name] - before[name] for name in before}
-    found = attacks.summary() | _felt(records) | more
-    found["holds"] = (
-        found["hostile_not_refused"] == 0
-        and found["longest_refusal_s"] <= LIMIT_S
-        and found["tpot_p99_ratio_hostile"] <= NEIGHBOURS_BAR
-        and not any(found[f"more_{name}"] > 0 for name in ("processes", "descriptors", "files"))
-    )
+    found = attacks.summary() | felt(pairs) | more
+    # Where the chats alone differ by more than the bar, a ratio within it says nothing.
+    found["is_still"] = abs(found["tpot_p99_ratio_of_halves_alone"] - 1.0) <= NEIGHBOURS_BAR - 1.0
+    if kind == "hostile":
+        found["holds"] = found["is_still"] and (
+            found["kinds_not_asked"] == found["not_400"] == found["chats_failed"] == 0
+            and found["longest_answer_s"] <= LIMIT_S
+            and found["tpot_p99_ratio"] <= NEIGHBOURS_BAR
+            and not any(found[f"more_{name}"] > 0 for name in ("processes", "descriptors", "files"))
+        )
     return found
+
+
+async def _pair(http: httpx.AsyncClient, attacks: Attacks, turn_s: float, index: int) -> Pair:
+    """One turn alone and one beside the attack; which comes first alternates."""
+    if index % 2:
+        _, beside = await asyncio.gather(attacks.run(turn_s), _chats(http, turn_s, index))
+        return Pair(await _chats(http, turn_s, index), beside)
+    alone = await _chats(http, turn_s, index)
+    _, beside = await asyncio.gather(attacks.run(turn_s), _chats(http, turn_s, index))
+    return Pair(alone, beside)
