@@ -66,9 +66,10 @@ class ChoiceAssembler:
         self._prompt = index // prepared.n
         tokenizer = prepared.context.tokenizer
         form = prepared.context.call_format
-        shown_id = tokenizer.special_id(form.begin) if prepared.tools else None
+        marks = (tokenizer.added_id(mark) for mark in (form.begin, form.end))
+        shown_ids = {mark for mark in marks if mark is not None} if prepared.tools else set()
         skip = prepared.skip_special_tokens
-        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip, shown_id=shown_id)
+        self._decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip, shown_ids=shown_ids)
         self._scanner = StopScanner(prepared.stop, include_stop=prepared.include_stop)
         self._calls: ToolCallParser | None = None
         if prepared.tools:

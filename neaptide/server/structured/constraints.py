@@ -206,7 +206,8 @@ def _calls(body: ChatBody, tools: Sequence[Tool], context: ServingContext) -> Ca
     return Calls(
         [OfferedTool(t.function.name, t.function.parameters, t.function.strict is True) for t in tools],
         form,
-        context.tokenizer.special_id(form.begin),
+        context.tokenizer.added_id(form.begin),
+        context.tokenizer.added_id(form.end),
         forced,
         several,
     )

@@ -44,7 +44,8 @@ class Calls:
     tools: Sequence[OfferedTool]
     form: CallFormat
     begin_token_id: int | None
-    """Of ``form.begin``, if that is a special token."""
+    end_token_id: int | None
+    """Of ``form.begin`` and ``form.end``, if these are tokens of their own, which no grammar of text allows."""
     forced: bool
     """At least one, and nothing else."""
     several: bool
@@ -130,7 +131,7 @@ def _parameters(tool: OfferedTool) -> dict[str, Any]:
 def _forced(calls: Calls) -> list[str]:
     """The rule ``calls``: nothing but calls."""
     form = calls.form
-    section = _section("section", _begin(calls), form, calls.several)
+    section = _section("section", _mark(form.begin, calls.begin_token_id), calls)
     return [_repeated(form, calls.several), section]
 
 
@@ -139,17 +140,16 @@ def _repeated(form: CallFormat, several: bool) -> str:
     return f"calls: section{more}\n"
 
 
-def _begin(calls: Calls) -> str:
-    if calls.begin_token_id is not None:
-        return f"<[{calls.begin_token_id}]>"
-    return json.dumps(calls.form.begin) if calls.form.begin else ""
+def _mark(text: str, token_id: int | None) -> str:
+    return f"<[{token_id}]>" if token_id is not None else json.dumps(text) if text else ""
 
 
-def _section(rule: str, begin: str, form: CallFormat, several: bool) -> str:
+def _section(rule: str, begin: str, calls: Calls) -> str:
     """One call, or the list of them, between its marks."""
+    form = calls.form
     padding = json.dumps(form.padding) if form.padding else ""
-    end = json.dumps(form.end) if form.end else ""
-    return f"{rule}: {begin} {padding} {_body(form, several)} {padding} {end}\n"
+    end = _mark(form.end, calls.end_token_id)
+    return f"{rule}: {begin} {padding} {_body(form, calls.several)} {padding} {end}\n"
 
 
 def _body(form: CallFormat, several: bool) -> str:
@@ -164,11 +164,11 @@ def _beside_text(calls: Calls) -> list[str]:
     form = calls.form
     if not form.begin:
         return ["start: TEXT | calls\n", *_forced(calls), _TEXT_WITHOUT_CALLS]
-    # Lazy: text ends where it can be a call's beginning.
-    begin = f"TEXT <[{calls.begin_token_id}]>" if calls.begin_token_id is not None else "begin"
-    rules = [] if calls.begin_token_id is not None else [f"begin[lazy]: TEXT {json.dumps(form.begin)}\n"]
+    # Lazy: text ends where it can be a call's beginning, also where that is spelled though it has a token.
+    begin = "begin" if calls.begin_token_id is None else f"(begin | TEXT <[{calls.begin_token_id}]>)"
     start = "start: section* TEXT\n" if calls.several and form.end else "start: section | TEXT\n"
-    return [start, *rules, _section("section", begin, form, calls.several), _TEXT]
+    spelled = f"begin[lazy]: TEXT {json.dumps(form.begin)}\n"
+    return [start, spelled, _section("section", begin, calls), _TEXT]
 
 
 def _of_parts(parts: Mapping[str, Part]) -> str:

@@ -1,7 +1,7 @@
 """Output tokens to text, one token at a time: whole characters only, and nothing past a stop string."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from neaptide.server.text.tokenizer import Tokenizer
 
@@ -9,16 +9,18 @@ from neaptide.server.text.tokenizer import Tokenizer
 class IncrementalDecoder:
     """Bytes of tokens in, whole characters out; an unfinished UTF-8 sequence waits for its rest."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown_id: int | None = None) -> None:
-        """``shown_id``: a special token that is not skipped."""
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown_ids: Collection[int] = ()
+    ) -> None:
+        """``shown_ids``: special tokens that are not skipped."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._shown_id = shown_id
+        self._shown_ids = shown_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The characters that this token completed."""
-        if self._skip and token_id != self._shown_id and self._tokenizer.is_special(token_id):
+        if self._skip and token_id not in self._shown_ids and self._tokenizer.is_special(token_id):
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 

@@ -48,6 +48,7 @@ class Tokenizer:
         self._literal_pieces = PieceCache.create(self._literal, spec, special=False)
         self._adds_tokens = spec.get("post_processor") is not None
         self._special_ids = frozenset(t["id"] for t in added if t["special"])
+        self._added_ids = {t["content"]: t["id"] for t in added}
         specials = sorted((t["content"] for t in added if t["special"]), key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, specials))) if specials else None
         decoders = _decoder_types(spec.get("decoder"))
@@ -132,10 +133,9 @@ class Tokenizer:
         """Whether the token is structure rather than text."""
         return token_id in self._special_ids
 
-    def special_id(self, text: str) -> int | None:
-        """The special token of this text, if there is one."""
-        token_id = self._fast.token_to_id(text) if text else None
-        return token_id if token_id is not None and self.is_special(token_id) else None
+    def added_id(self, text: str) -> int | None:
+        """The token that was added for exactly this text, special or not; such text is never spelled otherwise."""
+        return self._added_ids.get(text)
 
     def token_string(self, token_id: int) -> str:
         """The vocabulary's own spelling; empty for ids that only pad the embedding table."""

@@ -16,7 +16,7 @@ SLOW = "start: T\nT: " + " & ".join(f"/.*{letter}.{{{30 + i}}}/" for i, letter i
 
 @pytest.fixture
 def checker() -> Iterator[GrammarChecker]:
-    made = GrammarChecker(embedded_model_path(), 400, [5])
+    made = GrammarChecker(embedded_model_path(), 416, [5])
     yield made
     made.close()
 
@@ -32,7 +32,7 @@ def test_verdicts_and_that_they_are_kept(checker: GrammarChecker) -> None:
 
 
 def test_a_grammar_that_takes_too_long_ends_the_child_and_the_next_one_finds_another() -> None:
-    checker = GrammarChecker(embedded_model_path(), 400, [5], cpu_s=0.01)
+    checker = GrammarChecker(embedded_model_path(), 416, [5], cpu_s=0.01)
     try:
         assert checker.complaint('start: "a"') == ""
         first = checker.pid
@@ -73,7 +73,7 @@ def test_hostile_grammars_are_complaints(checker: GrammarChecker, grammar: str) 
 
 
 def test_a_model_whose_tokenizer_cannot_be_used_serves_none() -> None:
-    checker = GrammarChecker(embedded_model_path().parent, 400, [5])
+    checker = GrammarChecker(embedded_model_path().parent, 416, [5])
     with pytest.raises(NoGrammarsError):
         checker.complaint('start: "a"')
     with pytest.raises(NoGrammarsError):
@@ -81,7 +81,7 @@ def test_a_model_whose_tokenizer_cannot_be_used_serves_none() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    checker = GrammarChecker(embedded_model_path(), 400, [5])
+    checker = GrammarChecker(embedded_model_path(), 416, [5])
     checker.complaint('start: "a"')
     pid = checker.pid
     del checker

@@ -18,16 +18,25 @@ from neaptide.server.structured.formats import WRITTEN_OUT
 from neaptide.server.structured.grammars import Calls, OfferedTool, answer_grammar, calls_grammar, schema_part
 from neaptide.server.structured.notations import MAX_SAFE
 from neaptide.server.structured.schemas import MAX_DEPTH, MAX_GRAMMAR_CHARS, SchemaError, explain, prepare_schema
+from neaptide.server.text.tokenizer import Tokenizer
 
 
 @cache
 def grammars() -> Grammars:
-    return Grammars(Path(embedded_model_path()), 400, [5])
+    return Grammars(Path(embedded_model_path()), 416, [5])
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(embedded_model_path())
 
 
 def accepts(grammar: str, text: str) -> bool:
+    return accepts_tokens(grammar, grammars().tokenizer.tokenize_str(text))
+
+
+def accepts_tokens(grammar: str, tokens: list[int]) -> bool:
     matcher = grammars().start(grammar)
-    tokens = grammars().tokenizer.tokenize_str(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
@@ -184,9 +193,9 @@ def test_what_becomes_too_much_once_it_is_written_out_is_refused() -> None:
 def test_so_are_tools_that_are_too_much_together() -> None:
     few = {"properties": {str(index): {"format": "email"} for index in range(200)}}
     tools = [OfferedTool(name, few, strict=True) for name in "abc"]
-    calls_grammar(Calls(tools[:2], HERMES, None, forced=True, several=True), None)
+    calls_grammar(Calls(tools[:2], HERMES, None, None, forced=True, several=True), None)
     with pytest.raises(SchemaError, match="too complex"):
-        calls_grammar(Calls(tools, HERMES, None, forced=True, several=True), None)
+        calls_grammar(Calls(tools, HERMES, None, None, forced=True, several=True), None)
 
 
 # ---- calls in the formats of families ------------------------------------------------------------------------------
@@ -211,7 +220,7 @@ WRITTEN: dict[CallFormat, tuple[str, str]] = {
 
 def calls(form: CallFormat, *, forced: bool = True, several: bool = True) -> Calls:
     tools = [OfferedTool("f", ARGUMENTS, strict=True), OfferedTool("g", None, strict=False)]
-    return Calls(tools, form, None, forced, several)
+    return Calls(tools, form, tokenizer().added_id(form.begin), tokenizer().added_id(form.end), forced, several)
 
 
 @pytest.mark.parametrize("form", WRITTEN, ids=lambda form: form.name)
@@ -243,7 +252,7 @@ def test_beside_a_format_there_is_no_free_text(form: CallFormat) -> None:
 
 def test_a_begin_that_is_a_special_token_is_that_token() -> None:
     token_id = 2
-    marked = Calls([OfferedTool("g", None, strict=True)], MISTRAL, token_id, forced=True, several=False)
+    marked = Calls([OfferedTool("g", None, strict=True)], MISTRAL, token_id, None, forced=True, several=False)
     matcher = grammars().start(calls_grammar(marked, None))
     rest = grammars().tokenizer.tokenize_str('[{"name": "g", "arguments": {}}]')
     assert matcher.consume_tokens([token_id, *rest])

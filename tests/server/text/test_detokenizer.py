@@ -32,6 +32,11 @@ def test_valid_text_never_shows_a_replacement_character(text: str) -> None:
     assert sum(piece.count("\ufffd") for piece in pieces) == text.count("\ufffd")
 
 
+def test_special_tokens_that_are_shown_are_marks_of_calls() -> None:
+    decoder = IncrementalDecoder(TOKENIZER, shown_ids={2, 4})
+    assert [decoder.push(token_id) for token_id in (2, 3, 4)] == ["<|system|>", "", "<|assistant|>"]
+
+
 def _first_stop(text: str, stops: list[str]) -> int | None:
     """Where the output has to end, found by looking at one more character at a time."""
     for end in range(len(text) + 1):
