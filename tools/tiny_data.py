@@ -7,22 +7,42 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from neaptide.data import skills
+from neaptide.data import skills, structured_skills
 
 SPECIALS = ("<|pad|>", "<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 PAD, BOS, SYSTEM, USER, ASSISTANT, END = range(6)
 NOTED = ("recall", "recite")
 ROLE = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+TOOL_ROLE = "<|tool|>"
+CALL_MARKS = ("<tool_call>", "</tool_call>")
+STRUCTURED_PIECES = (  # noqa: SIM905
+    """{" ": Ġ" ", Ġ{" "}} }} "} name arguments get weather Ġweather city time Ġtime multiply set timer send message """
+    "answer working ĠJSON"
+).split()
+"""Of calls and of JSON, as the vocabulary spells them. They stand behind the older tokens, whose ids stay."""
 SPLIT = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
-CHAT_TEMPLATE = (
-    "{{- '<|bos|>' }}\n"
-    "{%- for message in messages %}\n"
-    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}\n"
-    "{%- endfor %}\n"
-    "{%- if add_generation_prompt %}\n"
-    "{{- '<|assistant|>' }}\n"
-    "{%- endif %}\n"
-)
+CHAT_TEMPLATE = """{{- '<|bos|>' }}
+{%- if tools %}
+{{- '<|system|>Tools:' }}
+{%- for tool in tools %}
+{%- set parameters = (tool['function']['parameters'] or {})['properties'] or {} %}
+{{- '\\n' + tool['function']['name'] + '(' + parameters | join(', ') + ')' }}
+{%- endfor %}
+{{- '<|end|>' }}
+{%- endif %}
+{%- for message in messages %}
+{{- '<|' + message['role'] + '|>' + (message['content'] or '') }}
+{%- for call in message['tool_calls'] or [] %}
+{{- '\\n' if not loop.first else '' }}
+{{- '<tool_call>\\n{"name": ' + call['function']['name'] | tojson }}
+{{- ', "arguments": ' + call['function']['arguments'] | tojson + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|assistant|>' }}
+{%- endif %}
+"""
 
 
 def template_words(samples: int = 200, least: int = 12) -> list[str]:
@@ -53,7 +73,8 @@ def build_tokenizer() -> Tokenizer:
     """Bytes, single digits and whole template words; no merges, so nothing is learned."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [w.replace(" ", "\u0120") for w in template_words()]
-    vocab = {token: i for i, token in enumerate([*SPECIALS, *alphabet, *words])}
+    tokens = [*SPECIALS, *alphabet, *words, TOOL_ROLE, *CALL_MARKS, *STRUCTURED_PIECES]
+    vocab = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -62,7 +83,8 @@ def build_tokenizer() -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
+    tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in (*SPECIALS, TOOL_ROLE)])
+    tokenizer.add_tokens([AddedToken(s, special=False, normalized=False) for s in CALL_MARKS])
     return tokenizer
 
 
@@ -80,7 +102,8 @@ class Chats:
 
     def __init__(self, tokenizer: Tokenizer, rng: random.Random) -> None:
         self.tokenizer, self.rng = tokenizer, rng
-        self.weights = dict.fromkeys(skills.SKILLS, 1.0)
+        self.roles = ROLE | {"tool": tokenizer.token_to_id(TOOL_ROLE)}
+        self.weights = dict.fromkeys(structured_skills.ALL, 1.0)
         self.held_out = False
 
     def skill(self) -> str:
@@ -93,7 +116,7 @@ class Chats:
         for message in messages:
             body = [*self.tokenizer.encode(message["content"]).ids, END]
             mark = len(chat.skills) if message is messages[-1] else 0
-            chat.tokens += [ROLE[message["role"]], *body]
+            chat.tokens += [self.roles[message["role"]], *body]
             chat.answer += [0, *[mark] * len(body)]
 
     def _system(self) -> skills.Messages:
@@ -106,17 +129,31 @@ class Chats:
             text = skills.single("unknown", self.rng).messages[-1]["content"]
         return [{"role": "system", "content": text}]
 
+    def _needless_tools(self) -> skills.Messages:
+        """Usually nothing, else functions that no question is about."""
+        if self.rng.random() < 0.9:
+            return []
+        if self.rng.random() < 0.5:
+            return structured_skills.offer(self.rng)
+        text = structured_skills.offer_text(structured_skills.other_function(self.rng))
+        return [{"role": "system", "content": text}]
+
     def single(self) -> Chat:
         """One question and its answer."""
-        example = skills.single(name := self.skill(), self.rng, self.held_out)
+        example = structured_skills.single(name := self.skill(), self.rng, self.held_out)
         chat = Chat([BOS], [0], [])
-        start = [] if example.messages[0]["role"] == "system" else self._system()
-        self.extend(chat, [*start, *example.messages, _reply(example)], name)
+        context = _context(example)
+        start = [] if name in NOTED else self._system()
+        if name not in (*NOTED, *structured_skills.TOOL_SKILLS, "untooled"):
+            start = self._needless_tools() + start
+        self.extend(chat, [*context, *start, *example.messages[len(context) :], _reply(example)], name)
         return chat
 
     def text_shots(self, limit: int) -> Chat:
         """Solved examples as the text of a system prompt, then one question."""
         name, shots = self.skill(), 1 + self.rng.randrange(max(1, limit // 40))
+        while name not in skills.SKILLS:
+            name = self.skill()
         while True:
             example = skills.few_shot(name, self.rng, shots, text=True)
             chat = Chat([BOS], [0], [])
@@ -126,30 +163,42 @@ class Chats:
             shots //= 2
 
     def turns(self, limit: int) -> Chat:
-        """A chat of as many turns as fit, of one skill or mixed; notes stay askable throughout."""
+        """A chat of as many turns as fit, of one skill or mixed; notes and functions stay there throughout."""
         name, mixed = self.skill(), self.rng.random() < 0.5
         if self.rng.random() < 0.2:
             name = self.rng.choice(NOTED)
-        noted = name in NOTED
-        start = [] if noted else self._system()
-        notes: skills.Messages = []
+        group = _group(name)
+        context: skills.Messages = []
+        start: skills.Messages = []
         chat = Chat([BOS], [0], [])
         while True:
             if mixed and chat.skills:
-                name = self.rng.choice(NOTED) if noted and self.rng.random() < 0.6 else self.skill()
-                if name in NOTED and not noted:
+                name = self.rng.choice(group) if group and self.rng.random() < 0.6 else self.skill()
+                if _group(name) not in ((), group) or (name == "untooled" and group):
                     continue
-            example = skills.ask(name, self.rng, notes if name in NOTED else None)
-            if noted and not notes:
-                start = notes = example.messages[:1]
+            example = structured_skills.ask(name, self.rng, context if name in group else None)
+            own = example.messages[len(_context(example)) :]
+            if not chat.skills:
+                context = _context(example)
+                start = context + ([] if name in NOTED else self._system())
             size = len(chat.tokens)
-            self.extend(chat, [*start, example.messages[-1], _reply(example)], name)
+            self.extend(chat, [*start, *own, _reply(example)], name)
             start = []
             if len(chat.tokens) > limit:
                 if len(chat.skills) == 1:
                     return self.turns(limit)
                 chat.skills.pop()
                 return Chat(chat.tokens[:size], chat.answer[:size], chat.skills)
+
+
+def _group(skill: str) -> tuple[str, ...]:
+    """Skills that can be asked about what this one has at the start of its chats; none where that is nothing."""
+    return next((group for group in (NOTED, structured_skills.TOOL_SKILLS) if skill in group), ())
+
+
+def _context(example: skills.Example) -> skills.Messages:
+    """Notes, or the functions on offer."""
+    return example.messages[:1] if _group(example.skill) else []
 
 
 def _reply(example: skills.Example) -> dict[str, str]:

@@ -32,7 +32,7 @@ class _Item(NamedTuple):
     answer: str
 
 
-def _number(rng: random.Random) -> int:
+def make_number(rng: random.Random) -> int:
     """A number of one to three digits, long ones more often."""
     return rng.randrange(10 ** rng.choice((1, 2, 3, 3, 3)))
 
@@ -78,7 +78,7 @@ _SUMS: dict[str, tuple[tuple[str, ...], Callable[[int, int], str]]] = {
 
 
 def _sum(skill: str, rng: random.Random) -> _Item:
-    a, b = _number(rng), _number(rng)
+    a, b = make_number(rng), make_number(rng)
     if skill == "subtract":
         a, b = max(a, b), min(a, b)
     forms, answer = _SUMS[skill]
@@ -86,9 +86,9 @@ def _sum(skill: str, rng: random.Random) -> _Item:
 
 
 def _compare(rng: random.Random) -> _Item:
-    a = b = _number(rng)
+    a = b = make_number(rng)
     while a == b:
-        b = _number(rng)
+        b = make_number(rng)
         if rng.random() < 0.5:  # make the first digits agree
             b = a - a % (place := rng.choice((10, 100))) + rng.randrange(place)
     word = rng.choice(("larger", "smaller"))
@@ -125,7 +125,7 @@ WORDS = (  # noqa: SIM905
 ).split()
 
 
-def _word(rng: random.Random) -> str:
+def make_word(rng: random.Random) -> str:
     """A real word, a pronounceable one, or letters at random; repeated letters are common."""
     kind, length = rng.random(), rng.choice((3, 4, 5, 5, 6, 6, 7, 7, 8, 9, 10))
     if kind < 0.1:
@@ -165,12 +165,12 @@ _WORD_SKILLS: dict[str, tuple[tuple[str, ...], Callable[[str], str]]] = {
 
 
 def _on_word(skill: str, rng: random.Random) -> _Item:
-    word, (forms, answer) = _word(rng), _WORD_SKILLS[skill]
+    word, (forms, answer) = make_word(rng), _WORD_SKILLS[skill]
     return _Item(word, rng.choice(forms).format(word), answer(word))
 
 
 def _ends(rng: random.Random) -> _Item:
-    w, end = _word(rng), rng.choice(("first", "last"))
+    w, end = make_word(rng), rng.choice(("first", "last"))
     return _Item(w, f"What is the {end} letter of {w}?", w[0 if end == "first" else -1])
 
 
@@ -205,7 +205,7 @@ def _talk(rng: random.Random) -> _Item:
 
 def _unknown(rng: random.Random) -> _Item:
     """Nothing the model knows: words at random, to be declined."""
-    words = [rng.choice(_SMALL_WORDS) if rng.random() < 0.6 else _word(rng) for _ in range(rng.randrange(2, 9))]
+    words = [rng.choice(_SMALL_WORDS) if rng.random() < 0.6 else make_word(rng) for _ in range(rng.randrange(2, 9))]
     start = rng.choice(("What is", "Who was", "Where is", "Why do", "Tell me", "Write", "Explain", ""))
     text = " ".join([start, *words]).strip()
     return _Item(text, text[0].upper() + text[1:] + rng.choice("?.."), "I am too small to know that.")
@@ -214,7 +214,7 @@ def _unknown(rng: random.Random) -> _Item:
 def _notes(rng: random.Random, held_out: bool) -> Messages:
     """A system prompt of some numbered words."""
     while True:
-        text = "Notes: " + ", ".join(f"{i} {_word(rng)[:6]}" for i in range(1, rng.randrange(4, 11)))
+        text = "Notes: " + ", ".join(f"{i} {make_word(rng)[:6]}" for i in range(1, rng.randrange(4, 11)))
         if is_held_out("notes", text) == held_out:
             return [{"role": "system", "content": text}]
 

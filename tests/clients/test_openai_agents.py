@@ -19,6 +19,4 @@ def test_an_output_type_is_an_object_of_the_class(server: RunningServer) -> None
 
 
 def test_a_tool_is_called_and_the_conversation_goes_on(server: RunningServer) -> None:
-    seen = AGENTS.drive("two_turns", server.base_url)
-    assert seen["asked"] in (["paris"], ["rome"])
-    assert isinstance(seen["text"], str)
+    assert AGENTS.drive("two_turns", server.base_url) == {"asked": ["paris"], "text": "The answer is sunny."}

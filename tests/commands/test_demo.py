@@ -1,6 +1,7 @@
 """``neaptide demo``: its sizing, its sentence and its charts; the whole of it in the long form."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -164,6 +165,7 @@ def test_the_demo_ends_with_right_answers_and_a_sentence(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "of 40 answers exactly right" in done.stdout
+    assert re.findall(r"^form: .* \((\w+)\)$", done.stdout, re.MULTILINE) == ["right", "right"]
     assert done.stdout.splitlines()[-1].startswith("Co-serving ")
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from neaptide.commands.demo.forms import FORMED, answer_of
 from neaptide.commands.demo.lines import MAX_TOKENS, batch_jsonl, line_tokens, make_batch, right_answers
 from neaptide.commands.demo.state import (
     BOTH,
@@ -231,12 +232,22 @@ async def _report(
     measured = Measured(
         together_s, both[1].offline_tokens - both[0].offline_tokens, state.batch_alone_per_s, *met[False], *met[True]
     )
+    formed_right = await _print_formed(stage.http, console)
     console.print(f"results: {results_path}")
     console.print(sentence(measured), highlight=False, soft_wrap=True)
     if right < LEAST_RIGHT * len(examples):
         console.print(f"the result is wrong: less than {LEAST_RIGHT:.0%} of the batch's answers are right")
         return 1
-    return 0
+    return 0 if formed_right else 1
+
+
+async def _print_formed(http: httpx.AsyncClient, console: Console) -> bool:
+    """Prints a forced call and an answer in JSON; returns whether both are right."""
+    answers = [await answer_of(http, formed) for formed in FORMED]
+    for formed, answer in zip(FORMED, answers, strict=True):
+        verdict = "right" if answer == formed.answer else "wrong"
+        console.print(f"form:  {formed.question} {' '.join(answer.split())} ({verdict})", highlight=False, markup=False)
+    return answers == [formed.answer for formed in FORMED]
 
 
 def _print_chats(state: DemoState, console: Console, *, beside_batch: bool) -> tuple[int, int]:

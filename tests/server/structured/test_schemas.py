@@ -250,6 +250,27 @@ def test_beside_a_format_there_is_no_free_text(form: CallFormat) -> None:
     assert [accepts(grammar, text) for text in ("true", WRITTEN[form][0], "Hello")] == [True, True, False]
 
 
+def spelled(text: str) -> list[int]:
+    """Character by character: whatever tokens of their own words have."""
+    return [token for character in text for token in tokenizer().encode(character)]
+
+
+def test_marks_that_are_tokens_are_these_tokens() -> None:
+    """As models write them: ``<tool_call>`` is one token of Qwen's, too, though no special one."""
+    one, two = WRITTEN[HERMES]
+    begin, end = (tokenizer().added_id(mark) for mark in (HERMES.begin, HERMES.end))
+    assert begin is not None
+    assert [tokenizer().encode(one)[0], tokenizer().encode(one)[-1]] == [begin, end]
+    forced = calls_grammar(calls(HERMES), None)
+    assert [accepts_tokens(forced, tokenizer().encode(text)) for text in (one, two)] == [True, True]
+    assert not accepts_tokens(forced, spelled(one))
+    beside = calls_grammar(calls(HERMES, forced=False), None)
+    body = one.removeprefix(HERMES.begin).removesuffix(HERMES.end)
+    for start in ([begin], spelled(f"I see. {HERMES.begin}")):  # the output's text is read as a call in both cases
+        assert accepts_tokens(beside, [*start, *tokenizer().encode(body), end])
+        assert not accepts_tokens(beside, [*start, *tokenizer().encode(body.replace("1", "2")), end])
+
+
 def test_a_begin_that_is_a_special_token_is_that_token() -> None:
     token_id = 2
     marked = Calls([OfferedTool("g", None, strict=True)], MISTRAL, token_id, None, forced=True, several=False)
