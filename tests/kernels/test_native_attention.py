@@ -13,7 +13,7 @@ from neaptide.kernels.native import COMPILERS
 from neaptide.kernels.paged_attention import write_kv
 from neaptide.kernels.paged_attention.native import NativeAttention
 from neaptide.kernels.paged_attention.work_list import WorkList, build_work_list
-from tests.kernels.cases import TOLERANCES, Case
+from tests.kernels.cases import TOLERANCES, Case, share
 
 BLOCK = 16
 
@@ -26,12 +26,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-def share(case: Case, request: int, owner: int, num_blocks: int) -> None:
-    """The request's first blocks are the owner's, with what they hold."""
-    case.tables[request, :num_blocks] = case.tables[owner, :num_blocks]
-    case.full[request][: num_blocks * BLOCK] = case.full[owner][: num_blocks * BLOCK]
 
 
 def tree(dtype: torch.dtype = torch.float32) -> Case:

@@ -1,11 +1,12 @@
-"""Which implementation attends: the C kernel where it can be compiled, else torch."""
+"""Which implementation attends: on a GPU Triton's kernel, on a CPU that in C where it can be compiled, else torch."""
 
 import logging
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from neaptide.kernels.launching import why_not
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention.native import NativeAttention
 from neaptide.kernels.paged_attention.reference import BoolArray, HasSlots, IntArray, plan_attention
@@ -29,6 +30,19 @@ class AttentionPlanner(Protocol):
     ) -> StepAttention: ...
 
 
+class ChosenPlanner(NamedTuple):
+    """A planner, and what computes what it plans."""
+
+    kernels: str
+    """``triton``, ``native`` or ``torch``."""
+    plan: AttentionPlanner
+
+    def __call__(
+        self, query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /
+    ) -> StepAttention:
+        return self.plan(query_lens, seq_lens, block_tables, are_reversed)
+
+
 def attention_planner(
     num_heads: int,
     num_kv_heads: int,
@@ -38,8 +52,9 @@ def attention_planner(
     dtype: torch.dtype,
     device: torch.device,
     kernels: str = "auto",
+    gpu_kernels: str = "auto",
     batch_invariant: bool = False,
-) -> AttentionPlanner:
+) -> ChosenPlanner:
     """
     Args:
         num_heads: of queries.
@@ -50,16 +65,27 @@ def attention_planner(
         device: of both.
         kernels: ``auto`` takes the C kernel on a CPU where it can be compiled, ``native`` insists on it, ``torch``
             does without.
+        gpu_kernels: ``auto`` takes Triton's kernel on a GPU once it has computed there what torch computes, ``triton``
+            insists on it, ``torch`` does without.
         batch_invariant: a token's bits depend on its own context only; only the C kernel can.
 
     Raises:
-        ValueError: the C kernel was insisted on and cannot be had.
+        ValueError: a kernel was insisted on and cannot be had.
     """
+    if not batch_invariant and (gpu_kernels == "triton" or (device.type == "cuda" and gpu_kernels == "auto")):
+        try:
+            plan_by_triton = _triton_planner(num_heads, num_kv_heads, head_dim, block_size, dtype, device)
+            return ChosenPlanner("triton", plan_by_triton)
+        except ValueError as error:
+            if gpu_kernels == "triton":
+                raise ValueError(f"gpu_kernels = 'triton' cannot be had: {error}") from error
+            logger.warning("attention runs on torch, which is slower: %s", error)
     if device.type == "cpu" and kernels != "torch":
         try:
-            return NativeAttention(
+            native = NativeAttention(
                 num_heads, num_kv_heads, head_dim, dtype, block_size, batch_invariant=batch_invariant
-            ).plan
+            )
+            return ChosenPlanner("native", native.plan)
         except CompileError as error:
             if batch_invariant:
                 raise ValueError(f"batch_invariant needs the attention in C: {error}") from error
@@ -76,4 +102,21 @@ def attention_planner(
             query_lens, seq_lens, block_tables, block_size, are_reversed=are_reversed, dtype=dtype, device=device
         )
 
-    return plan
+    return ChosenPlanner("torch", plan)
+
+
+def _triton_planner(
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionPlanner:
+    """
+    Raises:
+        ValueError: it cannot be had, or computes something else than torch.
+    """
+    if reason := why_not(device):
+        raise ValueError(reason)
+    from neaptide.kernels.prefix_attention.attention import PrefixAttention
+    from neaptide.kernels.prefix_attention.trial import try_attention
+
+    kernel = PrefixAttention(num_heads, num_kv_heads, head_dim, dtype, block_size, device)
+    try_attention(kernel)
+    return kernel.plan

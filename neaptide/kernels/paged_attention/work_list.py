@@ -43,6 +43,8 @@ def build_work_list(
     group: int,
     *,
     merge_prefixes: bool = True,
+    max_rows: int = MAX_ROWS,
+    shared_chunk_tokens: int = 1,
 ) -> WorkList:
     """
     Args:
@@ -52,10 +54,13 @@ def build_work_list(
         block_size: tokens per block; slots of request i begin at ``i * max_blocks * block_size``.
         group: query heads per KV head.
         merge_prefixes: read shared blocks once.
+        max_rows: query rows of an item, at least ``group``.
+        shared_chunk_tokens: requests that compute at most so many tokens take part in shared runs; a longer chunk
+            fills items of its own.
     """
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     num_tokens, width = int(starts[-1]), block_tables.shape[1] * block_size
-    tile = max(1, MAX_ROWS // group)
+    tile = max(1, max_rows // group)
     tiles = -(-query_lens // tile)
     request = np.repeat(np.arange(len(query_lens)), tiles)
     index = np.arange(len(request)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
@@ -70,38 +75,39 @@ def build_work_list(
     row_parts = np.full(num_tokens, -1, np.int32)
     merges = np.zeros((0, 3), np.int64)
     if merge_prefixes:
-        shared = _SharedRuns(seq_lens, block_tables, block_size, tile)
-        shared.find(np.flatnonzero((query_lens == 1) & (seq_lens > block_size)))
+        shared = _SharedRuns(starts, context, block_tables, block_size, tile)
+        shared.find(np.flatnonzero((query_lens <= shared_chunk_tokens) & (context >= block_size)))
         if shared.items:
             offsets = np.array([(num_tokens, num_tokens, 0, 0, 0)])
             items = np.concatenate((items, np.array(shared.items) + offsets))
-            readers = starts[np.array(shared.readers)].astype(np.int32)
+            readers = np.array(shared.readers, np.int32)
             row_tokens = np.concatenate((row_tokens, readers))
             # Every run ends before the token.
             row_limits = np.concatenate((row_limits, np.full(len(readers), np.iinfo(np.int32).max, np.int32)))
-            row_parts, merges = _number_parts(shared, starts, num_tokens)
+            row_parts, merges = _number_parts(shared, num_tokens)
             own_items = np.cumsum(tiles) - tiles
             for each, key in shared.own_from.items():
-                items[own_items[each], 3] = key
+                items[own_items[each] : own_items[each] + tiles[each], 3] = key
     return WorkList(items, row_tokens, row_limits, row_parts, merges)
 
 
 class _SharedRuns:
-    """Runs of blocks that several decodes read."""
+    """Runs of blocks that several requests read before what they compute."""
 
-    def __init__(self, seq_lens: IntArray, block_tables: IntArray, block_size: int, tile: int) -> None:
-        self._seq_lens, self._tables, self._block_size, self._tile = seq_lens, block_tables, block_size, tile
+    def __init__(self, starts: IntArray, context: IntArray, block_tables: IntArray, block_size: int, tile: int) -> None:
+        self._starts, self._context = starts, context
+        self._tables, self._block_size, self._tile = block_tables, block_size, tile
         self.items: list[tuple[int, int, int, int, int]] = []
         self.readers: list[int] = []
-        """Request of each row."""
+        """Token of each row."""
         self.rows_of: dict[int, list[int]] = {}
-        """Request -> its rows among those."""
+        """Token -> its rows among those."""
         self.own_from: dict[int, int] = {}
         """Request -> first key that it reads on its own."""
 
     def find(self, requests: IntArray, column: int = 0, begin: int = 0, levels: int = MAX_LEVELS) -> None:
         """What requests share that have the same blocks before ``column``, of which those from ``begin`` on are not
-        covered yet; block ``column`` of each is full and behind its token."""
+        covered yet; block ``column`` of each is full and behind its tokens."""
         heads = self._tables[requests, column]
         order = heads.argsort(kind="stable")
         cuts = np.flatnonzero(np.diff(heads[order])) + 1
@@ -110,39 +116,72 @@ class _SharedRuns:
         for members in np.split(requests[order], cuts):
             if len(members) < 2:
                 continue
-            full_blocks = int((self._seq_lens[members].min() - 1) // self._block_size)
+            full_blocks = int(self._context[members].min() // self._block_size)
             tables = self._tables[members, :full_blocks]
             differs = (tables[1:, column:] != tables[:1, column:]).any(axis=0)
             end = column + (int(differs.argmax()) if differs.any() else len(differs))
             is_long = (end - begin) * self._block_size >= MIN_SHARED_TOKENS
             if is_long:
                 self._add(members, begin, end)
-            longer = members[self._seq_lens[members] > (end + 1) * self._block_size]
+            longer = members[self._context[members] >= (end + 1) * self._block_size]
             if levels > 1:
                 self.find(longer, end, end if is_long else begin, levels - 1)
 
     def _add(self, members: IntArray, begin: int, end: int) -> None:
         first_key, last_key = begin * self._block_size, end * self._block_size
         offset = int(members[0]) * self._tables.shape[1] * self._block_size
-        for part in range(0, len(members), self._tile):
-            readers = members[part : part + self._tile].tolist()
+        self.own_from.update(dict.fromkeys(members.tolist(), last_key))
+        tokens = np.concatenate([np.arange(*self._starts[each : each + 2]) for each in members]).tolist()
+        for part in range(0, len(tokens), self._tile):
+            readers = tokens[part : part + self._tile]
             first = len(self.readers)
             self.items.append((first, first + len(readers), offset, first_key, last_key))
-            for row, request in enumerate(readers, first):
-                self.rows_of.setdefault(request, []).append(row)
-                self.own_from[request] = last_key
+            for row, token in enumerate(readers, first):
+                self.rows_of.setdefault(token, []).append(row)
             self.readers += readers
 
 
-def _number_parts(shared: _SharedRuns, starts: IntArray, num_tokens: int) -> tuple[npt.NDArray[np.int32], IntArray]:
+def _number_parts(shared: _SharedRuns, num_tokens: int) -> tuple[npt.NDArray[np.int32], IntArray]:
     """Parts of a token stand side by side: those of shared runs, then its own."""
     row_parts = np.full(num_tokens + len(shared.readers), -1, np.int32)
     merges: list[tuple[int, int, int]] = []
     count = 0
-    for request, rows in shared.rows_of.items():
-        token = int(starts[request])
+    for token, rows in shared.rows_of.items():
         every = [num_tokens + row for row in rows] + [token]
         row_parts[every] = range(count, count + len(every))
         merges.append((token, count, count + len(every)))
         count += len(every)
     return row_parts, np.array(merges, np.int64)
+
+
+def split_items(work: WorkList, most_keys: int) -> WorkList:
+    """The same with items of at most so many keys: a long context then keeps several processors busy.
+
+    A piece has rows of its own, whose results are parts of their tokens' as those of shared runs are. Rows that see no
+    key of a piece stay in it.
+    """
+    keys = work.items[:, 4] - work.items[:, 3]
+    pieces = np.maximum(1, -(-keys // most_keys))
+    if not (pieces > 1).any():
+        return work
+    item = np.repeat(np.arange(len(pieces)), pieces)
+    piece = np.arange(len(item)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    items = work.items[item]
+    items[:, 3] += piece * most_keys
+    items[:, 4] = np.minimum(items[:, 4], items[:, 3] + most_keys)
+    counts = np.where(piece > 0, items[:, 1] - items[:, 0], 0)  # of the rows that are new
+    sources = np.repeat(items[:, 0], counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_new = piece > 0
+    items[is_new, 0] = len(work.row_tokens) + (np.cumsum(counts) - counts)[is_new]
+    items[is_new, 1] = items[is_new, 0] + counts[is_new]
+    row_tokens = np.concatenate((work.row_tokens, work.row_tokens[sources]))
+    row_limits = np.concatenate((work.row_limits, work.row_limits[sources]))
+    num_parts = np.bincount(row_tokens)
+    tokens = np.flatnonzero(num_parts > 1)
+    last = np.cumsum(num_parts[tokens])
+    merges = np.stack((tokens, last - num_parts[tokens], last), axis=1)
+    order = row_tokens.argsort(kind="stable")
+    in_parts = order[num_parts[row_tokens[order]] > 1]
+    row_parts = np.full(len(row_tokens), -1, np.int32)
+    row_parts[in_parts] = np.arange(len(in_parts))
+    return WorkList(items, row_tokens, row_limits, row_parts, merges)

@@ -1,0 +1,13 @@
+"""Single slots of all layers in torch, for any device."""
+
+from torch import Tensor
+
+
+def gather(kv_cache: Tensor, slots: Tensor) -> Tensor:
+    """[layers, slots of the cache, heads, dim], [slots] int64 -> [slots, layers, heads, dim], contiguous."""
+    return kv_cache.index_select(1, slots).transpose(0, 1).contiguous()
+
+
+def scatter(kv_cache: Tensor, slots: Tensor, copied: Tensor) -> None:
+    """The other way; ``slots`` are distinct."""
+    kv_cache.index_copy_(1, slots, copied.transpose(0, 1))

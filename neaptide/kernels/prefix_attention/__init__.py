@@ -1,0 +1,2 @@
+"""Attention that reads shared prefixes once, on devices that Triton compiles for. Only ``attention``, ``kernel`` and
+``trial`` import Triton."""
