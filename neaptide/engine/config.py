@@ -60,6 +60,9 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_kernels: str = "auto"
     """On a CPU: ``auto`` takes kernels in C where there is a compiler, ``native`` insists on them, ``torch`` does
     without."""
+    gpu_kernels: str = "auto"
+    """On a GPU: ``auto`` takes kernels in Triton that compute there what torch computes, ``triton`` insists on them,
+    ``torch`` does without."""
     batch_invariant: bool = False
     """A request's bits depend on nothing else that is computed beside it, before it or how it was cut."""
     sim_step_s: float = 0.005

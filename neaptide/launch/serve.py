@@ -103,6 +103,7 @@ def engine_config(
             dtype=settings.dtype,
             num_threads=settings.num_threads or default_num_threads(model_path),
             cpu_kernels=settings.cpu_kernels,
+            gpu_kernels=settings.gpu_kernels,
             batch_invariant=settings.batch_invariant,
             sim_step_s=settings.sim_step_ms / 1e3,
             arguments=arguments,

@@ -210,6 +210,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             choices=("auto", "native", "torch"),
         ),
     ] = "auto"
+    gpu_kernels: Annotated[
+        str,
+        Option(
+            "What computes attention and writes the cache on a GPU, with the torch executor: auto, kernels in Triton "
+            "once they have computed there what torch computes, which is tried at start; triton, the same, but no "
+            "start without them; torch, neither. No GPU has run these kernels yet.",
+            choices=("auto", "triton", "torch"),
+        ),
+    ] = "auto"
     batch_invariant: Annotated[
         bool,
         Option(

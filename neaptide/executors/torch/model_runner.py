@@ -9,13 +9,14 @@ from torch import Tensor
 from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.models.base import TorchModel
+from neaptide.kernels.kv_copy import slot_copier
 from neaptide.kernels.paged_attention import attention_planner
 from neaptide.kernels.transfer import to_device
 
 
 class ModelRunner:
-    """The model and its cache: one tensor per layer, [num_blocks, block_size, 2 * num_kv_heads, head_dim], and the same
-    in host memory for blocks that leave it."""
+    """The model and its cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim], all layers in one piece
+    of memory, and the same in host memory for blocks that leave it."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class ModelRunner:
         device: torch.device,
         num_host_blocks: int = 0,
         cpu_kernels: str = "auto",
+        gpu_kernels: str = "auto",
         batch_invariant: bool = False,
     ):
         """
@@ -45,10 +47,14 @@ class ModelRunner:
             dtype=dtype,
             device=device,
             kernels=cpu_kernels,
+            gpu_kernels=gpu_kernels,
             batch_invariant=batch_invariant,
         )
+        self._copier = slot_copier(device, gpu_kernels)
         # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
-        self.kv_cache = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
+        whole = torch.zeros((config.num_layers, *shape), dtype=dtype, device=device)
+        self.kv_cache = list(whole.unbind(0))
+        self._every_slot = whole.flatten(1, 2)
         self._host_cache = torch.empty(
             (num_host_blocks, config.num_layers, *shape[1:]), dtype=dtype, pin_memory=device.type == "cuda"
         )
@@ -72,24 +78,19 @@ class ModelRunner:
 
     def copy_slots(self, copies: SlotCopies) -> None:
         """Single slots: saves, for which it waits, then moves, then restores."""
-        flat, size = [layer.flatten(0, 1) for layer in self.kv_cache], self.block_size
-        device, host = self.kv_cache[0].device, self._host_cache
+        every_slot, size, copier = self._every_slot, self.block_size, self._copier
+        device, host = every_slot.device, self._host_cache
         if copies.saves:
             blocks, host_blocks, slots = _each_slot(copies.saves)
-            sources = to_device(blocks * size + slots, device)
-            saved = torch.stack([layer.index_select(0, sources) for layer in flat], dim=1)
-            host[host_blocks, :, slots] = saved.cpu()
+            host[host_blocks, :, slots] = copier.gather(every_slot, to_device(blocks * size + slots, device)).cpu()
         if copies.moves:
             blocks, new_blocks, slots = _each_slot(copies.moves)
             sources, targets = (to_device(each * size + slots, device) for each in (blocks, new_blocks))
-            for layer in flat:
-                layer.index_copy_(0, targets, layer.index_select(0, sources))
+            copier.scatter(every_slot, targets, copier.gather(every_slot, sources))
         if copies.restores:
             host_blocks, blocks, slots = _each_slot(copies.restores)
-            restored = to_device(host[host_blocks, :, slots], device)
-            targets = to_device(blocks * size + slots, device)
-            for layer, kv in zip(flat, restored.unbind(1), strict=True):
-                layer.index_copy_(0, targets, kv)
+            restored = to_device(host[host_blocks, :, slots].contiguous(), device)
+            copier.scatter(every_slot, to_device(blocks * size + slots, device), restored)
 
     def hidden_states(self, batch: InputBatch) -> Tensor:
         """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after."""

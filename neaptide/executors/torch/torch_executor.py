@@ -85,7 +85,10 @@ class TorchExecutor:
         self._grammar_masks.warm_up()
         with torch.inference_mode():
             model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[model.architecture].torch_class)
-            ops = layer_ops(self.dtype, self.device, config.cpu_kernels, any_rows=self._is_invariant)
+            gpu_kernels = config.gpu_kernels
+            ops = layer_ops(
+                self.dtype, self.device, config.cpu_kernels, gpu_kernels=gpu_kernels, any_rows=self._is_invariant
+            )
             layers = model_class(model, self.dtype, self.device, ops)
             load_weights(layers, model_dir)
             if self._is_invariant:
@@ -102,6 +105,7 @@ class TorchExecutor:
                 device=self.device,
                 num_host_blocks=self.num_host_blocks,
                 cpu_kernels=config.cpu_kernels,
+                gpu_kernels=gpu_kernels,
                 batch_invariant=self._is_invariant,
             )
             if self._is_invariant:
@@ -134,7 +138,9 @@ class TorchExecutor:
 
     @property
     def build(self) -> str:
-        """Whether kernels in C compute: a profile measured without them is another's."""
+        """Whether kernels in C or in Triton compute: a profile measured without them is another's."""
+        if self._runner.plan_attention.kernels == "triton":
+            return "Triton kernels"
         is_native = self.device.type == "cpu" and self._kernels != "torch" and find_compiler() is not None
         if self._is_invariant:
             return "C kernels, batch-invariant"

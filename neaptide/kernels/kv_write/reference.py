@@ -37,6 +37,6 @@ def write(heads: Tensor, rotation: Tensor | None, kv_cache: Tensor, places: Plac
     stored = kv_cache.shape[2]
     if rotation is not None:
         turned = heads[:, : heads.shape[1] - stored // 2]
-        pairs = turned.unflatten(2, (-1, 2)).float()
+        pairs = turned.reshape(*turned.shape[:2], -1, 2).float()
         turned.copy_(torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(2))
     kv_cache.view(-1, *kv_cache.shape[2:])[slots_of(places, kv_cache.shape[1])] = heads[:, heads.shape[1] - stored :]

@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from neaptide.kernels.launching import takes_triton
 from neaptide.kernels.layer_ops.native import NativeLayerOps
 from neaptide.kernels.layer_ops.reference import TorchLayerOps
 from neaptide.kernels.native import CompileError
@@ -14,12 +15,22 @@ logger = logging.getLogger(__name__)
 
 
 def layer_ops(
-    dtype: torch.dtype, device: torch.device, kernels: str = "auto", *, any_rows: bool = False
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str = "auto",
+    *,
+    gpu_kernels: str = "auto",
+    any_rows: bool = False,
 ) -> TorchLayerOps:
-    """In C for fp32 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler.
+    """In C for fp32 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler; on a GPU rotation and storing by
+    Triton, unless ``gpu_kernels`` is ``torch``.
 
     ``any_rows``: however many rows there are; else many of them are left to torch where it has several threads.
     """
+    if takes_triton(device, gpu_kernels):
+        from neaptide.kernels.layer_ops.fused import FusedLayerOps
+
+        return FusedLayerOps()
     if device.type == "cpu" and dtype == torch.float32 and kernels != "torch":
         try:
             return NativeLayerOps(any_rows=any_rows)

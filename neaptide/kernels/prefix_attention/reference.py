@@ -55,7 +55,7 @@ def _attend_item(query: Tensor, keys_and_values: Tensor, is_seen: Tensor) -> tup
     [rows, heads], -inf and values of 0 where a row sees none of the keys."""
     kv_heads = keys_and_values.shape[1] // 2
     group = query.shape[1] // kv_heads
-    keys, values = keys_and_values.repeat_interleave(group, dim=1).split(query.shape[1], dim=1)  # [keys, heads, dim]
+    keys, values = keys_and_values.repeat_interleave(group, dim=1).chunk(2, dim=1)  # [keys, heads, dim]
     scores = torch.einsum("rhd,khd->rhk", query, keys) / query.shape[2] ** 0.5
     scores = scores.masked_fill(~is_seen[:, None], float("-inf"))
     scale = torch.logsumexp(scores, dim=-1)
