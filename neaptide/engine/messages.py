@@ -90,6 +90,11 @@ class TwoEnds(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """... and to read the KV of one."""
     turns: bytes
     """[order] int32: in which they are expected to be handed out."""
+    starts: bytes = b""
+    """[order] int32: the step, from the first one with this order on, in which each row is to start; negative for rows
+    without. Empty if there is no timetable."""
+    kv_tokens: int = 0
+    """Of the memory that these starts are for."""
 
 
 class PlanReady(_Message):

@@ -104,6 +104,11 @@ class Delivery:
         """Into ``rows``, of those of the plan that are left, the last one first."""
         return (index for index in range(self._planned_end - 1, self._first - 1, -1) if self._is_left[index])
 
+    def planned_at(self, rank: int) -> int | None:
+        """Into ``rows``, the one of this rank; None if it is none of them, or is not left."""
+        index = int(np.searchsorted(self.ranks, rank))
+        return index if index < len(self.ranks) and self.ranks[index] == rank and self._is_left[index] else None
+
     def follow(self, planned: PlannedRows) -> None:
         """A plan has these rows, in this order; what of them is not left any more does not count.
 

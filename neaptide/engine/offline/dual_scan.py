@@ -167,6 +167,11 @@ class MemoryShares:
     def begin_step(self) -> None:
         self._num_steps += 1
 
+    @property
+    def is_right_idle(self) -> bool:
+        """Whether nothing of the right end runs."""
+        return not len(self._ahead)
+
     def left(self, kv_token_s: float) -> ReadingLeft:
         """Of all that run: short answers of the left end are at all ages, so half of what they read is still to
         come."""

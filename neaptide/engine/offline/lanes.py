@@ -258,6 +258,11 @@ class JobLane(Lane):
             return (Place(one, index) for one in self.deliveries for index in one.indices())
         return heapq.merge(*(map(Place, repeat(one), one.indices()) for one in self.deliveries), key=self._order)
 
+    def planned_at(self, rank: int) -> Place | None:
+        """The row of this rank, if it is of the job and waits."""
+        found = ((one, one.planned_at(rank)) for one in self.deliveries)
+        return next((Place(one, index) for one, index in found if index is not None), None)
+
     def planned_from_back(self) -> Iterator[Place]:
         """Of every row of the plan that is left, the last one first."""
         ends = (map(Place, repeat(one), one.planned_from_back()) for one in self.deliveries)

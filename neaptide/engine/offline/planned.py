@@ -5,7 +5,7 @@ plan chooses among what these have (ADR 0015).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.delivery import UNPLANNED, PlannedRows
 from neaptide.engine.offline.dual_scan import MemoryShares, split_memory, window_rows, window_sums
 from neaptide.engine.offline.lanes import JobLane, Lane, Place
+from neaptide.engine.offline.planning.timetable import Timetable
 from neaptide.engine.offline.turns import Turns
 from neaptide.engine.request import Request
 
@@ -55,6 +56,10 @@ class Ends:
     kv_token_s: float
     turns: IntArray
     """[order] in which the two ends are expected to hand them out."""
+    starts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[order] of a timetable (``planning/timetable.py``); empty without one."""
+    kv_tokens: int = 0
+    """Of the memory that it is for."""
 
     @classmethod
     def of(cls, message: TwoEnds) -> "Ends":
@@ -63,10 +68,18 @@ class Ends:
         )
         turns = np.frombuffer(message.turns, RAW).astype(np.int64)
         root_density, token_s, kv_token_s = message.root_density, message.token_s, message.kv_token_s
-        return cls(held, lasting, message.densities, message.memory_s, root_density, token_s, kv_token_s, turns)
+        windows, starts = (message.densities, message.memory_s), np.frombuffer(message.starts, RAW).astype(np.int64)
+        return cls(held, lasting, *windows, root_density, token_s, kv_token_s, turns, starts, message.kv_tokens)
 
     def density(self, rank: int) -> float:
         return self.densities[rank // window_rows(len(self.held_tokens))]
+
+    def timetable(self) -> Timetable | None:
+        """From its first step on."""
+        if not len(self.starts):
+            return None
+        work_s = np.diff(np.stack(self._sums, axis=1), axis=0)[self.starts >= 0]
+        return Timetable(self.starts, self.lasting_steps, self.kv_tokens, work_s)
 
     @cached_property
     def memory_s(self) -> FloatArray:
@@ -126,15 +139,28 @@ class Ends:
         found: FloatArray = np.repeat(np.asarray(windows, np.float64), window_rows(count))[:count]
         return found
 
+    def _part_of_window(self, weights: FloatArray) -> FloatArray:
+        """[order] of every row, equal ones, but by weight in windows with rows of a timetable."""
+        count = len(weights)
+        window = np.arange(count) // window_rows(count)
+        if len(self.starts):
+            has_start = np.bincount(window, self.starts >= 0) > 0
+            weights = np.where(has_start[window], weights, 1.0)
+        else:
+            weights = np.ones(count)
+        found: FloatArray = weights / np.bincount(window, weights)[window]
+        return found
+
     @cached_property
     def _sums(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """[order + 1] of compute, of memory, of what decodes read; every row has its part of its window's. A row reads
-        what it shares as well, so what it holds of its own does not tell it. The first token of an answer comes with
-        the prompt, and no decode reads for it."""
-        memory_s = self._of_rows(self.window_memory_s)
-        memory_s /= self._of_rows(np.bincount(np.arange(len(memory_s)) // window_rows(len(memory_s))))
-        compute_s = self._row_densities * memory_s
+        what it shares as well, so what it holds of its own does not tell it; but in windows with rows of a timetable,
+        which share next to nothing, it does. The first token of an answer comes with the prompt, and no decode reads
+        for it."""
         own_s = np.maximum(self.memory_s, 1e-12)
+        memory_s = self._of_rows(self.window_memory_s)
+        compute_s = self._row_densities * memory_s * self._part_of_window(self.held_tokens + self.lasting_steps / 2.0)
+        memory_s *= self._part_of_window(own_s)
         own_decodes_s = own_s * (1.0 - 1.0 / np.maximum(self.lasting_steps, 1.0))
         decodes_s = memory_s * self._of_rows(np.array(window_sums(own_decodes_s)) / np.array(window_sums(own_s)))
         first, second, third = (
@@ -173,6 +199,7 @@ class Scan:
         kv_tokens: of the memory that offline work may hold; 0 does not keep rows of the right end apart.
         looks_ahead: rows of the right end start when what all of them will hold fits, not as far apart as a steady
             state has them: memory fills sooner, and stays full.
+        timetable: when they start, in place of either, while it is kept.
     """
 
     def __init__(
@@ -182,7 +209,9 @@ class Scan:
         target_density: float | None = None,
         kv_tokens: int = 0,
         looks_ahead: bool = False,
+        timetable: Timetable | None = None,
     ) -> None:
+        self.timetable = timetable
         self._ends = ends
         self._kv_tokens = kv_tokens
         self._looks_ahead = looks_ahead
@@ -203,6 +232,14 @@ class Scan:
         prompt_tokens = PROMPT_STEPS * self._ends.paced(target, self._kv_tokens)
         left_tokens = max(parts.left + prompt_tokens, self._ends.largest_prompt(left_rank))
         return self._has_room(right_rank, memory - left_tokens)
+
+    def due(self) -> Iterator[int]:
+        """Ranks of the timetable's rows that should start now, for which this look may have been before."""
+        return self.timetable.due(self._shares.is_right_idle) if self.timetable is not None else iter(())
+
+    def is_open(self, rank: int) -> bool:
+        """Whether the row may be taken before any other, and need not wait for its start."""
+        return rank == UNPLANNED or self.timetable is None or not self.timetable.has(rank)
 
     def _has_room(self, rank: int, part_tokens: float) -> bool:
         """Whether this row of the right end fits into the end's part of the memory until it ends."""
@@ -234,7 +271,7 @@ class _Heads:
     """What a lane has at both ends, as one look takes it away."""
 
     def __init__(self, lane: Lane, looked_at: list[Request]) -> None:
-        self._looked_at = looked_at
+        self._lane, self._looked_at = lane, looked_at
         self._places: Iterator[Place] = lane.places() if isinstance(lane, JobLane) else iter(())
         self._from_back: Iterator[Place] = lane.planned_from_back() if isinstance(lane, JobLane) else iter(())
         self._others = iter(()) if isinstance(lane, JobLane) else lane.waiting(looked_at)
@@ -259,6 +296,14 @@ class _Heads:
             self._last = self._next(self._from_back)
         assert self._last is not None
         return self._last.rank
+
+    def find(self, rank: int) -> bool:
+        """Whether the row of this rank is here; then it is taken in place of the last one."""
+        place = self._lane.planned_at(rank) if isinstance(self._lane, JobLane) else None
+        if place is None or place in self._taken:
+            return False
+        self._last = place
+        return True
 
     def take(self, is_right: bool = False) -> Request:
         """Takes the last row of the plan, whose rank was asked for, or the first request."""
@@ -288,6 +333,8 @@ def in_planned_turn(
     heads = {lane: found for lane in lanes if not (found := _Heads(lane, looked_at)).is_empty}
     while heads:
         lane, is_right = _next_lane(heads, turns, scan)
+        if lane is None:
+            return
         rank = heads[lane].last_rank if is_right else heads[lane].rank
         request = heads[lane].take(is_right)
         if heads[lane].is_empty:
@@ -298,14 +345,21 @@ def in_planned_turn(
         turns.charge(lane.share, lane, request.num_prompt_tokens)
 
 
-def _next_lane(heads: dict[Lane, _Heads], turns: Turns, scan: Scan | None) -> tuple[Lane, bool]:
-    """Whose turn it is, and whether its last row of the plan is meant."""
+def _next_lane(heads: dict[Lane, _Heads], turns: Turns, scan: Scan | None) -> tuple[Lane | None, bool]:
+    """Whose turn it is, and whether its last row of the plan is meant, or the one that was found; None where all that
+    is left waits for its start."""
     planned = [lane for lane in turns.open_to_a_plan(list(heads)) if heads[lane].rank != UNPLANNED]
     if not planned:
         return min(heads, key=turns.key), False
     left = chosen = min(planned, key=lambda lane: heads[lane].rank)
     is_right = False
-    if scan is not None:
+    if scan is not None and scan.timetable is not None:
+        due = next((lane for rank in scan.due() for lane in planned if heads[lane].find(rank)), None)
+        if due is None and not scan.is_open(heads[left].rank):
+            others = [lane for lane in heads if heads[lane].rank == UNPLANNED]
+            return min(others, key=turns.key, default=None), False
+        chosen, is_right = due or left, due is not None
+    elif scan is not None:
         right = max(planned, key=lambda lane: heads[lane].last_rank)
         is_right = scan.is_right_next(heads[left].rank, heads[right].last_rank)
         chosen = right if is_right else left

@@ -17,6 +17,7 @@ from neaptide.engine.offline.delivery import Delivery, PlannedRows, PrefixDelive
 from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.planned import Ends, PlannedOrder, Scan, in_planned_turn
+from neaptide.engine.offline.planning.timetable import Timetable
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByDeadline, Turns
 from neaptide.engine.params import Tier
@@ -33,7 +34,9 @@ class WorkLeft(NamedTuple):
     read_tokens: float
     """... and those of them that decodes read: all but a prompt's in its own step."""
     longest_steps: float
-    """At least so many steps until then."""
+    """At least so many steps until then ..."""
+    planned_steps: float = 0.0
+    """... and as many as a timetable has, while it is kept."""
 
 
 class StepMeans(NamedTuple):
@@ -73,6 +76,8 @@ class OfflinePool:
         self._first_looked_at: list[Request] = []
         self._ends: Ends | None = None
         """Of the plan, if it is to be followed from both."""
+        self._timetable: Timetable | None = None
+        """Of the same, while it is kept."""
         self._memory_shares = MemoryShares()
         """Of its two ends."""
         self._last_scan: Scan | None = None
@@ -102,6 +107,15 @@ class OfflinePool:
         self._memory_shares.begin_step()
         self.turns.begin_step(now_s, () if is_paused else self.lanes)
 
+    def begin_planned_step(self, kv_tokens: int) -> None:
+        """In the step that begins the plan's rows may hold so much of the memory."""
+        self.kv_tokens = kv_tokens
+        if self._timetable is not None and not self._timetable.begin_step(self._waits, kv_tokens):
+            self._timetable = None
+
+    def _waits(self, rank: int) -> bool:
+        return any(job.planned_at(rank) is not None for job in self._jobs.values())
+
     def take_moved_segments(self) -> Iterable[Segment]:
         """Those whose next use may be another one since the last call."""
         segments, self._moved = self._moved, {}
@@ -127,10 +141,23 @@ class OfflinePool:
         if not spans:
             return WorkLeft(ends.root_density, tokens, tokens, longest_steps)
         first, last = min(first for first, _ in spans), max(last for _, last in spans)
-        compute_s, memory_s, decodes_s = ends.work_between(first, last)
+        compute_s, memory_s, decodes_s = self._work_between(first, last)
         held_tokens, read_tokens = (tokens + seconds / ends.kv_token_s for seconds in (memory_s, decodes_s))
         density = compute_s / (ends.kv_token_s * held_tokens) if held_tokens > 0.0 else math.inf
-        return WorkLeft(density, held_tokens, read_tokens, max(longest_steps, ends.longest_steps(last)))
+        longest_steps = max(longest_steps, ends.longest_steps(last))
+        planned_steps = 0.0 if self._timetable is None else self._timetable.steps_left
+        return WorkLeft(density, held_tokens, read_tokens, longest_steps, planned_steps)
+
+    def _work_between(self, first: int, last: int) -> tuple[float, float, float]:
+        """As ``Ends`` has it; rows of a timetable leave in another order."""
+        assert self._ends is not None
+        if self._timetable is None:
+            return self._ends.work_between(first, last)
+        compute_s, memory_s, decodes_s = self._timetable.work_left
+        if (last := min(last, self._timetable.first_rank - 1)) >= first:
+            dense = self._ends.work_between(first, last)
+            compute_s, memory_s, decodes_s = compute_s + dense[0], memory_s + dense[1], decodes_s + dense[2]
+        return compute_s, memory_s, decodes_s
 
     @property
     def returned(self) -> Sequence[Request]:
@@ -158,7 +185,8 @@ class OfflinePool:
             scan = None
             if self._ends is not None:
                 shares = self._memory_shares.copy()
-                scan = self._last_scan = Scan(self._ends, shares, self.target_density, self.kv_tokens, self.looks_ahead)
+                memory = self.kv_tokens, self.looks_ahead, self._timetable
+                scan = self._last_scan = Scan(self._ends, shares, self.target_density, *memory)
             yield from in_planned_turn(self.lanes, turns, scan, self._first_looked_at)
             return
         waiting = {lane: lane.waiting(self._first_looked_at) for lane in self._lanes.values()}
@@ -241,6 +269,9 @@ class OfflinePool:
     def follow(self, order: PlannedOrder) -> None:
         """From now on rows are handed out in this order, and not in that of the plan before."""
         self._ends, self._last_scan, self._has_plan = order.ends, None, True
+        # A timetable is that of a memory which nothing of another plan holds.
+        is_followed = self._ends is not None and self.looks_ahead and self._memory_shares.is_right_idle
+        self._timetable = self._ends.timetable() if self._ends is not None and is_followed else None
         planned = dict(order.of_jobs())
         for batch_id, job in self._jobs.items():  # those that it does not have forget the plan before
             job.follow(planned.get(batch_id, PlannedRows.none()))

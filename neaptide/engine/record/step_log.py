@@ -120,6 +120,10 @@ class OrderLine(_Line, tag="order"):
     """... how long its answer is ..."""
     turns: list[int] = []
     """... and its place in the order in which both ends are expected to hand them out."""
+    starts: list[int] = []
+    """[order] Of a timetable, if there is one ..."""
+    kv_tokens: int = 0
+    """... and the memory that it is for."""
 
 
 class ObserveLine(_Line, tag="observe"):

@@ -59,9 +59,9 @@ class NeaptideScheduler(Scheduler, Divisible):
         super().begin(now_s)
         pool = self.queues.pool
         if pool.ends is not None:
+            pool.begin_planned_step(self._fill.most_blocks_now(now_s, self.kv.num_blocks) * self.kv.block_size)
             left = pool.left()
             pool.target_density = self._residual.density(left.density)
-            pool.kv_tokens = self._fill.most_blocks_now(now_s, self.kv.num_blocks) * self.kv.block_size
             pool.usual_step = usual_step(left, pool.kv_tokens)
 
     def observe_step(self, step: Step, seconds: float) -> None:

@@ -72,7 +72,7 @@ def paced_tokens(ends: Ends, density: float, num_decodes: int, read_tokens: int)
 def usual_step(left: WorkLeft, kv_tokens: int) -> StepMeans:
     """Of the steps until all of this is done in so much memory, none for the moment perhaps, which runs dry at their
     end."""
-    steps = left.held_tokens / max(kv_tokens, 1) + DRY_SHARE * left.longest_steps
+    steps = left.planned_steps or left.held_tokens / max(kv_tokens, 1) + DRY_SHARE * left.longest_steps
     return StepMeans(left.held_tokens / steps, left.read_tokens / steps) if steps else StepMeans(0.0, 0.0)
 
 

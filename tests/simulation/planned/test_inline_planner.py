@@ -104,3 +104,22 @@ def test_lengths_that_callers_ask_for_are_known_to_the_planner(tmp_path: Path) -
     assert [lengths[handle] for handle in order.rows[-4:]] == [30] * 4
     steps = run.measures.steps((float("-inf"), float("inf")))
     assert steps["output_tokens"].sum() == sum(lengths)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_answers_of_known_lengths_start_in_the_steps_of_a_timetable(depth: int, tmp_path: Path) -> None:
+    """With all of the memory and nothing online; the run replays."""
+    lengths = [8, 30, 4, 24, 12, 16, 28, 20] * 3
+    rows = [TraceRequest(0.0, ((1, 8), (100 + k, 4)), n, is_fixed=True) for k, n in enumerate(lengths)]
+    rows += [TraceRequest(0.0, ((500 + k, 40),), 1) for k in range(16)]
+    alone = {"headroom": "fixed@0", "offline_max_kv_ratio": 1.0, "overlap_depth": depth}
+    sets = [OfflineSet("fixed", rows, synthetic=True)]
+    run = simulate(constant((), sets, plan=TWO_ENDS, refill=False, **alone), step_log=tmp_path / "log")
+    lines = list(read_log(tmp_path / "log"))
+    (order,) = (line for line in lines if isinstance(line, OrderLine))
+    steps = [line for line in lines[lines.index(order) :] if isinstance(line, StepLine)]
+    admitted = {handle: number for number, line in enumerate(steps) for handle, _ in line.admit}
+    starts = {handle: start for handle, start in zip(order.rows, order.starts, strict=True) if start >= 0}
+    assert starts.keys() == {number for number, tokens in enumerate(lengths) if tokens >= 16}  # the others are dense
+    assert {handle: admitted[handle] for handle in starts} == starts
+    assert replay(tmp_path / "log") == Replay(run.result.steps, None)

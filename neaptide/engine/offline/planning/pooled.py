@@ -9,13 +9,14 @@ from neaptide.engine.arrays import BoolArray, FloatArray, IntArray
 from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.dual_scan import dual_scan_order, window_densities, window_sums
-from neaptide.engine.offline.planned import raw
+from neaptide.engine.offline.planned import FULL_SHARE, PROMPT_STEPS, raw
 from neaptide.engine.offline.planning.blend import PoolWork, rank
 from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
 from neaptide.engine.offline.planning.prompts import Prompts
 from neaptide.engine.offline.planning.spread import spread
+from neaptide.engine.offline.planning.timetable import timetable
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 
@@ -83,17 +84,18 @@ class PooledRows:
         outputs = np.full(len(self._prompts), np.nan)
         for job, row, num_tokens in known:
             outputs[self._first[job] + row] = num_tokens
+        is_known = ~np.isnan(outputs)
         outputs = estimated_outputs(self._told, outputs, self._limits)
         lengths = self._prompts.lengths
         in_order = lengths[self.tree.rows]
         shared_tokens = in_order - self.tree.new_tokens(in_order)
         pool = Pool(self.tree, shared_tokens, PoolWork.of(model, lengths, outputs), kv_tokens)
-        rows, ends = _ordered(pool, order, model)
+        rows, ends = _ordered(pool, order, model, is_known)
         job_of = self._job[rows]
         return PlanReady(self._batch_ids, raw(job_of), raw(rows - self._first[job_of]), ends)
 
 
-def _ordered(pool: Pool, order: str, model: DensityModel) -> tuple[IntArray, TwoEnds | None]:
+def _ordered(pool: Pool, order: str, model: DensityModel, is_known: BoolArray) -> tuple[IntArray, TwoEnds | None]:
     if order in PLANNED_POLICIES:
         (rows,) = plan_pool(pool, order)
         return rows, None
@@ -106,13 +108,40 @@ def _ordered(pool: Pool, order: str, model: DensityModel) -> tuple[IntArray, Two
     scanned = dual_scan_order(ranked.compute_s, ranked.memory_s, held_tokens, outputs, pool.kv_tokens)
     turns = np.empty(len(scanned), np.int64)
     turns[scanned] = np.arange(len(scanned))
+    token_s, kv_token_s = 2.0 * model.parameters / model.flops_per_s, model.kv_bytes_per_token / model.bytes_per_s
+    starts = None
+    if order == TWO_ENDS:
+        room = Room(held_tokens * outputs, own_tokens, ranked.root_density * kv_token_s / token_s, pool.kv_tokens)
+        starts = timetable(ranked, pool.work, is_known, room.beside)
     return ranked.rows, TwoEnds(
         raw(held_tokens),
         raw(outputs),
         window_densities(ranked.compute_s, ranked.memory_s),
         window_sums(ranked.memory_s),
         ranked.root_density,
-        2.0 * model.parameters / model.flops_per_s,
-        model.kv_bytes_per_token / model.bytes_per_s,
+        token_s,
+        kv_token_s,
         raw(turns),
+        *(() if starts is None else (raw(starts), pool.kv_tokens)),
     )
+
+
+@dataclass(slots=True, frozen=True)
+class Room:
+    """For the sparse end beside the other one."""
+
+    held_tokens: FloatArray
+    """[order] summed over the steps that each row takes."""
+    own_tokens: IntArray
+    """[order] of the prompts."""
+    tokens_per_read: float
+    """Prompt tokens that belong to each token that a step reads, on average."""
+    kv_tokens: int
+
+    def beside(self, first: int) -> float:
+        """Tokens for the rows from this rank on: the others hold their prompts, and what they hold while they last."""
+        memory = FULL_SHARE * self.kv_tokens
+        of_others = float(self.held_tokens[:first].sum() / self.held_tokens[first:].sum())
+        prompt_tokens = PROMPT_STEPS * self.tokens_per_read * self.kv_tokens
+        largest = float(self.own_tokens[:first].max(initial=0))
+        return min((memory - prompt_tokens) / (1.0 + of_others), memory - largest)

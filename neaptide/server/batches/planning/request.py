@@ -92,6 +92,9 @@ def _check_ends(ends: TwoEnds, num_rows: int) -> None:
         raise ValueError("the plan does not say how long its rows last")
     if not np.array_equal(np.sort(unpacked(ends.turns)), np.arange(num_rows)):
         raise ValueError("the plan does not say in which turns its rows come")
+    starts = unpacked(ends.starts)
+    if len(starts) not in (0, num_rows) or (np.diff((starts >= 0).astype(np.int64)) < 0).any() or ends.kv_tokens < 0:
+        raise ValueError("the plan has a timetable of other rows")
     if {len(ends.densities), len(ends.memory_s)} != {math.ceil(num_rows / window_rows(num_rows))}:
         raise ValueError("the plan has densities of other windows")
     numbers = (*ends.densities, *ends.memory_s, ends.root_density, ends.token_s, ends.kv_token_s)

@@ -19,12 +19,15 @@ def two_ends(
     root_density: float,
     turns: Sequence[int] | None = None,
     lasting_steps: Sequence[int] | None = None,
+    starts: Sequence[int] = (),
+    kv_tokens: int = 0,
 ) -> TwoEnds:
     """Of few rows, of which each is a window.
 
     Args:
         turns: None takes them from the left end.
         lasting_steps: None goes for answers as long as what they hold.
+        starts, kv_tokens: of a timetable.
     """
     turns = range(len(held_tokens)) if turns is None else turns
     lasting_steps = held_tokens if lasting_steps is None else lasting_steps
@@ -37,4 +40,6 @@ def two_ends(
         1e-3,
         1e-6,
         raw(turns),
+        raw(starts),
+        kv_tokens,
     )

@@ -136,6 +136,8 @@ async def test_a_token_file_that_is_gone_is_no_plan(tmp_path: Path, caplog: pyte
 
 ENDS = TwoEnds(packed([1] * 6), packed([1] * 6), [1.0] * 6, [1.0] * 6, 1.0, 1.0, 1.0, packed([0, 1, 2, 3, 4, 5]))
 
+WITH_STARTS = msgspec.structs.replace(ENDS, starts=packed([-1, -1, -1, 3, 0, 1]), kv_tokens=100)
+
 
 @pytest.mark.parametrize(
     ("changed", "said"),
@@ -150,6 +152,9 @@ ENDS = TwoEnds(packed([1] * 6), packed([1] * 6), [1.0] * 6, [1.0] * 6, 1.0, 1.0,
         ({"ends": msgspec.structs.replace(ENDS, lasting_steps=packed([-1] * 6))}, "how long its rows last"),
         ({"ends": msgspec.structs.replace(ENDS, turns=packed([0, 1, 2, 3, 4, 4]))}, "which turns"),
         ({"ends": msgspec.structs.replace(ENDS, densities=[1.0])}, "densities of other windows"),
+        ({"ends": msgspec.structs.replace(ENDS, starts=packed([0] * 5))}, "timetable of other rows"),
+        ({"ends": msgspec.structs.replace(ENDS, starts=packed([0, -1, -1, 0, 1, 2]))}, "timetable of other rows"),
+        ({"ends": msgspec.structs.replace(ENDS, kv_tokens=-1)}, "timetable of other rows"),
         ({"ends": msgspec.structs.replace(ENDS, root_density=float("nan"))}, "numbers that are none"),
         ({"ends": msgspec.structs.replace(ENDS, densities=[1.0] * 5 + [-1.0])}, "numbers that are none"),
     ],
@@ -158,5 +163,6 @@ def test_a_plan_that_is_none_is_refused(tmp_path: Path, changed: dict[str, objec
     request = asked(tmp_path, "ends")
     plan = PlanReady(["one", "two"], packed([0, 0, 0, 1, 1, 1]), packed([0, 1, 2, 0, 1, 2]), ENDS)
     check_plan(plan, request)
+    check_plan(msgspec.structs.replace(plan, ends=WITH_STARTS), request)
     with pytest.raises(ValueError, match=said):
         check_plan(msgspec.structs.replace(plan, **changed), request)
