@@ -7,7 +7,7 @@ import numpy as np
 
 from neaptide.experiments.blend.pools import Mix
 from neaptide.experiments.blend.runs import BlendCase, Runs, run_all
-from neaptide.experiments.blend.setting import PROFILE, QUICK, profile
+from neaptide.experiments.blend.setting import FULL, PROFILE, QUICK, profile
 from neaptide.experiments.blend.tables import COMPARED, OPTIMUM_NOTE, compared, describe, gain, numbers, summary
 from neaptide.experiments.result import ExperimentResult
 
@@ -37,15 +37,15 @@ QUICK_CELLS = ((0.80, 0.05), (1.30, 0.25), (1.40, 0.45))
 
 
 def run(quick: bool) -> ExperimentResult:
-    cells, device = QUICK_CELLS if quick else CELLS, profile()
-    cases = {_name(*cell): BlendCase.of(Mix(*cell), QUICK, device) for cell in cells}
+    cells, size, device = QUICK_CELLS if quick else CELLS, QUICK if quick else FULL, profile()
+    cases = {_name(*cell): BlendCase.of(Mix(*cell), size, device) for cell in cells}
     found = run_all(cases, COMPARED, logging.getLogger(__name__))
     rows = []
     for density, sharing in cells:
         name = _name(density, sharing)
         rows += compared(name, cases[name], found[name], PAPER[density][SHARINGS.index(sharing)])
     rows += summary(cases, found, is_judged=not quick, paper_gain=PAPER_MEAN, paper_optimum=None)
-    notes = [describe(QUICK, PROFILE), OPTIMUM_NOTE]
+    notes = [describe(size, PROFILE), OPTIMUM_NOTE]
     return ExperimentResult(NAME, rows, notes, {"runs": numbers(cases, found)}, lambda figure: _plot(figure, found))
 
 

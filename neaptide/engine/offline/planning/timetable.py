@@ -51,8 +51,9 @@ def packed_starts(prompt_tokens: FloatArray, lasting_steps: FloatArray, room_tok
             now += min(float(np.ceil(missing / len(starts))), float(starts.min()) - now)
         ends[row] = now
         prompts, starts = np.append(prompts, prompt_tokens[row]), np.append(starts, now + lasting_steps[row])
-    found: FloatArray = ends + lasting_steps
-    return found.max(initial=0.0) - found
+    begun = ends + lasting_steps
+    found: FloatArray = begun.max(initial=0.0) - begun
+    return found
 
 
 def timetable(
@@ -100,8 +101,8 @@ class Timetable:
         self._ranks: list[int] = by_start[starts[by_start] != OPEN].tolist()
         self._starts = starts
         self.first_rank = len(starts) - len(self._ranks)
-        by_start = work_s[np.array(self._ranks, np.int64) - self.first_rank]
-        self._work_left_s = np.vstack((np.cumsum(by_start[::-1], axis=0)[::-1], np.zeros(3)))
+        in_turn_s = work_s[np.array(self._ranks, np.int64) - self.first_rank]
+        self._work_left_s = np.vstack((np.cumsum(in_turn_s[::-1], axis=0)[::-1], np.zeros(3)))
         """[rows with a start + 1, 3] of each and all after it."""
         self._kv_tokens = kv_tokens
         self._late_steps = LATE_SHARE * float(lasting_steps[self._ranks].max(initial=0.0))
