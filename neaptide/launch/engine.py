@@ -82,7 +82,7 @@ def traffic_recorder(core: EngineCore, ready: EngineReady) -> TrafficRecorder:
     """Of what the engine serves from now on."""
     model = core.scheduler.cost_model
     assert isinstance(model, OnlineCostModel)
-    recorder = TrafficRecorder(core.scheduler, ready.num_blocks, lambda: recipe_as_it_is(model))
+    recorder = TrafficRecorder(core.scheduler, ready.num_blocks, lambda: (recipe_as_it_is(model), model.as_it_is()))
     core.subscribe(recorder)
     return recorder
 

@@ -66,6 +66,12 @@ class Present(msgspec.Struct, array_like=True, gc=False):
     waiting: list[WaitingRows]
 
 
+ERROR_UNIT = 0.05
+"""A step that took so much longer than predicted, relative, is told from one that did not."""
+MAX_ERROR = 100
+"""Units: a factor of 148, either way."""
+
+
 class TrafficPiece(msgspec.Struct, array_like=True, gc=False):
     """What happened since the piece before."""
 
@@ -79,8 +85,13 @@ class TrafficPiece(msgspec.Struct, array_like=True, gc=False):
     num_steps: int
     host_s: float
     """Between the end of a step and the start of the next, in all."""
-    log_error: float
-    """Sum over the steps of |log(measured / predicted)|."""
+    errors: dict[int, int]
+    """log(measured / predicted) in units of ``ERROR_UNIT``, rounded -> steps that were off by it, predicted by the step
+    times that were told last. Steps before the first are not counted."""
+    measured_s: float
+    """Those steps, in all ..."""
+    predicted_s: float
+    """... and as predicted."""
     costs: dict[str, Any] | None = None
     """Recipe of the step times as they are now; None: as in the piece before."""
     present: Present | None = None

@@ -2,16 +2,20 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from neaptide.engine.interfaces import CostModel
 from neaptide.engine.messages import SetOffline, TellTraffic, ToEngine, Traffic
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason
 from neaptide.engine.record.harmless import harmless
 from neaptide.engine.record.traffic import (
+    ERROR_UNIT,
+    MAX_ERROR,
     NAME_BYTES,
     Present,
     ServedRequest,
@@ -26,6 +30,7 @@ from neaptide.engine.steps.step import Step
 
 logger = logging.getLogger(__name__)
 
+Costs = tuple[dict[str, Any], CostModel]
 PIECE_S = 2.0
 COSTS_S = 10.0
 """Step times drift slowly; their recipe is most of a piece."""
@@ -38,13 +43,15 @@ class TrafficRecorder(EngineObserver):
 
     Args:
         scheduler: of the engine that it watches; with so many KV blocks.
-        costs: recipe of the step times as they are now.
+        costs: the step times as they are now, as a recipe and as the model that it describes, which learns no more.
     """
 
-    def __init__(self, scheduler: Scheduler, num_blocks: int, costs: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, scheduler: Scheduler, num_blocks: int, costs: Callable[[], Costs]) -> None:
         self._scheduler = scheduler
         self._num_blocks = num_blocks
         self._costs = costs
+        self._told: CostModel | None = None
+        """Step times that were told last."""
         self.failed = False
         self._now_s = 0.0
         """Of the last message, or the end of the last step."""
@@ -53,7 +60,8 @@ class TrafficRecorder(EngineObserver):
         """Logical tokens of offline requests that have ended, since the start."""
         self._was_paused = False
         self._num_steps = 0
-        self._host_s = self._log_error = 0.0
+        self._host_s = self._measured_s = self._predicted_s = 0.0
+        self._errors: Counter[int] = Counter()
         self._last_end_s = math.inf
         self._took_s = self._costs_at_s = -math.inf
         self._is_asked = False
@@ -81,13 +89,20 @@ class TrafficRecorder(EngineObserver):
 
     @harmless
     def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
-        timer, predicted_s = step.timer, step.plan.predicted_s
+        timer = step.timer
         between_s = min(max(timer.start_s - self._last_end_s, 0.0), MAX_BETWEEN_S)
         self._last_end_s = timer.end_s
         self._num_steps += 1
         self._host_s += between_s + timer.schedule_s + timer.commit_s
-        if predicted_s > 0 and timer.execute_s > 0 and result.is_whole:
-            self._log_error += abs(math.log(timer.execute_s / predicted_s))
+        if self._told is not None and timer.execute_s > 0 and result.is_whole:
+            self._count_error(timer.execute_s, self._told.predict(step.plan.shape).seconds)
+
+    def _count_error(self, measured_s: float, predicted_s: float) -> None:
+        if predicted_s > 0:
+            units = round(math.log(measured_s / predicted_s) / ERROR_UNIT)
+            self._errors[min(max(units, -MAX_ERROR), MAX_ERROR)] += 1
+            self._measured_s += measured_s
+            self._predicted_s += predicted_s
 
     def give_up(self, error: Exception) -> None:
         logger.error("what is served cannot be recorded any more", exc_info=error)
@@ -106,7 +121,7 @@ class TrafficRecorder(EngineObserver):
             found = [self._next(now_s)]
             if self._is_asked:
                 piece = self._piece(now_s)
-                piece.costs, piece.present = self._costs(), self._present()
+                piece.costs, piece.present = self._costs()[0], self._present()
                 found.append(Traffic(traffic_encoder.encode(piece), True))
         except Exception as error:
             self.give_up(error)
@@ -118,9 +133,10 @@ class TrafficRecorder(EngineObserver):
         """What has happened since the last one."""
         piece = self._piece(now_s)
         if now_s >= self._costs_at_s + COSTS_S:
-            self._costs_at_s, piece.costs = now_s, self._costs()
+            self._costs_at_s, (piece.costs, self._told) = now_s, self._costs()
         self._took_s, self._was_paused = now_s, self._scheduler.offline_paused
-        self._ended, self._num_steps, self._host_s, self._log_error = [], 0, 0.0, 0.0
+        self._ended, self._num_steps, self._errors = [], 0, Counter()
+        self._host_s = self._measured_s = self._predicted_s = 0.0
         return Traffic(traffic_encoder.encode(piece), False)
 
     def _piece(self, now_s: float) -> TrafficPiece:
@@ -131,7 +147,9 @@ class TrafficRecorder(EngineObserver):
             self._was_paused or self._scheduler.offline_paused,
             self._num_steps,
             self._host_s,
-            self._log_error,
+            dict(self._errors),
+            self._measured_s,
+            self._predicted_s,
         )
 
     def _offline_tokens(self) -> int:

@@ -1,22 +1,26 @@
 """What a served engine has told of its traffic, read back: pieces of ``engine.record.traffic``."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
+from random import Random
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason, RequestClass, request_class
-from neaptide.engine.record.traffic import Present, ServedRequest, TrafficPiece, traffic_decoder
+from neaptide.engine.record.traffic import ERROR_UNIT, Present, ServedRequest, TrafficPiece, traffic_decoder
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import DeviceProfile, PlanningCost
 from neaptide.estimator.recipes import Recipe, build_cost_model
 from neaptide.simulation.measures import Window
 
+T = TypeVar("T")
 SIGMA_OF_MEAN = math.sqrt(math.pi / 2)
 """Standard deviation over mean absolute deviation, of a normal distribution."""
 
@@ -85,7 +89,8 @@ class Recording:
     def profile(self, window_s: Window) -> DeviceProfile:
         """This engine as a device, with the mean of its step times in the window."""
         models = [_model(recipe) for _, recipe in self.recipes(window_s[0])]
-        steps, host_s, _ = self._steps(window_s)
+        inside = self._inside(window_s)
+        steps, host_s = sum(piece.num_steps for piece in inside), sum(piece.host_s for piece in inside)
         return DeviceProfile(
             name="this server",
             source="measured",
@@ -101,16 +106,75 @@ class Recording:
             costs={regime.value: cost for regime, cost in models[len(models) // 2].costs.items()},
         )
 
+    def errors(self, since_s: float) -> "list[tuple[float, StepErrors]]":
+        """By how much steps were off from that time on, each with the time since which they were."""
+        found = []
+        for before, piece in pairwise(self.pieces):
+            if piece.now_s > since_s and piece.errors:
+                found.append((max(before.now_s, since_s), StepErrors.of([piece])))
+        return found
+
     def step_noise(self, window_s: Window) -> float:
         """Standard deviation of the logarithm of a step's time over its prediction."""
-        steps, _, log_error = self._steps(window_s)
-        return SIGMA_OF_MEAN * log_error / steps if steps else 0.0
+        return StepErrors.of(self._inside(window_s)).noise
 
-    def _steps(self, window_s: Window) -> tuple[int, float, float]:
-        """Their number, the host's time between them, and their errors."""
-        inside = [piece for piece in self.pieces if window_s[0] < piece.now_s <= window_s[1]]
-        host_s, log_error = (sum(getattr(piece, name) for piece in inside) for name in ("host_s", "log_error"))
-        return sum(piece.num_steps for piece in inside), host_s, log_error
+    def _inside(self, window_s: Window) -> list[TrafficPiece]:
+        return [piece for piece in self.pieces if window_s[0] < piece.now_s <= window_s[1]]
+
+
+class StepErrors:
+    """Measured over predicted times, to draw from: in any order, but as often as they were. Chance alone would make of
+    24 steps that stalled 17 or 31, and of the requests in time as many more or fewer.
+
+    Long steps may be off by less than short ones. A draw knows nothing of that, so all are scaled to have the mean that
+    the steps had together.
+
+    Args:
+        counts: logarithms in units of ``ERROR_UNIT`` -> steps.
+        mean: time of all these steps over what was predicted for them.
+    """
+
+    def __init__(self, counts: Mapping[int, int], mean: float = 1.0) -> None:
+        self._counts = counts
+        self._left: list[int] = []
+        """Not drawn yet, of all."""
+        total = sum(counts.values())
+        off = sum(abs(units) * count for units, count in counts.items())
+        self.noise = SIGMA_OF_MEAN * ERROR_UNIT * off / total if total else 0.0
+        """Standard deviation of the logarithm, if that were a normal distribution."""
+        factors = sum(math.exp(ERROR_UNIT * units) * count for units, count in counts.items())
+        self._scale = mean * total / factors if total else 1.0
+
+    @classmethod
+    def of(cls, pieces: Sequence[TrafficPiece]) -> "StepErrors":
+        counts: Counter[int] = Counter()
+        for piece in pieces:
+            counts.update(piece.errors)
+        predicted_s = sum(piece.predicted_s for piece in pieces)
+        return cls(counts, sum(piece.measured_s for piece in pieces) / predicted_s if predicted_s else 1.0)
+
+    def draw(self, random: Random) -> float:
+        """1 where no step is known."""
+        if not self._counts:
+            return 1.0
+        if not self._left:
+            self._left = [units for units, count in self._counts.items() for _ in range(count)]
+            random.shuffle(self._left)
+        return self._scale * math.exp(ERROR_UNIT * self._left.pop())
+
+
+class _Since(Generic[T]):
+    """What holds now, of things that each hold since a time, ascending; the first one also before."""
+
+    def __init__(self, things: Sequence[tuple[float, T]]) -> None:
+        self._things = things
+        self._next = 1
+        self.now = things[0][1]
+
+    def go_to(self, now_s: float) -> None:
+        while self._next < len(self._things) and self._things[self._next][0] <= now_s:
+            self.now = self._things[self._next][1]
+            self._next += 1
 
 
 class StepTimes(EngineObserver):
@@ -119,20 +183,28 @@ class StepTimes(EngineObserver):
     Args:
         recipes: each with the time since which it holds.
         origin_s: the time at which the simulation's clock is at 0.
+        errors: likewise; each prediction is of one step, which is off by one of these.
+        seed: of the draws.
     """
 
-    def __init__(self, recipes: Sequence[tuple[float, Recipe]], origin_s: float) -> None:
-        self._models = [(at_s - origin_s, _model(recipe)) for at_s, recipe in recipes]
-        self._next = 0
-        self._model = self._models[0][1]
+    def __init__(
+        self,
+        recipes: Sequence[tuple[float, Recipe]],
+        origin_s: float,
+        errors: Sequence[tuple[float, StepErrors]] = (),
+        seed: int = 0,
+    ) -> None:
+        self._models = _Since([(at_s - origin_s, _model(recipe)) for at_s, recipe in recipes])
+        self._errors = _Since([(-math.inf, StepErrors({})), *((at_s - origin_s, one) for at_s, one in errors)])
+        self._random = Random(seed)
 
     def planning(self, now_s: float) -> None:
-        while self._next < len(self._models) and self._models[self._next][0] <= now_s:
-            self._model = self._models[self._next][1]
-            self._next += 1
+        self._models.go_to(now_s)
+        self._errors.go_to(now_s)
 
     def predict(self, shape: BatchShape) -> Prediction:
-        return self._model.predict(shape)
+        seconds = self._models.now.predict(shape).seconds
+        return Prediction(seconds * self._errors.now.draw(self._random), 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """It knows."""

@@ -1,7 +1,7 @@
 """The last minutes once more, under other policies: what the operator would have had otherwise.
 
 The load is what was recorded (``load``), the step times are those that the engine's own cost model had learnt, moment
-by moment, with noise as large as its errors were. A simulation begins with an empty cache, so the time before the
+by moment, off by as much as they were. A simulation begins with an empty cache, so the time before the
 window is simulated as well and not counted. docs/operations.md says what the figures mean and what they leave out.
 """
 
@@ -105,7 +105,8 @@ class _Shadow:
         load = self._load
         if not load.online and not load.offline:
             return Figures(0, 0.0)
-        times, pool = StepTimes(self._recipes, self._origin_s), _PoolWatch()
+        errors = self._recording.errors(self._origin_s)
+        times, pool = StepTimes(self._recipes, self._origin_s, errors), _PoolWatch()
         scenario = self._scenario(policy, times)
         run = simulate(scenario, observers=[times, pool])
         online = run.measures.online
@@ -131,7 +132,6 @@ class _Shadow:
             refill=False,
             window_s=window_s,
             drain_s=DRAIN_S,
-            step_noise=recording.step_noise((self._origin_s, self._window_s[1])),
             overlap_depth=scheduler.overlap_depth,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,

@@ -7,6 +7,7 @@ import pytest
 
 from neaptide.engine.messages import CancelBatch
 from neaptide.engine.record.traffic_recorder import TrafficRecorder
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.harness import Harness, batch, flex, online
 from tests.server.observe.kept import kept
 
@@ -38,7 +39,7 @@ def visits(harness: Harness, recorder: TrafficRecorder, directory: Path, number:
 @pytest.mark.parametrize("policy", ["neaptide", "priority"])
 def test_requests_leave_nothing_behind_once_the_cache_is_full(tmp_path: Path, policy: str) -> None:
     harness = Harness(NUM_BLOCKS, policy=policy)
-    recorder = TrafficRecorder(harness.core.scheduler, NUM_BLOCKS, lambda: {})
+    recorder = TrafficRecorder(harness.core.scheduler, NUM_BLOCKS, lambda: ({}, ConstantCostModel(0.01)))
     harness.core.subscribe(recorder)
 
     def found() -> Counter[str]:

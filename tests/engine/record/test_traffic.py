@@ -9,15 +9,17 @@ from neaptide.engine.messages import CancelBatch, SetOffline, TellTraffic, Traff
 from neaptide.engine.params import FinishReason
 from neaptide.engine.record.traffic import NAME_BYTES, TrafficPiece, traffic_decoder
 from neaptide.engine.record.traffic_recorder import COSTS_S, PIECE_S, TrafficRecorder
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.harness import Harness, batch, flex, online
 
 COSTS = {"kind": "constant", "seconds": 0.01}
 NUM_BLOCKS = 64
 
 
-def recording(**scheduler: object) -> tuple[Harness, TrafficRecorder]:
+def recording(told_s: float = 0.01, **scheduler: object) -> tuple[Harness, TrafficRecorder]:
+    """``told_s``: step times as they are told; steps take 10 ms."""
     harness = Harness(NUM_BLOCKS, **scheduler)  # type: ignore[arg-type]
-    recorder = TrafficRecorder(harness.core.scheduler, NUM_BLOCKS, lambda: COSTS)
+    recorder = TrafficRecorder(harness.core.scheduler, NUM_BLOCKS, lambda: (COSTS, ConstantCostModel(told_s)))
     harness.core.subscribe(recorder)
     return harness, recorder
 
@@ -52,6 +54,19 @@ def test_equal_beginnings_have_equal_names_and_no_text() -> None:
     assert names[0][2] != names[1][2]
     assert bytes([7, 7, 7, 7]) not in taken[0].piece
     assert np.array([7] * 4, np.int32).tobytes() not in taken[0].piece
+
+
+@pytest.mark.parametrize(("told_s", "units"), [(0.01, 0), (0.02, -14), (0.005, 14), (1e-9, 100)])
+def test_errors_are_those_of_the_step_times_that_were_told_last(told_s: float, units: int) -> None:
+    """In twentieths of a logarithm, a hundred at most; of the steps before the first were told there are none."""
+    harness, recorder = recording(told_s)
+    for number, errors in enumerate(({}, {units: 4}, {units: 4})):
+        harness.core.handle(online(str(number), [7 + number] * 10, max_tokens=4))
+        harness.run()
+        (piece,) = read(recorder.take(PIECE_S * (number + 1)))
+        assert (piece.num_steps, piece.errors) == (4, errors)
+        told = 4 * told_s if errors else 0.0
+        assert (piece.measured_s, piece.predicted_s) == pytest.approx((0.04 if errors else 0.0, told))
 
 
 def test_pieces_come_when_they_are_due_and_something_has_happened() -> None:

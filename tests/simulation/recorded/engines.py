@@ -9,7 +9,7 @@ import msgspec
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import TellTraffic
 from neaptide.engine.observer import EngineObserver
-from neaptide.engine.record.traffic_recorder import TrafficRecorder
+from neaptide.engine.record.traffic_recorder import Costs, TrafficRecorder
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape, StepResult
@@ -48,6 +48,18 @@ class Slower:
     def observe(self, shape: BatchShape, seconds: float) -> None: ...
 
 
+class Stalling(Slower):
+    """A device whose processor others take now and then: one step of 33 lasts ten times as long."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(factor)
+        self._random = Random(1)
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        seconds = super().predict(shape).seconds
+        return Prediction(10.0 * seconds if self._random.random() < 0.03 else seconds, 0.0)
+
+
 class Recorded(EngineObserver):
     """Records a simulation in pieces, as the loop of a served engine has them."""
 
@@ -62,9 +74,12 @@ class Recorded(EngineObserver):
         assert self._recorder is not None
         return self._recorder
 
+    def _costs(self) -> Costs:
+        return recipe_as_it_is(self._model), self._model.as_it_is()
+
     def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
         if self._recorder is None:
-            self._recorder = TrafficRecorder(scheduler, DEVICE.num_blocks, lambda: recipe_as_it_is(self._model))
+            self._recorder = TrafficRecorder(scheduler, DEVICE.num_blocks, self._costs)
 
     def executed(self, step: Step, result: StepResult) -> None:
         self._model.observe(step.plan.shape, step.timer.execute_s)

@@ -1,12 +1,15 @@
 """The shadow is honest: under the policy that really ran it says what really was."""
 
+import math
 from functools import cache
+from random import Random
 
 import pytest
 
-from neaptide.simulation.recorded.recording import Recording
+from neaptide.engine.record.traffic import ERROR_UNIT
+from neaptide.simulation.recorded.recording import Recording, StepErrors
 from neaptide.simulation.recorded.shadow import Comparison, compare
-from tests.simulation.recorded.engines import recorded
+from tests.simulation.recorded.engines import Stalling, recorded
 
 WARM_S, WINDOW_S = 20.0, 40.0
 WITHIN = 0.1
@@ -35,6 +38,33 @@ def test_the_shadow_of_a_policy_says_what_a_run_under_it_was(policy: str) -> Non
     assert 0.5 < real.met / found.requests < 1.0 or policy == "fcfs"
     assert shadow.met / found.requests == pytest.approx(real.met / found.requests, abs=WITHIN)
     assert shadow.offline_tokens_per_s == pytest.approx(real.offline_tokens_per_s, rel=WITHIN)
+
+
+def test_steps_that_stall_stall_in_a_shadow() -> None:
+    """Few of them, so that a normal distribution of as much noise knows none: it said 98% where 61% were in time."""
+    found = compare(recorded("priority", 75.0, truth=Stalling(1.1))[0], ["priority"], WARM_S, WINDOW_S)
+    assert found is not None
+    shadow, real = found.shadows["priority"], found.real
+    assert 0.5 < real.met / found.requests < 0.7
+    assert shadow.met / found.requests == pytest.approx(real.met / found.requests, abs=WITHIN)
+    assert shadow.offline_tokens_per_s == pytest.approx(real.offline_tokens_per_s, rel=WITHIN)
+
+
+def test_errors_are_drawn_as_often_as_they_were_and_have_their_mean() -> None:
+    """A tenth of the steps took e times as long as others; together all took twice what was predicted."""
+    errors, random = StepErrors({0: 90, round(1 / ERROR_UNIT): 10}, 2.0), Random(0)
+    draws = [errors.draw(random) for _ in range(300)]
+    for turn in range(3):
+        drawn = draws[100 * turn : 100 * turn + 100]
+        assert sum(drawn) / 100 == pytest.approx(2.0)
+        assert sum(draw > 2 * min(drawn) for draw in drawn) == 10
+    assert draws[:100] != draws[100:200]
+    assert errors.noise == pytest.approx(0.1 * math.sqrt(math.pi / 2))
+
+
+def test_without_a_known_step_predictions_stand() -> None:
+    assert StepErrors({}).draw(Random(0)) == 1.0
+    assert StepErrors({}).noise == 0.0
 
 
 def test_what_really_was_is_what_the_run_measured() -> None:
