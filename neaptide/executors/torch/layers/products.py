@@ -54,6 +54,13 @@ def rounded_up(rows: int, *, is_small: bool) -> int:
     return -(-rows // step) * step
 
 
+_ROUNDED_UP = {
+    is_small: (0, *(rounded_up(rows, is_small=is_small) for rows in range(1, TILE_ROWS + 1)))
+    for is_small in (False, True)
+}
+"""To be looked up: a step of a few decodes makes a product every 0.1 ms."""
+
+
 class TiledProduct:
     """A product of few shapes: rows in tiles, what is left of them behind zeros.
 
@@ -62,11 +69,11 @@ class TiledProduct:
         weight: [out_features, in_features].
     """
 
-    __slots__ = ("_compute", "_is_small", "_out_features")
+    __slots__ = ("_compute", "_out_features", "_rounded_up")
 
     def __init__(self, compute: Callable[[Tensor], Tensor], weight: Tensor) -> None:
         self._compute = compute
-        self._is_small = weight.numel() * weight.itemsize < UNMEASURED_BYTES
+        self._rounded_up = _ROUNDED_UP[weight.numel() * weight.itemsize < UNMEASURED_BYTES]
         self._out_features = weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -78,13 +85,16 @@ class TiledProduct:
         return y
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
+        if x.shape[0] <= TILE_ROWS:
+            residual.add_(self._tile(x))
+            return
         for rows, part in zip(torch.split(residual, TILE_ROWS), torch.split(x, TILE_ROWS), strict=True):
             rows.add_(self._tile(part))
 
     def _tile(self, x: Tensor) -> Tensor:
         """Rows of zeros have no part in those of ``x``, and go nowhere."""
         rows = x.shape[0]
-        more = rounded_up(rows, is_small=self._is_small) - rows
+        more = self._rounded_up[rows] - rows
         return self._compute(F.pad(x, (0, 0, 0, more)))[:rows] if more else self._compute(x)
 
 
