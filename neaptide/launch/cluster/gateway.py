@@ -1,5 +1,6 @@
 """Composition root of what stands before the replicas: the same for one machine and on Ray."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ from neaptide.server.gateway.replicas import Replicas
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.settings import Settings
 
-CONNECT_S = 2.0
-"""To a replica; none that listens takes so long."""
+CONNECT_S = 5.0
+"""To a replica; none that listens takes so long. What waits for a machine that is gone goes to another one then."""
 KEEP_ALIVE_S = 30.0
 """Of a connection to a replica that rests: less than replicas keep it, so that none is used as it is closed."""
 
@@ -60,6 +61,8 @@ def build_gateway(settings: Settings) -> Gateway:
         keys = KeyRing(settings.api_key)
     except ValueError as error:
         raise LaunchError(str(error)) from error
+    # It would write down every question, and the targets of all requests.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S)
     # What the environment says of proxies is not about neighbours.
     http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=limits, trust_env=False)

@@ -20,8 +20,9 @@ POLL_S, CACHED_S = 0.1, 1.0
 """Between two questions for a replica's figures, and between two for what its cache holds."""
 ANSWER_S = 2.0
 """For one answer: more than an engine may take for a step before its server says what it knew."""
-LOST_AFTER_S = 5.0
-"""Of silence. What a replica had fails then; with the question that was open, seven seconds after its last word."""
+LOST_AFTER_S, LOST_AFTER_QUESTIONS = 5.0, 3
+"""Of silence, and so many questions without an answer: one may be late because this process is. What a replica had
+fails then; if it hangs, seven seconds after its last word."""
 ON_ITS_WAY_S = 0.05
 """A prompt that was sent so shortly before a report is not in it: it was being tokenized."""
 
@@ -186,10 +187,11 @@ class Replicas:
     # ---- how they are ----
 
     async def _watch(self, replica: Replica) -> None:
-        heard_s, cached_s = self._loop.time(), -math.inf
+        heard_s, cached_s, num_unanswered = self._loop.time(), -math.inf, 0
         while not (replica.is_leaving and replica.lost.is_set()):
             now_s = self._loop.time()
             with_cached = now_s - cached_s >= CACHED_S
+            num_unanswered += 1
             try:
                 reply = await self._ask(replica, with_cached)
             except httpx.ConnectError:
@@ -197,11 +199,11 @@ class Replicas:
             except (httpx.HTTPError, TimeoutError):
                 pass  # one question without an answer says little
             else:
-                heard_s = self._loop.time()
+                heard_s, num_unanswered = self._loop.time(), 0
                 if with_cached and reply.status_code == 200:
                     cached_s = now_s
                 self._heard(replica, reply)
-            if self._loop.time() - heard_s >= LOST_AFTER_S:
+            if num_unanswered >= LOST_AFTER_QUESTIONS and self._loop.time() - heard_s >= LOST_AFTER_S:
                 self.refused(replica)
                 replica.lost.set()
             await asyncio.sleep(POLL_S)

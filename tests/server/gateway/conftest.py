@@ -47,8 +47,6 @@ class ScriptedReplica:
         """Of the last one."""
         self.handler: Handler = answer
         self.go_on = asyncio.Event()
-        self.is_over = asyncio.Event()
-        """What hangs, hangs until then."""
         self.state = SimpleNamespace()
         self.live: Live | None = None
 
@@ -64,7 +62,7 @@ class ScriptedReplica:
         self.num_questions += 1
         self.question_key = dict(scope["headers"]).get(b"authorization", b"").decode()
         if self.is_silent:
-            await self.is_over.wait()
+            await asyncio.Event().wait()
         figures = {
             "age_ms": 0.0,
             "free_slack_ms": self.slack_ms,
@@ -114,7 +112,7 @@ class Cluster:
         """One that is ready."""
         replica = self.replicas[name] = ScriptedReplica(name, slack_ms)
         replica.cached = cached
-        replica.live = await self._stack.enter_async_context(serving(replica))  # type: ignore[arg-type]
+        replica.live = await self._stack.enter_async_context(serving(replica, timeout_graceful_shutdown=0))  # type: ignore[arg-type]
         self.gateway.replicas.join(name, replica.url)
         await self.until(name, State.READY)
         return replica
@@ -143,8 +141,5 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     settings: Settings = getattr(request, "param", Settings(store=STORE, executor="sim"))
     async with AsyncExitStack() as stack:
         gateway = build_gateway(settings)
-        found = Cluster(gateway, stack)
-        yield found
-        await gateway.close()
-        for replica in found.replicas.values():
-            replica.is_over.set()
+        stack.push_async_callback(gateway.close)
+        yield Cluster(gateway, stack)

@@ -42,7 +42,7 @@ async def stream(replica: ScriptedReplica, scope: Scope, receive: Receive, send:
 
 async def hang(replica: ScriptedReplica, scope: Scope, receive: Receive, send: Send) -> None:
     replica.go_on.set()
-    await replica.is_over.wait()
+    await asyncio.Event().wait()
 
 
 async def test_an_event_is_there_before_the_next_one_is_made(cluster: Cluster) -> None:
@@ -151,7 +151,7 @@ async def test_a_stream_whose_replica_dies_says_so_after_its_last_whole_event(cl
     async def half(replica: ScriptedReplica, scope: Scope, receive: Receive, send: Send) -> None:
         await begin(send, media_type="text/event-stream")
         await say(send, EVENTS[0] + 'data: {"n"')
-        await replica.is_over.wait()
+        await asyncio.Event().wait()
 
     replica = await cluster.add("a")
     replica.handler = half
@@ -168,7 +168,7 @@ async def test_a_reply_that_is_cut_is_not_ended(cluster: Cluster) -> None:
     async def half(replica: ScriptedReplica, scope: Scope, receive: Receive, send: Send) -> None:
         await begin(send)
         await say(send, '{"a":')
-        await replica.is_over.wait()
+        await asyncio.Event().wait()
 
     replica = await cluster.add("a")
     replica.handler = half

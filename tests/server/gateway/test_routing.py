@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -196,3 +197,12 @@ async def test_with_keys_only_they_are_told_how_replicas_are(cluster: Cluster) -
     assert (await cluster.asked("/cluster", method="GET"))[0] == 401
     status, document = await cluster.asked("/cluster", method="GET", authorization=f"Bearer {KEY}")
     assert (status, document) == (200, {"replicas": []})
+
+
+async def test_neither_questions_nor_what_is_passed_on_stand_in_the_log(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        await cluster.add("a")
+        await who(cluster, "/v1/batches", method="GET")
+    assert [record.name for record in caplog.records] == ["neaptide.server.gateway.replicas"]
