@@ -3,6 +3,7 @@
 import math
 import random
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from neaptide.executors.torch.torch_executor import TorchExecutor
 BLOCK_SIZE = 16
 NUM_BLOCKS = 512
 LOGPROB_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+DTYPES = torch.float32, torch.bfloat16
 PROMPT_TOKENS = (1, 2, 15, 16, 17, 70, 129, 333)
 FIRST_TOKEN_ID = 3
 
@@ -57,7 +59,15 @@ SCENARIOS = (
 )
 
 
-def check_correctness(device: torch.device, num_outputs: int) -> dict[str, Any]:
+def check_correctness(
+    device: torch.device,
+    num_outputs: int,
+    *,
+    gpu_kernels: str = "auto",
+    scenarios: Sequence[Scenario] = SCENARIOS,
+    prompt_tokens: Sequence[int] | None = None,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> dict[str, Any]:
     """Runs every scenario in fp32 and bf16.
 
     Greedy tokens must equal the reference's up to the first position where its two best logits are closer than the
@@ -65,12 +75,13 @@ def check_correctness(device: torch.device, num_outputs: int) -> dict[str, Any]:
     bf16 is measured against what it should be and not against another rounding.
     """
     cases = []
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in dtypes:
         with tempfile.TemporaryDirectory() as directory:
             weights = write_model_dir(Path(directory), TINY, dtype, torch.device("cpu"))
             weights = {name: weight.to(device) for name, weight in weights.items()}
-            for scenario in SCENARIOS:
-                tracks = _run(Path(directory), device, dtype, scenario, num_outputs)
+            for scenario in scenarios:
+                executor = _executor(Path(directory), device, dtype, gpu_kernels)
+                tracks = _run(executor, scenario, num_outputs, prompt_tokens or PROMPT_TOKENS)
                 cases.append(
                     {"dtype": str(dtype).removeprefix("torch."), "scenario": scenario.name}
                     | compare(weights, TINY, tracks, dtype)
@@ -78,20 +89,26 @@ def check_correctness(device: torch.device, num_outputs: int) -> dict[str, Any]:
     return {"ok": all(case["ok"] for case in cases), "cases": cases}
 
 
-def _run(
-    directory: Path, device: torch.device, dtype: torch.dtype, scenario: Scenario, num_outputs: int
-) -> list[Track]:
-    executor = TorchExecutor(
-        ExecutorConfig(model_path=str(directory), device=device.type, dtype=str(dtype).removeprefix("torch.")),
+def _executor(directory: Path, device: torch.device, dtype: torch.dtype, gpu_kernels: str) -> TorchExecutor:
+    return TorchExecutor(
+        ExecutorConfig(
+            model_path=str(directory),
+            device=device.type,
+            dtype=str(dtype).removeprefix("torch."),
+            gpu_kernels=gpu_kernels,
+        ),
         CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS),
         MonotonicClock(),
     )
+
+
+def _run(executor: TorchExecutor, scenario: Scenario, num_outputs: int, prompt_tokens: Sequence[int]) -> list[Track]:
     rng = random.Random(0)
     free = list(range(NUM_BLOCKS))
     rng.shuffle(free)
     tracks = [
         Track(rng.choices(range(FIRST_TOKEN_ID, TINY.vocab), k=tokens), index * scenario.stagger)
-        for index, tokens in enumerate(PROMPT_TOKENS)
+        for index, tokens in enumerate(prompt_tokens)
     ]
     step = 0
     while any(len(track.output) < num_outputs for track in tracks):

@@ -1,5 +1,5 @@
-"""The stages of ``benchmarks/gpu/run.sh``: correctness first, then the device's ceilings, then calibration; at last the
-vllm executor, which depends on none of those.
+"""The stages of ``benchmarks/gpu/run.sh``: correctness first, then Triton's kernels, the device's ceilings and
+calibration; at last the vllm executor, which depends on none of those.
 
 Every stage writes its JSON as it ends, so that a run that is cut off leaves what it had.
 """
@@ -22,15 +22,22 @@ import torch
 from benchmarks.common import REPOSITORY
 from benchmarks.gpu import ceilings, vllm
 from benchmarks.gpu.calibration import calibrate
-from benchmarks.gpu.correctness import check_correctness
+from benchmarks.gpu.correctness import SCENARIOS, check_correctness
+from neaptide.kernels.launching import why_not
 
-OWN_STAGES = ("correctness", "ceilings", "calibration")
+OWN_STAGES = ("correctness", "kernels", "ceilings", "calibration")
 VLLM_STAGES = ("vllm", "vllm_w5")
 """Unless asked for by name, left out where there is no vLLM."""
 STAGES = OWN_STAGES + VLLM_STAGES
 LIMIT_S = 570.0
 """Calibration is ended in time for the run up to there to stay under this."""
 OUTPUT_TOKENS, DRY_OUTPUT_TOKENS = 32, 4
+DRY_EXECUTOR: dict[str, Any] = {
+    "scenarios": SCENARIOS[-1:],
+    "prompt_tokens": (1, 17),
+    "dtypes": (torch.float32,),
+}
+"""What the executor computes on interpreted kernels."""
 
 
 class Skipped(Exception):
@@ -84,6 +91,20 @@ class Run:
                 f"{case['max_logprob_difference']:.2g} ({case['logprob_tolerance']:.2g} allowed)"
             )
         return found if found["ok"] else found | {"status": "failed", "reason": "the executor's output is wrong"}
+
+    def kernels(self) -> dict[str, Any]:
+        if reason := why_not(self.device):
+            raise Skipped(f"{reason}{'; TRITON_INTERPRET=1 interprets' if self.dry else ''}")
+        from benchmarks.gpu.kernels import measure_kernels  # imports Triton
+
+        found = measure_kernels(self.device, dry=self.dry, progress=self.say)
+        how = DRY_EXECUTOR if self.dry else {}
+        num_outputs = DRY_OUTPUT_TOKENS if self.dry else OUTPUT_TOKENS
+        checked = check_correctness(self.device, num_outputs, gpu_kernels="triton", **how)
+        found |= {"executor": checked["cases"]}
+        if not (found["ok"] and checked["ok"]):
+            return found | {"status": "failed", "reason": "the kernels compute something else than torch"}
+        return found
 
     def ceilings(self) -> dict[str, Any]:
         return ceilings.measure_ceilings(self.device, ceilings.DRY if self.dry else ceilings.FULL, self.say)

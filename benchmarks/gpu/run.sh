@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# What a GPU can do, whether the executor is right on it, and its measured profile: under 10 minutes, no network. Then, where
-# an interpreter has vLLM, the vllm executor: under 10 minutes for its steps, half an hour or more for W5.
+# What a GPU can do, whether the executor and its kernels are right on it, and its measured profile: under 10 minutes, no
+# network. Then, where an interpreter has vLLM, the vllm executor: under 10 minutes for its steps, half an hour or more for W5.
 #
-#   benchmarks/gpu/run.sh [--dry] [--stages correctness,ceilings,calibration,vllm,vllm_w5]
+#   benchmarks/gpu/run.sh [--dry] [--stages correctness,kernels,ceilings,calibration,vllm,vllm_w5]
 #
-# Needs python3 with torch and numpy, and this checkout. msgspec, safetensors and rich (with markdown-it-py, mdurl and
-# pygments) may be missing there: put their wheels into benchmarks/gpu/wheels/. Results go to $OUT, or to
+# Needs python3 with torch and numpy, and this checkout; the stage kernels Triton, which torch's builds for CUDA bring.
+# msgspec, safetensors and rich (with markdown-it-py, mdurl and pygments) may be missing there: put their wheels into
+# benchmarks/gpu/wheels/. Results go to $OUT, or to
 # benchmarks/results/<date>-<device>/; the commit is git's, or $COMMIT where the checkout has no history. vLLM's interpreter
 # is $PYTHON_VLLM, or .vllm/bin/python, or $PYTHON itself; vllm_w5 needs all packages of the server beside it.
 set -euo pipefail
@@ -33,4 +34,8 @@ for module in torch numpy msgspec safetensors rich; do
     }
 done
 cd "$repository"
+# On a CPU Triton interprets its kernels; it reads that when it is imported.
+for argument in "$@"; do
+    [[ $argument != --dry ]] || export TRITON_INTERPRET=1
+done
 PYTHONUNBUFFERED=1 "$PYTHON" -m benchmarks.gpu.main "$@"

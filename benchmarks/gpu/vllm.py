@@ -108,6 +108,7 @@ def _run(command: Sequence[str], limit_s: float, progress: Progress) -> list[str
     """Passes on what it prints, line by line; returns the lines."""
     # What the caller's interpreter needs beside the repository is none of the other's.
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    env.pop("TRITON_INTERPRET", None)  # how our kernels are run dry
     lines: list[str] = []
     with subprocess.Popen(command, env=env, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         watch = threading.Timer(limit_s, process.kill)

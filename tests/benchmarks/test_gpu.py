@@ -153,8 +153,8 @@ def test_dry_run_of_texts_and_steps_on_vllm(out: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.full
 def test_dry_run_of_the_script_with_calibration(tmp_path: Path) -> None:
-    command = [SCRIPT, "--dry", "--stages", "correctness,ceilings,calibration"]
+    command = [SCRIPT, "--dry", "--stages", "correctness,kernels,ceilings,calibration"]
     run = subprocess.run(command, env=os.environ | {"OUT": str(tmp_path)}, timeout=300, check=False)
     assert run.returncode == 0
-    assert read(tmp_path / "results.json")["stages"].keys() == {"correctness", "ceilings", "calibration"}
+    assert read(tmp_path / "results.json")["stages"].keys() == set(main.OWN_STAGES)
     assert read(tmp_path / "profile.json")["source"] == "measured"
