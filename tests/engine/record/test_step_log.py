@@ -200,9 +200,8 @@ def test_a_batch_is_logged_row_by_row_as_the_scheduler_comes_to_them(tmp_path: P
     """Two at a time: what the engine is told costs nothing for the rows that wait."""
     simulate(constant((), [offline(*[(8, 4, 3)] * 5)], max_num_seqs=2, refill=False), step_log=tmp_path / "log")
     kinds = [type(line).__name__ for line in read_log(tmp_path / "log")]
-    assert kinds[1:5] == ["BatchLine", "RowLine", "RowLine", "RowLine"], "two run, the third is looked at"
+    assert kinds[1:5] == ["BatchLine", "RowLine", "RowLine", "StepLine"], "two run, there is no seat for the third"
     assert kinds.count("RowLine") == 5
-    assert kinds.index("StepLine") < [k for k, kind in enumerate(kinds) if kind == "RowLine"][3]
 
 
 def test_nothing_is_kept_of_requests_that_are_refused_or_cancelled(tmp_path: Path) -> None:
