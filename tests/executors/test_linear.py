@@ -51,7 +51,7 @@ def test_a_row_does_not_depend_on_how_many_there_are(rows: int, bias: bool, kind
     torch.testing.assert_close(residual.double(), 1.0 + expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("is_small", "num_shapes"), [(True, 13), (False, 96)])
+@pytest.mark.parametrize(("is_small", "num_shapes"), [(True, 15), (False, 112)])
 def test_products_of_any_rows_are_made_for_few(is_small: bool, num_shapes: int) -> None:
     """oneDNN keeps memory for every number of rows it sees."""
     weight = torch.ones((2, 3) if is_small else (256, 256))
@@ -62,7 +62,7 @@ def test_products_of_any_rows_are_made_for_few(is_small: bool, num_shapes: int) 
         return x[:, :1] + torch.zeros(weight.shape[0])
 
     product = TiledProduct(compute, weight)
-    for rows in (*range(1, 300), 511, 513, 2048):
+    for rows in (*range(1, 514), 2048):
         x = torch.arange(rows).unsqueeze(1) + torch.zeros(weight.shape[1])
         sums = torch.ones(rows, weight.shape[0])
         product.add_to(sums, x)
@@ -75,12 +75,12 @@ def test_products_of_any_rows_are_made_for_few(is_small: bool, num_shapes: int) 
 def test_few_rows_more_are_computed_where_they_cost() -> None:
     more = [rounded_up(rows, is_small=False) / rows - 1 for rows in range(1, TILE_ROWS + 1)]
     assert more[:64] == [0.0] * 64
-    assert max(more) == pytest.approx(7 / 129)
+    assert max(more) == pytest.approx(15 / 257)
     assert sum(more[64:]) / len(more[64:]) < 0.02
 
 
 @pytest.mark.parametrize("kind", ["onednn", "torch"])
-@pytest.mark.parametrize("rows", [1, 17, 255, 256, 257, 700])
+@pytest.mark.parametrize("rows", [1, 17, 255, 511, 513, 700])
 def test_tiles_and_zeros_behind_change_no_bit(rows: int, kind: str) -> None:
     """Small whole numbers, whose sums are exact in bf16; and a row that is no number stays the only one."""
     generator = torch.Generator().manual_seed(rows)

@@ -306,4 +306,4 @@ def test_steps_of_any_size_make_products_of_few(tmp_path: Path, cpu_kernels: str
             driver.add(str(number), random_prompt(tokens, number))
             driver.step({str(number): tokens})
             driver.finish(str(number))
-    assert rows.seen == {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256}
+    assert rows.seen == {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}

@@ -31,12 +31,12 @@ _CLEARLY_FASTER = 0.85
 """A second kind for some rows, and so a second copy of the weights, has to take less than this share of the time."""
 
 
-TILE_ROWS = 256
+TILE_ROWS = 512
 """More rows are computed as several products of so many: packing and reading the weight is then long repaid."""
-_SMALL_WEIGHT_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, TILE_ROWS)
+_SMALL_WEIGHT_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, TILE_ROWS)
 """For which a product of a weight below ``UNMEASURED_BYTES`` is made: it takes hardly longer than the call."""
-_ROUNDING = {64: 1, 128: 4, TILE_ROWS: 8}
-"""Of the rows of larger weights, up to the key: 2% more on average above 64, and at most 5.5%."""
+_ROUNDING = {64: 1, 128: 4, 256: 8, TILE_ROWS: 16}
+"""Of the rows of larger weights, up to the key: 2% more on average above 64, and at most 6%."""
 
 
 def rounded_up(rows: int, *, is_small: bool) -> int:
