@@ -23,7 +23,7 @@ from neaptide.cluster.routing import Prompt
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.auth import KeyRing
 from neaptide.server.edge.error_replies import install_handlers
-from neaptide.server.edge.errors import PermissionDeniedError
+from neaptide.server.edge.errors import PermissionDeniedError, UnavailableError
 from neaptide.server.edge.hosts import HostFilter, is_loopback
 from neaptide.server.edge.jsonbody import read_body
 from neaptide.server.edge.middleware import EdgeMiddleware
@@ -161,10 +161,17 @@ class Gateway:
                 return
 
     async def _to_any(self, scope: Scope, receive: Receive | None, send: Send, content: Callable[[], Content]) -> None:
+        may_repeat = scope["method"] in ("GET", "HEAD")
         while True:
             chosen = self._s.replicas.any()
-            if await self._to(chosen, scope, receive, send, content()):
-                return
+            try:
+                if await self._to(chosen, scope, receive, send, content()):
+                    return
+            except UnavailableError:
+                # What was to be read is there for another one to read; once, lest a question that kills goes round.
+                if not may_repeat:
+                    raise
+                may_repeat = False
 
     async def _to(self, chosen: Chosen, scope: Scope, receive: Receive | None, send: Send, content: Content) -> bool:
         """Whether the replica has heard of the request; else another one may get it."""

@@ -1,9 +1,14 @@
 """What the application on Ray does by itself; Ray is asked in ``tests/e2e/cluster/test_ray.py``."""
 
+import json
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.patience import PATIENCE_S, until
+from tests.postgres import PostgresServer
+from tests.server.asgi import Exchange
 from tests.server.gateway.conftest import Cluster
 
 on_ray = pytest.importorskip("neaptide.launch.cluster.on_ray", reason="Ray is not installed", exc_type=ImportError)
@@ -30,3 +35,36 @@ def test_replicas_of_a_node_have_places_that_are_free_again_when_they_end(tmp_pa
     assert again == "replica-1"
     again_lock.close()
     second_lock.close()
+
+
+async def test_the_application_comes_up_in_serves_own_test_mode(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """No cluster of Ray's, but its deployments, handles and broadcasts, and a real process pair."""
+    from ray import serve
+
+    arguments = {
+        "store": postgres_server.url(postgres_server.new_database()),
+        "blobs": (tmp_path / "blobs").as_uri(),
+        "data_dir": str(tmp_path / "data"),
+        "executor": "sim",
+        "shadow": "off",
+    }
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        handle = serve.run(on_ray.build(arguments), _local_testing_mode=True)
+        app = await getattr(handle, "__serve_build_asgi_app__").remote()  # noqa: B009
+
+        async def is_ready() -> bool:
+            exchange = Exchange(app, "/cluster", None, method="GET")
+            await exchange.task
+            found = json.loads(exchange.text)["replicas"]
+            return [(one["name"].endswith("-replica-1"), one["state"]) for one in found] == [(True, "ready")]
+
+        await until(is_ready)
+        assert (tmp_path / "data" / "replica-1").is_dir()
+    finally:
+        started = set(psutil.Process().children(recursive=True)) - before
+        for process in started:
+            process.terminate()
+        psutil.wait_procs(started, timeout=PATIENCE_S)

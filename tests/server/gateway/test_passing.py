@@ -147,6 +147,21 @@ async def test_a_replica_that_dies_before_it_answers_is_a_503(cluster: Cluster) 
     assert json.loads(exchange.text) == LOST
 
 
+async def test_what_is_only_read_is_read_from_another_one_once(cluster: Cluster) -> None:
+    """A batch, say. Where that one dies of it as well, the client is told."""
+    first = await cluster.add("a")
+    second = await cluster.add("b")
+    first.handler = second.handler = hang
+    exchange = cluster.request("/v1/batches/batch_1", method="GET")
+    await until(lambda: first.go_on.is_set() or second.go_on.is_set())
+    dead, other = (first, second) if first.go_on.is_set() else (second, first)
+    dead.cut_connections()
+    await other.go_on.wait()
+    other.cut_connections()
+    await exchange.task
+    assert (exchange.status, json.loads(exchange.text)) == (503, LOST)
+
+
 async def test_a_stream_whose_replica_dies_says_so_after_its_last_whole_event(cluster: Cluster) -> None:
     async def half(replica: ScriptedReplica, scope: Scope, receive: Receive, send: Send) -> None:
         await begin(send, media_type="text/event-stream")
