@@ -162,8 +162,9 @@ class Gateway:
 
     async def _to_any(self, scope: Scope, receive: Receive | None, send: Send, content: Callable[[], Content]) -> None:
         may_repeat = scope["method"] in ("GET", "HEAD")
+        failed: Replica | None = None
         while True:
-            chosen = self._s.replicas.any()
+            chosen = self._s.replicas.any(besides=failed)
             try:
                 if await self._to(chosen, scope, receive, send, content()):
                     return
@@ -171,7 +172,7 @@ class Gateway:
                 # What was to be read is there for another one to read; once, lest a question that kills goes round.
                 if not may_repeat:
                     raise
-                may_repeat = False
+                may_repeat, failed = False, chosen.replica
 
     async def _to(self, chosen: Chosen, scope: Scope, receive: Receive | None, send: Send, content: Content) -> bool:
         """Whether the replica has heard of the request; else another one may get it."""

@@ -163,12 +163,13 @@ class Replicas:
         replica.num_in_flight += 1
         return Chosen(replica, replica.num_shunned)
 
-    def any(self) -> Chosen:
-        """One that can be asked for what all of them know. ``ended`` must follow. Raises UnavailableError."""
+    def any(self, besides: Replica | None = None) -> Chosen:
+        """One that can be asked for what all of them know, if there is another not ``besides``. ``ended`` must follow.
+        Raises UnavailableError."""
         alive = [replica for replica in self._known.values() if replica.state is not State.LOST]
         if not alive:
             raise no_replica()
-        replica = min(alive, key=lambda one: (one.state is not State.READY, one.num_in_flight))
+        replica = min(alive, key=lambda one: (one is besides, one.state is not State.READY, one.num_in_flight))
         replica.num_in_flight += 1
         return Chosen(replica, None)
 
