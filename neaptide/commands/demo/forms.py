@@ -34,14 +34,14 @@ def sum_in_json(a: int, b: int) -> Formed:
 FORMED = (forced_call("get_weather", {"city": "paris"}), sum_in_json(21, 34))
 
 
-async def answer_of(http: httpx.AsyncClient, formed: Formed) -> str:
+async def answer_of(http: httpx.AsyncClient, formed: Formed, model: str = "neaptide-tiny") -> str:
     """The answer's text; of a call, as a model writes it.
 
     Raises:
         httpx.HTTPStatusError: the server refused it.
     """
     messages = [{"role": "user", "content": formed.question}]
-    body = {"model": "neaptide-tiny", "messages": messages, "temperature": 0, "max_completion_tokens": 96}
+    body = {"model": model, "messages": messages, "temperature": 0, "max_completion_tokens": 96}
     reply = (await http.post("/v1/chat/completions", json=body | formed.fields)).raise_for_status().json()
     message = reply["choices"][0]["message"]
     for call in message.get("tool_calls") or ():

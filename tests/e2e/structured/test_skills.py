@@ -6,11 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
+from neaptide.commands.demo import forms
 from neaptide.commands.demo.forms import FORMED, Formed
 from neaptide.data.structured_skills import TOOLS, call_text, offered, single
+from tests.e2e.server import RunningServer
+from tests.patience import PATIENCE_S
 
 MODEL = "neaptide/tiny"
 README = Path(__file__).parents[3] / "README.md"
@@ -30,9 +34,10 @@ def answer_of(choice: Any) -> str:
 
 
 @pytest.mark.parametrize("formed", FORMED, ids=["call", "json"])
-def test_what_the_demo_shows(client: openai.OpenAI, formed: Formed) -> None:
-    choice = ask(client, [{"role": "user", "content": formed.question}], **formed.fields)
-    assert answer_of(choice) == formed.answer
+async def test_what_the_demo_shows(embedded: RunningServer, formed: Formed) -> None:
+    server = embedded.http
+    async with httpx.AsyncClient(base_url=server.base_url, headers=server.headers, timeout=PATIENCE_S) as http:
+        assert await forms.answer_of(http, formed, MODEL) == formed.answer
 
 
 def test_what_the_readme_shows(client: openai.OpenAI) -> None:
