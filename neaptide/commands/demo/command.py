@@ -246,7 +246,8 @@ async def _print_formed(http: httpx.AsyncClient, console: Console) -> bool:
     answers = [await answer_of(http, formed) for formed in FORMED]
     for formed, answer in zip(FORMED, answers, strict=True):
         verdict = "right" if answer == formed.answer else "wrong"
-        console.print(f"form:  {formed.question} {' '.join(answer.split())} ({verdict})", highlight=False, markup=False)
+        line = f"form:  {formed.question} {' '.join(answer.split())} ({verdict})"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return answers == [formed.answer for formed in FORMED]
 
 
