@@ -4,9 +4,11 @@ import importlib.util
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 INSIDE = Path(__file__).parent / "interpreted"
 REPOSITORY = Path(__file__).parents[2]
@@ -16,7 +18,14 @@ needs_triton = pytest.mark.skipif(
 )
 
 
+needs_interpreter = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is not None and Version(version("triton")) < Version("3.9"),
+    reason="older interpreters take no loop bounds from memory with numpy 2.4: seen with 3.6.0, not with 3.9.0",
+)
+
+
 @needs_triton
+@needs_interpreter
 def test_kernels_by_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(INSIDE / "pytest.ini")]
     done = subprocess.run(
