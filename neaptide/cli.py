@@ -101,7 +101,8 @@ def _flag_type(name: str, option: Option) -> Callable[[str], Any]:
 
 def _serve(args: argparse.Namespace) -> int:
     from neaptide.launch.serve import LaunchError, serve
-    from neaptide.server.settings import SettingsError, load_settings
+    from neaptide.server.settings import SettingsError
+    from neaptide.server.settings_sources import load_settings
 
     flags = {name: value for name, value in vars(args).items() if name not in ("func", "config")}
     try:
@@ -114,7 +115,8 @@ def _serve(args: argparse.Namespace) -> int:
 def _cluster(args: argparse.Namespace) -> int:
     from neaptide.launch.cluster.machine import serve_cluster
     from neaptide.launch.serve import LaunchError
-    from neaptide.server.settings import SettingsError, load_settings
+    from neaptide.server.settings import SettingsError
+    from neaptide.server.settings_sources import load_settings
 
     flags = {name: value for name, value in vars(args).items() if name not in ("func", "config", "replicas")}
     try:

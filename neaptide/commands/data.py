@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neaptide.server.settings import SettingsError, load_settings
+from neaptide.server.settings import SettingsError
+from neaptide.server.settings_sources import load_settings
 
 if TYPE_CHECKING:
     from neaptide.server.batches.storing.store import Store

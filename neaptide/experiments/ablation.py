@@ -90,11 +90,11 @@ def _notes(trace: str, runs: Mapping[str, SimResult]) -> list[str]:
 
 
 def _offline(result: SimResult) -> float:
-    return result.offline.tokens_per_s or 0.0
+    return result.offline_tokens_per_s
 
 
 def _attained(result: SimResult) -> float:
-    return 100.0 * (result.online.attainment["both"] or 0.0)
+    return 100.0 * result.attained
 
 
 def _numbers(result: SimResult) -> dict[str, Any]:

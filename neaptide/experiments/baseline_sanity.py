@@ -244,7 +244,7 @@ def _plot(figure: Any, runs: dict[str, PolicyRuns]) -> None:
     panels: tuple[tuple[str, Callable[[Outcome], float], list[Outcome]], ...] = (
         ("online TTFT p99, ms", lambda one: milliseconds(one.result.online.ttft_s["p99"]), alone),
         ("online TPOT p99, ms", lambda one: milliseconds(one.result.online.tpot_s["p99"]), alone),
-        ("offline tokens/s", lambda one: one.result.offline.tokens_per_s or 0.0, ceilings),
+        ("offline tokens/s", lambda one: one.result.offline_tokens_per_s, ceilings),
     )
     for axes, (label, value, others) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
         axes.barh(names, [value(one.flood) for one in ones], label="beside each other")
@@ -304,7 +304,7 @@ def _ms(percentiles: Percentiles, name: str) -> str:
 
 
 def _rate(one: Outcome) -> str:
-    return f"{one.result.offline.tokens_per_s or 0.0:,.0f}"
+    return f"{one.result.offline_tokens_per_s:,.0f}"
 
 
 def _num_preemptions(one: Outcome) -> int:

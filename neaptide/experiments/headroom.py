@@ -122,11 +122,11 @@ class Outcome:
 
     @property
     def attained(self) -> float:
-        return self.result.online.attainment["both"] or 0.0
+        return self.result.attained
 
     @property
     def tokens_per_s(self) -> float:
-        return self.result.offline.tokens_per_s or 0.0
+        return self.result.offline_tokens_per_s
 
 
 Runs = dict[str, dict[str, Outcome]]

@@ -18,11 +18,14 @@ def why_not(device: torch.device) -> str | None:
     return None
 
 
+def wants_triton(device: torch.device, gpu_kernels: str) -> bool:
+    """``auto`` does on a GPU; ``triton`` always, and a CPU can have it with the interpreter alone."""
+    return gpu_kernels == "triton" or (gpu_kernels == "auto" and device.type == "cuda")
+
+
 def takes_triton(device: torch.device, gpu_kernels: str) -> bool:
-    """``auto`` on a GPU that Triton is there for; ``triton`` wherever a kernel runs, which a CPU can have with the
-    interpreter alone."""
-    wanted = gpu_kernels == "triton" or (gpu_kernels == "auto" and device.type == "cuda")
-    return wanted and why_not(device) is None
+    """Whether it is wanted, and there."""
+    return wants_triton(device, gpu_kernels) and why_not(device) is None
 
 
 def is_interpreted(kernel: object) -> bool:

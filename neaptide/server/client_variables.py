@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from neaptide.server.settings import ENV_PREFIX
+from neaptide.server.settings_sources import ENV_PREFIX
 
 
 def client_base_url(environ: Mapping[str, str] = os.environ) -> str:

@@ -1,23 +1,16 @@
-"""Every setting of the server, and the one place that reads flags, ``NEAPTIDE_*`` variables and a TOML file.
+"""Every setting of the server; ``settings_sources`` reads them.
 
 The fields of ``Settings`` are the only table: the command line's flags and help, ``docs/settings.md`` and the checks of
 values are made from them.
 """
 
-import difflib
-import os
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import msgspec
 
-ENV_PREFIX = "NEAPTIDE_"
 EMBEDDED_MODEL = "neaptide-tiny"
-_OTHER_VARIABLES = frozenset({"BASE_URL", "CONFIG"})
-"""Read by client commands, and by ``load_settings`` itself; no settings."""
 
 
 class SettingsError(ValueError):
@@ -371,44 +364,3 @@ def default_text(name: str) -> str:
 def split_list(text: str) -> tuple[str, ...]:
     """The entries of a list that commas divide."""
     return tuple(part for part in text.split(",") if part)
-
-
-def load_settings(
-    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config_file: str | None = None
-) -> Settings:
-    """Merges the three sources; entries of ``flags`` that are None count as not given.
-
-    Raises:
-        SettingsError: an unknown name, a value of the wrong type or out of range, an unreadable file.
-    """
-    values: dict[str, Any] = {}
-    config_file = config_file or environ.get(f"{ENV_PREFIX}CONFIG")
-    if config_file is not None:
-        try:
-            values |= tomllib.loads(Path(config_file).read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SettingsError(f"cannot read the settings file {config_file}: {error}") from error
-    _check_names(values, "", f"in {config_file}")
-    from_environment = {
-        variable.removeprefix(ENV_PREFIX).lower(): text
-        for variable, text in environ.items()
-        if variable.startswith(ENV_PREFIX) and variable.removeprefix(ENV_PREFIX) not in _OTHER_VARIABLES
-    }
-    _check_names(from_environment, ENV_PREFIX, "in the environment")
-    for name, text in from_environment.items():
-        values[name] = split_list(text) if type_of(name) is tuple else text
-    values |= {name: value for name, value in flags.items() if value is not None}
-    try:
-        return msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        # A SettingsError from __post_init__ arrives as the cause.
-        raise SettingsError(str(error.__cause__ or error)) from error
-
-
-def _check_names(names: Iterable[str], prefix: str, place: str) -> None:
-    for name in names:
-        if name not in OPTIONS:
-            known = [*OPTIONS, *(variable.lower() for variable in _OTHER_VARIABLES if prefix)]
-            (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            written, meant = ((prefix + text).upper() if prefix else text for text in (name, nearest))
-            raise SettingsError(f"there is no setting {written}, found {place}; the nearest is {meant}")

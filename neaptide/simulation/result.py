@@ -94,6 +94,15 @@ class SimResult(msgspec.Struct, kw_only=True):
     peak_memory_bytes: int
     wall_s: float
 
+    @property
+    def attained(self) -> float:
+        """Share of the online requests with both targets, 0 of none."""
+        return self.online.attainment["both"] or 0.0
+
+    @property
+    def offline_tokens_per_s(self) -> float:
+        return self.offline.tokens_per_s or 0.0
+
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from neaptide.server.settings import OPTIONS, load_settings
+from neaptide.server.settings import OPTIONS
+from neaptide.server.settings_sources import load_settings
 
 REPOSITORY = Path(__file__).parents[2]
 RAY = REPOSITORY / "deploy" / "ray"

@@ -6,7 +6,8 @@ import pytest
 
 from neaptide.cli import build_parser
 from neaptide.launch.serve import LaunchError, engine_config, executor_arguments
-from neaptide.server.settings import OPTIONS, Settings, SettingsError, default_text, load_settings, type_of
+from neaptide.server.settings import OPTIONS, Settings, SettingsError, default_text, type_of
+from neaptide.server.settings_sources import load_settings
 
 
 def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ Prompts of batch rows stay in the job's token file until a row is looked at; a j
 per row here.
 """
 
-import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,33 +16,12 @@ from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.planned import Ends, PlannedOrder, Scan, in_planned_turn
 from neaptide.engine.offline.planning.timetable import Timetable
+from neaptide.engine.offline.planning.work_left import StepMeans, WorkLeft, work_left
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByDeadline, Turns
 from neaptide.engine.params import Tier
 from neaptide.engine.request import Request
 from neaptide.engine.row_id import RowId, is_row_of
-
-
-class WorkLeft(NamedTuple):
-    """What a plan still has to do."""
-
-    density: float
-    held_tokens: float
-    """Summed over steps, by what waits and what runs, until all has ended ..."""
-    read_tokens: float
-    """... and those of them that decodes read: all but a prompt's in its own step."""
-    longest_steps: float
-    """At least so many steps until then ..."""
-    planned_steps: float = 0.0
-    """... and as many as a timetable has, while it is kept."""
-
-
-class StepMeans(NamedTuple):
-    """Tokens of a step."""
-
-    held: float
-    read: float
-    """By decodes."""
 
 
 class OfflinePool:
@@ -131,33 +108,11 @@ class OfflinePool:
         """Of the plan, if it is to be followed from both."""
         return self._ends
 
-    def left(self) -> "WorkLeft":
-        """Of the rows of the plan that wait, with what those that run have still to read; the density of the whole plan
-        where none waits."""
+    def left(self) -> WorkLeft:
+        """Of the rows of the plan that wait, with what those that run have still to read."""
         assert self._ends is not None
-        ends = self._ends
-        tokens, longest_steps = self._memory_shares.left(ends.kv_token_s)
         spans = [span for job in self._jobs.values() if (span := job.planned_span) is not None]
-        if not spans:
-            return WorkLeft(ends.root_density, tokens, tokens, longest_steps)
-        first, last = min(first for first, _ in spans), max(last for _, last in spans)
-        compute_s, memory_s, decodes_s = self._work_between(first, last)
-        held_tokens, read_tokens = (tokens + seconds / ends.kv_token_s for seconds in (memory_s, decodes_s))
-        density = compute_s / (ends.kv_token_s * held_tokens) if held_tokens > 0.0 else math.inf
-        longest_steps = max(longest_steps, ends.longest_steps(last))
-        planned_steps = 0.0 if self._timetable is None else self._timetable.steps_left
-        return WorkLeft(density, held_tokens, read_tokens, longest_steps, planned_steps)
-
-    def _work_between(self, first: int, last: int) -> tuple[float, float, float]:
-        """As ``Ends`` has it; rows of a timetable leave in another order."""
-        assert self._ends is not None
-        if self._timetable is None:
-            return self._ends.work_between(first, last)
-        compute_s, memory_s, decodes_s = self._timetable.work_left
-        if (last := min(last, self._timetable.first_rank - 1)) >= first:
-            dense = self._ends.work_between(first, last)
-            compute_s, memory_s, decodes_s = compute_s + dense[0], memory_s + dense[1], decodes_s + dense[2]
-        return compute_s, memory_s, decodes_s
+        return work_left(self._ends, self._timetable, self._memory_shares, spans)
 
     @property
     def returned(self) -> Sequence[Request]:

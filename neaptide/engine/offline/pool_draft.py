@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from neaptide.engine.offline.planned import Ends
-from neaptide.engine.offline.pool import OfflinePool, StepMeans
+from neaptide.engine.offline.planning.work_left import StepMeans
+from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.request import Request
 

@@ -8,7 +8,7 @@ in every step and not only on average.
 import math
 
 from neaptide.engine.offline.planned import Ends
-from neaptide.engine.offline.pool import StepMeans, WorkLeft
+from neaptide.engine.offline.planning.work_left import StepMeans, WorkLeft
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.engine.steps.step import Step
 

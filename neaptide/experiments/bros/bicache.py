@@ -78,7 +78,7 @@ def bicache_rows(case: Case, arms: Arms) -> list[Row]:
         rows += [Row(f"{where}: {name} attained {arm}", attained[arm], unit="%", digits=1) for arm in arms]
         times = attained[WITH] / attained[WITHOUT] if attained[WITHOUT] else 0.0
         rows.append(Row(f"{where}: {name} attained, with / without", times, PAPER_TIMES[target], "x"))
-    offline = {arm: one.offline.tokens_per_s or 0.0 for arm, one in arms.items()}
+    offline = {arm: one.offline_tokens_per_s for arm, one in arms.items()}
     change = 100.0 * (offline[WITH] / offline[WITHOUT] - 1.0) if offline[WITHOUT] else 0.0
     rows.append(Row(f"{where}: offline tokens, with against without", change, unit="%", digits=1))
     return rows
@@ -96,9 +96,9 @@ def arm_scenario(lengths: str, initial: int, size: BicacheSize, arm: str) -> Sce
 
 def _note(case: Case, arm: str, one: SimResult) -> str:
     kinds, preempted = one.preemptions.count_by_kind, one.preemptions
-    both, latency_ms = 100.0 * (one.online.attainment["both"] or 0.0), 1e3 * (one.online.normalized_latency_s or 0.0)
+    both, latency_ms = 100.0 * one.attained, 1e3 * (one.online.normalized_latency_s or 0.0)
     return (
-        f"{case[0]} from {case[1]}, {arm}: both attained {both:.1f}%, offline {one.offline.tokens_per_s or 0.0:,.0f} "
+        f"{case[0]} from {case[1]}, {arm}: both attained {both:.1f}%, offline {one.offline_tokens_per_s:,.0f} "
         f"tokens/s, normalized latency {latency_ms:,.0f} ms; {kinds['recompute']} computed again "
         f"({preempted.recomputed_tokens:,} tokens), {kinds['checkpoint']} lost slots to others, {kinds['swap']} "
         f"swapped out; {preempted.checkpointed_slots:,} slots to host memory, {preempted.swapped_blocks:,} blocks to "

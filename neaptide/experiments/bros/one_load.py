@@ -27,11 +27,9 @@ def run_bros_load(seed: int, seconds: float) -> dict[str, SimResult]:
 
 def bros_rows(results: dict[str, SimResult]) -> list[Row]:
     """Attainment of both targets, and how ``bros`` stands to the others in offline tokens/s."""
-    offline = {policy: result.offline.tokens_per_s or 0.0 for policy, result in results.items()}
+    offline = {policy: result.offline_tokens_per_s for policy, result in results.items()}
     rows = [
-        Row(
-            f"load of BROS, {policy}: attainment", 100.0 * (result.online.attainment["both"] or 0.0), unit="%", digits=1
-        )
+        Row(f"load of BROS, {policy}: attainment", 100.0 * result.attained, unit="%", digits=1)
         for policy, result in results.items()
     ]
     for other in POLICIES[1:]:

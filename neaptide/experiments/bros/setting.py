@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def offline_tokens_per_s(self) -> float:
-        return self.result.offline.tokens_per_s or 0.0
+        return self.result.offline_tokens_per_s
 
     def attained(self, target: str) -> float:
         return self.result.online.attainment[target] or 0.0

@@ -110,4 +110,4 @@ class OnlineLoad:
 
 def attained(result: SimResult) -> float:
     """Share of the online requests with both targets."""
-    return result.online.attainment["both"] or 0.0
+    return result.attained

@@ -90,7 +90,7 @@ def _rows(name: str, runs: dict[str, SimResult], alone: SimResult) -> list[Row]:
 
 
 def _speed(result: SimResult) -> float:
-    return result.offline.tokens_per_s or 0.0
+    return result.offline_tokens_per_s
 
 
 def _ladder_note(name: str, runs: dict[str, SimResult]) -> str:

@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def attained(self) -> float:
-        return self.run.result.online.attainment["both"] or 0.0
+        return self.run.result.attained
 
 
 def run(quick: bool) -> ExperimentResult:
@@ -82,4 +82,4 @@ def outcome(size: Size, due_s: float | None, *, without_urgency: bool) -> Outcom
 
 
 def _offline(one: Outcome) -> float:
-    return one.run.result.offline.tokens_per_s or 0.0
+    return one.run.result.offline_tokens_per_s

@@ -77,7 +77,7 @@ def shares_of_keys(size: Size, weights: Mapping[str, float]) -> tuple[dict[str, 
     tokens = {key: watch.tokens_of(key, run.window_s) for key in keys}
     all_tokens, all_weights = sum(tokens.values()), sum(weights.get(key, 1.0) for key in keys)
     shares = {key: (tokens[key] / all_tokens, weights.get(key, 1.0) / all_weights) for key in keys}
-    return shares, run.result.online.attainment["both"] or 0.0
+    return shares, run.result.attained
 
 
 def furthest_off(shares: Mapping[str, tuple[float, float]]) -> float:

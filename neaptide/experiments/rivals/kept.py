@@ -10,7 +10,7 @@ import neaptide
 from neaptide.simulation.measures import OutOfReach
 from neaptide.simulation.result import SimResult
 
-OURS = frozenset(
+OUR_CODE = frozenset(
     f"engine/scheduler/{name}.py"
     for name in ("controller", "cushion", "offline_fill", "online_room", "packing", "residual", "slack")
 )

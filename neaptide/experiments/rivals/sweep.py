@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from neaptide.experiments.result import ExperimentResult, Row
-from neaptide.experiments.rivals.kept import OURS as OUR_CODE
-from neaptide.experiments.rivals.kept import KeptRuns, code_digest
+from neaptide.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
 from neaptide.experiments.rivals.loads import (
     CLIENT_LIMIT_TOKENS,
     CONV,
@@ -78,11 +77,11 @@ class Point:
 
     @property
     def attained(self) -> float:
-        return self.result.online.attainment["both"] or 0.0
+        return self.result.attained
 
     @property
     def tokens_per_s(self) -> float:
-        return self.result.offline.tokens_per_s or 0.0
+        return self.result.offline_tokens_per_s
 
     def __str__(self) -> str:
         return f"{self.point}, {100 * self.attained:.1f}%"
@@ -301,8 +300,8 @@ def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
         "longer can (data.out_of_reach). Fewer step tokens than seats are left out: vLLM refuses them.",
         "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown. A "
         "policy that misses targets, as fcfs does, or fills its cache in the window may pass it.",
-        "Windows are of a minute: what stands in the cache when they open may be worth more than a policy (with 1,024 "
-        "seats ours is 4 to 21% faster on five of the seven, and not at all over 200 s).",
+        "Windows are of a minute: what stands in the cache when they open may be worth more than a policy "
+        "(docs/experiments.md).",
         "What tokens/s were bought with is in data.runs for every other point.",
     ]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from neaptide.kernels.launching import why_not
+from neaptide.kernels.launching import wants_triton, why_not
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention.native import NativeAttention
 from neaptide.kernels.paged_attention.reference import BoolArray, HasSlots, IntArray, plan_attention
@@ -72,7 +72,7 @@ def attention_planner(
     Raises:
         ValueError: a kernel was insisted on and cannot be had.
     """
-    if not batch_invariant and (gpu_kernels == "triton" or (device.type == "cuda" and gpu_kernels == "auto")):
+    if not batch_invariant and wants_triton(device, gpu_kernels):
         try:
             plan_by_triton = _triton_planner(num_heads, num_kv_heads, head_dim, block_size, dtype, device)
             return ChosenPlanner("triton", plan_by_triton)

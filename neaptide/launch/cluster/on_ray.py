@@ -23,7 +23,7 @@ from neaptide.launch.cluster.gateway import build_gateway, check_shared
 from neaptide.launch.cluster.process import ReplicaProcess, replica_settings
 from neaptide.launch.serve import LaunchError
 from neaptide.server.gateway.replicas import Replicas
-from neaptide.server.settings import load_settings
+from neaptide.server.settings_sources import load_settings
 
 logger = logging.getLogger(__name__)
 
@@ -115,17 +115,18 @@ def take_place(data_dir: str) -> tuple[str, IO[bytes]]:
     directory = Path(data_dir).expanduser().absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for number in range(1, 1 + MAX_ONGOING_REQUESTS):
+        number = 1
+        while True:
             lock = (directory / f"replica-{number}.lock").open("ab")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.close()
-                continue
-            return f"replica-{number}", lock
+                number += 1
+            else:
+                return f"replica-{number}", lock
     except OSError as error:
         raise LaunchError(f"data_dir = {data_dir!r} cannot be used: {error}") from error
-    raise LaunchError(f"data_dir = {data_dir!r} has no place for another replica")
 
 
 def build(arguments: dict[str, Any]) -> Any:

@@ -1,12 +1,11 @@
 """The vllm executor, tested in vLLM's own interpreter: one process for each model and runner."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.executors.vllm.interpreter import PYTHON, REPOSITORY, needs_vllm
+from tests.executors.vllm.interpreter import PYTHON, needs_vllm
+from tests.inside import run_inside
 
 INSIDE = Path(__file__).parent / "inside"
 
@@ -14,36 +13,25 @@ pytestmark = needs_vllm
 full = pytest.mark.full
 
 
-def run_inside(*tests: str, **environment: str) -> None:
-    command = [str(PYTHON), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-c", str(INSIDE / "pytest.ini")]
-    done = subprocess.run(
-        [*command, *(str(INSIDE / test) for test in tests)],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"} | environment,
-        cwd=INSIDE,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+def run(*tests: str, **environment: str) -> None:
+    run_inside(str(PYTHON), INSIDE, *tests, environment={"HF_HUB_OFFLINE": "1"} | environment, stop_early=True)
 
 
 def test_llama() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_grammars.py", "test_blast.py")
-    run_inside(*files, "test_same_as_llm.py")
+    run(*files, "test_same_as_llm.py")
 
 
 @full
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "opt"])
 def test_other_families(family: str) -> None:
-    run_inside("test_greedy.py", "test_same_as_llm.py", NEAPTIDE_TEST_FAMILY=family)
+    run("test_greedy.py", "test_same_as_llm.py", NEAPTIDE_TEST_FAMILY=family)
 
 
 @full
 @pytest.mark.timeout(7200)
 def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
-    run_inside("test_blast.py", NEAPTIDE_TEST_BLAST_STEPS="20000", NEAPTIDE_TEST_DISCONNECTS="2000")
+    run("test_blast.py", NEAPTIDE_TEST_BLAST_STEPS="20000", NEAPTIDE_TEST_DISCONNECTS="2000")
 
 
 @full
@@ -51,12 +39,10 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 def test_the_second_runner() -> None:
     environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
     environment |= {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}  # its kernels are interpreted
-    run_inside(
-        "test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py", **environment
-    )
+    run("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py", **environment)
 
 
 @full
 def test_two_ranks() -> None:
     environment = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    run_inside("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", **environment)
+    run("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", **environment)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.experiments.rivals.kept import OURS, KeptRuns, code_digest
+from neaptide.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
 from neaptide.simulation.measures import OutOfReach
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.simulator import simulate
@@ -79,11 +79,11 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: str) ->
 
 def test_the_code_of_our_policy_is_known_by_its_files() -> None:
     """What rivals have done stands when only these change; ``priority`` and ``fcfs`` import none of them."""
-    assert code_digest() == code_digest() != code_digest(besides=OURS)
+    assert code_digest() == code_digest() != code_digest(besides=OUR_CODE)
     root = Path(code_digest.__code__.co_filename).parents[2]
-    assert all((root / name).is_file() for name in OURS)
+    assert all((root / name).is_file() for name in OUR_CODE)
     rivals = root / "engine" / "scheduler"
-    names = [Path(name).stem for name in OURS]
+    names = [Path(name).stem for name in OUR_CODE]
     for module in ("baselines/vllm_v1.py", "baselines/one_queue.py", "base.py", "draft.py", "budget.py", "queues.py"):
         text = (rivals / module).read_text()
         assert [name for name in names if f"scheduler.{name} import" in text] == []

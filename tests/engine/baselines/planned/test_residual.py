@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from neaptide.engine.offline.planned import Ends
-from neaptide.engine.offline.pool import StepMeans, WorkLeft
+from neaptide.engine.offline.planning.work_left import StepMeans, WorkLeft
 from neaptide.engine.scheduler.residual import (
     LEAST_LEFT,
     LEAST_PACED_TOKENS,

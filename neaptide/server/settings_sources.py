@@ -1,0 +1,57 @@
+"""The one place that reads settings: from flags, ``NEAPTIDE_*`` variables and a TOML file."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from neaptide.server.settings import OPTIONS, Settings, SettingsError, split_list, type_of
+
+ENV_PREFIX = "NEAPTIDE_"
+_OTHER_VARIABLES = frozenset({"BASE_URL", "CONFIG"})
+"""Read by client commands, and by ``load_settings`` itself; no settings."""
+
+
+def load_settings(
+    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config_file: str | None = None
+) -> Settings:
+    """Merges the three sources; entries of ``flags`` that are None count as not given.
+
+    Raises:
+        SettingsError: an unknown name, a value of the wrong type or out of range, an unreadable file.
+    """
+    values: dict[str, Any] = {}
+    config_file = config_file or environ.get(f"{ENV_PREFIX}CONFIG")
+    if config_file is not None:
+        try:
+            values |= tomllib.loads(Path(config_file).read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SettingsError(f"cannot read the settings file {config_file}: {error}") from error
+    _check_names(values, "", f"in {config_file}")
+    from_environment = {
+        variable.removeprefix(ENV_PREFIX).lower(): text
+        for variable, text in environ.items()
+        if variable.startswith(ENV_PREFIX) and variable.removeprefix(ENV_PREFIX) not in _OTHER_VARIABLES
+    }
+    _check_names(from_environment, ENV_PREFIX, "in the environment")
+    for name, text in from_environment.items():
+        values[name] = split_list(text) if type_of(name) is tuple else text
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        # A SettingsError from __post_init__ arrives as the cause.
+        raise SettingsError(str(error.__cause__ or error)) from error
+
+
+def _check_names(names: Iterable[str], prefix: str, place: str) -> None:
+    for name in names:
+        if name not in OPTIONS:
+            known = [*OPTIONS, *(variable.lower() for variable in _OTHER_VARIABLES if prefix)]
+            (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            written, meant = ((prefix + text).upper() if prefix else text for text in (name, nearest))
+            raise SettingsError(f"there is no setting {written}, found {place}; the nearest is {meant}")
