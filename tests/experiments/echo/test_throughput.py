@@ -14,11 +14,6 @@ class Online:
 
 
 @dataclass
-class Offline:
-    tokens_per_s: float | None
-
-
-@dataclass
 class Cache:
     hit_ratio: float | None = 0.9
     saving_ratio_bound: float | None = 0.94
@@ -29,12 +24,16 @@ class Result:
     """What the rows read of a simulation's result."""
 
     online: Online
-    offline: Offline
+    offline_tokens_per_s: float
     kv: Cache = field(default_factory=Cache)
+
+    @property
+    def attained(self) -> float:
+        return self.online.attainment["both"]
 
 
 def result(tokens_per_s: float, both: float = 1.0) -> Any:
-    return Result(Online({"both": both}), Offline(tokens_per_s))
+    return Result(Online({"both": both}), tokens_per_s)
 
 
 def rows(ours_tokens_per_s: float, ours_both: float) -> dict[str, tuple[float, bool | None]]:
