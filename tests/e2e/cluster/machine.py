@@ -66,9 +66,11 @@ class RunningCluster(RunningServer):
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """It has ended, whether or not somebody has asked for its exit status."""
+    """It has ended, whether or not somebody has asked for its exit status: all of its threads have, for its sockets are
+    open as long as one of them is."""
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        is_zombie = process.is_running() and process.status() == psutil.STATUS_ZOMBIE
+        return process.num_threads() == 1 if is_zombie else not process.is_running()
     except psutil.NoSuchProcess:
         return True
 
