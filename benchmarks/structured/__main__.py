@@ -2,8 +2,8 @@
 
 ``[masks] [--requests N] [--steps N] [--vocab N]``: masks beside a step of the 111M model with a vocabulary of 128k.
 ``cases FILE...``: how exactly schemas are held, how long they take to compile, and ``xgrammar`` beside it.
-``neighbours [--kind hostile|held] [--turn-s S] [--pairs N]``: what chats feel of hostile schemas and grammars, and what
-these leave behind; less than four minutes on a machine that does nothing else.
+``neighbours [--kind hostile|plain|held] [--turn-s S] [--pairs N]``: what chats feel of hostile schemas and grammars
+and what these leave behind; less than four minutes on a machine that does nothing else.
 Tables, then one JSON line.
 """
 

@@ -1,8 +1,8 @@
 """Schemas and grammars that are made to be too much, one after another as fast as answers come.
 
-``python -m benchmarks.structured.attack URL hostile|held``: a process of its own, at the lowest priority, for attackers
-do not share the server's cores. Each line of its input is a duration in seconds: it attacks for so long, from where it
-left off, and prints one JSON line: what each kind got, and its longest answer.
+``python -m benchmarks.structured.attack URL hostile|plain|held``: a process of its own, at the lowest priority, for
+attackers do not share the server's cores. Each line of its input is a duration in seconds: it attacks for so long, from
+where it left off, and prints one JSON line: what each kind got, and its longest answer.
 """
 
 import itertools
@@ -49,6 +49,7 @@ KINDS: dict[str, dict[str, Callable[[str], dict[str, Any]]]] = {
         },
         "recursive references": lambda word: {"guided_json": {"title": word, "allOf": [{"$ref": "#"}, {"$ref": "#"}]}},
     },
+    "plain": {"no tokens": lambda word: {"max_tokens": 0, "user": word}},
     "held": {
         "60 levels": lambda word: _nested(word, 60),
         "3,000 entries": lambda word: {"guided_json": {"enum": [f"{word} {i}" for i in range(3_000)]}},
@@ -58,8 +59,9 @@ KINDS: dict[str, dict[str, Callable[[str], dict[str, Any]]]] = {
         },
     },
 }
-"""Hostile ones have to be refused; held ones are within the limits, so that the engine follows them. The argument makes
-each one that was not seen before."""
+"""Hostile ones have to be refused; so are plain ones, whose like any client may send: what the hostile ones cost beyond
+these is their schemas'. Held ones are within the limits, so that the engine follows them. The argument makes each one
+that was not seen before."""
 
 
 class Attack:

@@ -85,7 +85,7 @@ class Attacks:
             for name, found in self.statuses.items()
         ]
         print_table("what was asked", ["kind", "statuses", "longest, s"], rows)
-        wanted = "400" if self._kind == "hostile" else "200"
+        wanted = "200" if self._kind == "held" else "400"
         return {
             "asked": sum(found.total() for found in self.statuses.values()),
             "kinds_not_asked": len(KINDS[self._kind].keys() - self.statuses.keys()),

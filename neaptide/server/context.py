@@ -12,6 +12,7 @@ from anyio import CapacityLimiter
 from neaptide import __version__
 from neaptide.engine.params import RequestClass
 from neaptide.server.edge.errors import OverloadedError, UnavailableError
+from neaptide.server.edge.refusals import Refusals
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.interpreter import Interpreter
 from neaptide.server.structured.call_formats import CallFormat, format_of
@@ -103,6 +104,8 @@ class ServingContext:
     """Threads that shape long replies at once; streams must not wait for those that tokenize."""
     grammar_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
     """Threads that wait for a grammar to be compiled; other requests must not wait for those."""
+    refusals: Refusals = field(default_factory=Refusals)
+    """When callers hear of their next one."""
     follows_grammars: bool = True
     """Whether the executor enforces structured output."""
     engine_python: str | None = None

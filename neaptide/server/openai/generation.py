@@ -21,7 +21,7 @@ from neaptide.server.edge.errors import (
     RequestTimeoutError,
     engine_unavailable,
 )
-from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.edge.jsonbody import parse_aside, read_json
 from neaptide.server.edge.patience import first_within, patience_s
 from neaptide.server.edge.sse import EventStream, event, unless_disconnected
 from neaptide.server.link.backlog import SlowReaderError
@@ -48,9 +48,13 @@ async def answer(request: Request, endpoint: str) -> Response:
     request_id = str(request.scope.get("state", {}).get("request_id", ""))
     principal = principal_of(request)
     tier = principal.tier
+    loop = asyncio.get_running_loop()
+    begun_s: float | None = None
     try:
         principal.require(Tier.FLEX)
-        body = await read_object(request)
+        raw = await read_json(request)
+        begun_s = loop.time()
+        body = await parse_aside(raw)
         arrival_s = context.clock()
         context.check_open()
         tier = asked_tier(body, principal.tier)
@@ -67,6 +71,9 @@ async def answer(request: Request, endpoint: str) -> Response:
             raise engine_unavailable()
     except ApiError as error:
         metrics.on_refused(_refusal(request_id, principal, endpoint, tier, context.model_id, error))
+        if begun_s is not None and _is_callers(error):
+            now_s = loop.time()
+            await asyncio.sleep(context.refusals.wait_s(principal.key_id, now_s - begun_s, now_s))
         raise
     # A stream's reader is kept by comments; a client that waits for a whole reply hears nothing until it is there.
     is_patient = prepared.stream or tier is not Tier.FLEX
@@ -82,6 +89,11 @@ async def answer(request: Request, endpoint: str) -> Response:
         return EventStream(generation.events(), context.keep_alive_s)
     reply = await unless_disconnected(request.receive, generation.complete())
     return Response(reply, media_type="application/json")
+
+
+def _is_callers(error: ApiError) -> bool:
+    """Whether the request is at fault, and not how much there is to do."""
+    return error.status < 500 and not isinstance(error, OverloadedError)
 
 
 def _refusal(
