@@ -6,6 +6,7 @@ numbers beyond 64 bits, duplicate keys of which the last silently wins.
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -21,10 +22,20 @@ _WEIGHTS = {b",": 1, b":": 8, b"[": 16, b"{": 16}
 """About how long the parser takes for what each of these begins. It lets no other thread run meanwhile."""
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 _INLINE_BYTES = 16 << 10
+_INTEGER_CHARS = 400
+"""Of integers that are read exactly: longer ones are beyond what a double holds."""
 
 
 class _DuplicateKeyError(ValueError):
     pass
+
+
+def _any_integer(text: str) -> int | float:
+    return int(text) if len(text) <= _INTEGER_CHARS else _any_real(text)
+
+
+def _any_real(text: str) -> float:
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
 
 
 class _Suspicion:
@@ -58,10 +69,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def parse_json(raw: bytes, *, any_number: bool = False) -> object:
+def parse_json(raw: bytes, *, of_a_model: bool = False) -> object:
     """The parsed document: UTF-8, finite 64-bit numbers, unique keys, bounded depth, no lone surrogates.
 
-    ``any_number`` allows numbers beyond 64 bits, for a reader who keeps their text.
+    ``of_a_model`` takes what models write as well: numbers of any size (beyond a double's range the last one in it) and
+    repeated keys, of which the last counts.
 
     Raises:
         InvalidRequestError: anything else; ``param`` names the place where that is known.
@@ -71,10 +83,10 @@ def parse_json(raw: bytes, *, any_number: bool = False) -> object:
     try:
         document: object = json.loads(
             raw.decode("utf-8-sig"),
-            object_pairs_hook=_unique_keys,
+            object_pairs_hook=None if of_a_model else _unique_keys,
             parse_constant=suspicion.constant,
-            parse_float=suspicion.real,
-            parse_int=suspicion.integer,
+            parse_float=_any_real if of_a_model else suspicion.real,
+            parse_int=_any_integer if of_a_model else suspicion.integer,
         )
     except UnicodeDecodeError:
         raise InvalidRequestError("The request body is not valid UTF-8.", code="invalid_json") from None
@@ -86,16 +98,16 @@ def parse_json(raw: bytes, *, any_number: bool = False) -> object:
         raise InvalidRequestError("The request body is not valid JSON.", code="invalid_json") from None
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         _check_depth(document)
-    if suspicion.no_number or (suspicion.bad_number and not any_number):
+    if suspicion.no_number or suspicion.bad_number:
         _refuse_where(document, _is_bad_number, "The number is not finite or does not fit 64 bits.")
     if b"\\u" in raw:
         _refuse_where(document, _is_bad_text, "The text has a lone surrogate.")
     return document
 
 
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """``parse_json`` for routes whose body is an object."""
-    document = parse_json(raw)
+def parse_object(raw: bytes, *, of_a_model: bool = False) -> dict[str, Any]:
+    """``parse_json`` where an object has to come."""
+    document = parse_json(raw, of_a_model=of_a_model)
     if not isinstance(document, dict):
         raise InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
     return document

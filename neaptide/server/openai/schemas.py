@@ -70,6 +70,10 @@ class StructuredOutputs(Body):
     grammar: str | None = None
     """In Lark's notation."""
     json_object: bool | None = None
+    disable_additional_properties: Literal[False] = False
+    """A schema says itself what it allows."""
+    whitespace_pattern: None = None
+    """There is one layout of JSON."""
     structural_tag: Unsupported = None
 
 

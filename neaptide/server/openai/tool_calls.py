@@ -161,7 +161,7 @@ def _split(body: str, form: CallFormat) -> Iterator[bytes]:
     elif form.begin:
         yield body.encode()
     else:
-        decoder, position = json.JSONDecoder(), 0
+        decoder, position = json.JSONDecoder(parse_int=str), 0
         while position < len(body):
             _, end = decoder.raw_decode(body, position)
             yield body[position:end].encode()
@@ -173,9 +173,9 @@ def _split(body: str, form: CallFormat) -> Iterator[bytes]:
 
 
 def _parse_one(raw: bytes, names: Set[str], form: CallFormat) -> ToolCall | None:
-    # Numbers may have any size here: the caller's, not ours, has to hold them.
-    call = parse_json(raw, any_number=True)
-    if not isinstance(call, dict) or not set(call) <= {"name", form.arguments_key}:
+    # Whatever a grammar of forced calls lets pass is a call. What the arguments say is the caller's to read.
+    call = parse_json(raw, of_a_model=True)
+    if not isinstance(call, dict) or not set(call) <= {"name", form.arguments_key} or _repeats_a_key(raw):
         return None
     name = call.get("name")
     if not isinstance(name, str) or name not in names or not isinstance(call.get(form.arguments_key, {}), dict):
@@ -183,3 +183,8 @@ def _parse_one(raw: bytes, names: Set[str], form: CallFormat) -> ToolCall | None
     fields = _fields.decode(raw)
     arguments = bytes(fields[form.arguments_key]).decode() if form.arguments_key in fields else "{}"
     return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments)
+
+
+def _repeats_a_key(raw: bytes) -> bool:
+    """Of the object itself, not of those in it."""
+    return len(json.loads(raw, object_pairs_hook=tuple, parse_int=str)) != len(_fields.decode(raw))

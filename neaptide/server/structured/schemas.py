@@ -11,6 +11,7 @@ from typing import Any
 
 from neaptide.server.structured.alternatives import Alternatives
 from neaptide.server.structured.formats import INTEGERS, WRITTEN_OUT
+from neaptide.server.structured.names import allowed_escapes, may_count_twice, unspelled
 from neaptide.server.structured.notations import (
     Dialect,
     add_condition,
@@ -78,7 +79,12 @@ def prepare_schema(schema: Any) -> dict[str, Any]:
     assert isinstance(prepared, dict)
     if len(json.dumps(prepared, ensure_ascii=False)) > MAX_WRITTEN_CHARS:
         raise SchemaError(TOO_COMPLEX)
-    return prepared | {_OPTIONS_KEY: COMPILER_OPTIONS}
+    escapes = allowed_escapes(prepared)
+    if escapes is None:
+        return prepared | {_OPTIONS_KEY: COMPILER_OPTIONS}
+    if (keyword := unspelled(schema)) is not None:
+        raise SchemaError(_not_held(keyword))
+    return prepared | {_OPTIONS_KEY: COMPILER_OPTIONS | {"json_allowed_escapes": escapes}}
 
 
 def _prepare(node: Any, depth: int, dialect: Dialect, alternatives: Alternatives, *, of_names: bool = False) -> Any:
@@ -117,6 +123,8 @@ def _check_held(node: Mapping[str, Any], depth: int) -> None:
             raise SchemaError(_not_held(keyword))
     if "$ref" in node and "$id" in node and depth:  # which of the two bases counts depends on the draft
         raise SchemaError(_not_held("$id"))
+    if may_count_twice(node):
+        raise SchemaError(_not_held("minProperties"))
     keyword_of_number = unheld_number(node)
     if keyword_of_number is not None:
         raise SchemaError(_not_held(keyword_of_number))

@@ -109,7 +109,7 @@ def _template_message(message: ChatMessage, index: int) -> dict[str, Any]:
 
 def _arguments(text: str, place: str) -> dict[str, Any]:
     try:
-        return parse_object(text.encode()) if text.strip() else {}
+        return parse_object(text.encode(), of_a_model=True) if text.strip() else {}
     except InvalidRequestError:
         raise InvalidRequestError(
             "Tool call arguments must be a JSON object.", param=f"{place}.tool_calls", code="invalid_value"

@@ -112,7 +112,7 @@ def ask_in_a_batch(server: RunningServer, schemas: list[dict[str, Any]], tally: 
     asked = [(schema, asking(schema, variant)) for schema in schemas for variant in range(2)]
     free = {"model": MODEL, "messages": [{"role": "user", "content": FREE}], "max_tokens": 20, "temperature": 0}
     batch_id = submit_batch(server, [body for _, body in asked] + [free] * len(asked))
-    batch = wait_terminal(server, batch_id, timeout_s=900)
+    batch = wait_terminal(server, batch_id)
     assert batch["request_counts"] == {"total": 2 * len(asked), "completed": 2 * len(asked), "failed": 0}
     for line in result_lines(server, batch):
         (choice,) = line["response"]["body"]["choices"]
@@ -153,7 +153,7 @@ def rough(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         flags += ["--profile", "cpu-neaptide-tiny"]
     paths = [str(Path(__file__).parent / "preempting"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {"PYTHONPATH": os.pathsep.join(paths)}
-    with RunningServer(tmp_path_factory.mktemp("rough"), *flags, env=env, start_timeout_s=600.0) as server:
+    with RunningServer(tmp_path_factory.mktemp("rough"), *flags, env=env) as server:
         server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
         yield server
 
@@ -164,6 +164,7 @@ def num_preemptions(server: RunningServer) -> int:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("fourth", range(4))
 async def test_two_thousand_answers_to_two_hundred_schemas(rough: RunningServer, fourth: int) -> None:
     schemas = some_schemas(200)[fourth * 50 : fourth * 50 + 50]

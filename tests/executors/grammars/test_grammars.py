@@ -162,6 +162,27 @@ def test_logprobs_are_those_of_the_model_before_the_grammar(model: Path) -> None
     assert bound_scores.logprob < free_scores.logprob
 
 
+def test_a_bias_chooses_within_the_grammar(model: Path, tokenizer: Tokenizer) -> None:
+    run = Run(model)
+    (wanted,) = tokenizer.encode("y")
+    asked = {"max_tokens": 20, "ignore_eos": False, "temperature": 1.0, "seed": 1, "grammar": "start: /[xy]{8}/"}
+    run.add("free to choose", [9, 10, 11], **asked)
+    run.add("biased", [9, 10, 11], **asked, logit_bias={wanted: 100.0})
+    run.finish()
+    assert tokenizer.decode(run.tokens["biased"]) == "y" * 8
+    assert "x" in tokenizer.decode(run.tokens["free to choose"])
+
+
+def test_a_cached_prompt_changes_nothing(model: Path) -> None:
+    run = Run(model)
+    asked = {"max_tokens": 300, "ignore_eos": False, "temperature": 1.0, "seed": 4, "grammar": of_schema(SCHEMAS[3])}
+    for name in ("first", "again"):
+        run.add(name, list(range(9, 30)), **asked)
+        run.finish()
+    assert [run.ends[name].num_cached_tokens for name in ("first", "again")] == [0, 20]
+    assert run.tokens["again"] == run.tokens["first"]
+
+
 def test_ended_requests_leave_nothing_behind(model: Path) -> None:
     run = Run(model)
     ask_all(run)
@@ -255,3 +276,11 @@ def test_a_bias_brings_nothing_back_that_the_grammar_forbids() -> None:
     state = _state(logit_bias={0: 100.0, 1: -5.0})
     edited = edit_logits(torch.zeros(1, 4), [state], [0], Allowed([0], bits))
     assert edited.tolist() == [[-torch.inf, -5.0, 0.0, -torch.inf]]
+
+
+def test_penalties_weigh_what_the_grammar_leaves() -> None:
+    bits = torch.tensor([[0b0110]], dtype=torch.int32)
+    state = _state(frequency_penalty=0.5, presence_penalty=1.0)
+    state.output_counts = {0: 1, 1: 2}
+    edited = edit_logits(torch.zeros(1, 4), [state], [3], Allowed([0], bits))
+    assert edited.tolist() == [[-torch.inf, -2.0, 0.0, -torch.inf]]

@@ -72,6 +72,28 @@ def test_what_is_no_call_stays_text(text: str) -> None:
     assert parse(*text) == (text, [])
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": 1, "x": 2}',
+        '{"x": {"y": 1, "y": [{"z": 1, "z": 2}]}}',
+        '{"x": 1e999, "y": -1e999}',
+        '{"x": ' + "9" * 5000 + "}",
+        '{"name": "add", "arguments": {}, "name": 1}',
+    ],
+)
+def test_whatever_json_lets_pass_is_an_argument(arguments: str) -> None:
+    """The grammar of a forced call lets it pass, too: as text it would be no call where one was required."""
+    for form, text in (
+        (HERMES, OPEN + '{"name": "add", "arguments": ' + arguments + "}" + CLOSE),
+        (MISTRAL, '[TOOL_CALLS][{"name": "add", "arguments": ' + arguments + "}]"),
+        (LLAMA, '{"name": "add", "parameters": ' + arguments + "}"),
+    ):
+        parser = ToolCallParser(NAMES, form)
+        assert parser.push(text) + parser.finish() == ""
+        assert [(call.name, call.arguments) for call in parser.calls] == [("add", arguments)]
+
+
 def test_calls_beyond_the_limit_are_left_out() -> None:
     assert parse(ADD * 3, max_calls=1) == ("", [("add", {})])
 

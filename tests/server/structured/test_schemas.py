@@ -278,3 +278,70 @@ def test_a_begin_that_is_a_special_token_is_that_token() -> None:
     rest = grammars().tokenizer.tokenize_str('[{"name": "g", "arguments": {}}]')
     assert matcher.consume_tokens([token_id, *rest])
     assert matcher.is_accepting()
+
+
+# ---- names of properties -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"a": {"type": "integer"}}}, ['{"a": 1, "b": "x"}', '{"b": "\\n"}'], ['{"\\u0061": "x"}']),
+        ({"properties": {"a": {"type": "integer"}}}, ['{"a": 1}'], ['{"a": 1, "\\u0061": "x"}', '{"\\u0041": 1}']),
+        ({"patternProperties": {"^a": {"type": "null"}}}, ['{"ab": null, "b": 1}'], ['{"\\u0061b": 1}']),
+        ({"properties": {"\n": {"const": 1}}}, ['{"\\n": 1, "b": 2}'], ['{"\\n": 2}', '{"\\u000a": 2}']),
+        (
+            {"items": {"anyOf": [{"type": "null"}, {"properties": {"a": {"const": 1}}, "required": ["a"]}]}},
+            ['[{"a": 1, "b": 2}]'],
+            ['[{"a": 1, "\\u0061": 2}]'],
+        ),
+        ({"$defs": {"x": {"properties": {"a": {"const": 1}}}}, "$ref": "#/$defs/x"}, ['{"b": 2}'], ['{"\\u0061": 2}']),
+        ({"required": ["a"], "minProperties": 2}, ['{"a": 1, "b": 2}'], ['{"a": 1, "\\u0061": 2}', '{"a": 1, "a": 2}']),
+        (CLOSED | {"properties": {"a": {"type": "string"}}}, ['{"a": "\\u0001"}'], ['{"\\u0061": "x"}']),
+        ({"enum": ["\x00"]}, ['"\\u0000"'], ['"\\u0001"']),
+    ],
+)
+def test_a_property_has_one_spelling(schema: Any, good: list[str], bad: list[str]) -> None:
+    for texts, expected in ((good, True), (bad, False)):
+        for text in texts:
+            assert is_valid(schema, text) is expected, text
+            json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"properties": {"a": {"const": "\x00"}}}, "const"),
+        ({"properties": {"a": {"enum": [1, {"b": ["\x1f"]}]}}}, "enum"),
+        ({"properties": {"a\x0b": {}}}, "properties"),
+        ({"properties": {"a": {}}, "required": ["\x01"]}, "required"),
+    ],
+)
+def test_what_that_spelling_has_no_word_for_is_refused(schema: Any, keyword: str) -> None:
+    with pytest.raises(SchemaError, match=f"'{keyword}'"):
+        prepare_schema(schema)
+
+
+ONE_OR_TWO = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_refused"),
+    [
+        ({"minProperties": 1}, False),
+        ({"minProperties": 2}, True),
+        ({"minProperties": 2.0, "additionalProperties": {"type": "null"}}, True),
+        ({"minProperties": 2, "required": ["a"]}, False),
+        ({"minProperties": 3, "required": ["a", "a"]}, True),
+        (CLOSED | {"minProperties": 2, "properties": ONE_OR_TWO, "required": ["a", "b"]}, False),
+        (CLOSED | {"minProperties": 2, "patternProperties": {"^a": {}}}, True),
+        ({"maxProperties": 2}, False),
+    ],
+)
+def test_names_that_may_repeat_are_not_counted(schema: Any, is_refused: bool) -> None:
+    """``{"a": 1, "a": 2}`` has one property, and the compiler sees two."""
+    if is_refused:
+        with pytest.raises(SchemaError, match="'minProperties'"):
+            prepare_schema(schema)
+    else:
+        grammars().compile(answer_grammar(schema_part(schema)))

@@ -61,7 +61,33 @@ class NamedChoice(Body):
     name: str = Field(default="", max_length=64)
 
 
-class ResponsesBody(Body):
+class FieldsOfChats(Body):
+    """What chats have and this API has not, or by another name. It would change the output, so it is refused."""
+
+    response_format: Unsupported = None
+    max_tokens: Unsupported = None
+    max_completion_tokens: Unsupported = None
+    logprobs: Unsupported = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    n: Unsupported = None
+    stop: Unsupported = None
+    stop_token_ids: Unsupported = None
+    min_tokens: Unsupported = None
+    ignore_eos: Unsupported = None
+    min_p: Unsupported = None
+    presence_penalty: Unsupported = None
+    frequency_penalty: Unsupported = None
+    repetition_penalty: Unsupported = None
+    logit_bias: Unsupported = None
+
+
+class ResponsesBody(FieldsOfChats):
     """``POST /v1/responses``. Nothing is stored, whatever ``store`` says."""
 
     model: str = Field(default="", max_length=512)

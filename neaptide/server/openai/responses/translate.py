@@ -1,16 +1,41 @@
 """A request of the Responses API as the conversation that it is, for everything behind to treat alike."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neaptide.server.edge.errors import InvalidRequestError, UnsupportedParameterError
-from neaptide.server.openai.responses.bodies import FunctionTool, InputItem, NamedChoice, ResponsesBody, TextPart
+from neaptide.server.edge.jsonbody import parse_object
+from neaptide.server.openai.responses.bodies import (
+    FieldsOfChats,
+    FunctionTool,
+    InputItem,
+    NamedChoice,
+    ResponsesBody,
+    TextPart,
+)
 
 _STORED = {
     "previous_response_id": "Responses are not stored here; send the whole conversation as input.",
     "conversation": "Conversations are not stored here; send them whole as input.",
     "prompt": "Prompts are not stored here.",
 }
+_NAMED_OTHERWISE = {
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "functions": "tools",
+    "function_call": "tool_choice",
+}
+_ASKS_NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("min_tokens", "min_p", "presence_penalty", "frequency_penalty"), 0),
+    **dict.fromkeys(("n", "repetition_penalty"), 1),
+    "stop": [],
+    "stop_token_ids": [],
+    "logit_bias": {},
+}
+"""Values of fields of chats that leave the output as it is, beside null and false."""
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = frozenset({_LOGPROBS, "reasoning.encrypted_content"})
 """What ``include`` may name: output has no reasoning of its own, so nothing is left out."""
@@ -19,11 +44,12 @@ _SAME = (
     *("ttft_slo_ms", "tpot_slo_ms", "chat_template_kwargs", "stream"),
 )
 _PLACES = (
-    ("messages", "input"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("tool_choice.function.name", "tool_choice.name"),
+    (r"messages.*", "input"),  # messages are not items: a place among them is none among these
+    (r"response_format\.json_schema", "text.format"),
+    (r"response_format", "text.format"),
+    (r"max_completion_tokens", "max_output_tokens"),
+    (r"tool_choice\.function\.name", "tool_choice.name"),
+    (r"tools\.(\d+)\.function", r"tools.\1"),
 )
 
 
@@ -52,8 +78,8 @@ def as_chat(body: ResponsesBody) -> dict[str, Any]:
 def own_name(param: str) -> str:
     """What a field of a chat is called in this API."""
     for chats, ours in _PLACES:
-        if param.startswith(chats):
-            return ours + param.removeprefix(chats)
+        if found := re.match(chats, param):
+            return found.expand(ours) + param[found.end() :]
     return param
 
 
@@ -61,6 +87,11 @@ def _check(body: ResponsesBody) -> None:
     for name, why in _STORED.items():
         if getattr(body, name) is not None:
             raise UnsupportedParameterError(why, param=name)
+    for name in FieldsOfChats.model_fields:
+        value = getattr(body, name)
+        if value is not None and value is not False and value != _ASKS_NOTHING.get(name):
+            other = f"That is '{_NAMED_OTHERWISE[name]}' here." if name in _NAMED_OTHERWISE else "A field of chats."
+            raise UnsupportedParameterError(f"'{name}' is not supported. {other}", param=name)
     if body.background:
         raise UnsupportedParameterError("Work in the background is what batches are for.", param="background")
     if body.truncation == "auto":
@@ -91,6 +122,7 @@ def _add(item: InputItem, place: str, messages: list[dict[str, Any]]) -> None:
         role = _needed(item.role, f"{place}.role")
         messages.append({"role": role, "content": _text(_needed(item.content, f"{place}.content"))})
     elif item.type == "function_call":
+        _check_arguments(item.arguments, f"{place}.arguments")
         function = {"name": _needed(item.name, f"{place}.name"), "arguments": item.arguments}
         call = {"id": _needed(item.call_id, f"{place}.call_id"), "type": "function", "function": function}
         if not messages or messages[-1]["role"] != "assistant":
@@ -110,6 +142,13 @@ def _needed(value: Any, param: str) -> Any:
             f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
         )
     return value
+
+
+def _check_arguments(text: str, param: str) -> None:
+    try:
+        parse_object(text.encode() if text.strip() else b"{}", of_a_model=True)
+    except InvalidRequestError:
+        raise InvalidRequestError("Arguments must be a JSON object.", param=param, code="invalid_value") from None
 
 
 def _text(content: str | Sequence[TextPart]) -> str:

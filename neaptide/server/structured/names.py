@@ -1,0 +1,71 @@
+"""Names of properties: each has one spelling, and none that comes twice is counted twice.
+
+The compiler keeps an additional property's name apart from those that the schema names by its spelling. With
+``\\u0061`` for ``a`` a document would have a second ``a`` that nothing but ``additionalProperties`` holds. Names that
+are left open are not kept apart from each other, and a reader takes the last of equal ones.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SHORT_ESCAPES = 'nrbtf\\"'
+"""All but ``\\u``, and ``\\/``, which is never written."""
+_ONLY_LONG = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
+"""Characters that have no other escape."""
+_NAMING = ("properties", "patternProperties", "required")
+
+
+def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
+    """What the compiler is to allow behind a backslash; None for all that JSON knows.
+
+    Args:
+        schema: as the compiler gets it.
+    """
+    return SHORT_ESCAPES if any(map(_is_open, _objects(schema))) else None
+
+
+def unspelled(schema: Mapping[str, Any]) -> str | None:
+    """The keyword that wants a character which ``SHORT_ESCAPES`` cannot spell; None if there is none."""
+    for node in _objects(schema):
+        for keyword in ("const", "enum", "required"):
+            if _has_only_long(node.get(keyword)):
+                return keyword
+        if isinstance(node.get("properties"), dict) and _has_only_long(list(node["properties"])):
+            return "properties"
+    return None
+
+
+def may_count_twice(node: Mapping[str, Any]) -> bool:
+    """Whether ``minProperties`` of a schema asks for several names that it leaves open."""
+    fewest, named = node.get("minProperties"), node.get("required")
+    if not isinstance(fewest, int | float) or fewest - (len(set(named)) if isinstance(named, list) else 0) < 2:
+        return False
+    return node.get("additionalProperties") is not False or bool(node.get("patternProperties"))
+
+
+def _is_open(node: Mapping[str, Any]) -> bool:
+    return node.get("additionalProperties") is not False and any(node.get(keyword) for keyword in _NAMING)
+
+
+def _objects(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Every object in it: more than are schemas, which does no harm here."""
+    stack = [node]
+    while stack:
+        found = stack.pop()
+        if isinstance(found, dict):
+            yield found
+            stack += found.values()
+        elif isinstance(found, list):
+            stack += found
+
+
+def _has_only_long(value: Any) -> bool:
+    match value:
+        case str():
+            return _ONLY_LONG.search(value) is not None
+        case list():
+            return any(map(_has_only_long, value))
+        case dict():
+            return any(_has_only_long(key) for key in value) or any(map(_has_only_long, value.values()))
+    return False
