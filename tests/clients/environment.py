@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", HERE.parents[1] / ".clients"))
 """Filled by ``make clients``."""
@@ -25,7 +27,7 @@ def _run(
         command,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_S,
         env=os.environ | _OFFLINE | (env or {}),
         cwd=cwd,
         check=False,

@@ -33,6 +33,12 @@ def test_structured_output_by_every_method(server: RunningServer) -> None:
     assert seen["json_mode"].startswith("{")
 
 
+@pytest.mark.parametrize("scenario", ["two_turns", "two_turns_responses"])
+def test_a_tool_is_called_and_the_conversation_goes_on(server: RunningServer, scenario: str) -> None:
+    called = {"name": "get_weather", "arguments": {"city": "paris"}}
+    assert LANGCHAIN.drive(scenario, server.base_url) == called | {"text": "The answer is sunny."}
+
+
 def test_the_responses_api(server: RunningServer) -> None:
     assert LANGCHAIN.drive("responses", server.base_url) == {"text": ANSWER}
 

@@ -38,8 +38,9 @@ def unspelled(schema: Mapping[str, Any]) -> str | None:
 
 def may_count_twice(node: Mapping[str, Any]) -> bool:
     """Whether ``minProperties`` of a schema asks for several names that it leaves open."""
-    fewest, named = node.get("minProperties"), node.get("required")
-    if not isinstance(fewest, int | float) or fewest - (len(set(named)) if isinstance(named, list) else 0) < 2:
+    fewest, required = node.get("minProperties"), node.get("required")
+    named = {name for name in required if isinstance(name, str)} if isinstance(required, list) else ()
+    if not isinstance(fewest, int | float) or fewest - len(named) < 2:
         return False
     return node.get("additionalProperties") is not False or bool(node.get("patternProperties"))
 

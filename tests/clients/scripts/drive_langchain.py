@@ -3,8 +3,10 @@
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 
 QUESTION = "What is 21 + 34?"
@@ -50,6 +52,34 @@ def structured_output() -> dict[str, Any]:
     return seen
 
 
+@tool
+def get_weather(city: Literal["paris", "rome"]) -> str:
+    """The weather of a city."""
+    return "sunny"
+
+
+def _two_turns(**options: Any) -> dict[str, Any]:
+    """The first turn is forced and streamed; in the second the model is free to call again."""
+    chat = ChatOpenAI(**OPTIONS | {"max_tokens": 200}, **options)
+    question = HumanMessage("What is the weather in paris?")
+    forced = chat.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False)
+    first, *rest = forced.stream([question])
+    for piece in rest:
+        first += piece
+    (call,) = first.tool_calls
+    said = ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])
+    again = chat.bind_tools([get_weather]).invoke([question, first, said])
+    return {"name": call["name"], "arguments": call["args"], "text": again.text}
+
+
+def two_turns() -> dict[str, Any]:
+    return _two_turns()
+
+
+def two_turns_responses() -> dict[str, Any]:
+    return _two_turns(use_responses_api=True)
+
+
 def responses() -> dict[str, Any]:
     (part,) = ChatOpenAI(**OPTIONS, use_responses_api=True).invoke(QUESTION).content
     return {"text": part["text"]}
@@ -72,6 +102,8 @@ SCENARIOS: list[Callable[[], dict[str, Any]]] = [
     invoke,
     stream,
     structured_output,
+    two_turns,
+    two_turns_responses,
     responses,
     flex,
     completion,

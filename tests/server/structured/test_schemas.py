@@ -333,6 +333,7 @@ ONE_OR_TWO = {"a": {"type": "integer"}, "b": {"type": "integer"}}
         ({"minProperties": 2.0, "additionalProperties": {"type": "null"}}, True),
         ({"minProperties": 2, "required": ["a"]}, False),
         ({"minProperties": 3, "required": ["a", "a"]}, True),
+        ({"minProperties": 2, "required": [["a"]]}, True),
         (CLOSED | {"minProperties": 2, "properties": ONE_OR_TWO, "required": ["a", "b"]}, False),
         (CLOSED | {"minProperties": 2, "patternProperties": {"^a": {}}}, True),
         ({"maxProperties": 2}, False),
