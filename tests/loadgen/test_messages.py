@@ -51,13 +51,53 @@ def test_an_empty_offline_file_is_refused(tmp_path: Path, content: str) -> None:
         ('{"body": {"model": "m"}}', "'messages, prompt or input' is missing"),
         ('{"body": {"messages": [{"role": "user"}]}}', "'content' is missing"),
         ('{"body": {"messages": [1]}}', "a field has the wrong type"),
-        ('{"body": {"prompt": "p", "max_tokens": "many"}}', "a field has the wrong type"),
+        ('{"body": {"prompt": [1, 2]}}', "a field has the wrong type"),
+        ('{"body": {"prompt": ""}}', "its prompt is empty"),
     ],
 )
 def test_a_line_that_is_no_request_is_told_without_an_exceptions_name(
     tmp_path: Path, line: str, complaint: str
 ) -> None:
     assert complaint_about(tmp_path / "jobs.jsonl", line) == f"jobs.jsonl, line 1: not a request: {complaint}"
+
+
+@pytest.mark.parametrize(
+    ("limit", "complaint"),
+    [
+        ('"many"', "'many' is not a number"),
+        ("-5", "-5 is negative"),
+        ("0", "a length must be at least 1, not 0"),
+        ("NaN", "nan is not finite"),
+        ("1.5", "1.5 is not a whole number"),
+        ("true", "True is not a number"),
+    ],
+)
+def test_a_limit_that_cannot_be_meant_is_told_by_line_and_column(tmp_path: Path, limit: str, complaint: str) -> None:
+    line = f'{{"body": {{"prompt": "p", "max_tokens": {limit}}}}}'
+    said = complaint_about(tmp_path / "jobs.jsonl", FINE + line)
+    assert said == f"jobs.jsonl, line 2, column max_tokens: {complaint}"
+
+
+def test_a_name_that_stands_twice_in_a_line_is_told(tmp_path: Path) -> None:
+    said = complaint_about(tmp_path / "jobs.jsonl", FINE + '{"body": {"prompt": "a", "prompt": "b"}}')
+    assert said == "jobs.jsonl, line 2, column prompt: is there twice"
+
+
+@pytest.mark.parametrize(
+    "content", [gzip.compress(FINE.encode(), mtime=0), b"\xef\xbb\xbf" + FINE.encode()], ids=["gzip", "bom"]
+)
+def test_a_batch_file_is_read_whatever_its_name_says(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "jobs.txt"
+    path.write_bytes(content)
+    (request,) = load_offline(path, seed=1).requests
+    assert (request.input_tokens, request.output_tokens) == (1, 256)
+
+
+def test_a_prompt_of_a_few_characters_is_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"body": {"prompt": "Hi", "max_tokens": null, "max_completion_tokens": 7}}\n')
+    (request,) = load_offline(path, seed=1).requests
+    assert (request.input_tokens, request.output_tokens) == (1, 7)
 
 
 def test_an_unknown_offline_set_lists_names_and_patterns() -> None:

@@ -140,6 +140,30 @@ FAULTS = {
         "line 2, column hash_ids: block id -8 is",
     ),
     # more of them
+    "date-without-time": (AZURE + "2024-05-10,1,5\n", "line 2, column TIMESTAMP: '2024-05-10' is not a date and time"),
+    "two-values": (
+        '{"timestamp": 0, "input_length": 5, "output_length": 1, "input_length": 9}\n',
+        "line 1, column input_length: is there twice",
+    ),
+    "endless-quotation": (
+        LENGTHS.strip() + ',model\n0,1,1,"of\ntwo lines"\n1,10,5,"gpt\n2,20,3,gpt\n3,30,3,gpt\n',
+        "line 4: not CSV: unexpected end of data",
+    ),
+    "after-a-quotation": (LENGTHS + '1,"10"0,5\n', "line 2: not CSV: "),
+    "two-files-in-one": (LENGTHS + "1,10,5\n" + LENGTHS, "line 3, column arrival_s: 'arrival_s' is not a number"),
+    "zero-byte": (
+        LENGTHS + "1,10,5\n" * 2000 + "1,1\0,5\n",
+        "line 2002, column input_tokens: '1\\x00' is not a number",
+    ),
+    "other-digits": (LENGTHS + "1,\uff11\uff10,5\n", "line 2, column input_tokens: '\uff11\uff10' is not a number"),
+    "blocks-as-text": (
+        'timestamp,input_length,output_length,hash_ids\n0,600,5,"[7, 8]"\n',
+        "line 2, column hash_ids: '[7, 8]' is not a list of block ids",
+    ),
+    "endless-number": (
+        '{"timestamp": 0, "input_length": 1' + "0" * 400 + ', "output_length": 1}\n',
+        "line 1, column input_length: 1000000000000000000000000000000000000000... is not a number",
+    ),
     "short-row": (LENGTHS + "1,10\n", "line 2: 2 columns, but the header has 3"),
     "long-row": (LENGTHS + "1,10,5,\n", "line 2: 4 columns, but the header has 3"),
     "empty-cell": (LENGTHS + "1,,5\n", "line 2, column input_tokens: is missing"),
@@ -171,6 +195,8 @@ FAULTS = {
     "blank": (" \n\n", "has no requests"),
     "binary": (b"PAR1\0\0\0", "not a text file"),
     "latin": ("arrival_s,input_tokens,output_tokens,caf\xe9\n".encode("latin-1"), "not text in UTF-8"),
+    "utf-16": ((LENGTHS + "1,10,5\n").encode("utf-16"), "not text in UTF-8"),
+    "more-after-gzip": (gzip.compress((LENGTHS + "1,10,5\n").encode()) + b"xx", "not a gzip file, or cut off"),
     "cut-off": (gzip.compress((LENGTHS + "1,10,5\n" * 500).encode())[:-20], "not a gzip file, or cut off"),
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from neaptide.loadgen.workloads.trace_formats import CHARS_PER_TOKEN, TEXT_BLOCK_TOKENS, format_of
+from neaptide.loadgen.workloads.trace_rows import Row as Cells
 from neaptide.loadgen.workloads.trace_rows import trace_rows
 from neaptide.loadgen.workloads.traces import (
     Row,
@@ -26,6 +27,7 @@ Tokenize = Callable[[str], Sequence[int]]
 
 MMLU_SHOTS = 5
 GSM8K_SHOTS = 8
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 OPENAI_DEFAULT_OUTPUT_TOKENS = 256
 """Output of a batch line that sets no maximum."""
 
@@ -109,12 +111,15 @@ def openai_batch(base: int, path: Path, limit: int | None, tokenize: Tokenize | 
         try:
             body = line["body"]
             prompts.append(_body_text(body))
-            limits = [body.get(key) for key in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
-            outputs.append(int(next((value for value in limits if value), OPENAI_DEFAULT_OUTPUT_TOKENS)))
         except KeyError as error:
             raise ValueError(f"{path.name}, line {number}: not a request: {error} is missing") from error
-        except (TypeError, AttributeError, ValueError) as error:
+        except (TypeError, AttributeError) as error:
             raise ValueError(f"{path.name}, line {number}: not a request: a field has the wrong type") from error
+        if not prompts[-1]:
+            raise ValueError(f"{path.name}, line {number}: not a request: its prompt is empty")
+        fields = Cells(path.name, number, body)
+        limit_name = next(filter(fields.has, LIMITS), None)
+        outputs.append(OPENAI_DEFAULT_OUTPUT_TOKENS if limit_name is None else fields.length(limit_name))
     return text_requests(base, prompts, outputs, tokenize)
 
 
@@ -140,7 +145,8 @@ def text_requests(
 def _text_blocks(prompts: Sequence[str]) -> tuple[list[int], Iterable[list[str]]]:
     chars = TEXT_BLOCK_TOKENS * CHARS_PER_TOKEN
     blocks = ([prompt[at : at + chars] for at in range(0, len(prompt), chars)] for prompt in prompts)
-    return [_tokens(prompt) for prompt in prompts], blocks
+    # a few characters may be too few for a token
+    return [max(1, _tokens(prompt)) for prompt in prompts], blocks
 
 
 def _token_blocks(prompts: Sequence[str], tokenize: Tokenize) -> tuple[list[int], Iterable[list[tuple[int, ...]]]]:

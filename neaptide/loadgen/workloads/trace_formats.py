@@ -202,9 +202,6 @@ _FORMATS: tuple[tuple[Callable[[set[str]], bool], Callable[[Row], TraceFormat]],
     (_with("session", "offset_ms", "input_chars", "output_chars", "hash_ids"), _agents),
     (_with("timestamp", "session_id", "input", "output"), _agent_texts),
     (_with("timestamp", "input_length", "output_length"), _mooncake),
-    (
-        lambda columns: any(columns.issuperset(names) for names in LENGTH_COLUMNS) and "hash_ids" not in columns,
-        _lengths,
-    ),
+    (_has_lengths, _lengths),
     (_with("input_length"), _batch_job),
 )

@@ -104,6 +104,8 @@ class Row:
         if not isinstance(text, str):
             raise self.fault(column, f"{_shown(text)} is not a date and time")
         whole, dot, rest = text.strip().partition(".")
+        if len(whole) <= len("2024-05-10"):  # a date alone would be read as its midnight
+            raise self.fault(column, f"{_shown(text)} is not a date and time")
         digits = len(rest) - len(rest.lstrip("0123456789"))
         if dot and not digits:
             raise self.fault(column, f"{_shown(text)} is not a date and time")
@@ -180,17 +182,35 @@ def _first_char(text: TextIO, file: str) -> str:
     raise ValueError(f"{file} has no requests")
 
 
+def json_cells(file: str, number: int, line: str) -> dict[str, Any]:
+    """The object in a line. Raises ValueError, with the file and the line's number, for anything else."""
+    try:
+        cells = json.loads(line, object_pairs_hook=_cells_of)
+    except _TwiceError as error:
+        raise ValueError(f"{file}, line {number}, column {_cut(str(error))}: is there twice") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}, line {number}: not JSON: {error}") from None
+    if not isinstance(cells, dict):
+        raise ValueError(f"{file}, line {number}: not a JSON object")
+    return cells
+
+
+class _TwiceError(Exception):
+    """An object has two values of one name, of which Python's reader would keep the last."""
+
+
+def _cells_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    cells = dict(pairs)
+    if len(cells) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return cells
+
+
 def _json_rows(file: str, text: TextIO) -> Iterator[Row]:
     for number, line in enumerate(text, 1):
-        if not line.strip():
-            continue
-        try:
-            cells = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file}, line {number}: not JSON: {error}") from None
-        if not isinstance(cells, dict):
-            raise ValueError(f"{file}, line {number}: not a JSON object")
-        yield Row(file, number, cells)
+        if line.strip():
+            yield Row(file, number, json_cells(file, number, line))
 
 
 def _csv_rows(file: str, text: TextIO) -> Iterator[Row]:
@@ -202,19 +222,24 @@ def _csv_rows(file: str, text: TextIO) -> Iterator[Row]:
         twice = next(name for name, column in zip(names, columns, strict=True) if columns.count(column) > 1)
         raise ValueError(f"{file}, line {before}: two columns are called {twice}")
     shown = dict(zip(columns, names, strict=True))
-    reader = csv.reader(text, delimiter=delimiter)
+    # Strict: a quotation that never ends would be one long cell, and the rows inside it would be lost.
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    following = before + 1
     try:
         for cells in reader:
-            line = before + reader.line_num
+            line, following = following, before + reader.line_num + 1
             if not cells or (len(cells) == 1 and not cells[0].strip()):
                 continue
             if len(cells) != len(columns):
                 raise ValueError(f"{file}, line {line}: {len(cells)} columns, but the header has {len(columns)}")
             yield Row(file, line, dict(zip(columns, cells, strict=True)), shown)
     except csv.Error as error:
-        raise ValueError(f"{file}, line {before + reader.line_num}: not CSV: {error}") from None
+        raise ValueError(f"{file}, line {following}: not CSV: {error}") from None
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."

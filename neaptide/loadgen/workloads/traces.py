@@ -6,7 +6,6 @@ cache finds in a replay what it could have found in production. ``token_ids`` tu
 
 import csv
 import gzip
-import json
 import logging
 import math
 import zlib
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neaptide.loadgen.workloads.trace_reader import WHOLE, TraceFile, read_trace
-from neaptide.loadgen.workloads.trace_rows import content_name
+from neaptide.loadgen.workloads.trace_rows import GZIP_MAGIC, content_name, json_cells
 
 log = logging.getLogger(__name__)
 
@@ -233,22 +232,15 @@ def numbered_jsonl(path: Path) -> list[tuple[int, Row]]:
     """
     rows = []
     for number, line in enumerate(_read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path.name}, line {number}: not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path.name}, line {number}: not a JSON object")
-        rows.append((number, row))
+        if line.strip():
+            rows.append((number, json_cells(path.name, number, line)))
     return rows
 
 
 def _read_text(path: Path) -> str:
     content = path.read_bytes()
     try:
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        return (gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"{path.name}: not text in UTF-8") from None
     except (gzip.BadGzipFile, EOFError, zlib.error):
