@@ -8,8 +8,8 @@ Targets are what three in four requests get under ``priority`` in a probe of a m
 all or nearly none meet their targets, every gauge is right.
 
 Prints tables, then one JSON line. ``--quick``: 170 s a run, one turn. Else 420 s, so that its windows have their full
-length, and two turns. ``--model neaptide-tiny`` has many more requests in a window than the 111M model, and so less
-chance in its figures.
+length, and two turns. ``--turns 0`` is the run under ``priority`` alone, five minutes with ``--quick``. ``--model
+neaptide-tiny`` has many more requests in a window than the 111M model, and so less chance in its figures.
 """
 
 import argparse
@@ -128,26 +128,26 @@ async def measure(plan: Plan, turns: int) -> dict[str, Any]:
     for _ in range(turns):
         with_gauge.append(await served(plan, targets.flags))
         without.append(await served(plan, targets.flags, has_gauge=False))
-    ours = with_gauge[-1]
-    other = ours.figures("priority")
+    other = with_gauge[-1].figures("priority") if turns else None
     tpots_ms = [[round(one.tpot_p99_ms, 1) for one in runs] for runs in (with_gauge, without)]
-    cores = [(one.value("cpu_seconds_total") or 0.0) / one.duration_s for one in with_gauge]
+    gauges = (priority, *with_gauge)
+    cores = [(one.value("cpu_seconds_total") or 0.0) / one.duration_s for one in with_gauge or gauges]
     return {
         "ratios": {
             "attainment_minus_real": _minus(itself["shadow"][0], itself["real"][0]),
             "offline_vs_real": _over(itself["shadow"][1], itself["real"][1]),
-            "attainment_of_other_minus_real": _minus(other["shadow"][0], itself["real"][0]),
-            "offline_of_other_vs_real": _over(other["shadow"][1], itself["real"][1]),
+            "attainment_of_other_minus_real": _minus(other["shadow"][0], itself["real"][0]) if other else None,
+            "offline_of_other_vs_real": _over(other["shadow"][1], itself["real"][1]) if other else None,
             "core_share": round(statistics.mean(cores), 5),
-            "tpot_p99_vs_without": round(statistics.mean(tpots_ms[0]) / statistics.mean(tpots_ms[1]), 4),
+            "tpot_p99_vs_without": _over(*map(statistics.mean, tpots_ms)) if turns else None,
         },
         "rate_rps": round(plan.rate_rps, 3),
         "targets_ms": targets_ms,
         "priority": itself,
         "neaptide": other,
-        "saved_targets": ours.value("saved_targets", policy="priority"),
-        "cpu_s": [one.value("cpu_seconds_total") for one in (priority, *with_gauge)],
-        "rounds": [one.value("rounds_total", outcome="compared") for one in (priority, *with_gauge)],
+        "saved_targets": with_gauge[-1].value("saved_targets", policy="priority") if turns else None,
+        "cpu_s": [one.value("cpu_seconds_total") for one in gauges],
+        "rounds": [one.value("rounds_total", outcome="compared") for one in gauges],
         "tpot_p99_ms": tpots_ms,
     }
 
@@ -173,6 +173,8 @@ def show(result: dict[str, Any]) -> None:
     rows = []
     for policy in ("priority", "neaptide"):
         one = result[policy]
+        if one is None:
+            continue
         attained, offline = zip(one["real"], one["shadow"], strict=True)
         rows.append([policy, *(_text(cell) for cell in (one["requests"], one["window_s"], *attained, *offline))])
     print_table("the shadow gauge against what was", columns, rows)
@@ -187,13 +189,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="170 s a run instead of 420, one turn")
     parser.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"({MODELS[0]})")
-    parser.add_argument("--turns", type=int, help="with and without the gauge (2, quick 1)")
+    parser.add_argument("--turns", type=int, help="with and without the gauge (2, quick 1; 0: neither)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     duration_s = 170.0 if args.quick else 420.0
     model = EMBEDDED if args.model == EMBEDDED.name else model_111m()
     plan = Plan(duration_s, (0.0, duration_s), model, args.seed)
-    result = asyncio.run(measure(plan, args.turns or (1 if args.quick else 2)))
+    turns = args.turns if args.turns is not None else 1 if args.quick else 2
+    result = asyncio.run(measure(plan, turns))
     show(result)
     print(json.dumps(result))
 
