@@ -31,8 +31,8 @@ def test_our_reader_gets_the_arrivals_and_lengths_that_were_written(tmp_path: Pa
 
 
 def test_the_same_figures_are_taken_from_both() -> None:
-    figures = {"requests": 5, "failed": 1, "ttft_ms": {"p50": 40.0, "p99": 60.0}, "tpot_ms": {"p50": 20.0}}
-    figures["late_ms"] = {"p50": 0.5}
+    figures = {"requests": 5, "failed": 1, "ttft_ms": {"p50": 40.5, "p99": 60.0}, "tpot_ms": {"p50": 20.0}}
+    figures |= {"ttft_from_sending_ms": {"p50": 40.0}, "late_ms": {"p50": 0.5}}
     assert medians_of_ours({"servers": {"a": figures}}) == Medians(40.0, 20.0, 4, 0.5)
     theirs = {
         "time_to_first_token": {"unit": "ms", "avg": 41.0, "p50": 40.0},

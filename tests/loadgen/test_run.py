@@ -230,6 +230,13 @@ def test_the_figures_by_hand() -> None:
     assert (found["prompt_tokens_asked_for"], found["prompt_tokens_counted"]) == (40, 40)
 
 
+def test_what_the_client_was_late_by_is_in_one_of_two_figures() -> None:
+    late = dataclasses.replace(answered(0.3), due_s=0.0, sent_s=0.1)
+    found = summary(given((EASY, late)))
+    figures = [found[name]["p50"] for name in ("ttft_ms", "late_ms", "ttft_from_sending_ms")]
+    assert figures == [300.0, 100.0, 200.0]
+
+
 def test_the_warm_up_is_not_counted() -> None:
     progress = given((EASY, answered(0.3)), (EASY, answered(0.5, arrival_s=1.5)))
     assert summary(progress, warm_up_s=1.0)["ttft_ms"]["p50"] == 500.0

@@ -57,6 +57,11 @@ class Record:
         return self.token_times_s[0] - self.start_s if self.token_times_s else None
 
     @property
+    def ttft_from_sending_s(self) -> float | None:
+        """What other tools call TTFT: the client's own lateness is not in it."""
+        return self.token_times_s[0] - self.sent_s if self.token_times_s else None
+
+    @property
     def e2e_s(self) -> float | None:
         return self.end_s - self.start_s if self.end_s and self.error is None and not self.cancelled else None
 

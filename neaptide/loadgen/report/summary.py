@@ -40,6 +40,7 @@ def summary(progress: Progress, warm_up_s: float = 0.0) -> Summary:
         "cancelled": sum(record.cancelled for record in records),
         "seconds": round(seconds, 3),
         "ttft_ms": _three_ms(record.ttft_s for _, record in fine),
+        "ttft_from_sending_ms": _three_ms(record.ttft_from_sending_s for _, record in fine),
         "tpot_ms": _three_ms(record.tpot_s for _, record in fine),
         "itl_ms": _three_ms(gaps),
         "e2e_ms": _three_ms(record.e2e_s for _, record in fine),
