@@ -39,6 +39,9 @@ FOLLOW_S, FOLLOW_TIMEOUT_S = 1.0, 5.0
 class Replica:
     """A deployment: one process pair."""
 
+    _process: ReplicaProcess | None = None
+    _lock: IO[bytes] | None = None
+
     async def __init__(self, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
         settings = load_settings(arguments)
         check_shared(settings)
@@ -51,19 +54,27 @@ class Replica:
         self._process = await ReplicaProcess.start(own, kept_fds=[self._lock.fileno()])
         await self._process.until_ready()
 
+    @property
+    def _server(self) -> ReplicaProcess:
+        assert self._process is not None
+        return self._process
+
     def where(self) -> tuple[str, str]:
         """Its name, and where it listens."""
-        return self._name, self._process.url
+        return self._name, self._server.url
 
     async def check_health(self) -> None:
         """The server restarts its own engine, so only its own end is a reason to begin anew."""
-        status = self._process.process.returncode
+        status = self._server.process.returncode
         if status is not None:
             raise RuntimeError(f"the server {self._name} ended with status {status}")
 
     async def __del__(self) -> None:
-        await self._process.stop()
-        self._lock.close()
+        # Ray asks for it also where the server could not be started.
+        if self._process is not None:
+            await self._process.stop()
+        if self._lock is not None:
+            self._lock.close()
 
 
 class Gateway:

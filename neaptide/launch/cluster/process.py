@@ -42,8 +42,9 @@ class ReplicaProcess:
         with listen(settings.host, 0) as listener:
             host, port = listener.getsockname()[:2]
             command = child_command("neaptide.launch.cluster.replica", str(os.getpid()), str(listener.fileno()))
+            # A plain dict: the event loop of Ray's actors takes no other mapping.
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, env=environment, pass_fds=[listener.fileno(), *kept_fds]
+                *command, stdin=asyncio.subprocess.PIPE, env=dict(environment), pass_fds=[listener.fileno(), *kept_fds]
             )
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):

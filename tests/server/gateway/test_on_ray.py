@@ -6,6 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from neaptide.launch.cluster.process import ReplicaProcess, replica_settings
+from neaptide.server.settings import Settings
 from tests.patience import PATIENCE_S, until
 from tests.postgres import PostgresServer
 from tests.server.asgi import Exchange
@@ -35,6 +37,18 @@ def test_replicas_of_a_node_have_places_that_are_free_again_when_they_end(tmp_pa
     assert again == "replica-1"
     again_lock.close()
     second_lock.close()
+
+
+def test_a_replica_is_started_from_the_event_loop_that_ray_gives_its_actors(tmp_path: Path) -> None:
+    import uvloop
+
+    async def status() -> int:
+        settings = Settings(executor="none", data_dir=str(tmp_path))
+        replica = await ReplicaProcess.start(replica_settings(settings, "replica-1", "127.0.0.1"))
+        return await replica.process.wait()
+
+    # It has said that there is no such executor, so it has had its settings.
+    assert uvloop.run(status()) == 1
 
 
 async def test_the_application_comes_up_in_serves_own_test_mode(
