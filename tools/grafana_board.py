@@ -172,6 +172,54 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
             ("processor seconds a minute", "60 * rate(neaptide_shadow_cpu_seconds_total[10m])"),
         ),
     ),
+    ("Replicas", "short", True, (("{{state}}", "neaptide_cluster_replicas"),)),
+    (
+        "Replicas: what is left of the TTFT target",
+        "s",
+        False,
+        (("{{replica}}", "neaptide_cluster_free_slack_seconds"),),
+    ),
+    (
+        "Replicas: requests passed on, and those without an answer",
+        "reqps",
+        False,
+        (
+            ("{{replica}}", "rate(neaptide_cluster_requests_total[$__rate_interval])"),
+            ("{{replica}} lost", "rate(neaptide_cluster_lost_requests_total[$__rate_interval])"),
+        ),
+    ),
+    (
+        "Replicas: tokens computed",
+        "short",
+        False,
+        (
+            (
+                "{{replica}} {{class}}",
+                'sum by (replica, class) (rate(neaptide_step_tokens_total{replica!=""}[$__rate_interval]))',
+            ),
+        ),
+    ),
+    (
+        "Replicas: prompt tokens found in the cache",
+        "percentunit",
+        False,
+        (
+            (
+                "{{replica}}",
+                'rate(neaptide_prefix_cache_hit_tokens_total{replica!=""}[5m]) '
+                "/ rate(neaptide_prefix_cache_query_tokens_total[5m])",
+            ),
+        ),
+    ),
+    (
+        "Replicas: chunks of batches, and claims that others have taken over",
+        "short",
+        False,
+        (
+            ("{{replica}} holds", 'neaptide_batch_chunks_held{replica!=""}'),
+            ("{{replica}} lost, 1 h", 'increase(neaptide_batch_claims_lost_total{replica!=""}[1h])'),
+        ),
+    ),
 )
 """Title, unit, whether lines are stacked, queries."""
 

@@ -37,6 +37,12 @@ class ServerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self.base_url = f"http://127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """Of its API process."""
+        assert self._process is not None
+        return self._process.pid
+
     async def __aenter__(self) -> "ServerProcess":
         await self.start()
         return self

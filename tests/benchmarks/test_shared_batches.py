@@ -5,17 +5,38 @@ import json
 import pytest
 
 from benchmarks import shared_batches
+from benchmarks.shared_batches import Figures, Look, figures
 from tests.postgres import PostgresServer
 
 
 def test_ratios_are_those_of_medians() -> None:
-    found = {"alone": [100.0, 90.0, 500.0], "sharing": [99.0, 80.0, 120.0], "two": [198.0, 1.0, 300.0]}
-    assert shared_batches.result(found) == {
-        "lines_per_s": {"alone": 100.0, "sharing": 99.0, "two": 198.0},
-        "two_over_one": 2.0,
-        "claims_cost": 0.01,
-        "turns": 3,
+    def runs(*rates: float, filled: float) -> list[Figures]:
+        return [Figures(rate, filled, 10.0, 20.0, 30.0) for rate in rates]
+
+    found = {
+        "alone": runs(100.0, 90.0, 500.0, filled=0.8),
+        "sharing": runs(99.0, 80.0, 120.0, filled=0.79),
+        "two": runs(198.0, 1.0, 300.0, filled=0.5),
     }
+    said = shared_batches.result(found)
+    assert said["sharing"] == {
+        "lines_per_s": 99.0,
+        "filled": 0.79,
+        "api_ms": 10.0,
+        "children_ms": 20.0,
+        "database_ms": 30.0,
+    }
+    ratios = {name: said[name] for name in ("two_over_one", "claimed_over_alone", "claimed_over_alone_in_steps")}
+    assert ratios == {"two_over_one": 2.0, "claimed_over_alone": 0.99, "claimed_over_alone_in_steps": 0.9875}
+    del found["alone"]
+    assert shared_batches.result(found)["claimed_over_alone"] is None
+
+
+def test_figures_are_of_what_happened_between_two_looks() -> None:
+    """64 seats, 10 tokens a line: 500 lines are 78.125 full steps."""
+    first = Look(at_s=10.0, lines=100, steps=20, api_s=1.0, children_s=5.0, database_s=2.0)
+    last = Look(at_s=30.0, lines=600, steps=120, api_s=2.0, children_s=5.5, database_s=2.25)
+    assert figures(first, last, 10, 64) == Figures(25.0, 0.78125, 2000.0, 1000.0, 500.0)
 
 
 @pytest.mark.full
@@ -23,4 +44,6 @@ def test_all_forms_run_a_batch(postgres_server: PostgresServer, capsys: pytest.C
     arguments = ["--store", postgres_server.url("postgres"), "--lines", "200", "--turns", "1", "--step-ms", "5"]
     assert shared_batches.main([*arguments, "--output-tokens", "8"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert all(rate > 0 for rate in found["lines_per_s"].values())
+    for form in shared_batches.FORMS:
+        assert 0.0 < found[form]["filled"] <= 1.0
+        assert all(value > 0 for value in found[form].values())

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
+from neaptide.server.gateway.metrics import GatewayMetrics
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.settings import OPTIONS
 from neaptide.server.shadow.metrics import ShadowMetrics
@@ -23,11 +24,12 @@ SUFFIXES = ("_total", "_sum", "_count", "_bucket")
 
 
 def series() -> set[str]:
-    """The names of all samples that the server can expose."""
+    """The names of all samples that a server and a gateway can expose."""
     registry = CollectorRegistry()
     ServerMetrics(registry)
     BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
     ShadowMetrics(registry)
+    GatewayMetrics(registry)
     names: set[str] = set()
     for family in registry.collect():
         by_type = {"counter": ("_total",), "histogram": ("_sum", "_count", "_bucket")}

@@ -38,6 +38,7 @@ from neaptide.server.gateway.passing import (
 )
 from neaptide.server.gateway.prompts import PromptReader
 from neaptide.server.gateway.replicas import Chosen, Replica, Replicas, State, no_replica
+from neaptide.server.gateway.series import ReplicaSeries
 from neaptide.server.observe.exposition import expose
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.prepare import ENDPOINTS
@@ -88,6 +89,7 @@ class Gateway:
     def __init__(self, state: GatewayState) -> None:
         self._s = state
         self._metrics = GatewayMetrics(state.registry)
+        self._series = ReplicaSeries(state.registry, state.http)
 
     # ---- answered here ----
 
@@ -105,8 +107,9 @@ class Gateway:
         return Response()
 
     async def metrics(self, request: Request) -> Response:
-        """The gateway's own series; each replica has its own at its own address."""
+        """The gateway's own series and the replicas'."""
         self._metrics.refresh(self._s.replicas.all)
+        await self._series.refresh(self._s.replicas.all)
         content, media_type = expose(self._s.registry, ", ".join(request.headers.getlist("accept")))
         return Response(content, headers={"content-type": media_type})
 

@@ -14,6 +14,18 @@ class GatewayMetrics:
         self._replicas = Gauge(
             "neaptide_cluster_replicas", "Number of replicas, by how they are.", ["state"], registry=registry
         )
+        self._ready = Gauge(
+            "neaptide_cluster_replica_ready",
+            "1 while a replica takes new online work, else 0.",
+            ["replica"],
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            "neaptide_cluster_requests_in_flight",
+            "Number of requests that a replica has been passed and has not answered to the end.",
+            ["replica"],
+            registry=registry,
+        )
         self._passed_on = Counter(
             "neaptide_cluster_requests_total",
             "Number of requests that were passed on to a replica.",
@@ -42,8 +54,13 @@ class GatewayMetrics:
     def refresh(self, replicas: Iterable[Replica]) -> None:
         """To be called before a scrape."""
         counts = dict.fromkeys(State, 0)
+        # Of one that has left, nothing is said.
+        for gauge in (self._ready, self._in_flight, self._slack):
+            gauge.clear()
         for replica in replicas:
             counts[replica.state] += 1
+            self._ready.labels(replica.name).set(replica.state is State.READY)
+            self._in_flight.labels(replica.name).set(replica.num_in_flight)
             if replica.figures is not None:
                 self._slack.labels(replica.name).set(replica.figures.free_slack_ms / 1e3)
         for state, count in counts.items():

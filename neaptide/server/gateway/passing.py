@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterable
 
 import httpx
@@ -11,6 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 from neaptide.server.edge.errors import UnavailableError
 from neaptide.server.edge.sse import DONE, event
 from neaptide.server.gateway.replicas import Replica
+
+logger = logging.getLogger(__name__)
 
 _OF_A_CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
@@ -100,6 +103,8 @@ async def pass_on(
         for task in (exchange, *others):
             task.cancel()
         await asyncio.gather(exchange, *others, return_exceptions=True)
+    if not lost.cancelled():
+        logger.warning("%s is lost to a request: it has been silent for too long", replica.name)
     await reply.break_off()
     raise ReplicaLostError(is_told=reply.has_begun)
 
@@ -110,7 +115,8 @@ async def _exchange(http: httpx.AsyncClient, request: httpx.Request, reply: Repl
         response = await http.send(request, stream=True)
     except (httpx.ConnectError, httpx.ConnectTimeout):
         raise NotSentError from None
-    except httpx.TransportError:
+    except httpx.TransportError as error:
+        _log_lost(request, "before it answered", error)
         return False
     async with contextlib.aclosing(response):
         names = ((b"x-neaptide-replica", request.extensions["replica"].encode()),)
@@ -119,10 +125,17 @@ async def _exchange(http: httpx.AsyncClient, request: httpx.Request, reply: Repl
             # As it comes from the socket: nothing is waited for that would make larger pieces of it.
             async for data in response.aiter_raw():
                 await reply.write(data)
-        except httpx.TransportError:
+        except httpx.TransportError as error:
+            _log_lost(request, "within its answer", error)
             return False
         await reply.end()
     return True
+
+
+def _log_lost(request: httpx.Request, when: str, error: httpx.TransportError) -> None:
+    """Without its path, which a client may have made up."""
+    name = request.extensions["replica"]
+    logger.warning("%s is lost to a request %s: %s: %s", name, when, type(error).__name__, error)
 
 
 def _request(replica: Replica, scope: Scope, content: Content) -> httpx.Request:

@@ -59,7 +59,7 @@ def test_a_kill_fails_what_the_replica_had_and_nothing_else(cluster: RunningClus
         answered = 0
         while answered < 20 or [one["state"] for one in cluster.shown()] != ["ready", "ready"]:
             reply = cluster.http.post("/v1/chat/completions", json=CHAT)
-            assert reply.status_code == 200, reply.text
+            assert reply.status_code == 200, f"{reply.text}\n{cluster.log[-3000:]}"
             answered += 1
         (error, end) = streams["replica-1"].rest()[-2:]
         assert (json.loads(error)["error"]["code"], end) == ("replica_lost", "[DONE]")

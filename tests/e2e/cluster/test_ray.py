@@ -26,6 +26,14 @@ pytestmark = [
     pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (pip install neaptide[cluster])"),
 ]
 MANIFEST = Path(__file__).parents[3] / "deploy" / "ray" / "serve.yaml"
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Sockets below it must have short names.
+    "RAY_TMPDIR": "/tmp",
+    # On a machine that others use its processes may take minutes to come up: longer than it waits for them by default.
+    "RAY_agent_register_timeout_ms": "280000",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "280",
+}
 CHAT = {"model": "neaptide-tiny", "messages": [{"role": "user", "content": "2+2="}], "max_tokens": 2}
 
 
@@ -49,9 +57,8 @@ class RayCluster(RunningCluster):
         path = directory / "serve.yaml"
         arguments = arguments | {"data_dir": str(self.data_dir)}
         path.write_text(yaml.safe_dump(local_manifest(self.port, arguments)))
-        self._command = [sys.executable, "-m", "ray.serve.scripts", "run", str(path)]
-        # Sockets below it must have short names; and nobody is told that it runs.
-        self._env |= {"RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": "/tmp"}
+        self._command = [sys.executable, str(Path(__file__).with_name("small_ray.py")), str(path)]
+        self._env |= RAY_VARIABLES
 
     def replica(self, name: str) -> psutil.Process:
         port = next(one["url"] for one in self.shown() if one["name"] == name).rpartition(":")[2]

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 
 import httpx2
+import pytest
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -136,7 +138,9 @@ async def test_a_client_that_leaves_is_gone_for_the_replica_too(cluster: Cluster
     assert [shown.num_in_flight for shown in cluster.gateway.replicas.all] == [0]
 
 
-async def test_a_replica_that_dies_before_it_answers_is_a_503(cluster: Cluster) -> None:
+async def test_a_replica_that_dies_before_it_answers_is_a_503_and_the_log_says_how(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     replica = await cluster.add("a")
     replica.handler = hang
     exchange = cluster.request(CHAT, TO_STREAM)
@@ -145,6 +149,8 @@ async def test_a_replica_that_dies_before_it_answers_is_a_503(cluster: Cluster) 
     await exchange.task
     assert (exchange.status, exchange.headers["retry-after"]) == (503, "2")
     assert json.loads(exchange.text) == LOST
+    (said,) = [record.getMessage() for record in caplog.records if "a request" in record.getMessage()]
+    assert re.match(r"a is lost to a request before it answered: (RemoteProtocolError|ReadError): ", said)
 
 
 async def test_what_is_only_read_is_read_from_another_one_once(cluster: Cluster) -> None:

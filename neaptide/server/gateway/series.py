@@ -1,0 +1,83 @@
+"""The replicas' own series on the gateway's page: each with the label ``replica``, so that what a query adds up is the
+cluster's.
+
+What servers read from the database is the same at each of them: it is there once, without the label.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import httpx
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from neaptide.server.gateway.replicas import Replica, State
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+"""For a replica's page. One that takes longer is not on this one: a scraper waits 10 s for all of them."""
+OURS = ("neaptide_", "vllm:")
+"""What else a page has is about its process, and the gateway's process has the same names."""
+OF_THE_DATABASE = frozenset(
+    (
+        "neaptide_batches",
+        "neaptide_batch_requests_pending",
+        "neaptide_batch_requests",
+        "neaptide_batch_job_seconds",
+        "neaptide_batch_deadline_slack_seconds",
+        "neaptide_batch_oldest_age_seconds",
+        "neaptide_batch_chunks",
+        "neaptide_files_bytes",
+    )
+)
+"""Families, counters without their ``_total``."""
+
+
+class ReplicaSeries(Collector):
+    """``refresh`` before a scrape."""
+
+    def __init__(self, registry: CollectorRegistry, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._families: list[Metric] = []
+        registry.register(self)
+
+    async def refresh(self, replicas: Iterable[Replica]) -> None:
+        """Asks those that answer. One that does not has no series until it does."""
+        asked = [replica for replica in replicas if replica.state is not State.LOST]
+        pages = await asyncio.gather(*map(self._page, asked))
+        named = [(replica.name, page) for replica, page in zip(asked, pages, strict=True) if page is not None]
+        # In a thread: parsing takes milliseconds, and streams are to go on.
+        self._families = await asyncio.to_thread(merged, named)
+
+    async def _page(self, replica: Replica) -> str | None:
+        try:
+            reply = await asyncio.wait_for(self._http.get(f"{replica.url}/metrics"), ANSWER_S)
+            return reply.raise_for_status().text
+        except (httpx.HTTPError, TimeoutError) as error:
+            logger.warning("the series of %s are missing: %s", replica.name, type(error).__name__)
+            return None
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the exposition."""
+        return iter(self._families)
+
+
+def merged(pages: Sequence[tuple[str, str]]) -> list[Metric]:
+    """Families of pages in the classic text form, each with its replica's name. Raises ValueError for other texts."""
+    families: dict[str, Metric] = {}
+    for name, page in pages:
+        for family in text_string_to_metric_families(page):
+            if not family.name.startswith(OURS) or family.name.endswith("_created"):
+                continue
+            if family.name not in OF_THE_DATABASE:
+                family.samples = [one._replace(labels={"replica": name, **one.labels}) for one in family.samples]
+            elif family.name in families:
+                continue
+            known = families.setdefault(family.name, family)
+            if known is not family:
+                known.samples += family.samples
+    return list(families.values())
