@@ -9,8 +9,9 @@ vLLM's workers, and vLLM's own server gets the same lines, all at once, with its
     python -m benchmarks.planned_batches [--lines 500] [--kv-gib 0.5] [--model DIR] [--quick]
     python -m benchmarks.planned_batches --vllm .vllm/bin/python [--block-size 32] ...
 
-``--quick`` takes 60 lines. Prints a table, then one JSON line. Exit status 1 where the saving is not within a point of
-the planned one, or an answer is not the reference's up to its first close call.
+``--quick`` takes 60 lines. Tells of each run on standard error as it ends, then prints a table and one JSON line. Exit
+status 1 where the saving is not within a point of the planned one, or an answer is not the reference's up to its first
+close call.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import asyncio
 import itertools
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -44,6 +46,8 @@ MMLU_OUT, GSM8K_OUT = 4, 32
 QUICK_LINES = 60
 MAX_MODEL_LEN = 4096
 POLL_S = 0.1
+BLOCK_TOKENS, VLLM_BLOCK_TOKENS = 16, 32
+"""The smallest that each executor has on a CPU."""
 WITHIN = 0.01
 """Of all prompt tokens: so near to the planned saving must the measured one be."""
 PLANNED, UNORDERED, VLLM = "neaptide", "fcfs", "vllm"
@@ -161,26 +165,29 @@ def check_answers(model: Path, lines: Sequence[Line], runs: Sequence[Outcome]) -
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     model = args.model or model_111m()
     lines = lines_of(model, QUICK_LINES if args.quick else args.lines)
+    block_size = args.block_size or (BLOCK_TOKENS if args.vllm is None else VLLM_BLOCK_TOKENS)
     flags = [str(model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)]
     flags += ["--ttft-slo-ms", str(1e3 * LAX_S), "--tpot-slo-ms", str(1e3 * LAX_S)]
     machine = None
     if args.vllm is None:
-        flags += ["--block-size", str(args.block_size), "--kv-cache-gib", str(args.kv_gib)]
+        flags += ["--block-size", str(block_size), "--kv-cache-gib", str(args.kv_gib)]
         flags += ["--num-threads", str(args.threads)]
     else:
-        machine = Machine(args.vllm, args.threads, "float32", args.block_size, args.kv_gib, True, "cpu", MAX_MODEL_LEN)
+        machine = Machine(args.vllm, args.threads, "float32", block_size, args.kv_gib, True, "cpu", MAX_MODEL_LEN)
         flags += machine.our_flags
-    runs = {policy: await run_batch([*flags, "--policy", policy], lines) for policy in (PLANNED, UNORDERED)}
+    planned = planned_saving(lines, block_size)
+    runs: dict[str, Outcome] = {}
+    for policy in (PLANNED, UNORDERED):
+        runs[policy] = _told(policy, await run_batch([*flags, "--policy", policy], lines))
     num_differing = check_answers(model, lines, list(runs.values()))
     if machine is not None:
-        runs[VLLM] = await run_vllm(model, machine, lines)
-    planned = planned_saving(lines, args.block_size)
+        runs[VLLM] = _told(VLLM, await run_vllm(model, machine, lines))
     return {
         "executor": "torch" if machine is None else "vllm",
         "lines": len(lines),
         "prompt_tokens": int(np.sum([len(line.prompt) for line in lines])),
         "kv_gib": args.kv_gib,
-        "block_size": args.block_size,
+        "block_size": block_size,
         "planned_saving": planned,
         "runs": {name: {"seconds": run.seconds, "saving": run.saving} for name, run in runs.items()},
         "wall_time_ratios": {
@@ -191,13 +198,19 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _told(name: str, run: Outcome) -> Outcome:
+    """A run takes minutes: what ended counts even if a later one fails."""
+    print(f"{name}: {run.seconds:.1f} s, {run.saving:.2%} of the prompt tokens saved", file=sys.stderr, flush=True)
+    return run
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=500)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_LINES} lines")
     parser.add_argument("--model", type=Path, help="directory; without it the 111M model")
     parser.add_argument("--kv-gib", type=float, default=0.5)
-    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--block-size", type=int, help=f"tokens; {BLOCK_TOKENS}, over vLLM {VLLM_BLOCK_TOKENS}")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="interpreter with vLLM: run over its workers")
     result = asyncio.run(measure(parser.parse_args()))

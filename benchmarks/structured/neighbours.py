@@ -15,7 +15,6 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +22,11 @@ import httpx
 import psutil
 
 from benchmarks.common import REPOSITORY, print_table
+from benchmarks.pairs import ratios
 from benchmarks.structured.attack import CHAT, KINDS, USER
 from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
 from neaptide.loadgen.client.recorder import Record
-from neaptide.loadgen.percentiles import percentile
 
 MODEL = "neaptide-tiny"
 RATE_RPS = 8.0
@@ -37,7 +36,6 @@ LIMIT_S = 2.0
 """For a refusal."""
 NEIGHBOURS_BAR = 1.1
 """Of a chat's time per token, beside the attack and alone."""
-RESAMPLES = 2_000
 
 
 class Pair(NamedTuple):
@@ -117,29 +115,11 @@ def _footprint(server: psutil.Process, temporary: Path) -> dict[str, float]:
 
 
 def felt(pairs: Sequence[Pair], seed: int = 0) -> dict[str, float]:
-    """Times per token, alone and beside the attack, and their ratios.
-
-    Nine of ten ratios of pairs that are drawn with replacement lie between ``low`` and ``high``.
-    """
-    rng = random.Random(seed)
+    """Times per token, alone and beside the attack, and their ratios (``benchmarks.pairs``)."""
     alone_ms = [_tpots_ms(pair.alone) for pair in pairs]
     beside_ms = [_tpots_ms(pair.beside) for pair in pairs]
     found: dict[str, float] = {"chats": sum(map(len, [*alone_ms, *beside_ms]))}
-    for q, share in (("p50", 0.5), ("p99", 0.99)):
-
-        def ratio(numerator: Sequence[list[float]], denominator: Sequence[list[float]], share: float = share) -> float:
-            return percentile([*chain(*numerator)], share) / percentile([*chain(*denominator)], share)
-
-        drawn = [rng.choices(range(len(pairs)), k=len(pairs)) for _ in range(RESAMPLES)]
-        ratios = [ratio([beside_ms[i] for i in some], [alone_ms[i] for i in some]) for some in drawn]
-        found |= {
-            f"tpot_{q}_ms_alone": percentile([*chain(*alone_ms)], share),
-            f"tpot_{q}_ms_beside": percentile([*chain(*beside_ms)], share),
-            f"tpot_{q}_ratio": ratio(beside_ms, alone_ms),
-            f"tpot_{q}_ratio_low": percentile(ratios, 0.05),
-            f"tpot_{q}_ratio_high": percentile(ratios, 0.95),
-            f"tpot_{q}_ratio_of_halves_alone": ratio(alone_ms[1::2], alone_ms[::2]),
-        }
+    found |= ratios("tpot_ms", alone_ms, beside_ms, random.Random(seed))
     failed = [record.error for pair in pairs for turn in pair for record in turn if record.error is not None]
     return found | {"chats_failed": len(failed)}
 

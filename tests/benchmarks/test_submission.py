@@ -1,0 +1,93 @@
+"""What a submission costs the steps of an engine: the figures, and once the real server with a simulated executor."""
+
+import json
+
+import pytest
+
+from benchmarks import submission
+from benchmarks.common import EMBEDDED
+from benchmarks.submission import HEAD_LINES, Measured, Pair, Window, content_of, summary
+from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine
+from neaptide.loadgen.client.recorder import Record
+
+PAIRS = [Pair(Window(0.0, 10.0), Window(10.0, 20.0)), Pair(Window(30.0, 40.0), Window(20.0, 30.0))]
+
+
+def steps(begin_s: float, *milliseconds: float) -> list[Line]:
+    return [StepLine(0, [begin_s + k, begin_s + k + ms / 1e3], [], []) for k, ms in enumerate(milliseconds)]
+
+
+def chat(due_s: float, ttft_s: float, tpot_s: float, error: str | None = None) -> Record:
+    times_s = [due_s + ttft_s + k * tpot_s for k in range(3)]
+    return Record(due_s, due_s=due_s, token_times_s=times_s, num_output_tokens=3, error=error)
+
+
+def found(*more: Line, records: list[Record]) -> Measured:
+    log = [*steps(1.0, 4.0, 6.0), *steps(11.0, 5.0, 7.0), *steps(21.0, 8.0), *steps(31.0, 5.0), *steps(9.999, 2.0)]
+    return Measured(PAIRS, records, [*log, BatchLine("a", 15.0, 0.0, []), BatchLine("b", 25.0, 0.0, []), *more])
+
+
+def test_steps_belong_to_the_turn_that_they_lie_in() -> None:
+    records = [chat(at_s, 0.01, 0.01) for at_s in (1.0, 11.0, 21.0, 31.0)]
+    result = summary(found(records=records), is_planned=False)
+    assert result["steps"] == {"alone": 3, "beside": 3}
+    assert result["step_p50_ms_alone"] == pytest.approx(5.0)
+    assert result["step_p50_ms_beside"] == pytest.approx(7.0)
+    assert result["step_p50_ratio"] == pytest.approx(1.4)
+    assert result["step_p99_ratio_of_halves_alone"] == pytest.approx(5.0 / 5.98)
+    assert result["submission_s"] == [10.0, 10.0]
+
+
+def test_targets_are_what_the_chats_alone_are_worth() -> None:
+    alone = [chat(1.0, 0.05, 0.010), chat(2.0, 0.05, 0.010), chat(31.0, 0.05, 0.010), chat(32.0, 0.13, 0.010)]
+    beside = [chat(11.0, 0.11, 0.024), chat(12.0, 0.05, 0.025), chat(21.0, 0.05, 0.010, "cut"), chat(22.0, 0.05, 0.010)]
+    result = summary(found(records=[*alone, *beside]), is_planned=False)
+    assert result["targets_ms"] == pytest.approx({"ttft": 120.0, "tpot": 24.0})
+    assert result["attainment"] == {"alone": 0.75, "beside": 0.5}
+    assert result["longest_gap_ms"] == pytest.approx({"alone": 10.0, "beside": 25.0})
+    assert result["chats"] == {"alone": 4, "beside": 4}
+
+
+@pytest.mark.parametrize(
+    ("factor", "lost", "holds"), [(1.0, False, True), (1.09, False, True), (1.12, False, False), (1.0, True, False)]
+)
+def test_it_holds_where_steps_and_targets_do(factor: float, lost: bool, holds: bool) -> None:
+    log: list[Line] = [BatchLine("a", 15.0, 0.0, []), BatchLine("b", 25.0, 0.0, [])]
+    log += [*steps(1.0, 5.0), *steps(31.0, 5.0), *steps(11.0, 5.0 * factor), *steps(21.0, 5.0 * factor)]
+    records = [chat(at_s, 0.01, 0.01, "cut" if lost and at_s == 11.0 else None) for at_s in (1.0, 11.0, 21.0, 31.0)]
+    assert summary(Measured(PAIRS, records, log), is_planned=False)["holds"] is holds
+
+
+def test_a_machine_that_changes_says_nothing() -> None:
+    log: list[Line] = [BatchLine("a", 15.0, 0.0, []), BatchLine("b", 25.0, 0.0, [])]
+    log += [*steps(1.0, 5.0), *steps(31.0, 6.0), *steps(11.0, 5.0), *steps(21.0, 5.0)]
+    records = [chat(at_s, 0.01, 0.01) for at_s in (1.0, 11.0, 21.0, 31.0)]
+    result = summary(Measured(PAIRS, records, log), is_planned=False)
+    assert result["step_p99_ratio"] < 1.0
+    assert (result["is_still"], result["holds"]) == (False, False)
+
+
+def test_a_submission_ends_when_the_engine_has_the_batch_and_its_plan() -> None:
+    records = [chat(at_s, 0.01, 0.01) for at_s in (1.0, 11.0, 21.0, 31.0)]
+    with pytest.raises(SystemExit, match="had its plan"):
+        summary(found(records=records), is_planned=True)
+    planned = found(OrderLine([]), *steps(16.0, 5.0), OrderLine([]), *steps(26.0, 5.0), records=records)
+    assert summary(planned, is_planned=True)["steps"]["beside"] == 5
+    late = Measured([PAIRS[0], Pair(PAIRS[1].alone, Window(26.0, 30.0))], records, planned.log)
+    with pytest.raises(SystemExit, match="had its batch"):
+        summary(late, is_planned=True)
+
+
+def test_lines_share_the_heads_of_their_groups() -> None:
+    prompts = [json.loads(line)["body"]["prompt"] for line in content_of(HEAD_LINES + 2).splitlines()]
+    assert len({prompt[:190] for prompt in prompts}) == 2
+    assert len({*prompts}) == HEAD_LINES + 2
+
+
+@pytest.mark.full
+def test_the_engine_has_each_batch_and_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", str(EMBEDDED), "--executor", "sim", "--policy", "blendserve", "--lines", "600"]
+    submission.main([*arguments, "--pairs", "1", "--turn-s", "3"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert min(*result["steps"].values(), *result["chats"].values()) > 0
+    assert result["attainment"].keys() == {"alone", "beside"}
