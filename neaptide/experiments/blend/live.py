@@ -3,11 +3,12 @@
 No paper has this table. BlendServe runs a pool alone, Echo and BROS run requests beside online ones in the order in
 which they came. The pool has rows that share much and answer with a letter, long prompts with short answers, and short
 prompts with long answers; every policy works off the same one, and what is done of it counts when all of it is done: an
-order that leaves the slow rows for last is not faster for it.
+order that leaves the slow rows for last is not faster for it. Nor does a rate count that chats pay for: a rival that
+misses what it was told is told less, until it attains what ours does.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.offline_sets import OfflineSet, load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
-from neaptide.simulation.result import SimResult
+from neaptide.simulation.result import SimResult, online_result
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
 
@@ -54,6 +55,10 @@ OURS = "neaptide"
 RIVALS = ("echo", "bs+e, dfs", "bs+e, blendserve")
 HEADROOM = {"echo": "mu-sigma"}
 """The forecast that Echo publishes; the others take the default."""
+TOLD_TPOT_S = (0.046, 0.044, 0.042)
+"""Their deadlines go by the arrival, so a chat whose first token was early may be slower than the target, and half of
+the steps are longer than predicted."""
+TOLD = ", told "
 CONCEDED = 0.01
 """Of attainment: a rival's rate counts as ours does if it attains at most so much less."""
 
@@ -86,6 +91,11 @@ def run(quick: bool) -> ExperimentResult:
             for way, (policy, plan) in WAYS.items():
                 logger.info("%s, %s", name, way)
                 runs[way] = simulate(_scenario(size, speed, kappa, policy, plan, offline)).result
+            least = _attained(runs[OURS]) - CONCEDED
+            for way in [way for way in RIVALS if way in runs and _attained(runs[way]) < least]:
+                scenario = _scenario(size, speed, kappa, *WAYS[way], offline)
+                logger.info("%s, %s, told less", name, way)
+                runs |= {f"{way}{TOLD}{told}": result for told, result in told_less(scenario, least).items()}
             cells[name] = runs
     tokens = sum(r.input_tokens + r.output_tokens for one in offline for r in one.requests)
     rows = [row for name, runs in cells.items() for row in _rows(name, runs, tokens)]
@@ -108,6 +118,19 @@ def run(quick: bool) -> ExperimentResult:
         },
     }
     return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(figure, cells, tokens))
+
+
+def told_less(scenario: Scenario, least: float) -> dict[str, SimResult]:
+    """By the pace that the policy is told, smaller ones until it attains ``least`` by the one that is promised."""
+    found: dict[str, SimResult] = {}
+    for told_s in TOLD_TPOT_S:
+        run = simulate(replace(scenario, tpot_slo_s=told_s))
+        online = online_result(run.measures, run.window_s, run.window_s[1], (TTFT_SLO_S, TPOT_SLO_S))
+        online.attainment["both_from_arrival"] = None  # counted by the pace that was told
+        found[f"{1e3 * told_s:.0f} ms"] = result = msgspec.structs.replace(run.result, online=online)
+        if _attained(result) >= least:
+            break
+    return found
 
 
 def pool(size: Size) -> list[OfflineSet]:
@@ -161,7 +184,7 @@ def _rows(name: str, runs: dict[str, SimResult], tokens: int) -> list[Row]:
     for way, result in runs.items():
         case = f"{name}: {way}"
         if way != "alone":
-            keeps_up = way in RIVALS and _attained(result) >= _attained(ours) - CONCEDED
+            keeps_up = way.partition(TOLD)[0] in RIVALS and _attained(result) >= _attained(ours) - CONCEDED
             holds = _rate(ours, tokens) >= _rate(result, tokens) if keeps_up else None
             rows.append(Row(f"{case}, offline tokens/s", _rate(result, tokens), digits=0, holds=holds))
         lost = _attained(runs["alone"]) - _attained(result)
@@ -186,11 +209,13 @@ def _numbers(result: SimResult, tokens: int) -> dict[str, Any]:
 
 
 def _plot(figure: Any, cells: dict[str, dict[str, SimResult]], tokens: int) -> None:
+    """A line for each rival from the target as it is to what it must be told to attain it: right and high is good."""
     for axes, (name, runs) in zip(np.atleast_1d(figure.subplots(1, len(cells))), cells.items(), strict=True):
-        for way, result in runs.items():
-            if way != "alone":
-                axes.plot(_rate(result, tokens), 100 * _attained(result), marker="o", linestyle="", label=way)
-        axes.axhline(100 * _attained(runs["alone"]), color="k", linestyle=":")
+        for way in (way for way in WAYS if way in runs):
+            told = [result for one, result in runs.items() if one == way or one.startswith(f"{way}{TOLD}")]
+            rates, attained = [_rate(result, tokens) for result in told], [100 * _attained(result) for result in told]
+            axes.plot(rates, attained, marker="o" if way in RIVALS else "*", label=way)
+        axes.axhline(100 * _attained(runs["alone"]), color="k", linestyle=":", label="online alone")
         axes.set_title(name)
         axes.set_xlabel("offline tokens per second, logical")
         axes.set_ylabel("online requests with both targets, %")

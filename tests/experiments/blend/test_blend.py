@@ -5,6 +5,7 @@ import pytest
 from neaptide.experiments.blend import live, sharing
 from neaptide.experiments.planning import partition, planning_time, sampling
 from neaptide.experiments.result import ExperimentResult
+from neaptide.loadgen.workloads.offline_sets import load_offline
 
 
 def drawn(result: ExperimentResult) -> None:
@@ -72,3 +73,25 @@ def test_a_pool_beside_online_work_is_told_way_by_way(monkeypatch: pytest.Monkey
     assert judged["neaptide, attainment"] is True
     assert judged["neaptide, two ends, offline tokens/s"] is None  # no rival
     drawn(result)
+
+
+def test_a_rival_that_misses_what_it_is_told_is_told_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "QUICK", live.Size(12, 1, 3, (600.0, 601.0), (0.5,), (0.2,)))
+    monkeypatch.setattr(live, "LONG_TOKENS", (5, 10))
+    monkeypatch.setattr(live, "WAYS", {way: live.WAYS[way] for way in ("echo", "neaptide")})
+    monkeypatch.setattr(live, "TOLD_TPOT_S", (0.04, 0.02))
+    monkeypatch.setattr(live, "CONCEDED", -1.0)  # nobody attains so much
+    result = live.run(quick=True)
+    (runs,) = result.data["cells"].values()
+    assert [*runs] == ["alone", "echo", "neaptide", "echo, told 40 ms", "echo, told 20 ms"]
+    assert runs["echo, told 20 ms"]["tpot_s"]["p99"] < runs["echo"]["tpot_s"]["p99"]
+    told = runs["echo, told 20 ms"]["attainment"]
+    assert (told["both"], told["both_from_arrival"]) == (1.0, None)
+    drawn(result)
+
+
+def test_a_rival_that_attains_enough_is_told_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = [load_offline("mmlu", seed=0, limit=2)]
+    scenario = live._scenario(live.Size(2, 0, 0, (600.0, 601.0), (0.5,), (0.2,)), 0.5, 0.2, "echo", None, offline)
+    assert [*live.told_less(scenario, least=0.5)] == ["46 ms"]
+    assert [*live.told_less(scenario, least=1.1)] == ["46 ms", "44 ms", "42 ms"]
