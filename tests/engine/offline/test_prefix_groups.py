@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import combinations
+from random import Random
 
 import numpy as np
 import pytest
@@ -154,6 +155,28 @@ def test_greedy_is_at_most_exact_is_at_most_multi_level(tree: Branch) -> None:
     prefixes = prefixes_of(tree)
     savings = [grouping(prefixes).saving for grouping in (first_level, enlarged_first_level, best_single_level)]
     assert [*savings, multi_level_saving(prefixes)] == sorted([*savings, multi_level_saving(prefixes)])
+
+
+def random_tree(rng: Random, levels: int) -> Branch:
+    """Wider and deeper than those above, and with tokens in which greedy choices go wrong."""
+    below = rng.choice((0, 2, 2, 3, 5)) if levels else 0
+    return Branch(rng.randint(1, 40), tuple(random_tree(rng, levels - 1) for _ in range(below)))
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.full)])
+def test_the_exact_choice_is_never_worse_than_algorithm_1(count: int) -> None:
+    rng = Random(0)
+    num_better = num_checked = 0
+    for _ in range(count):
+        tree = forest(*(random_tree(rng, 5) for _ in range(rng.randint(1, 3))))
+        greedy, exact = greedy_saving(tree), exact_saving(tree)
+        assert greedy <= exact
+        num_better += greedy < exact
+        if len(list(inner_nodes(tree))) <= 5:
+            assert exact == brute_force(tree)
+            num_checked += 1
+    assert num_better > count // 2
+    assert num_checked > count // 20
 
 
 @given(TREES)
