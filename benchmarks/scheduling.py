@@ -1,12 +1,16 @@
 """What the engine itself costs: plan, apply and commit of a step, with an executor that does nothing.
 
 ``python -m benchmarks.scheduling [--running N] [--online N] [--pooled N] [--steps N] [--before DIR] [--profile]``
+``python -m benchmarks.scheduling --bars [--pooled N] [--steps N]``
 
 ``--before`` names another checkout of this project; its own form of this benchmark runs in turn with this one.
+``--bars`` measures at 100 and at 1,000 running, streams among them and not, says which bars hold at the 99th
+percentile and what became of the slow steps, and exits with 1 if one does not hold. It wants a still machine.
 """
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import resource
@@ -15,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +39,9 @@ PROMPT_TOKENS = 250
 MAX_TOKENS = 2_000
 """No request ends while steps are measured."""
 STEP_S = 0.05
+BARS_MS = {100: 0.15, 1000: 0.5}
+"""By requests that run: what plan, apply and commit of a step may take at the 99th percentile."""
+NUM_SLOWEST = 5
 
 
 class HostClock:
@@ -67,7 +76,16 @@ class NullExecutor:
     def close(self) -> None: ...
 
 
-def build(running: int, online: int, pooled: int, policy: str, directory: Path) -> EngineCore:
+def write_pool(stem: str, pooled: int) -> None:
+    """A batch of prompts that share nothing."""
+    rng = np.random.default_rng(1)
+    with TokenFileWriter(stem) as writer:
+        for _ in range(pooled):
+            writer.append(rng.integers(6, 32_000, PROMPT_TOKENS, dtype=np.int32))
+
+
+def build(running: int, online: int, pooled: int, policy: str, stem: str) -> EngineCore:
+    """An engine with these streams, and the batch that was written to ``stem``."""
     clock = HostClock()
     scheduler = SchedulerConfig(policy=policy, max_num_seqs=running, tpot_slo_s=1.0, offline_max_kv_ratio=1.0)
     num_blocks = running * (PROMPT_TOKENS + MAX_TOKENS) // 16 + 1000
@@ -81,10 +99,6 @@ def build(running: int, online: int, pooled: int, policy: str, directory: Path) 
     for index in range(online):
         prompt = rng.integers(6, 32_000, PROMPT_TOKENS).tolist()
         core.handle(AddRequest(f"online-{index}", prompt, params, Tier.DEFAULT, -1e-6 * index, 10.0, 1.0))
-    stem = str(directory / "job")
-    with TokenFileWriter(stem) as writer:
-        for _ in range(pooled):
-            writer.append(rng.integers(6, 32_000, PROMPT_TOKENS).tolist())
     rows = list(range(pooled))
     before_bytes = resident_bytes()
     core.handle(AddBatch("job", stem, rows, [params], [0] * pooled, [], 1e9))
@@ -96,29 +110,122 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def measure(core: EngineCore, running: int, steps: int) -> dict[str, float]:
+@dataclass(slots=True, frozen=True)
+class StepTime:
+    """Of one step."""
+
+    plan_ms: float
+    """Plan, apply and commit."""
+    step_ms: float
+    """All of the host's work."""
+    cpu_ms: float
+    """The same without what neighbours on the machine took."""
+    num_collections: int
+    """Of garbage, of any generation."""
+    num_interrupted: int
+    num_faults: int
+    """Pages met for the first time."""
+
+    @property
+    def disturbances(self) -> list[str]:
+        """By what is not the work of the engine."""
+        found = {
+            "garbage collected": self.num_collections,
+            "interrupted": self.num_interrupted,
+            "new pages": self.num_faults,
+        }
+        return [name for name, count in found.items() if count]
+
+
+@dataclass(slots=True)
+class Disturbances:
+    """Counts what happened to this thread."""
+
+    _collections: int = 0
+    _last: tuple[int, int, int] = field(default=(0, 0, 0))
+
+    def watch(self) -> None:
+        gc.callbacks.append(self._collected)
+
+    def since_last(self) -> tuple[int, int, int]:
+        """Collections, interruptions and page faults since it was asked before."""
+        usage = resource.getrusage(resource.RUSAGE_THREAD)
+        now = (self._collections, usage.ru_nivcsw, usage.ru_minflt)
+        before, self._last = self._last, now
+        return now[0] - before[0], now[1] - before[1], now[2] - before[2]
+
+    def end(self) -> None:
+        gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        self._collections += phase == "stop"
+
+
+def measure(core: EngineCore, running: int, steps: int) -> list[StepTime]:
+    """Steps with so many requests running; garbage of the start-up is put aside, as the server does."""
     while core.scheduler.queues.num_running < running:
         core.step()
     for _ in range(20):
         core.step()
-    step_ms: list[float] = []
-    cpu_ms: list[float] = []
-    planning_and_commit_ms: list[float] = []
+    gc.collect()
+    gc.freeze()
+    disturbances = Disturbances()
+    disturbances.watch()
+    measured: list[StepTime] = []
     for _ in range(steps):
+        disturbances.since_last()
         start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         (stats,) = core.step().stats
-        cpu_ms.append((time.thread_time() - start_cpu_s) * 1e3)
-        step_ms.append((time.perf_counter() - start_s) * 1e3)
-        planning_and_commit_ms.append((stats.schedule_s + stats.commit_s) * 1e3)
+        cpu_ms = (time.thread_time() - start_cpu_s) * 1e3
+        step_ms = (time.perf_counter() - start_s) * 1e3
+        plan_ms = (stats.schedule_s + stats.commit_s) * 1e3
+        measured.append(StepTime(plan_ms, step_ms, cpu_ms, *disturbances.since_last()))
+    disturbances.end()
+    gc.unfreeze()
+    return measured
+
+
+def figures_of(measured: Sequence[StepTime]) -> dict[str, float]:
+    figures = {"step_mean_ms": statistics.fmean(each.step_ms for each in measured)}
+    of = {"step": "step_ms", "step_cpu": "cpu_ms", "plan_apply_commit": "plan_ms"}
+    for name, attribute in of.items():
+        values = [getattr(each, attribute) for each in measured]
+        figures |= {f"{name}_p50_ms": statistics.median(values), f"{name}_p99_ms": p99(values)}
+    return figures
+
+
+def p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+def bars(policy: str, pooled: int, steps: int, stem: str) -> list[dict[str, object]]:
+    """Each size beside its bar, printed as it comes."""
+    found: list[dict[str, object]] = []
+    for running, bar_ms in BARS_MS.items():
+        for online in (0, running // 4):
+            measured = measure(build(running, online, pooled, policy, stem), running, steps)
+            found.append({"running": running, "online": online} | verdict(measured, bar_ms))
+            print(json.dumps(found[-1]), flush=True)
+            for each in sorted(measured, key=lambda each: -each.plan_ms)[:NUM_SLOWEST]:
+                why = ", ".join(each.disturbances) or "undisturbed"
+                print(f"  {each.plan_ms:7.3f} ms, {each.cpu_ms:7.3f} of the processor for the whole step: {why}")
+    return found
+
+
+def verdict(measured: Sequence[StepTime], bar_ms: float) -> dict[str, object]:
+    """Quantiles of plan, apply and commit, and how many steps above the bar nothing outside the engine explains."""
+    times_ms = [each.plan_ms for each in measured]
+    above = [each for each in measured if each.plan_ms > bar_ms]
     return {
-        "step_mean_ms": statistics.fmean(step_ms),
-        "step_p50_ms": statistics.median(step_ms),
-        "step_p99_ms": statistics.quantiles(step_ms, n=100)[98],
-        # What neighbours on the machine take is not in these.
-        "step_cpu_p50_ms": statistics.median(cpu_ms),
-        "step_cpu_p99_ms": statistics.quantiles(cpu_ms, n=100)[98],
-        "plan_apply_commit_p50_ms": statistics.median(planning_and_commit_ms),
-        "plan_apply_commit_p99_ms": statistics.quantiles(planning_and_commit_ms, n=100)[98],
+        "p10_ms": round(statistics.quantiles(times_ms, n=10)[0], 3),
+        "p50_ms": round(statistics.median(times_ms), 3),
+        "p99_ms": round(p99(times_ms), 3),
+        "bar_p99_ms": bar_ms,
+        "holds": p99(times_ms) <= bar_ms,
+        "steps": len(measured),
+        "above_bar": len(above),
+        "above_bar_undisturbed": sum(not each.disturbances for each in above),
+        "disturbed": sum(bool(each.disturbances) for each in measured),
     }
 
 
@@ -133,30 +240,44 @@ def before(directory: Path, args: argparse.Namespace) -> dict[str, float]:
     return {name: value for name, value in figures.items() if name.endswith("_ms")}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, default=1000)
     parser.add_argument("--online", type=int, default=250)
     parser.add_argument("--pooled", type=int, default=400_000)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, help="(300; with --bars 1000)")
     parser.add_argument("--policy", default="neaptide")
     parser.add_argument("--before", type=Path)
     parser.add_argument("--profile", action="store_true", help="where the time goes")
+    parser.add_argument("--bars", action="store_true", help="all sizes that have a bar")
     args = parser.parse_args()
+    args.steps = args.steps or (1000 if args.bars else 300)
+    with tempfile.TemporaryDirectory() as directory:
+        stem = str(Path(directory) / "job")
+        write_pool(stem, args.pooled)
+        if args.bars:
+            found = bars(args.policy, args.pooled, args.steps, stem)
+            print(json.dumps({"policy": args.policy, "pooled": args.pooled, "sizes": found}))
+            return 0 if all(each["holds"] for each in found) else 1
+        one_size(args, stem)
+        return 0
+
+
+def one_size(args: argparse.Namespace, stem: str) -> None:
     result: dict[str, object] = {}
     if args.before is not None:
         result["before"] = before(args.before, args)
-    with tempfile.TemporaryDirectory() as directory:
-        core = build(args.running, args.online, args.pooled, args.policy, Path(directory))
-        figures = measure(core, args.running, args.steps)
-        if args.profile:
-            profile = cProfile.Profile()
-            profile.runcall(measure, core, args.running, args.steps)
-            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+    core = build(args.running, args.online, args.pooled, args.policy, stem)
+    figures = figures_of(measure(core, args.running, args.steps))
+    if args.profile:
+        profile = cProfile.Profile()
+        profile.runcall(measure, core, args.running, args.steps)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     for name, value in figures.items():
         print(f"{name:24} {value:8.3f}")
-    print(json.dumps({name: value for name, value in vars(args).items() if name != "before"} | figures | result))
+    given = {name: value for name, value in vars(args).items() if name not in ("before", "bars")}
+    print(json.dumps(given | figures | result))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

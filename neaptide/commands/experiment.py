@@ -41,6 +41,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--speed", type=float, metavar="X", help="with --trace: arrival times are divided by it (1)")
     keep_help = "tuned-rivals: keep every simulation in this file, and go on from those that it has"
     parser.add_argument("--keep", type=Path, metavar="FILE", help=keep_help)
+    likely_help = "tuned-rivals: only the rivals' points that did best in earlier sweeps"
+    parser.add_argument("--likely", action="store_true", help=likely_help)
     parser.add_argument(
         "--plot", type=Path, metavar="OUT.png", help="draw the experiment's plot into this file (.png, .pdf, .svg, ...)"
     )
@@ -85,8 +87,9 @@ class InputError(Exception):
 
 
 def _run(args: argparse.Namespace) -> ExperimentResult:
-    if args.keep is not None:
-        return run_kept(args.quick, _kept_runs(args.keep))
+    if args.name == TUNED_RIVALS:
+        kept = KeptRuns() if args.keep is None else _kept_runs(args.keep)
+        return run_kept(args.quick, kept, only_likely=args.likely)
     if args.trace is None:
         return load_experiment(args.name).run(args.quick)
     try:
@@ -105,8 +108,8 @@ def _kept_runs(path: Path) -> KeptRuns:
 def _check(args: argparse.Namespace) -> None:
     """What cannot be done is told before minutes of work. Raises ValueError with one line."""
     if args.name == "list":
-        if args.quick or any(given is not None for given in (args.trace, args.json, args.keep, args.plot)):
-            raise ValueError("list takes no --quick, --trace, --json, --keep or --plot")
+        if args.quick or args.likely or any(given is not None for given in (args.trace, args.json, args.keep, args.plot)):
+            raise ValueError("list takes no --quick, --likely, --trace, --json, --keep or --plot")
         return
     if args.name not in EXPERIMENT_NAMES:
         raise ValueError(f"there is no experiment {args.name!r}; there are: {', '.join(EXPERIMENT_NAMES)}")
@@ -116,6 +119,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--speed goes with --trace")
     if args.keep is not None and args.name != TUNED_RIVALS:
         raise ValueError(f"--keep goes with {TUNED_RIVALS}")
+    if args.likely and (args.quick or args.name != TUNED_RIVALS):
+        raise ValueError(f"--likely goes with {TUNED_RIVALS}, without --quick")
     for path in (args.json, args.keep):
         if path is not None:
             check_writable(path)

@@ -174,7 +174,7 @@ def test_the_json_line_is_printed_though_a_file_could_not_be_written(
     assert json.loads(shown.out.splitlines()[-1])["experiment"] == "made"
 
 
-@pytest.mark.parametrize("option", [["--json", "out.json"], ["--keep", "runs"], ["--plot", "out.png"], ["--quick"]])
+@pytest.mark.parametrize("option", [["--json", "out.json"], ["--keep", "runs"], ["--plot", "out.png"], ["--quick"], ["--likely"]])
 def test_list_refuses_what_it_would_ignore(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "list", *option]) == 2
     shown = capsys.readouterr()
@@ -248,6 +248,8 @@ def test_nan_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["golden", "--trace", "azure_conv_2023"], "--trace goes with forecast-coverage"),
         (["golden", "--keep", "runs"], "--keep goes with tuned-rivals"),
+        (["golden", "--likely"], "--likely goes with tuned-rivals, without --quick"),
+        (["tuned-rivals", "--likely", "--quick"], "--likely goes with tuned-rivals, without --quick"),
         (["forecast-coverage", "--speed", "2"], "--speed goes with --trace"),
         (["forecast-coverage", "--trace", "nowhere.csv"], "no trace 'nowhere.csv'"),
         (["forecast-coverage", "--trace", "azure_conv_2023", "--speed", "100"], "is too short: the forecasts need 200"),

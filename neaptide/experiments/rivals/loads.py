@@ -40,27 +40,32 @@ class Load:
         return self.name or self.trace
 
 
-CONV = Load("azure_conv_2023", (600.0, 660.0), 1.2, "sharegpt_lengths")
+CONV = Load("azure_conv_2023", (600.0, 840.0), 1.2, "sharegpt_lengths")
 LOADS = (
     CONV,
-    Load("azure_code_2023", (1133.0, 1193.0), 1.1, "loogle-qa-short"),
-    Load("mooncake_conversation", (600.0, 624.0), 0.4, "sharegpt_lengths", 32_768),
-    Load("servegen_r1_resampled", (600.0, 660.0), 1.6, "sharegpt_lengths"),
+    Load("azure_code_2023", (1133.0, 1353.0), 1.1, "loogle-qa-short"),
+    Load("mooncake_conversation", (600.0, 680.0), 0.4, "sharegpt_lengths", 32_768),
+    Load("servegen_r1_resampled", (600.0, 920.0), 1.6, "sharegpt_lengths"),
 )
-"""Chats, bursts of code completions with few tokens of output, long contexts, answers of a reasoning model."""
+"""Chats, bursts of code completions with few tokens of output, long contexts, answers of a reasoning model; 200 s each.
+In a minute what stands in the cache when the window opens may be worth 20%."""
 MOVING = (
-    Load("echo-day@0.01", (14_400.0, 50_400.0), 360.0, "sharegpt_lengths", name="day curve"),
-    Load("echo-day@2", (46_770.0, 46_830.0), 1.0, "sharegpt_lengths", name="burst"),
+    Load("echo-day@0.02", (14_400.0, 50_400.0), 180.0, "sharegpt_lengths", name="day curve"),
+    Load("echo-day@2", (46_700.0, 46_900.0), 1.0, "sharegpt_lengths", name="burst"),
     replace(
         CONV,
+        window_s=(600.0, 720.0),
         speed=0.6,
         context_tokens=32_768,
-        mixed_with=(replace(LOADS[1], speed=0.6), replace(LOADS[2], speed=0.24)),
+        mixed_with=(
+            replace(LOADS[1], window_s=(1133.0, 1253.0), speed=0.6),
+            replace(LOADS[2], window_s=(600.0, 648.0), speed=0.24),
+        ),
         name="mixed lengths",
     ),
 )
-"""From the trough to the peak of a made day, ten hours in 100 s; half a minute of the peak, then half a minute at twice
-of it; chats, code completions and long contexts at once."""
+"""From the trough to the peak of a made day, ten hours in 200 s; 100 s of the peak, then 100 s at twice of it; chats,
+code completions and long contexts at once, 200 s."""
 
 
 def scenario_of(load: Load) -> Scenario:

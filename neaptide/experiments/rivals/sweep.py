@@ -42,8 +42,8 @@ OURS = PolicyPoint("neaptide")
 RIVALS = ("priority", "fcfs")
 STEP_TOKENS = (512, 1024, 1536, 2048, 4096, 8192)
 SEATS = (128, 256, 1024)
-FIRST = tuple(
-    PolicyPoint("priority", *limits) for limits in ((1024, 256), (512, 256), (1024, 1024), (1536, 256), (2048, 1024))
+LIKELY = tuple(
+    PolicyPoint("priority", *limits) for limits in ((1024, 256), (512, 256), (1536, 256), (1024, 128), (2048, 128))
 )
 """Those that did best in earlier sweeps, or may: they are run on every trace before the others are on any."""
 CONCEDED = 0.01
@@ -57,9 +57,12 @@ class Size:
     loads: tuple[Load, ...]
     step_tokens: tuple[int, ...]
     seats: tuple[int, ...]
+    only: tuple[PolicyPoint, ...] | None = None
+    """Of the rivals' points; None is all of them."""
 
 
 FULL = Size((*LOADS, *MOVING), STEP_TOKENS, SEATS)
+ONLY_LIKELY = replace(FULL, only=LIKELY)
 QUICK = Size(
     (replace(CONV, window_s=(600.0, 610.0), offline="batchllm-2000-200-s4", warm_up_s=10.0),),
     STEP_TOKENS[::2],
@@ -114,9 +117,12 @@ def run(quick: bool) -> ExperimentResult:
     return run_kept(quick, KeptRuns())
 
 
-def run_kept(quick: bool, kept: KeptRuns) -> ExperimentResult:
-    """``run``, which goes on from the simulations that were kept and keeps those that it runs."""
-    size = QUICK if quick else FULL
+def run_kept(quick: bool, kept: KeptRuns, *, only_likely: bool = False) -> ExperimentResult:
+    """``run``, which goes on from the simulations that were kept and keeps those that it runs.
+
+    only_likely: the full form without the points of which little is expected.
+    """
+    size = QUICK if quick else ONLY_LIKELY if only_likely else FULL
     sweep = _Sweep(kept)
     runs = sweep.run(size)
     short = {load.title: sweep.limits(load) for load in size.loads if falls_short(runs[load.title])}
@@ -157,8 +163,10 @@ def settings(policy: str, step_tokens: Sequence[int], seats: Sequence[int]) -> l
 def in_turn(size: Size) -> Iterator[tuple[Load, PolicyPoint]]:
     """Every rival's points on every load, those first of which most is expected."""
     points = [point for rival in RIVALS for point in settings(rival, size.step_tokens, size.seats)]
-    first = [point for point in FIRST if point in points]
+    first = [point for point in LIKELY if point in points]
     yield from product(size.loads, first)
+    if size.only is not None:
+        return
     for rival in RIVALS:
         yield from product(size.loads, (point for point in points if point.policy == rival and point not in first))
 
@@ -197,7 +205,8 @@ class _Sweep:
             logging.getLogger(__name__).info("%s", name)
             scenario = self._scenario(load)
             scenario = replace(scenario, offline=()) if alone else scenario
-            return simulate(point.of(scenario), least_attainment=least_attainment).result
+            scenario = replace(point.of(scenario), with_bounds=point == OURS)
+            return simulate(scenario, least_attainment=least_attainment).result
 
         return Point(point, self._kept.run(f"{name}: {load}", code, least_attainment, simulated))
 

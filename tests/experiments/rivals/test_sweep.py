@@ -11,6 +11,7 @@ from neaptide.experiments.rivals.kept import KeptRuns
 from neaptide.experiments.rivals.loads import Load, scenario_of
 from neaptide.experiments.rivals.sweep import (
     FULL,
+    ONLY_LIKELY,
     OURS,
     Point,
     Runs,
@@ -114,11 +115,12 @@ def test_the_most_promising_points_come_before_all_others_on_every_load() -> Non
     points = list(in_turn(FULL))
     titles = [load.title for load in FULL.loads]
     assert len(points) == len(set(points)) == 7 * (17 + 17)
-    first = ["priority@1024x256", "priority@512x256", "priority@1024x1024", "priority@1536x256", "priority@2048x1024"]
+    first = ["priority@1024x256", "priority@512x256", "priority@1536x256", "priority@1024x128", "priority@2048x128"]
     assert [(load.title, str(point)) for load, point in points[:35]] == [
         (title, point) for title in titles for point in first
     ]
     assert [point.policy for _, point in points] == ["priority"] * 7 * 17 + ["fcfs"] * 7 * 17
+    assert list(in_turn(ONLY_LIKELY)) == points[:35]
 
 
 @pytest.fixture
@@ -174,3 +176,25 @@ def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypa
     again = sweep.run_kept(True, kept)
     assert kept.num_found == 5
     assert again.rows == whole.rows
+
+
+@pytest.mark.usefixtures("small")
+def test_the_likely_points_are_run_alone_if_asked_and_are_not_run_again_by_the_whole_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the 2 x 2 points of the whole; ours and ours alone besides, on two loads."""
+    likely = PolicyPoint("priority", 2048, 64)
+    whole = dataclasses.replace(sweep.QUICK, step_tokens=(1024, 2048))
+    monkeypatch.setattr(sweep, "LIKELY", (likely,))
+    monkeypatch.setattr(sweep, "FULL", whole)
+    monkeypatch.setattr(sweep, "ONLY_LIKELY", dataclasses.replace(whole, only=(likely,)))
+    result = sweep.run_kept(False, KeptRuns(tmp_path / "runs"), only_likely=True)
+    assert len((tmp_path / "runs").read_text().splitlines()) == 2 * 3
+    assert {name for points in result.data["runs"].values() for name in points} == {
+        "neaptide",
+        "online alone",
+        "priority@2048x64",
+    }
+    kept = KeptRuns(tmp_path / "runs")
+    sweep.run_kept(False, kept)
+    assert (kept.num_found, len((tmp_path / "runs").read_text().splitlines())) == (2 * 3, 2 * 6)
