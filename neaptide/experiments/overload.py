@@ -8,11 +8,13 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import DeviceProfile, load_profile
+from neaptide.experiments.price import price
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import poisson_arrivals
@@ -83,6 +85,11 @@ def run(quick: bool) -> ExperimentResult:
         "curves": {name: [_numbers(result) for result in curve] for name, curve in curves.items()},
     }
     notes = [
+        *(
+            f"{name} at {load:g}x: {one.offline_tokens_per_s:,.0f} offline tok/s; {price(one)}."
+            for name, curve in curves.items()
+            for load, one in zip(size.loads, curve, strict=True)
+        ),
         "The capacity counts no fixed cost of a step and no queue: goodput stays below it.",
         "A window that is short against an answer flatters: its last answers end behind it.",
         f"{PROFILE}, steps with {STEP_NOISE:.0%} noise, Poisson arrivals of {size.window_s:.0f} s, TTFT {TTFT_SLO_S:g} "
@@ -146,8 +153,11 @@ def _numbers(result: SimResult) -> dict[str, Any]:
         "attainment": result.online.attainment,
         "ttft_s": result.online.ttft_s,
         "tpot_s": result.online.tpot_s,
+        "itl_s": result.online.itl_s,
         "offline_tokens_per_s": result.offline.tokens_per_s,
-        "preemptions": result.preemptions.count_by_kind,
+        "longest_wait_s": result.offline.longest_wait_s,
+        "preemptions": msgspec.to_builtins(result.preemptions),
+        "wasted_tokens": result.wasted_tokens,
     }
 
 

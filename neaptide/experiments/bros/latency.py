@@ -23,6 +23,7 @@ from neaptide.experiments.bros.tables import (
     mean,
     of_lengths,
     plot_by_rate,
+    price_notes,
     runs_data,
     setting_notes,
     unfinished_notes,
@@ -58,6 +59,7 @@ def run(quick: bool) -> ExperimentResult:
     rows = [row for lengths in size.lengths for row in latency_rows(lengths, of_lengths(runs, lengths))]
     notes = [
         *(cell_note(cell, one, _shown, "ms/token, offline tokens/s, work") for cell, one in runs.items()),
+        *price_notes(runs, (OURS, VLLM)),
         *gap_notes(runs),
         *unfinished_notes(runs),
         *setting_notes(size, has_offline=True),

@@ -20,6 +20,7 @@ from neaptide.experiments.bros.setting import (
     Runs,
     Size,
 )
+from neaptide.experiments.price import price
 from neaptide.experiments.result import Row
 
 Value = Callable[[CellRuns], float]
@@ -64,6 +65,13 @@ def cell_note(cell: Cell, one: CellRuns, shown: Callable[[Outcome], str], what: 
     """A value of every policy in one cell."""
     parts = [f"{_label(name, one)} {shown(outcome)}" for name, outcome in one.by_policy.items()]
     return f"{cell}: {what}: {', '.join(parts)}."
+
+
+def price_notes(runs: Runs, policies: Iterable[str]) -> list[str]:
+    """Of these policies in every cell; ``data.runs`` has that of all."""
+    return [
+        f"{cell}, {policy}: {price(one.by_policy[policy].result)}." for cell, one in runs.items() for policy in policies
+    ]
 
 
 def _label(name: str, one: CellRuns) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from neaptide.experiments.echo import load
 from neaptide.experiments.echo.load import BASE, ECHO_LADDER, OURS, OnlineLoad, Window
+from neaptide.experiments.price import price
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.simulator import simulate
@@ -64,6 +65,8 @@ def run(quick: bool) -> ExperimentResult:
         "bs+e it says that it is slightly slower than its base.",
         "Logical tokens: one that was found in the cache counts, for every policy.",
         *(_ladder_note(name, runs) for name, runs in results.items()),
+        *(f"{name} under {policy}: {price(one)}." for name, runs in results.items() for policy, one in runs.items()),
+        f"{OURS}, online alone: {price(ours_alone)}.",
     ]
     return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(figure, results))
 

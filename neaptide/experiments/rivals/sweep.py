@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from neaptide.experiments.price import price
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
 from neaptide.experiments.rivals.loads import (
@@ -294,10 +295,10 @@ def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
         f"alone) at {one.ours.tokens_per_s:,.0f} offline tok/s; {_kept(one)}."
         for trace, one in runs.items()
     ]
-    trades = [f"{trace}, {name}: {_trade(point.result)}." for trace, one in runs.items() for name, point in _shown(one)]
+    prices = [f"{trace}, {name}: {price(point.result)}." for trace, one in runs.items() for name, point in _shown(one)]
     return [
         *lines,
-        *trades,
+        *prices,
         *[
             f"{trace}: a rival is faster. What ended the offline work of our steps: {why}."
             for trace, why in short.items()
@@ -309,7 +310,7 @@ def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
         "longer can (data.out_of_reach). Fewer step tokens than seats are left out: vLLM refuses them.",
         "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown. A "
         "policy that misses targets, as fcfs does, or fills its cache in the window may pass it.",
-        "Windows are of a minute: what stands in the cache when they open may be worth more than a policy "
+        "Windows are of 200 s: in a minute, what stands in the cache when it opens may be worth more than a policy "
         "(docs/experiments.md).",
         "What tokens/s were bought with is in data.runs for every other point.",
     ]
@@ -318,26 +319,6 @@ def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
 def _shown(one: TraceRuns) -> list[tuple[str, Point]]:
     best = [(str(point.point), point) for rival in RIVALS if (point := one.best(rival)) is not None]
     return [("online alone", one.alone), (str(one.ours.point), one.ours), *best]
-
-
-def _trade(result: SimResult) -> str:
-    """What the tokens/s were bought with."""
-    online, preemptions = result.online, result.preemptions
-    latencies = [
-        f"{name} {' / '.join(_ms(values[q]) for q in ('p50', 'p99'))} ms"
-        for name, values in (("TTFT", online.ttft_s), ("TPOT", online.tpot_s), ("gaps", online.itl_s))
-    ]
-    by_class = preemptions.count_by_class
-    return (
-        f"{', '.join(latencies)} (p50 / p99), {100 * (online.attainment['both_from_arrival'] or 0.0):.1f}% "
-        f"from arrival, {by_class['online']} online and {by_class['offline']} offline preemptions, "
-        f"{preemptions.recomputed_tokens:,} tokens dropped and {result.wasted_tokens:,} computed again, longest wait "
-        f"{result.offline.longest_wait_s or 0.0:.0f} s"
-    )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:,.0f}"
 
 
 def _kept(one: TraceRuns) -> str:
