@@ -42,6 +42,7 @@ def test_nobody_waits_longer_than_clients_do() -> None:
     assert refusals.wait_s("a", 0.1, GRACE_S + LONGEST_WAIT_S) == 0.0
 
 
+@pytest.mark.acceptance("A25", "refused requests one after another, as fast as answers come: a tenth of a core")
 @given(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=200))
 def test_one_who_waits_for_each_answer_takes_no_more_than_the_share(costs_s: list[float]) -> None:
     refusals, now_s, spent_s = Refusals(), 0.0, 0.0
