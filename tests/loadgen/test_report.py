@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.report.page import report
 from neaptide.loadgen.report.summary import summary
-from neaptide.loadgen.report.svg import Line, Plot, cumulative, figure, ticks
+from neaptide.loadgen.report.svg import ROW_HEIGHT, Line, Plot, cumulative, figure, ticks
 from neaptide.loadgen.run.samples import Watch
 from tests.loadgen.test_run import EASY, HARD, answered, given
 
@@ -130,6 +130,18 @@ def test_a_distribution_ends_at_all_of_them() -> None:
 def test_a_point_alone_is_drawn() -> None:
     drawn = figure(Plot("p", "s", "%", [Line("a", [0, 1, 2, 3], [5.0, None, 7.0, None])]))
     assert drawn.count("h0") == 2
+
+
+@pytest.mark.parametrize(
+    ("targets", "rows"),
+    [((500, 3500), [0, 0]), ((500, 900), [0, 1]), ((3900, 500, 600, 700, 3600), [0, 1, 2, 0, 1])],
+    ids=["apart", "close", "many"],
+)
+def test_names_of_targets_do_not_meet(targets: tuple[float, ...], rows: list[int]) -> None:
+    marks = [(f"target {target}", target) for target in targets]
+    drawn = figure(Plot("p", "ms", "%", [Line("a", [0, 4000], [0.0, 100.0])], x_marks=marks, y_max=100.0))
+    heights = [float(y) for y in re.findall(r"y='([\d.]+)'>target", drawn)]
+    assert [(max(heights) - y) / ROW_HEIGHT for y in heights] == rows
 
 
 def test_areas_stand_on_each_other() -> None:

@@ -10,6 +10,8 @@ from html import escape
 
 WIDTH, HEIGHT = 380, 230
 LEFT, RIGHT, TOP, BOTTOM = 48, 16, 10, 34
+CHAR_WIDTH, ROW_HEIGHT = 6.5, 13
+"""Of names inside a plot, about."""
 MOST_TICKS = 5
 LEAST_SPAN = 1e-9
 """Of an axis, relative to where it begins: less is a single value."""
@@ -79,14 +81,28 @@ def _svg(plot: Plot) -> str:
             below = ys
         else:
             parts.append(f"<path class='line s{k}' d='{frame.path(line.xs, ys)}'/>")
-    for name, x in plot.x_marks:
-        at = frame.x(x)
-        flip = at > WIDTH * 0.7
-        parts.append(f"<path class='mark' d='M{at:.1f} {TOP}V{HEIGHT - BOTTOM}'/>")
-        anchor = f"x='{at - 4 if flip else at + 4:.1f}' text-anchor='{'end' if flip else 'start'}'"
-        parts.append(f"<text {anchor} y='{HEIGHT - BOTTOM - 6}'>{escape(name)}</text>")
+    parts += _marks(plot.x_marks, frame)
     label = escape(f"{plot.title}: {plot.y_label} over {plot.x_label}", quote=True)
     return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{label}'>{''.join(parts)}</svg>"
+
+
+def _marks(marks: Sequence[tuple[str, float]], frame: "_Frame") -> list[str]:
+    """Upright lines with their names at the foot; a name that would meet another one stands above it."""
+    parts = []
+    rows: list[list[tuple[float, float]]] = []
+    for name, x in sorted(marks, key=lambda mark: mark[1]):
+        at = frame.x(x)
+        flip = at > WIDTH * 0.7
+        start = at - 4 - CHAR_WIDTH * len(name) if flip else at + 4
+        place = (start, start + CHAR_WIDTH * len(name))
+        free = (row for row, taken in enumerate(rows) if all(place[0] > b or place[1] < a for a, b in taken))
+        if (row := next(free, len(rows))) == len(rows):
+            rows.append([])
+        rows[row].append(place)
+        parts.append(f"<path class='mark' d='M{at:.1f} {TOP}V{HEIGHT - BOTTOM}'/>")
+        anchor = f"x='{at - 4 if flip else at + 4:.1f}' text-anchor='{'end' if flip else 'start'}'"
+        parts.append(f"<text {anchor} y='{HEIGHT - BOTTOM - 6 - ROW_HEIGHT * row}'>{escape(name)}</text>")
+    return parts
 
 
 def ticks(low: float, high: float) -> list[float]:
