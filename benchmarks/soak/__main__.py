@@ -37,6 +37,8 @@ from neaptide.commands.server_process import ServerProcess
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
 
+START_TIMEOUT_S = 1800.0
+"""It takes seconds, but this process and the server may be stopped."""
 SAMPLE_S = 2.0
 LONGEST_GAP_S = 3 * SAMPLE_S
 """Between samples; a longer one means that this process was stopped."""
@@ -158,7 +160,7 @@ def bars(memory: Memory, ledger: Ledger, left: dict[str, float], warm_up_s: floa
 async def soak(minutes: float, warm_up_minutes: float, seed: int, flags: Sequence[str] = ()) -> dict[str, Any]:
     memory, ledger = Memory(), Ledger()
     with tempfile.TemporaryDirectory() as directory:
-        server = ServerProcess(["--log-level", "warning", *flags], Path(directory))
+        server = ServerProcess(["--log-level", "warning", *flags], Path(directory), START_TIMEOUT_S)
         # No limit to waiting: this process may be stopped for longer than any that would make sense.
         async with server, httpx.AsyncClient(base_url=server.base_url, timeout=None) as http:
             (process,) = (p for p in psutil.Process().children() if "serve" in p.cmdline())
