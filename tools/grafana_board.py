@@ -1,4 +1,7 @@
-"""Writes the Grafana board: ``python -m tools.grafana_board``. A test says that the file is what this makes."""
+"""Writes the Grafana board: ``python -m tools.grafana_board``. A test says that the file is what this makes.
+
+Sums are over replicas where there are several; of the database's series there is one each.
+"""
 
 import json
 from pathlib import Path
@@ -55,19 +58,25 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
             for q in (50, 99)
         ),
     ),
-    ("Requests in flight, by tier", "short", False, (("{{tier}}", "neaptide_requests_in_flight"),)),
+    ("Requests in flight, by tier", "short", False, (("{{tier}}", "sum by (tier) (neaptide_requests_in_flight)"),)),
     (
         "Running and waiting",
         "short",
         False,
-        (("{{class}} running", "neaptide_requests_running"), ("{{class}} waiting", "neaptide_requests_waiting")),
+        (
+            ("{{class}} running", "sum by (class) (neaptide_requests_running)"),
+            ("{{class}} waiting", "sum by (class) (neaptide_requests_waiting)"),
+        ),
     ),
-    ("KV blocks", "short", True, (("{{state}}", "neaptide_kv_blocks"),)),
+    ("KV blocks", "short", True, (("{{state}}", "sum by (state) (neaptide_kv_blocks)"),)),
     (
         "Headroom: held by online work against what is kept for it",
         "short",
         False,
-        (("held", 'neaptide_kv_blocks{state="online"}'), ("kept, by the forecast", "neaptide_kv_reserved_blocks")),
+        (
+            ("held", 'sum(neaptide_kv_blocks{state="online"})'),
+            ("kept, by the forecast", "sum(neaptide_kv_reserved_blocks)"),
+        ),
     ),
     (
         "Preemptions",
@@ -80,11 +89,14 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         "s",
         False,
         (
-            ("predicted", "rate(neaptide_steps_predicted_seconds_total[1m]) / rate(neaptide_steps_total[1m])"),
+            (
+                "predicted",
+                "sum(rate(neaptide_steps_predicted_seconds_total[1m])) / sum(rate(neaptide_steps_total[1m]))",
+            ),
             (
                 "measured",
-                'rate(neaptide_step_seconds_sum{phase="total"}[1m]) '
-                '/ rate(neaptide_step_seconds_count{phase="total"}[1m])',
+                'sum(rate(neaptide_step_seconds_sum{phase="total"}[1m])) '
+                '/ sum(rate(neaptide_step_seconds_count{phase="total"}[1m]))',
             ),
         ),
     ),
@@ -95,10 +107,13 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         (
             (
                 "error",
-                "rate(neaptide_step_prediction_error_ratio_sum[5m]) "
-                "/ rate(neaptide_step_prediction_error_ratio_count[5m])",
+                "sum(rate(neaptide_step_prediction_error_ratio_sum[5m])) "
+                "/ sum(rate(neaptide_step_prediction_error_ratio_count[5m]))",
             ),
-            ("within margin", "rate(neaptide_steps_within_margin_total[5m]) / rate(neaptide_steps_total[5m])"),
+            (
+                "within margin",
+                "sum(rate(neaptide_steps_within_margin_total[5m])) / sum(rate(neaptide_steps_total[5m]))",
+            ),
         ),
     ),
     (
@@ -108,7 +123,8 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         (
             (
                 "found",
-                "rate(neaptide_prefix_cache_hit_tokens_total[5m]) / rate(neaptide_prefix_cache_query_tokens_total[5m])",
+                "sum(rate(neaptide_prefix_cache_hit_tokens_total[5m])) "
+                "/ sum(rate(neaptide_prefix_cache_query_tokens_total[5m]))",
             ),
         ),
     ),
@@ -127,14 +143,14 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
             ("age of the oldest", "neaptide_batch_oldest_age_seconds"),
         ),
     ),
-    ("Batches by outlook", "short", True, (("{{outlook}}", "neaptide_batches_by_outlook"),)),
+    ("Batches by outlook", "short", True, (("{{outlook}}", "sum by (outlook) (neaptide_batches_by_outlook)"),)),
     (
         "Refused and failed",
         "short",
         False,
         (
             ("refused, {{tier}}", "sum by (tier) (rate(neaptide_admission_rejected_total[5m]))"),
-            ("engine errors, {{code}}", "rate(neaptide_engine_errors_total[5m])"),
+            ("engine errors, {{code}}", "sum by (code) (rate(neaptide_engine_errors_total[5m]))"),
             ("HTTP 5xx", 'sum(rate(neaptide_http_requests_total{code=~"5.."}[5m]))'),
         ),
     ),
@@ -142,16 +158,16 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         "Operator",
         "short",
         False,
-        (("offline work paused", "neaptide_besteffort_paused"), ("disk failing", "neaptide_storage_failing")),
+        (("offline work paused", "max(neaptide_besteffort_paused)"), ("disk failing", "max(neaptide_storage_failing)")),
     ),
-    ("Connections", "short", False, (("open", "neaptide_connections"),)),
+    ("Connections", "short", False, (("open", "sum(neaptide_connections)"),)),
     (
         "Shadow: both targets met, as it was and as it would have been",
         "percentunit",
         False,
         (
-            ("as it was", "neaptide_shadow_real_attainment_ratio"),
-            ("under {{policy}}", "neaptide_shadow_attainment_ratio"),
+            ("as it was", "avg(neaptide_shadow_real_attainment_ratio)"),
+            ("under {{policy}}", "avg by (policy) (neaptide_shadow_attainment_ratio)"),
         ),
     ),
     (
@@ -159,8 +175,8 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         "short",
         False,
         (
-            ("as it was", "neaptide_shadow_real_offline_tokens_per_second"),
-            ("under {{policy}}", "neaptide_shadow_offline_tokens_per_second"),
+            ("as it was", "sum(neaptide_shadow_real_offline_tokens_per_second)"),
+            ("under {{policy}}", "sum by (policy) (neaptide_shadow_offline_tokens_per_second)"),
         ),
     ),
     (
@@ -168,8 +184,8 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         "s",
         False,
         (
-            ("age of the window", "neaptide_shadow_age_seconds"),
-            ("processor seconds a minute", "60 * rate(neaptide_shadow_cpu_seconds_total[10m])"),
+            ("age of the window", "max(neaptide_shadow_age_seconds)"),
+            ("processor seconds a minute", "60 * sum(rate(neaptide_shadow_cpu_seconds_total[10m]))"),
         ),
     ),
     ("Replicas", "short", True, (("{{state}}", "neaptide_cluster_replicas"),)),

@@ -219,6 +219,27 @@ function showFigures() {
   say((paused ? "offline work is paused by the operator" : "serving") + (failing ? "; the disk refuses data of batches" : ""), failing);
 }
 
+// Before several servers: their series have their names, and sums are all of theirs.
+function replicasOf(samples) {
+  return (samples.get("neaptide_cluster_replica_ready") || []).map(([labels, ready]) => [labels.replica, ready > 0]);
+}
+
+function showReplicas() {
+  const now = history[history.length - 1], before = history[Math.max(0, history.length - 6)];
+  const replicas = replicasOf(now.samples);
+  at("cluster").hidden = replicas.length === 0;
+  at("replicas").replaceChildren(...replicas.map(([replica, ready]) => row([
+    replica,
+    ready ? "taken" : "not taken",
+    String(sum(now.samples, "neaptide_cluster_requests_in_flight", { replica })),
+    ready ? ms(sum(now.samples, "neaptide_cluster_free_slack_seconds", { replica })) : "–",
+    short(rate(before, now, "neaptide_step_tokens_total", { replica, class: "online" })),
+    short(rate(before, now, "neaptide_step_tokens_total", { replica, class: "offline" })),
+    short(sum(now.samples, "neaptide_cluster_requests_total", { replica })),
+    short(sum(now.samples, "neaptide_cluster_lost_requests_total", { replica })),
+  ])));
+}
+
 function say(text, bad) {
   const state = at("state");
   if (state.textContent !== text) state.textContent = text;
@@ -229,6 +250,10 @@ function showShadow(samples) {
   const known = (name, labels) => Number.isNaN(sum(samples, name, labels)) ? null : sum(samples, name, labels);
   const count = (value) => value === null ? "–" : short(value);
   const gain = (value) => value === null ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "") + short(Math.abs(value));
+  if (replicasOf(samples).length > 0) {
+    at("shadownote").textContent = "Each replica simulates its own traffic: its page says what comes of it.";
+    return;
+  }
   const length = sum(samples, "neaptide_shadow_window_seconds");
   const rows = length > 0 ? OTHERS.map((policy) => {
     const won = known("neaptide_shadow_won_offline_tokens", { policy });
@@ -295,6 +320,7 @@ async function refresh() {
     history.push({ s: performance.now() / 1000, samples: parse(await reply.text()) });
     if (history.length > KEPT) history.shift();
     showFigures();
+    showReplicas();
     showPlots();
     showShadow(history[history.length - 1].samples);
     await showBatches();

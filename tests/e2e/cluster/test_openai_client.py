@@ -1,12 +1,14 @@
 """The suite of the real ``openai`` client for files and batches, on the embedded model: before two replicas behind one
-address it passes as before one server."""
+address, that of ``neaptide cluster`` or Ray's, it passes as before one server."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 
 from tests.e2e.cluster.machine import RunningCluster
+from tests.e2e.cluster.ray_machine import RayCluster, needs_ray
 from tests.e2e.conftest import KEYS
 from tests.e2e.test_openai_batches import (  # noqa: F401
     test_a_batch_of_completions,
@@ -31,15 +33,28 @@ from tests.postgres import PostgresServer
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture(scope="module")
-def embedded(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+SETTINGS: dict[str, Any] = {
+    "shadow": "off",
+    "max_model_len": 2048,
+    "served_model_name": "neaptide/tiny",
+    "dtype": "float32",
+    "profile": "cpu-neaptide-tiny",
+}
+
+
+@pytest.fixture(scope="module", params=["machine", pytest.param("ray", marks=needs_ray)])
+def embedded(
+    request: pytest.FixtureRequest, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningCluster]:
     """In place of the one server of this name."""
-    flags = ["--store", postgres_server.url(postgres_server.new_database()), "--shadow", "off"]
-    flags += ["--max-model-len", "2048", "--served-model-name", "neaptide/tiny", "--dtype", "float32"]
-    flags += ["--profile", "cpu-neaptide-tiny"]
-    for key in KEYS:
-        flags += ["--api-key", key]
-    cluster = RunningCluster(tmp_path_factory.mktemp("embedded-cluster"), *flags, env={})
+    settings = SETTINGS | {"store": postgres_server.url(postgres_server.new_database())}
+    directory = tmp_path_factory.mktemp("embedded-cluster")
+    if request.param == "ray":
+        cluster: RunningCluster = RayCluster(directory, settings | {"api_key": list(KEYS)}, env={})
+    else:
+        flags = [*settings.items(), *(("api_key", key) for key in KEYS)]
+        words = [word for name, value in flags for word in (f"--{name.replace('_', '-')}", str(value))]
+        cluster = RunningCluster(directory, *words, env={})
     cluster.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
     with cluster:
         yield cluster

@@ -39,6 +39,8 @@ class ScriptedReplica:
         """The key of the last one."""
         self.is_silent = False
         """Questions are not answered."""
+        self.page: str | None = ""
+        """Its series; None: it fails to say them."""
         self.status = 200
         """Of what it says of itself."""
         self.received: list[tuple[str, str, bytes]] = []
@@ -56,6 +58,11 @@ class ScriptedReplica:
         return f"http://127.0.0.1:{self.live.port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/metrics":
+            status = 500 if self.page is None else 200
+            await begin(send, status, media_type="text/plain; version=0.0.4; charset=utf-8")
+            await say(send, self.page or "", is_last=True)
+            return
         if scope["path"] != "/figures":
             await self.handler(self, scope, receive, send)
             return

@@ -1,0 +1,67 @@
+"""Ray Serve on this machine: two replicas as actors, behind its proxy. For tests where Ray is installed."""
+
+import importlib.util
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.e2e.cluster.machine import RunningCluster
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (pip install neaptide[cluster])")
+MANIFEST = Path(__file__).parents[3] / "deploy" / "ray" / "serve.yaml"
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Sockets below it must have short names.
+    "RAY_TMPDIR": "/tmp",
+    # On a machine that others use its processes may take minutes to come up: longer than it waits for them by default.
+    "RAY_agent_register_timeout_ms": "280000",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "280",
+}
+
+
+def local_manifest(port: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """``deploy/ray/serve.yaml`` for a machine of any size."""
+    manifest: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())
+    manifest["http_options"] = {"host": "127.0.0.1", "port": port}
+    (application,) = manifest["applications"]
+    application["args"] = application["args"] | arguments
+    for deployment in application["deployments"]:
+        deployment["ray_actor_options"] = {"num_cpus": 0}
+    return manifest
+
+
+class RayCluster(RunningCluster):
+    """A Ray of its own, which ends with the context."""
+
+    def __init__(self, directory: Path, arguments: dict[str, Any], env: dict[str, str]) -> None:
+        """``arguments``: settings by name, beside those of the manifest."""
+        super().__init__(directory, env=env)
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / "serve.yaml"
+        arguments = arguments | {"data_dir": str(self.data_dir), "blobs": (directory / "blobs").as_uri()}
+        path.write_text(yaml.safe_dump(local_manifest(self.port, arguments)))
+        self._command = [sys.executable, str(Path(__file__).with_name("small_ray.py")), str(path)]
+        self._env |= RAY_VARIABLES
+
+    def replica(self, name: str) -> psutil.Process:
+        port = next(one["url"] for one in self.shown() if one["name"] == name).rpartition(":")[2]
+        for process in psutil.process_iter():
+            try:
+                if any(str(one.laddr.port) == port for one in process.net_connections("tcp") if one.status == "LISTEN"):
+                    return process
+            except psutil.Error:
+                continue
+        raise AssertionError(f"no process listens for {name}")
+
+    def __exit__(self, *exc: Any) -> None:
+        # Ctrl-C is what ends ``serve run`` in good order.
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGINT)
+        super().__exit__(*exc)
