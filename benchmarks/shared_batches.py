@@ -166,7 +166,7 @@ async def run_form(args: argparse.Namespace, form: str, directory: Path) -> Figu
             await stack.enter_async_context(ServerProcess(flags, directory / str(number), LONGEST_START_S))
             for number in range(FORMS[form])
         ]
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=servers[0].base_url, timeout=60.0))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=servers[0].base_url, timeout=None))
         batch_id = await begin_batch(http, lines_of(args.lines, args.output_tokens))
         watch = Watch(servers, http, postmaster_of(args.store))
         return await watch.run(batch_id, args.output_tokens, args.max_num_seqs)
@@ -178,6 +178,7 @@ async def measure(args: argparse.Namespace) -> dict[str, list[Figures]]:
         for form in args.forms:
             with tempfile.TemporaryDirectory() as directory:
                 found[form].append(await run_form(args, form, Path(directory)))
+            print(f"{form}: {found[form][-1]}", file=sys.stderr, flush=True)
     return found
 
 
