@@ -139,7 +139,7 @@ async def measure(plan: Plan, turns: int) -> dict[str, Any]:
             "attainment_of_other_minus_real": _minus(other["shadow"][0], itself["real"][0]) if other else None,
             "offline_of_other_vs_real": _over(other["shadow"][1], itself["real"][1]) if other else None,
             "core_share": round(statistics.mean(cores), 5),
-            "tpot_p99_vs_without": _over(*map(statistics.mean, tpots_ms)) if turns else None,
+            "tpot_p99_vs_without": _over(*[statistics.mean(each) for each in tpots_ms]) if turns else None,
         },
         "rate_rps": round(plan.rate_rps, 3),
         "targets_ms": targets_ms,

@@ -23,6 +23,8 @@ SMALL = 9
 """Points of a font."""
 MOST_OF_OURS = 2.5
 """The axis ends at so many times our slowest point, unless all rivals come before."""
+FOOT = 0.08
+"""Of the height: a name below such a point would lie on the axis."""
 NOTE = {"textcoords": "offset points", "fontsize": SMALL}
 
 
@@ -83,12 +85,21 @@ def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str) -> None:
     for point in ours:
         at = getattr(point, latency), point.offline_tokens_per_s
         axes.plot(*at, "o", color=OURS)
-        axes.annotate(f"{point.over_alone:g}x", at, xytext=(4, -12), color=OURS, **NOTE)
+        place = place_of_note(point.offline_tokens_per_s / most)
+        axes.annotate(f"{point.over_alone:g}x", at, xytext=place, color=OURS, **NOTE)
     for rival, (colour, marker) in rivals_of(curve):
         draw_rival(axes, rival, getattr(rival, latency), edge_ms, colour, marker)
     axes.tick_params(labelsize=SMALL, colors=TEXT)
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def place_of_note(height: float) -> tuple[int, int]:
+    """Points right of and above a point of ours: below the line, but not among the figures of the axis.
+
+    height: of the point, as a share of the highest one.
+    """
+    return (4, -12) if height > FOOT else (8, 3)
 
 
 def edge_of(curve: Mapping[str, Any], latency: str) -> float:
