@@ -204,7 +204,7 @@ def bars(policy: str, pooled: int, steps: int, stem: str) -> list[dict[str, obje
     for running, bar_ms in BARS_MS.items():
         for online in (0, running // 4):
             measured = measure(build(running, online, pooled, policy, stem), running, steps)
-            found.append({"running": running, "online": online} | verdict(measured, bar_ms))
+            found.append({"running": running, "online": online, **verdict(measured, bar_ms)})
             print(json.dumps(found[-1]), flush=True)
             for each in sorted(measured, key=lambda each: -each.plan_ms)[:NUM_SLOWEST]:
                 why = ", ".join(each.disturbances) or "undisturbed"

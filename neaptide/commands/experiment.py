@@ -108,7 +108,11 @@ def _kept_runs(path: Path) -> KeptRuns:
 def _check(args: argparse.Namespace) -> None:
     """What cannot be done is told before minutes of work. Raises ValueError with one line."""
     if args.name == "list":
-        if args.quick or args.likely or any(given is not None for given in (args.trace, args.json, args.keep, args.plot)):
+        if (
+            args.quick
+            or args.likely
+            or any(given is not None for given in (args.trace, args.json, args.keep, args.plot))
+        ):
             raise ValueError("list takes no --quick, --likely, --trace, --json, --keep or --plot")
         return
     if args.name not in EXPERIMENT_NAMES:

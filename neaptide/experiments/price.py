@@ -10,12 +10,12 @@ def price(result: SimResult) -> str:
         f"{name} {' / '.join(_ms(values[q]) for q in ('p50', 'p99'))} ms"
         for name, values in (("TTFT", online.ttft_s), ("TPOT", online.tpot_s), ("gaps", online.itl_s))
     ]
-    kinds = preemptions.count_by_kind
+    kinds, of_class = preemptions.count_by_kind, preemptions.count_by_class
     return (
         f"{', '.join(latencies)} (p50 / p99), {_percent(online.attainment['both'])} both targets, "
         f"{_percent(online.attainment['both_from_arrival'])} from arrival; preempted {kinds['recompute']:,} "
-        f"({preemptions.count_by_class['online']:,} online), lost slots {kinds['checkpoint']:,}, swapped out "
-        f"{kinds['swap']:,}; {preemptions.recomputed_tokens:,} tokens dropped, {result.wasted_tokens:,} computed again, "
+        f"({of_class['online']:,} online), lost slots {kinds['checkpoint']:,}, swapped out {kinds['swap']:,}; "
+        f"{preemptions.recomputed_tokens:,} tokens dropped, {result.wasted_tokens:,} computed again, "
         f"{preemptions.swapped_blocks:,} blocks copied, longest wait {offline.longest_wait_s or 0.0:.0f} s"
     )
 

@@ -174,7 +174,9 @@ def test_the_json_line_is_printed_though_a_file_could_not_be_written(
     assert json.loads(shown.out.splitlines()[-1])["experiment"] == "made"
 
 
-@pytest.mark.parametrize("option", [["--json", "out.json"], ["--keep", "runs"], ["--plot", "out.png"], ["--quick"], ["--likely"]])
+@pytest.mark.parametrize(
+    "option", [["--json", "out.json"], ["--keep", "runs"], ["--plot", "out.png"], ["--quick"], ["--likely"]]
+)
 def test_list_refuses_what_it_would_ignore(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "list", *option]) == 2
     shown = capsys.readouterr()

@@ -22,4 +22,6 @@ def test_goodput_holds_at_one_and_a_half_times_the_capacity(monkeypatch: pytest.
     assert min(goodput.values()) > 0.85
     prices = [note for note in result.notes if "longest wait" in note]
     assert [note.split(":")[0] for note in prices] == ["2000/150 alone at 1.5x", "2000/150 beside a flood at 1.5x"]
-    assert all(set(found) >= {"itl_s", "longest_wait_s", "wasted_tokens"} for found in result.data["curves"]["2000/150 alone"])
+    assert all(
+        set(found) >= {"itl_s", "longest_wait_s", "wasted_tokens"} for found in result.data["curves"]["2000/150 alone"]
+    )

@@ -56,7 +56,9 @@ def test_what_there_was_none_of_has_no_figure(result: SimResult) -> None:
 
 def test_a_cell_of_bros_has_it_for_each_policy_that_is_asked_for(result: SimResult) -> None:
     runs: Any = {
-        cell(3.0): SimpleNamespace(by_policy=dict.fromkeys(("neaptide", "fcfs", "bros"), SimpleNamespace(result=result)))
+        cell(3.0): SimpleNamespace(
+            by_policy=dict.fromkeys(("neaptide", "fcfs", "bros"), SimpleNamespace(result=result))
+        )
     }
     assert price_notes(runs, ("neaptide", "fcfs")) == [
         f"{cell(3.0)}, neaptide: {SAID}.",

@@ -65,8 +65,7 @@ def run(quick: bool) -> ExperimentResult:
         "bs+e it says that it is slightly slower than its base.",
         "Logical tokens: one that was found in the cache counts, for every policy.",
         *(_ladder_note(name, runs) for name, runs in results.items()),
-        *(f"{name} under {policy}: {price(one)}." for name, runs in results.items() for policy, one in runs.items()),
-        f"{OURS}, online alone: {price(ours_alone)}.",
+        *_price_notes(results, ours_alone),
     ]
     return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(figure, results))
 
@@ -105,6 +104,11 @@ def _ladder_note(name: str, runs: dict[str, SimResult]) -> str:
     holds = all(_speed(runs[a]) < _speed(runs[b]) for a, b in pairs)
     verdict = "every rung is faster than the one below" if holds else "not every rung is faster than the one below"
     return f"{name}, offline tokens/s: {BASE} {_speed(runs[BASE]):,.0f} {steps}; {verdict}."
+
+
+def _price_notes(results: dict[str, dict[str, SimResult]], alone: SimResult) -> list[str]:
+    beside = [f"{name} under {policy}: {price(one)}." for name, runs in results.items() for policy, one in runs.items()]
+    return [*beside, f"{OURS}, online alone: {price(alone)}."]
 
 
 def _numbers(result: SimResult) -> dict[str, Any]:

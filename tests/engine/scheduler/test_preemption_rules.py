@@ -4,11 +4,14 @@ After every step the harness counts again: blocks are free, cached or held, and 
 and run.
 """
 
+import random
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +53,8 @@ class Rules:
     """Looks at every draft before it is applied."""
 
     def __init__(self, harness: Harness) -> None:
-        self.num_victims = 0
+        self.victims: Counter[tuple[str, str]] = Counter()
+        """By the classes of the one that made way and of the one that it made way for."""
         self._evicted: dict[tuple[str, int], set[str]] = {}
         """By an offline request's id and admission, the ids of those that made way for it."""
         scheduler = harness.core.scheduler
@@ -78,7 +82,7 @@ class Rules:
         assert not victims, "somebody made way for a request that still does not fit"
 
     def _check_pair(self, requester: Request, victim: Request) -> None:
-        self.num_victims += 1
+        self.victims[victim.request_class.name, requester.request_class.name] += 1
         if victim.is_online:
             assert requester.is_online, "an online request made way for an offline one"
             assert deadline_order(victim) > deadline_order(requester), "made way for one that is due later"
@@ -117,6 +121,27 @@ def test_victims_are_of_lower_rank_and_make_way_for_what_then_fits(load: list[Ar
         run(load, Path(directory))
 
 
+def crowd(rng: random.Random) -> list[Arrival]:
+    """Prompts of half the cache at almost every step: more than drawn loads, which are small, it takes memory away."""
+    return [
+        Arrival(
+            rng.choice(list(Tier)),
+            rng.randint(8, 36),
+            rng.randint(6, 24),
+            rng.choice([0.02, 0.1, 1.0]),
+            rng.choice([0.01, 0.03, 0.2]),
+            rng.randint(0, 2),
+        )
+        for _ in range(12)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_so_they_are_in_crowds_where_requests_of_every_class_make_way(seed: int, tmp_path: Path) -> None:
+    victims = run(crowd(random.Random(seed)), tmp_path).victims
+    assert set(victims) >= {("OFFLINE", "ONLINE"), ("OFFLINE", "OFFLINE"), ("ONLINE", "ONLINE")}
+
+
 def test_no_younger_one_makes_way_where_an_older_one_would_have_to_as_well(tmp_path: Path) -> None:
     """The first load that was found to drop a request for nothing."""
     found = [(18, 7, 3), (35, 7, 2), (4, 10, 1), (14, 7, 0), (35, 5, 3), (26, 12, 2), (35, 6, 0), (29, 11, 0)]
@@ -125,7 +150,7 @@ def test_no_younger_one_makes_way_where_an_older_one_would_have_to_as_well(tmp_p
 
 def test_such_loads_have_victims_of_every_kind(tmp_path: Path) -> None:
     """Else the rules above would hold of nothing."""
-    crowd = [Arrival(Tier.FLEX, 20, 12, 1.0, 0.2, 0) for _ in range(4)]
+    rows = [Arrival(Tier.FLEX, 20, 12, 1.0, 0.2, 0) for _ in range(4)]
     chats = [Arrival(Tier.DEFAULT, 30, 12, ttft_s, 0.2, 2) for ttft_s in (1.0, 0.1)]
-    counts = [run(load, tmp_path).num_victims for load in (crowd, crowd + chats)]
+    counts = [run(load, tmp_path).victims.total() for load in (rows, rows + chats)]
     assert all(fewer < more for fewer, more in pairwise([0, *counts]))

@@ -1,5 +1,7 @@
 """Blocks with two tenants: which slots are whose, what goes to host memory, and where it comes back to."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,7 +168,12 @@ def test_every_token_is_where_its_request_reads_it_whatever_happens(
 ) -> None:
     """No slot has two owners, no block is lost, and what is read is what was written, through every copy: ``Bench``
     looks at it in every step. Drafts foretell what happens."""
-    bench = Bench(num_blocks, num_host_blocks)
+    play(history, Bench(num_blocks, num_host_blocks))
+
+
+def play(history: list[Move], bench: Bench) -> int:
+    """Returns how often an offline tenant lost slots to an online one."""
+    num_checkpointed = 0
     for number, (kind, which, counts) in enumerate(history):
         live = list(bench.num_tokens)
         one = live[which % len(live)] if live else None
@@ -179,4 +186,15 @@ def test_every_token_is_where_its_request_reads_it_whatever_happens(
         elif kind == "step" and one is not None:
             parts = zip(live[which % len(live) :], counts, strict=False)
             # As in BROS: the online ones take their slots last.
-            bench.step(*sorted(parts, key=lambda part: part[0].is_online))
+            copies = bench.step(*sorted(parts, key=lambda part: part[0].is_online))
+            num_checkpointed += copies.num_checkpointed
+    return num_checkpointed
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_so_it_is_in_long_histories_in_which_slots_are_lost_to_others(seed: int) -> None:
+    """Drawn histories are short: in few of them an online tenant takes slots that an offline one has."""
+    rng = random.Random(seed)
+    kinds = ["start a", "start A", *["step"] * 12, "swap", "end", "end"]
+    history = [(rng.choice(kinds), rng.randrange(6), [rng.randrange(4) for _ in range(4)]) for _ in range(300)]
+    assert play(history, Bench(num_blocks=5, num_host_blocks=6)) > 0

@@ -89,3 +89,13 @@ def test_the_ladder_is_told_as_measured(speeds: tuple[float, ...], verdict: str)
     assert note.startswith(
         f"set, offline tokens/s: priority-v0 100 {'<' if speeds[1] > 100 else '>='} bs+e {speeds[1]:.0f}"
     )
+
+
+def test_under_the_table_stands_what_each_policy_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "price", lambda one: f"{one.offline_tokens_per_s:g} at a price")
+    runs = {"echo": result(3.0), "neaptide": result(4.0)}
+    assert experiment._price_notes({"loogle-qa-short": runs}, result(0.0)) == [
+        "loogle-qa-short under echo: 3 at a price.",
+        "loogle-qa-short under neaptide: 4 at a price.",
+        "neaptide, online alone: 0 at a price.",
+    ]
