@@ -7,6 +7,7 @@ the right edge, with an arrow and its figure.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ MOST_OF_OURS = 2.5
 """The axis ends at so many times our slowest point, unless all rivals come before."""
 FOOT = 0.08
 """Of the height: a name below such a point would lie on the axis."""
+LEAST_APART = 0.09
+"""Names of rivals at the edge, as a share of the highest point."""
 NOTE = {"textcoords": "offset points", "fontsize": SMALL}
 
 
@@ -87,8 +90,14 @@ def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str) -> None:
         axes.plot(*at, "o", color=OURS)
         place = place_of_note(point.offline_tokens_per_s / most)
         axes.annotate(f"{point.over_alone:g}x", at, xytext=place, color=OURS, **NOTE)
-    for rival, (colour, marker) in rivals_of(curve):
-        draw_rival(axes, rival, getattr(rival, latency), edge_ms, colour, marker)
+    rivals = rivals_of(curve)
+    beyond = [(rival, colour) for rival, (colour, _) in rivals if getattr(rival, latency) > edge_ms]
+    for rival, (colour, marker) in rivals:
+        if getattr(rival, latency) <= edge_ms:
+            axes.plot(getattr(rival, latency), rival.offline_tokens_per_s, marker, color=colour)
+    heights = apart([rival.offline_tokens_per_s for rival, _ in beyond], LEAST_APART * most)
+    for (rival, colour), height in zip(beyond, heights, strict=True):
+        draw_beyond(axes, rival, getattr(rival, latency), (edge_ms, height), colour)
     axes.tick_params(labelsize=SMALL, colors=TEXT)
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
@@ -113,12 +122,19 @@ def edge_of(curve: Mapping[str, Any], latency: str) -> float:
     return MOST_OF_OURS * our_last_ms if is_cut else 1.08 * last_ms
 
 
-def draw_rival(axes: Any, rival: Point, at_ms: float, edge_ms: float, colour: str, marker: str) -> None:
-    if at_ms <= edge_ms:
-        axes.plot(at_ms, rival.offline_tokens_per_s, marker, color=colour)
-        return
-    at = (edge_ms, rival.offline_tokens_per_s)
-    axes.plot(*at, ">", color=colour, clip_on=False)
+def apart(heights: Sequence[float], least: float) -> list[float]:
+    """Heights for the names of points at these heights, in their order and at least so far from each other."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    placed = list(heights)
+    for below, above in pairwise(order):
+        placed[above] = max(placed[above], placed[below] + least)
+    moved = sum(placed) - sum(heights)
+    return [height - moved / len(heights) for height in placed]
+
+
+def draw_beyond(axes: Any, rival: Point, at_ms: float, note_at: tuple[float, float], colour: str) -> None:
+    """A rival that is slower than the axis is long: an arrow at its height, and its figure."""
+    axes.plot(note_at[0], rival.offline_tokens_per_s, ">", color=colour, clip_on=False)
     text = "never ends" if math.isinf(at_ms) else f"{at_ms:,.0f} ms"
     box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
-    axes.annotate(text, at, xytext=(-7, 0), ha="right", va="center", color=colour, bbox=box, **NOTE)
+    axes.annotate(text, note_at, xytext=(-7, 0), ha="right", va="center", color=colour, bbox=box, **NOTE)

@@ -14,7 +14,7 @@ from benchmarks.live.curve import Curve, Point, mean_points, percentile_of_all, 
 from benchmarks.live.engines import PolicyRival
 from benchmarks.live.findings import curves, from_json, jsonable, mean_of, share_of
 from benchmarks.live.measure import environment
-from benchmarks.live.picture import draw_picture, edge_of, place_of_note
+from benchmarks.live.picture import apart, draw_picture, edge_of, place_of_note
 from benchmarks.live.plan import Case, Plan, Targets, Window
 from benchmarks.live.plot import RIVAL_COLOURS, draw
 from benchmarks.live.run import with_unfinished
@@ -252,6 +252,12 @@ def test_the_picture_has_the_headlines_load_and_names_every_point(tmp_path: Path
 
 def test_the_name_of_a_point_at_the_foot_does_not_lie_on_the_axis() -> None:
     assert [place_of_note(height)[1] > 0 for height in (0.02, 0.07, 0.5, 1.0)] == [True, True, False, False]
+
+
+def test_names_of_rivals_at_the_edge_keep_apart_and_in_order() -> None:
+    assert apart([900.0, 870.0], 80.0) == pytest.approx([925.0, 845.0])
+    assert apart([100.0, 500.0, 900.0], 80.0) == [100.0, 500.0, 900.0]
+    assert apart([], 80.0) == []
 
 
 def test_a_rival_far_behind_stands_at_the_edge_with_its_figure() -> None:
