@@ -122,6 +122,14 @@ batch_lines = sa.Table(
     sa.Column("cached_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.Integer, nullable=False, server_default="0"),
     sa.UniqueConstraint("batch_id", "custom_id", name="batch_lines_custom_id"),
+    # For who claims a chunk: without it each claim would read all lines of the batch.
+    sa.Index(
+        "batch_lines_by_chunk",
+        "batch_id",
+        "chunk_no",
+        sqlite_where=sa.text("chunk_no IS NOT NULL"),
+        postgresql_where=sa.text("chunk_no IS NOT NULL"),
+    ),
 )
 
 # Lines that servers claim together; gone when all of them have ended, and with it every claim.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -77,6 +78,34 @@ def test_results_of_a_batch_that_was_withdrawn_are_refused(store: Store) -> None
     (claim,) = store.write_blocking(claim_rows.claim_chunks, End.DENSE, 0)
     store.write_blocking(claim_rows.withdraw_chunks, BATCH.id)
     assert end_lines(store, claim) == 0
+
+
+def test_the_lines_of_a_chunk_are_found_without_the_batchs_others(postgres_url: str, tmp_path: Path) -> None:
+    """A claim takes as long in a batch of 50,000 lines as in one of 500. By the database's plan, at 32 chunks of 64."""
+    store = Store(tmp_path, postgres_url)
+    store.open()
+    asked: list[tuple[str, Any]] = []
+
+    def note(conn: sa.Connection, cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        asked.append((statement, parameters))
+
+    def plan(conn: sa.Connection) -> str:
+        conn.exec_driver_sql("ANALYZE batch_lines")
+        sa.event.listen(conn, "before_cursor_execute", note)
+        assert len(batch_rows.pending_lines(conn, BATCH.id, 7)) == 64
+        sa.event.remove(conn, "before_cursor_execute", note)
+        ((statement, parameters),) = asked
+        return str(conn.exec_driver_sql(f"EXPLAIN {statement}", parameters).all())
+
+    try:
+        store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
+        lines = [NewLine(n + 1, f"c{n}", 0, 1, n, 1) for n in range(32 * 64)]
+        store.write_blocking(batch_rows.insert_lines, BATCH.id, lines)
+        chunks = {Chunk(ChunkKey(BATCH.id, n), 1_000, 1.0, 64): list(range(1 + n * 64, 65 + n * 64)) for n in range(32)}
+        store.write_blocking(claim_rows.add_chunks, chunks)
+        assert "batch_lines_by_chunk" in store.write_blocking(plan)
+    finally:
+        store.close()
 
 
 def test_a_claim_passes_by_a_chunk_whose_results_are_being_written(postgres_url: str, tmp_path: Path) -> None:

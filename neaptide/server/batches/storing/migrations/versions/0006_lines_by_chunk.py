@@ -1,0 +1,16 @@
+"""The lines of a chunk without reading the batch's others; lines that nobody may claim are not in the index."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    where = sa.text("chunk_no IS NOT NULL")
+    op.create_index(
+        "batch_lines_by_chunk", "batch_lines", ["batch_id", "chunk_no"], sqlite_where=where, postgresql_where=where
+    )
