@@ -87,7 +87,7 @@ def test_lines_share_the_heads_of_their_groups() -> None:
 @pytest.mark.full
 def test_the_engine_has_each_batch_and_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", str(EMBEDDED), "--executor", "sim", "--policy", "blendserve", "--lines", "600"]
-    submission.main([*arguments, "--pairs", "1", "--turn-s", "3"])
+    submission.main([*arguments, "--pairs", "1", "--turn-s", "3", "--settle-s", "20"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert min(*result["steps"].values(), *result["chats"].values()) > 0
     assert result["attainment"].keys() == {"alone", "beside"}
