@@ -21,3 +21,8 @@ def test_a_call_of_a_tool(server: RunningServer) -> None:
     seen = LLAMA_INDEX.drive("tools", server.base_url)
     assert seen["name"] == "Side"
     assert seen["arguments"]["side"] in ("left", "right")
+
+
+def test_a_tool_is_called_and_the_conversation_goes_on(server: RunningServer) -> None:
+    called = {"name": "get_weather", "arguments": {"city": "paris"}}
+    assert LLAMA_INDEX.drive("two_turns", server.base_url) == called | {"text": "The answer is sunny."}

@@ -14,3 +14,9 @@ def test_an_output_is_an_object_of_the_class(server: RunningServer, scenario: st
     seen = PYDANTIC_AI.drive(scenario, server.base_url)
     assert seen["side"] in ("left", "right")
     assert 0 <= seen["steps"] <= 9
+
+
+@pytest.mark.parametrize("scenario", ["two_turns", "two_turns_responses"])
+def test_a_tool_is_called_and_the_conversation_goes_on(server: RunningServer, scenario: str) -> None:
+    """Nothing forces the call: the embedded model has learned to."""
+    assert PYDANTIC_AI.drive(scenario, server.base_url) == {"asked": ["paris"], "text": "The answer is sunny."}

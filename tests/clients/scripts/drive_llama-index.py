@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.program.function_program import get_function_tool
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
@@ -51,7 +52,23 @@ def tools() -> dict[str, Any]:
     return {"name": call.tool_name, "arguments": call.tool_kwargs}
 
 
-SCENARIOS: list[Callable[[], dict[str, Any]]] = [chat, stream, structured, tools]
+def get_weather(city: Literal["paris", "rome"]) -> str:
+    """The weather of a city."""
+    return "sunny"
+
+
+def two_turns() -> dict[str, Any]:
+    tool = FunctionTool.from_defaults(get_weather)
+    question = ChatMessage(role="user", content="What is the weather in paris?")
+    reply = LLM.chat_with_tools([tool], user_msg=question, tool_required=True)
+    (call,) = LLM.get_tool_calls_from_response(reply)
+    told = {"tool_call_id": call.tool_id}
+    said = ChatMessage(role="tool", content=get_weather(**call.tool_kwargs), additional_kwargs=told)
+    again = LLM.chat_with_tools([tool], chat_history=[question, reply.message, said])
+    return {"name": call.tool_name, "arguments": call.tool_kwargs, "text": again.message.content}
+
+
+SCENARIOS: list[Callable[[], dict[str, Any]]] = [chat, stream, structured, tools, two_turns]
 
 if __name__ == "__main__":
     print(json.dumps({scenario.__name__: scenario for scenario in SCENARIOS}[sys.argv[1]]()))

@@ -35,7 +35,34 @@ def native_output() -> dict[str, Any]:
     return agent.run_sync("Which side?").output.model_dump()
 
 
-SCENARIOS: list[Callable[[], dict[str, Any]]] = [default_output, responses_output, native_output]
+def _two_turns(model: Any) -> dict[str, Any]:
+    asked: list[str] = []
+    agent = Agent(model, model_settings=SETTINGS)
+
+    @agent.tool_plain
+    def get_weather(city: Literal["paris", "rome"]) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        return "sunny"
+
+    return {"text": agent.run_sync("What is the weather in paris?").output, "asked": asked}
+
+
+def two_turns() -> dict[str, Any]:
+    return _two_turns(CHAT)
+
+
+def two_turns_responses() -> dict[str, Any]:
+    return _two_turns(OpenAIResponsesModel(MODEL, provider=PROVIDER))
+
+
+SCENARIOS: list[Callable[[], dict[str, Any]]] = [
+    default_output,
+    responses_output,
+    native_output,
+    two_turns,
+    two_turns_responses,
+]
 
 if __name__ == "__main__":
     print(json.dumps({scenario.__name__: scenario for scenario in SCENARIOS}[sys.argv[1]]()))

@@ -152,9 +152,18 @@ def test_what_is_not_offered_is_refused_by_its_own_name(
 
 def test_a_batch_of_responses(embedded: RunningServer) -> None:
     body = {"model": MODEL, "input": QUESTION, "max_output_tokens": 5, "temperature": 0}
-    batch = wait_terminal(embedded, submit_batch(embedded, [body, {**body, "background": True}], "/v1/responses"))
-    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
-    good, bad = sorted(result_lines(embedded, batch), key=lambda line: str(line["custom_id"]))
-    assert good["response"]["body"]["object"] == "response"
-    assert bad["response"]["body"]["error"]["param"] == "background"
-    assert batch["usage"]["output_tokens"] == good["response"]["body"]["usage"]["output_tokens"]
+    form = {"type": "json_schema", "name": "side", "schema": Side.model_json_schema() | {"additionalProperties": False}}
+    formed = {"model": MODEL, "input": QUESTION, "text": {"format": form}}
+    called = {"model": MODEL, "input": QUESTION, "tools": [TOOL], "tool_choice": "required", "temperature": 0}
+    bodies = [body, {**body, "background": True}, formed, {**called, "parallel_tool_calls": False}]
+    batch = wait_terminal(embedded, submit_batch(embedded, bodies, "/v1/responses"))
+    assert batch["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
+    lines = sorted(result_lines(embedded, batch), key=lambda line: str(line["custom_id"]))
+    good, bad, of_a_form, of_a_call = (line["response"]["body"] for line in lines)
+    assert good["object"] == "response"
+    assert bad["error"]["param"] == "background"
+    Side.model_validate_json(of_a_form["output"][0]["content"][0]["text"])
+    (call,) = of_a_call["output"]
+    assert (call["type"], set(json.loads(call["arguments"]))) == ("function_call", {"a"})
+    used = sum(reply["usage"]["output_tokens"] for reply in (good, of_a_form, of_a_call))
+    assert batch["usage"]["output_tokens"] == used

@@ -85,6 +85,16 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str | None]] = [
     ({"structured_outputs": {}}, "invalid_value", "structured_outputs"),
     ({"structured_outputs": {"structural_tag": "x"}}, "unsupported_parameter", "structured_outputs.structural_tag"),
     ({"structured_outputs": {"choice": []}}, "invalid_value", "structured_outputs.choice"),
+    (
+        {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+        "invalid_value",
+        "structured_outputs.disable_additional_properties",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+        "invalid_value",
+        "structured_outputs.whitespace_pattern",
+    ),
     ({"guided_json": 3}, "invalid_type", "guided_json"),
     ({"guided_json": {"contentEncoding": "base64"}}, "invalid_value", "guided_json"),
     ({"guided_grammar": "root ::= a"}, "invalid_value", "guided_grammar"),
