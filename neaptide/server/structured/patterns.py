@@ -8,12 +8,15 @@ import re
 
 _ENDS_OF_LINES = "\n\r\u2028\u2029"
 _SPACES = f"\t\v\f \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\ufeff{_ENDS_OF_LINES}"
+_RUN = re.compile(r"(\[(?:[^\[\]\\]|\\.)+\]|\w|\\[dDwWsS])\{(\d+),\d*\}")
 _PIECE = re.compile(r"\\.|[\[\].]", re.DOTALL)
 
 
 def in_our_dialect(pattern: str) -> str:
-    """The same expression for the compiler."""
+    """The same expression for the compiler, which is short of patience with long counts."""
     is_in_class = False
+    if run := _RUN.fullmatch(pattern):  # found anywhere, so that the longest run says nothing
+        pattern = f"{run[1]}{{{run[2]}}}"
 
     def written(found: re.Match[str]) -> str:
         nonlocal is_in_class

@@ -27,6 +27,11 @@ from tests.server.structured.test_schemas import CLOSED, grammars, is_valid
         ),
         ({"$defs": {"x": {"properties": {"a": {"const": 1}}}}, "$ref": "#/$defs/x"}, ['{"b": 2}'], ['{"\\u0061": 2}']),
         ({"required": ["a"], "minProperties": 2}, ['{"a": 1, "b": 2}'], ['{"a": 1, "\\u0061": 2}', '{"a": 1, "a": 2}']),
+        (
+            {"patternProperties": {"[A-Za-z0-9-_.:]{1,255}": {"type": "string"}}},
+            ['{"child.1": "x"}', '{"%": 1}'],
+            ['{"child.1": 1}'],
+        ),
         (CLOSED | {"properties": {"a": {"type": "string"}}}, ['{"a": "\\u0001"}'], ['{"\\u0061": "x"}']),
         ({"enum": ["\x00"]}, ['"\\u0000"'], ['"\\u0001"']),
     ],

@@ -278,3 +278,22 @@ def test_a_begin_that_is_a_special_token_is_that_token() -> None:
     rest = grammars().tokenizer.tokenize_str('[{"name": "g", "arguments": {}}]')
     assert matcher.consume_tokens([token_id, *rest])
     assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("[ab]{2,3}", ["xab", "aaaaa"], ["axb", ""]),
+        ("[a\\]]{1,400}", ["]"], ["x"]),
+        ("\\d{3,}", ["a1234"], ["12a3"]),
+        ("^[ab]{2,3}$", ["aba"], ["abab", "a"]),
+        ("x[ab]{2,3}", ["xabab"], ["xa", "ab"]),
+        ("a{0,5}", ["", "b"], []),
+    ],
+)
+def test_runs_that_are_found_anywhere_have_a_shortest_length_only(
+    pattern: str, good: list[str], bad: list[str]
+) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    assert [is_valid(schema, json.dumps(text)) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+    assert [re.search(pattern, text) is not None for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
