@@ -1,10 +1,12 @@
 """The image's steps, run without docker; and that the files which docker reads have the form that it takes.
 
-Not run here: docker itself, the base image ``python:3.11-slim`` (this machine's own Python stands for it), and the
-downloads (the packages of this environment stand for them), the entry point and the health check.
+Not run here: docker itself, the base image ``python:3.11-slim`` (this machine's own Python stands for it), the
+downloads (the packages of this environment stand for them, and this machine's compiler for Debian's), the entry point
+and the health check.
 """
 
 import importlib.metadata
+import shutil
 import site
 import sys
 from pathlib import Path
@@ -22,6 +24,9 @@ SERVICE_KEYS = {
     "healthcheck", "user",
 }  # fmt: skip
 TOP_KEYS = {"name", "services", "volumes", "networks"}
+COMPILER_PACKAGES = {"gcc", "libc6-dev"}
+COMPILES = "echo '#include <stdio.h>\nint main(void) { return 0; }' > /tmp/a.c && gcc -o /tmp/a /tmp/a.c && /tmp/a"
+"""With what ``COMPILER_PACKAGES`` bring: a C compiler and the headers of the C library."""
 
 
 # ---- the form --------------------------------------------------------------------------------------------
@@ -92,6 +97,13 @@ def test_ports_of_the_image_are_those_that_compose_opens() -> None:
     assert [v.split(":")[1] for v in services()["neaptide"]["volumes"]] == [volume]
 
 
+def test_a_compiler_is_all_that_is_installed_from_debian() -> None:
+    """So that something can stand for it where nothing is downloaded."""
+    lines = [step.rest for step in instructions(DOCKERFILE.read_text()) if "apt-get" in step.rest]
+    (packages,) = (line.partition("--no-install-recommends ")[2].partition(" &&")[0].split() for line in lines)
+    assert set(packages) == COMPILER_PACKAGES
+
+
 # ---- the steps -------------------------------------------------------------------------------------------
 
 
@@ -112,6 +124,8 @@ def has_build_tools() -> bool:
 def image(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     if not can_make_roots():
         pytest.skip("needs root, unshare and chroot")
+    if shutil.which("gcc") is None:
+        pytest.skip("needs a C compiler, which stands for the one that the image installs")
     if not has_build_tools():
         pytest.skip("needs setuptools >= 77 in this environment: nothing is downloaded")
     shared = site_directories()
@@ -120,7 +134,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     # The new environment sees the packages here, as if they had been downloaded into it; the old setuptools that Python
     # puts into it would hide the one that torch asks for.
     seen = "/opt/neaptide/lib/python3.11/site-packages/seen.pth"
-    steps = instructions(DOCKERFILE.read_text())
+    steps = [
+        Instruction("RUN", COMPILES) if step.rest.startswith("apt-get ") else step
+        for step in instructions(DOCKERFILE.read_text())
+    ]
     made = next(i for i, step in enumerate(steps) if step.name == "RUN" and "-m venv" in step.rest)
     lines = " ".join(str(path) for path in shared if path != PYTHON_HOME)
     steps.insert(
