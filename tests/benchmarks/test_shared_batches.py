@@ -32,11 +32,11 @@ def test_ratios_are_those_of_medians() -> None:
     assert shared_batches.result(found)["claimed_over_alone"] is None
 
 
-def test_figures_are_of_what_happened_between_two_looks() -> None:
-    """64 seats, 10 tokens a line: 500 lines are 78.125 full steps."""
+def test_figures_are_of_what_happened_between_two_looks_and_steps_of_the_whole_run() -> None:
+    """64 seats, 10 tokens a line: 600 lines are 93.75 full steps."""
     first = Look(at_s=10.0, lines=100, steps=20, api_s=1.0, children_s=5.0, database_s=2.0)
-    last = Look(at_s=30.0, lines=600, steps=120, api_s=2.0, children_s=5.5, database_s=2.25)
-    assert figures(first, last, 10, 64) == Figures(25.0, 0.78125, 2000.0, 1000.0, 500.0)
+    last = Look(at_s=30.0, lines=600, steps=125, api_s=2.0, children_s=5.5, database_s=2.25)
+    assert figures(first, last, 10, 64) == Figures(25.0, 0.75, 2000.0, 1000.0, 500.0)
 
 
 @pytest.mark.full
