@@ -232,7 +232,7 @@ def end_claimed_lines(conn: sa.Connection, claim: Claim, results: Sequence[LineR
     """``end_lines`` under a claim; False, and nothing done, if it does not hold any more."""
     # Lines end only while it holds; where all of them did, nothing more has to be asked.
     num_ended = end_lines(conn, claim.key.batch_id, results, claim_rows.held_by(claim))
-    return num_ended == len(results) or claim_rows.holds(conn, claim)
+    return 0 < num_ended == len(results) or claim_rows.holds(conn, claim)
 
 
 _END_LINE = (
