@@ -109,25 +109,27 @@ def _apply(logits: Tensor, repetition: _Triples, additive: _Triples) -> Tensor:
 
 def _keep_allowed(logits: Tensor, allowed: Allowed, *, may_write: bool) -> Tensor:
     """The logits, minus infinity where a grammar's bit is not set."""
-    forbidden = _unset(allowed.bits, logits.shape[1])
+    ceilings = _ceilings(allowed.bits, logits.shape[1])
     if len(allowed.rows) == len(logits):
-        return torch.where(forbidden, -torch.inf, logits)
+        return torch.minimum(logits, ceilings, out=ceilings)
     edited = logits if may_write else logits.clone()
     rows = to_device(torch.tensor(allowed.rows), logits.device)
-    edited[rows] = torch.where(forbidden, -torch.inf, edited[rows])
+    edited[rows] = torch.minimum(edited[rows], ceilings, out=ceilings)
     return edited
 
 
-def _unset(bits: Tensor, vocab_size: int) -> Tensor:
-    """[rows, vocab_size] bool: the bit of the token is 0."""
+def _ceilings(bits: Tensor, vocab_size: int) -> Tensor:
+    """[rows, vocab_size] fp32: infinity where the token's bit is set, minus infinity elsewhere.
+
+    The smaller of two numbers is found several times as fast as one of two by a condition that nobody can foresee.
+    """
     octets = bits.view(torch.uint8).flatten()  # the lowest first, as every device here has them
-    unset = _unset_bits_of_bytes(bits.device)[octets.int()]
-    return unset.view(torch.bool).view(len(bits), -1)[:, :vocab_size]
+    return _ceilings_of_bytes(bits.device).index_select(0, octets.int()).view(len(bits), -1)[:, :vocab_size]
 
 
 @cache
-def _unset_bits_of_bytes(device: torch.device) -> Tensor:
-    """[256] int64, in truth [256, 8] bool: bit i of byte b is 0. To look eight up at once takes a fifth of the time."""
+def _ceilings_of_bytes(device: torch.device) -> Tensor:
+    """[256, 8] fp32: for bit i of byte b."""
     octets = torch.arange(256, device=device).unsqueeze(1)
-    unset = (octets >> torch.arange(8, device=device)) & 1 == 0
-    return unset.contiguous().view(torch.int64).flatten()
+    is_set = (octets >> torch.arange(8, device=device)) & 1 == 1
+    return torch.where(is_set, torch.inf, -torch.inf)
