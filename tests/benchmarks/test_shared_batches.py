@@ -41,9 +41,9 @@ def test_figures_are_of_what_happened_between_two_looks_and_steps_of_the_whole_r
 
 @pytest.mark.full
 def test_all_forms_run_a_batch(postgres_server: PostgresServer, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--store", postgres_server.url("postgres"), "--lines", "200", "--turns", "1", "--step-ms", "5"]
+    arguments = ["--store", postgres_server.url("postgres"), "--lines", "1000", "--turns", "1", "--step-ms", "20"]
     assert shared_batches.main([*arguments, "--output-tokens", "8"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     for form in shared_batches.FORMS:
         assert 0.0 < found[form]["filled"] <= 1.0
-        assert all(value > 0 for value in found[form].values())
+        assert found[form]["lines_per_s"] > 0
