@@ -206,6 +206,13 @@ class _Asked:
     constraint: Constraint | None = None
 
 
+def _longest_output(constraint: Constraint | None) -> int | None:
+    """In tokens, as far as a grammar bounds it: one is at least a byte, and the last one says that it is complete."""
+    if constraint is None or constraint.max_bytes is None:
+        return None
+    return constraint.max_bytes + 1
+
+
 def _finish(
     endpoint: str, body: GenerationBody, context: ServingContext, default_tier: Tier, asked: _Asked
 ) -> Prepared:
@@ -213,10 +220,12 @@ def _finish(
         _check_prompt(prompt, index, asked, endpoint, context)
     if len(asked.prompts) * body.n > MAX_CHOICES:
         raise InvalidRequestError(f"At most {MAX_CHOICES} choices in one request.", param="n", code="invalid_value")
-    max_tokens = [_token_limit(len(prompt), asked.max_tokens, body.n, context) for prompt in asked.prompts]
-    if asked.constraint is not None and asked.constraint.max_bytes is not None:
-        # A token is at least a byte, and the last one says that the output is complete: more is not reserved.
-        max_tokens = [min(limit, asked.constraint.max_bytes + 1) for limit in max_tokens]
+    wanted, longest = asked.max_tokens, _longest_output(asked.constraint)
+    if wanted is not None and longest is not None:
+        wanted = min(wanted, longest)  # before it is refused for being more than there is
+    max_tokens = [_token_limit(len(prompt), wanted, body.n, context) for prompt in asked.prompts]
+    if longest is not None:
+        max_tokens = [min(limit, longest) for limit in max_tokens]
     if body.min_tokens > min(max_tokens):
         raise InvalidRequestError("min_tokens is above max_tokens.", param="min_tokens", code="invalid_value")
     tier, service_tier = _tier(body.service_tier, default_tier)

@@ -17,6 +17,7 @@ from neaptide.server.structured.grammars import (
     calls_grammar,
     choice_part,
     lark_part,
+    max_calls_bytes,
     regex_part,
     schema_part,
 )
@@ -67,7 +68,7 @@ def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingC
             assert answer is not None
             return Constraint(answer_grammar(answer.part), answer.param, answer.is_schema, answer.max_bytes)
         grammar = calls_grammar(calls, None if answer is None else answer.part)
-        return Constraint(grammar, "tools", is_schema=True)
+        return Constraint(grammar, "tools", True, max_calls_bytes(calls) if calls.forced else None)
     except SchemaError as error:
         raise InvalidRequestError(str(error), param="tools", code="invalid_value") from None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neaptide.server.structured.call_formats import CallFormat
+from neaptide.server.structured.lengths import max_document_bytes
 from neaptide.server.structured.schemas import (
     MAX_GRAMMAR_CHARS,
     MAX_WRITTEN_CHARS,
@@ -114,7 +115,7 @@ def calls_grammar(calls: Calls, answer: Part | None) -> str:
         num_chars += len(json.dumps(part, ensure_ascii=False))
         if num_chars > MAX_WRITTEN_CHARS:
             raise SchemaError(TOO_COMPLEX)
-        head = json.dumps({"name": tool.name}, ensure_ascii=False)[:-1] + f', "{form.arguments_key}": '
+        head = _head(tool, form)
         options.append(f'{json.dumps(head)} @arguments_{index} "}}"')
     rules = [f"call: {' | '.join(options)}\n"]
     if answer is not None:
@@ -122,6 +123,26 @@ def calls_grammar(calls: Calls, answer: Part | None) -> str:
     rules += _forced(calls) if calls.forced or answer is not None else _beside_text(calls)
     start = "start: calls\n" if calls.forced else "start: calls | @answer\n" if answer is not None else ""
     return _of_parts({"main": {"lark_grammar": start + "".join(rules)}, **parts})
+
+
+def max_calls_bytes(calls: Calls) -> int | None:
+    """Of an output that is nothing but calls; None if there is no bound, or none that is seen here."""
+    if calls.several:
+        return None
+    form = calls.form
+    longest = 0
+    for tool in calls.tools:
+        arguments_bytes = max_document_bytes(_parameters(tool))
+        if arguments_bytes is None:
+            return None
+        longest = max(longest, len(_head(tool, form).encode()) + arguments_bytes + len("}"))
+    brackets = len("[]") if form.is_list else 0
+    return len((form.begin + 2 * form.padding + form.end).encode()) + brackets + longest
+
+
+def _head(tool: OfferedTool, form: CallFormat) -> str:
+    """Of a call, up to its arguments."""
+    return json.dumps({"name": tool.name}, ensure_ascii=False)[:-1] + f', "{form.arguments_key}": '
 
 
 def _parameters(tool: OfferedTool) -> dict[str, Any]:

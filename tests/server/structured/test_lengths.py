@@ -127,3 +127,32 @@ def test_an_output_is_given_no_more_room_than_it_can_need(tokenizer: Tokenizer) 
     assert limit(guided_json={"type": "boolean"}) == 6
     assert limit(guided_json={"type": "boolean"}, max_tokens=2) == 2
     assert limit(guided_json={"type": "string"}) == limit(guided_regex="a") == limit()
+    # What it may ask for is looked at after that.
+    assert limit(guided_json={"type": "boolean"}, max_tokens=8192, n=9) == 6
+
+
+def test_a_call_that_is_forced_alone_is_given_no_more_room_than_it_can_need(tokenizer: Tokenizer) -> None:
+    context = make_context(tokenizer)
+    city = {"properties": {"city": {"enum": ["paris", "rom"]}}, "required": ["city"], "additionalProperties": False}
+
+    def limit(*parameters: dict[str, Any], **fields: Any) -> int:
+        tools = [
+            {"type": "function", "function": {"name": f"f{i}", "parameters": one}} for i, one in enumerate(parameters)
+        ]
+        body = {"messages": USER, "tools": tools, "max_tokens": 1000, **fields}
+        (found,) = prepare(CHAT, body, context).max_tokens
+        return found
+
+    around = '<tool_call>\n{"name": "f0", "arguments": }\n</tool_call>'
+    longest_arguments = max_document_bytes({"type": "object", **city})
+    assert longest_arguments is not None
+    longest = len(around) + longest_arguments
+    required = {"tool_choice": "required", "parallel_tool_calls": False}
+    assert limit(city, **required) == longest + 1
+    assert limit({}, city, **required) == longest + 1
+    assert limit(city, tool_choice={"type": "function", "function": {"name": "f0"}}) == longest + 1
+    assert longest_arguments >= len('{"city": "paris"}')
+    # Several calls, open arguments, and text in place of a call have no bound.
+    assert limit(city, tool_choice="required") == 1000
+    assert limit({"properties": {"city": {"type": "string"}}}, **required) == 1000
+    assert limit(city, parallel_tool_calls=False) == 1000
