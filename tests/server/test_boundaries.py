@@ -73,6 +73,8 @@ REFUSED: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
     ("prompt_logprobs", BOTH, {"prompt_logprobs": 0}, "prompt_logprobs"),
     ("beam search", BOTH, {"use_beam_search": True}, "use_beam_search"),
     ("a regex of another server's name", BOTH, {"regex": "a+"}, "regex"),
+    ("a grammar of another server's name", BOTH, {"grammar": 'root ::= "a"'}, "grammar"),
+    ("another layout of JSON", BOTH, {"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern"),
     ("a chat template of the caller", (CHAT,), {"chat_template": "{{ messages }}"}, "chat_template"),
     ("documents", (CHAT,), {"documents": [{"text": "x"}]}, "documents"),
     ("an unknown format", BOTH, {"response_format": {"type": "yaml"}}, "response_format.type"),

@@ -41,6 +41,8 @@ _OUTPUT_CONTEXTS = 8
 _UNSUPPORTED = (
     "regex",
     "ebnf",
+    "grammar",
+    "guided_whitespace_pattern",
     "json_schema",
     "logits_processors",
     "use_beam_search",

@@ -112,6 +112,8 @@ class GenerationBody(Body):
     guided_grammar: str | None = None
     regex: Unsupported = None
     ebnf: Unsupported = None
+    grammar: Unsupported = None
+    guided_whitespace_pattern: Unsupported = None
     json_schema: Unsupported = None
     logits_processors: Unsupported = None
     use_beam_search: Unsupported = None

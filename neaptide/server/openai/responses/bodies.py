@@ -75,6 +75,10 @@ class FieldsOfChats(Body):
     guided_regex: Unsupported = None
     guided_choice: Unsupported = None
     guided_grammar: Unsupported = None
+    guided_whitespace_pattern: Unsupported = None
+    regex: Unsupported = None
+    ebnf: Unsupported = None
+    grammar: Unsupported = None
     n: Unsupported = None
     stop: Unsupported = None
     stop_token_ids: Unsupported = None
