@@ -20,7 +20,7 @@ _MAX_PERMUTED = 3
 """Parts of an object that may change places: each order is a grammar of its own."""
 _MAX_VALUES = 32
 """Entries of an enumeration: more of them are written in one way each."""
-_MAX_WRITTEN = 256
+MAX_PARTS = 256
 """Parts of all that a constant or an enumeration is written as: in each other their orders multiply."""
 _LOWEST, _HIGHEST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _OLD_DRAFTS = re.compile(r"/draft-0?[3-7]/")
@@ -83,7 +83,7 @@ def write_values(schema: dict[str, Any], dialect: Dialect) -> None:
     # A caller who says "integer" means to read one: its reader may know no fraction.
     if not isinstance(values, list) or "integer" in ([kinds] if isinstance(kinds, str) else kinds):
         return
-    if len(values) > _MAX_VALUES or sum(map(_num_parts, values)) > _MAX_WRITTEN:
+    if len(values) > _MAX_VALUES or sum(map(num_parts, values)) > MAX_PARTS:
         return
     single: list[Any] = []
     several: list[dict[str, Any]] = []
@@ -98,14 +98,14 @@ def write_values(schema: dict[str, Any], dialect: Dialect) -> None:
         add_condition(schema, {"anyOf": [*several, *([{"enum": single}] if single else [])]})
 
 
-def _num_parts(value: Any) -> int:
+def num_parts(value: Any) -> int:
     """Of what ``_written`` makes of it."""
     match value:
         case list():
-            return 1 + sum(map(_num_parts, value))
+            return 1 + sum(map(num_parts, value))
         case dict():
             num_orders = math.factorial(len(value)) if len(value) <= _MAX_PERMUTED else 1
-            return num_orders * (1 + sum(map(_num_parts, value.values())))
+            return num_orders * (1 + sum(map(num_parts, value.values())))
     return 1
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from neaptide.server.structured.lengths import max_document_bytes
-from neaptide.server.structured.notations import MAX_SAFE
+from neaptide.server.structured.notations import MAX_PARTS, MAX_SAFE, num_parts
 from neaptide.server.structured.schemas import SchemaError, prepare_schema
 from tests.server.structured.test_schemas import is_valid
 
@@ -44,9 +44,17 @@ def as_fractions(value: Any) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(VALUES, st.sampled_from([{}, OLD]))
 def test_a_constant_may_be_written_with_or_without_a_fraction(value: Any, dialect: dict[str, Any]) -> None:
+    assume(num_parts(value) < MAX_PARTS)
     for schema in (dialect | {"const": value}, dialect | {"enum": ["other", value]}):
         assert is_valid(schema, json.dumps(value, ensure_ascii=False))
         assert is_valid(schema, json.dumps(as_fractions(value), ensure_ascii=False))
+
+
+def test_a_constant_of_too_many_orders_is_written_in_one_way() -> None:
+    value = {"a": [], "b": 0.0, "c": {"a": None, "b": [], "c": [None, None, None]}}
+    assert num_parts(value) > MAX_PARTS
+    text = json.dumps(value)
+    assert [is_valid({"const": value}, one) for one in (text.replace("0.0", "0"), text)] == [True, False]
 
 
 @settings(max_examples=60, deadline=None)
