@@ -28,14 +28,14 @@ import httpx
 
 from benchmarks.common import model_111m, print_table, random_prompts, vocab_size
 from benchmarks.full_load import WORDS
-from benchmarks.live.plan import ONLINE_IN, ONLINE_OUT, START_TIMEOUT_S, TPOT_OVER_ALONE, TTFT_OVER_TPOT
-from benchmarks.live.run import with_unfinished
+from benchmarks.live.plan import ONLINE_IN, START_TIMEOUT_S, TPOT_OVER_ALONE, TTFT_OVER_TPOT
+from benchmarks.live.run import online_load, with_unfinished
 from benchmarks.pairs import ratios
 from neaptide.commands.server_process import ServerProcess
 from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine, read_log
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch, wait_until_it_runs
-from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.client.client import StreamClient, poisson_arrivals
 from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentile
 
@@ -111,13 +111,7 @@ async def measure(plan: Plan, model: Path, flags: Sequence[str]) -> Measured:
             (await http.post("/admin/offline", json={"state": "paused"})).raise_for_status()
             client = StreamClient(http, "m")
             began_s = now()
-            load = asyncio.create_task(
-                open_loop(
-                    arrivals,
-                    lambda i: client.complete(prompts[i], ONLINE_OUT, ignore_eos=True),
-                    lambda i, record: records.append(record),
-                )
-            )
+            load = online_load(client, arrivals, prompts, records)
             try:
                 await asyncio.sleep(WARM_UP_S)
                 pairs = [await _pair(http, plan, content, index) for index in range(plan.pairs)]

@@ -89,13 +89,7 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step
             client = StreamClient(http, "m")
             if offline:
                 await submit_offline(http, plan)
-            load = asyncio.create_task(
-                open_loop(
-                    arrivals,
-                    lambda i: client.complete(prompts[i], ONLINE_OUT, ignore_eos=True),
-                    lambda i, record: records.append(record),
-                )
-            )
+            load = online_load(client, arrivals, prompts, records)
             try:
                 window = await measured(http, plan, online=online, offline=offline)
                 await give_time([load], patience_s=plan.patience_s)
@@ -104,6 +98,19 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step
     begin, end = plan.window_s
     window.records = [r for r in with_unfinished(records, arrivals) if begin <= r.arrival_s < end]
     return window
+
+
+def online_load(
+    client: StreamClient, arrivals_s: Sequence[float], prompts: Sequence[list[int]], records: list[Record]
+) -> asyncio.Task[None]:
+    """Sends each prompt when it is due; what has ended is in ``records``. To be cancelled by who has seen enough."""
+    return asyncio.create_task(
+        open_loop(
+            arrivals_s,
+            lambda i: client.complete(prompts[i], ONLINE_OUT, ignore_eos=True),
+            lambda i, record: records.append(record),
+        )
+    )
 
 
 async def measured(http: httpx.AsyncClient, plan: Plan, *, online: bool, offline: bool) -> Window:

@@ -105,7 +105,7 @@ class ServingContext:
     grammar_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
     """Threads that wait for a grammar to be compiled; other requests must not wait for those."""
     refusals: Refusals = field(default_factory=Refusals)
-    """When callers hear of their next one."""
+    """What each caller's refused requests have taken, and when the next refusal may be told."""
     follows_grammars: bool = True
     """Whether the executor enforces structured output."""
     engine_python: str | None = None
