@@ -1,5 +1,6 @@
 """What the engine was told of one batch: rows that wait, in the order in which they are handed out."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -10,7 +11,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.segments import Path, Segment, own_segment, unplanned
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.planned_uses import NEVER, PlannedUses
-from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
+from neaptide.engine.offline.prefix_tree import NO_NODE, OrderedFile
 from neaptide.engine.offline.row_groups import RowGroups
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.params import Tier
@@ -184,35 +185,38 @@ class Delivery:
 
 
 class PrefixDelivery(Delivery):
-    """Rows of one token file that are handed out along its prefix tree, and what they want of each prefix."""
+    """Rows of one token file that are handed out along its prefix tree, and what they want of each prefix.
+
+    What is done here goes by the number of these rows, and not by that of the file's: a large file may come in many
+    messages, each a job of its own.
+    """
 
     def __init__(
-        self, message: AddBatch, tokens: TokenFile, rows: IntArray, params_index: IntArray, now_s: float
+        self, message: AddBatch, file: OrderedFile, rows: IntArray, params_index: IntArray, now_s: float
     ) -> None:
-        self._tree = tree = PrefixTree.load(tokens.stem, len(tokens))
-        self._place = np.empty(len(tokens), np.int64)
-        """Of each row in the tree's order."""
-        self._place[tree.rows] = np.arange(len(tokens))
-        self._num_wanting = np.zeros(len(tree.parent), np.int64)
-        """[nodes] of those without a segment."""
+        self._tree, self._place = file.tree, file.place
+        self._places = np.empty(0, np.int64)
+        """In the tree's order, ascending, of the rows that waited when the last ones came."""
         self._segments: dict[int, Segment] = {}
         """By node, of the nodes of rows that were looked at."""
-        self._new_tokens = np.zeros(len(tokens), np.int64)
+        self._new_tokens = np.zeros(len(file.tokens), np.int64)
         """[rows of the file] of those left, without what they share with one before them."""
         self._uses: PlannedUses | None = None
-        """[places in the tree's order] of the plan that is followed."""
+        """[use places] of the plan that is followed."""
+        self._use_places: list[int] = []
+        """The places of the rows that the plan met, ascending."""
         self._groups: RowGroups | None = None
         """Made when they are asked for; kept as rows leave."""
         self._started = set[int]()
         """Nodes at the top of the tree of which a row was handed out since: their prefixes may be cached."""
-        super().__init__(message, tokens, rows[:0], params_index[:0], now_s)
+        super().__init__(message, file.tokens, rows[:0], params_index[:0], now_s)
         self._params_table = []
         self.extend(message, rows, params_index)
 
     def extend(self, message: AddBatch, rows: IntArray, params_index: IntArray) -> None:
         """Takes in more rows of the file."""
         self.num_prompt_tokens_left += int(self.tokens.lengths(rows).sum())
-        added = self._tree.restricted(rows).num_wanted
+        added = np.sort(self._place[rows])
         ranks = np.concatenate((self.ranks[self._is_left], np.full(len(rows), UNPLANNED)))
         rows = np.concatenate((self.rows_left, rows))
         params_index = np.concatenate((self._params_index[self._is_left], params_index + len(self._params_table)))
@@ -222,27 +226,38 @@ class PrefixDelivery(Delivery):
         self._params_table += message.params_table
         self.max_output_tokens = max(self.max_output_tokens, *(params.max_tokens for params in message.params_table))
         self._stream_rows |= frozenset(message.stream_rows)
-        self._num_wanting += added
-        self._new_tokens[self.rows] = self._tree.restricted(self.rows).new_tokens(self.tokens.lengths(self.rows))
-        self.num_new_tokens_left = int(self._new_tokens[self.rows].sum())
-        for node, segment in self._segments.items():
-            segment.num_wanting += int(added[node])
+        self._places = np.sort(self._place[self.rows], kind="stable")  # without a plan it is sorted already
+        rows = self._tree.rows[self._places]
+        self._new_tokens[rows] = self._tree.new_tokens_at(self._places, self.tokens.lengths(rows))
+        self.num_new_tokens_left = int(self._new_tokens[rows].sum())
+        for segment, num_wanting in self._wanting(added):
+            segment.num_wanting += num_wanting
+
+    def _wanting(self, places: IntArray) -> list[tuple[Segment, int]]:
+        """Every segment, with how many of the rows at these places, ascending, want it."""
+        nodes = np.fromiter(self._segments, np.int64, len(self._segments))
+        counts = np.searchsorted(places, self._tree.end[nodes]) - np.searchsorted(places, self._tree.first[nodes])
+        return list(zip(self._segments.values(), counts.tolist(), strict=True))
 
     def follow(self, planned: PlannedRows) -> None:
         super().follow(planned)
         self._groups = None
         known = planned.rows < len(self._place)
-        by_row, by_place = np.full(len(self._place), NEVER), np.full(len(self._place), NEVER)
-        by_row[planned.rows[known]] = planned.uses[known]
-        by_place[self._place[self.rows]] = by_row[self.rows]
-        self._uses = PlannedUses(by_place)
+        use_of = np.full(len(self._place), NEVER)
+        use_of[planned.rows[known]] = planned.uses[known]
+        self._use_places = self._places.tolist()
+        waits = np.zeros(len(self._place), np.bool_)
+        waits[self.rows] = True
+        rows = self._tree.rows[self._places]
+        self._uses = PlannedUses(np.where(waits[rows], use_of[rows], NEVER))
         for node, segment in self._segments.items():
             segment.planned_use = self._planned_use(node)
 
     def _planned_use(self, node: int) -> Callable[[], int | None]:
         if self._uses is None:
             return unplanned
-        return partial(self._uses.first, int(self._tree.first[node]), int(self._tree.end[node]))
+        first, end = (bisect_left(self._use_places, int(place[node])) for place in (self._tree.first, self._tree.end))
+        return partial(self._uses.first, first, end)
 
     @property
     def segments(self) -> Collection[Segment]:
@@ -254,8 +269,7 @@ class PrefixDelivery(Delivery):
 
     def wanted_by_rows_left(self) -> list[tuple[Segment, int]]:
         """For every segment, how many of the rows that are left want it."""
-        left = self._tree.restricted(self.rows_left).num_wanted
-        return [(segment, int(left[node])) for node, segment in self._segments.items()]
+        return self._wanting(np.sort(self._place[self.rows_left]))
 
     def heads(self, taken: Collection[Request], looked_at: list[Request]) -> Iterator[tuple[int, Request]]:
         """Length bucket and first row of every group whose prefix may be cached, and of every bucket the first of all
@@ -293,7 +307,10 @@ class PrefixDelivery(Delivery):
             if top != NO_NODE:
                 self._started.add(top)
         if self._uses is not None:
-            self._uses.leave(int(self._place[self.rows[index]]))
+            place = int(self._place[self.rows[index]])
+            at = bisect_left(self._use_places, place)
+            if at < len(self._use_places) and self._use_places[at] == place:  # else it came after the plan
+                self._uses.leave(at)
         super()._leave(index)
 
     def _path(self, row: int) -> Path:
@@ -301,8 +318,10 @@ class PrefixDelivery(Delivery):
         while node != NO_NODE:
             segment = self._segments.get(node)
             if segment is None:
-                depth_tokens, num_wanting = int(self._tree.depth_tokens[node]), int(self._num_wanting[node])
-                segment = self._segments[node] = Segment(depth_tokens, num_wanting, self._planned_use(node))
+                # None of its rows has left: that one would have been looked at.
+                first, end = np.searchsorted(self._places, (self._tree.first[node], self._tree.end[node])).tolist()
+                depth_tokens = int(self._tree.depth_tokens[node])
+                segment = self._segments[node] = Segment(depth_tokens, end - first, self._planned_use(node))
             path.append(segment)
             node = int(self._tree.parent[node])
         return tuple(reversed(path))

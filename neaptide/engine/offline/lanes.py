@@ -13,6 +13,7 @@ import numpy as np
 from neaptide.engine.kv.segments import Segment
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.delivery import UNPLANNED, Delivery, PlannedRows, PrefixDelivery, RowKey
+from neaptide.engine.offline.prefix_tree import OrderedFile
 from neaptide.engine.offline.row_groups import length_bucket
 from neaptide.engine.offline.work import Work
 from neaptide.engine.request import Request, RequestStatus
@@ -129,6 +130,7 @@ class JobLane(Lane):
         """With rows left, in order of arrival."""
         self.started: dict[str, Request] = {}
         """Rows that were handed out and have not ended, preempted ones as well, by id."""
+        self._files: list[OrderedFile] = []
         self._row_key = row_key
         self._num_ended = self._num_output_tokens = self._num_run = 0
 
@@ -192,6 +194,12 @@ class JobLane(Lane):
 
     def add(self, delivery: Delivery) -> None:
         self.deliveries.append(delivery)
+
+    def hold(self, file: OrderedFile) -> None:
+        """Keeps it while the job is there: when all of its rows have been handed out, the next ones of the file, which
+        may be another job's, are on their way."""
+        if file not in self._files:
+            self._files.append(file)
 
     def of_file(self, message: AddBatch) -> PrefixDelivery | None:
         """What an earlier message brought of the same file, where that is in one order with this one."""

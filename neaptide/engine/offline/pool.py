@@ -17,6 +17,7 @@ from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.planned import Ends, PlannedOrder, Scan, in_planned_turn
 from neaptide.engine.offline.planning.timetable import Timetable
 from neaptide.engine.offline.planning.work_left import StepMeans, WorkLeft, work_left
+from neaptide.engine.offline.prefix_tree import OrderedFiles
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.offline.turns import ByDeadline, Turns
 from neaptide.engine.params import Tier
@@ -45,6 +46,7 @@ class OfflinePool:
         self._by_prefix = by_prefix
         self._has_shares = turns is not None
         self.turns: Turns = turns or ByDeadline()
+        self._files = OrderedFiles()
         self._returned: deque[Request] = deque()
         self._lanes: dict[str, Lane] = {}
         """With requests: of a batch by its id, of flex requests by a name that is no id."""
@@ -192,7 +194,8 @@ class OfflinePool:
         """
         if not message.rows:
             return []
-        tokens = TokenFile(message.path)
+        file = self._files.open(message.path) if self._by_prefix else None
+        tokens = TokenFile(message.path) if file is None else file.tokens
         # Arrays, not a loop: the engine's step waits while tens of thousands of rows are taken in.
         rows, params_index = np.array(message.rows, np.int64), np.array(message.params_index, np.int64)
         if rows.max() >= len(tokens):
@@ -214,11 +217,13 @@ class OfflinePool:
             self._jobs[message.batch_id] = lane
         if message.batch_id not in self._lanes:
             self._join(message.batch_id, lane)
-        if self._by_prefix and (known := lane.of_file(message)) is not None:
+        if file is None:
+            lane.add(Delivery(message, tokens, rows, params_index, now_s))
+        elif (known := lane.of_file(message)) is not None:
             known.extend(message, rows, params_index)
         else:
-            kind = PrefixDelivery if self._by_prefix else Delivery
-            lane.add(kind(message, tokens, rows, params_index, now_s))
+            lane.hold(file)
+            lane.add(PrefixDelivery(message, file, rows, params_index, now_s))
         return refused
 
     def follow(self, order: PlannedOrder) -> None:

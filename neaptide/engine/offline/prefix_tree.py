@@ -9,13 +9,14 @@ import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.prompts import Prompts
-from neaptide.engine.offline.token_file import TokenFile
+from neaptide.engine.offline.token_file import TokenFile, offsets_path
 from neaptide.engine.private_files import private_opener
 
 UNIT_TOKENS = 16
@@ -62,6 +63,21 @@ class PrefixTree:
         np.add.at(new, self.first[wanted], of_node[wanted])
         return new
 
+    def new_tokens_at(self, places: IntArray, lengths: IntArray) -> IntArray:
+        """The same for some of the rows alone: [places] where they stand, ascending, and the lengths of their
+        prompts."""
+        node, before = self.node[places], np.concatenate(([NO_NODE], places[:-1]))
+        # Up to the deepest prefix that the row before shares.
+        rising = np.flatnonzero(node != NO_NODE)
+        while len(rising):
+            rising = rising[self.first[node[rising]] > before[rising]]
+            node[rising] = self.parent[node[rising]]
+            rising = rising[node[rising] != NO_NODE]
+        shares = node != NO_NODE
+        new = lengths.copy()
+        new[shares] -= self.depth_tokens[node[shares]]
+        return new
+
     @property
     def arrays(self) -> dict[str, IntArray]:
         return {name: getattr(self, name) for name in PrefixTree.__slots__}
@@ -92,7 +108,17 @@ class PrefixTree:
                 tree = cls(**{name: file[name] for name in cls.__slots__})
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             return cls.without_sharing(num_rows)
-        return tree if np.array_equal(np.sort(tree.rows), np.arange(num_rows)) else cls.without_sharing(num_rows)
+        return tree if tree.places_in(num_rows) is not None else cls.without_sharing(num_rows)
+
+    def places_in(self, num_rows: int) -> IntArray | None:
+        """[rows of a file of so many] where each stands in this order; None if it is not an order of them."""
+        if self.rows.shape != (num_rows,) or not np.issubdtype(self.rows.dtype, np.integer):
+            return None
+        if num_rows and not (0 <= int(self.rows.min()) and int(self.rows.max()) < num_rows):
+            return None
+        places = np.full(num_rows, NO_NODE)
+        places[self.rows] = np.arange(num_rows)
+        return places if (places != NO_NODE).all() else None
 
     @classmethod
     def without_sharing(cls, num_rows: int) -> "PrefixTree":
@@ -110,6 +136,48 @@ class PrefixTree:
     def of_order(cls, order: PromptOrder, unit_tokens: int = UNIT_TOKENS) -> "PrefixTree":
         """The tree of sorted prompts, in their order. With a unit of 1 it has every token that is shared."""
         return cls(order.rows, *_nodes(whole_units(order.shared_tokens, unit_tokens)))
+
+
+class OrderedFile:
+    """A token file with its prefix tree. Nobody changes it, so that all who need it share one.
+
+    Raises:
+        OSError, ValueError: as ``TokenFile``.
+    """
+
+    def __init__(self, stem: str) -> None:
+        self.tokens = TokenFile(stem)
+        self.tree = PrefixTree.load(stem, len(self.tokens))
+        self.place = np.empty(len(self.tokens), np.int64)
+        """[rows] where each stands in the tree's order."""
+        self.place[self.tree.rows] = np.arange(len(self.tokens))
+
+
+class OrderedFiles:
+    """Those that somebody holds, each read once.
+
+    A large file comes in many messages: reading and ordering all of it for each of them would hold up a step.
+    """
+
+    def __init__(self) -> None:
+        self._held: WeakValueDictionary[tuple[object, ...], OrderedFile] = WeakValueDictionary()
+
+    def open(self, stem: str) -> OrderedFile:
+        """Raises OSError or ValueError, as ``TokenFile``."""
+        key = (stem, *map(_version, (offsets_path(stem), prefixes_path(stem))))
+        found = self._held.get(key)
+        if found is None:
+            found = self._held[key] = OrderedFile(stem)
+        return found
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    """Of a file that is written once; another one may come into its place."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def whole_units(num_tokens: IntArray, unit_tokens: int) -> IntArray:

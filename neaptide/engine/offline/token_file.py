@@ -21,8 +21,12 @@ TOKEN_DTYPE = np.dtype("<i4")
 OFFSET_DTYPE = np.dtype("<i8")
 
 
+def offsets_path(stem: str | Path) -> Path:
+    return Path(f"{stem}.offsets")
+
+
 def _paths(stem: str | Path) -> tuple[Path, Path]:
-    return Path(f"{stem}.tokens"), Path(f"{stem}.offsets")
+    return Path(f"{stem}.tokens"), offsets_path(stem)
 
 
 class TokenFileWriter:
