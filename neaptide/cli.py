@@ -4,6 +4,7 @@ A subcommand is imported when it is asked for: all of them take a second, which 
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -51,16 +52,21 @@ def _add_cluster_parser(subparsers: Subparsers) -> None:
         "the settings of serve; --store must name a PostgreSQL database, and --blobs is by default a directory in the "
         "data directory, where each server has one of its own.",
     )
-    cluster.add_argument("--replicas", type=_count, default=2, metavar="N", help="How many servers (2).")
+    replicas_help = "How many servers (2); MIN:MAX: as many as online load and the deadlines of batches ask for."
+    cluster.add_argument("--replicas", type=_sizes, default=(2, 2), metavar="N", help=replicas_help)
     _add_options(cluster)
     cluster.set_defaults(func=_cluster)
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return number
+def _sizes(text: str) -> tuple[int, int]:
+    """The fewest and the most."""
+    found = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"a number, or MIN:MAX, not {text!r}")
+    least, most = int(found[1]), int(found[2] or found[1])
+    if not 1 <= least <= most:
+        raise argparse.ArgumentTypeError("at least 1, and no fewer at most than at least")
+    return least, most
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +119,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _cluster(args: argparse.Namespace) -> int:
+    from neaptide.cluster.autoscaling import Scale
     from neaptide.launch.cluster.machine import serve_cluster
     from neaptide.launch.serve import LaunchError
     from neaptide.server.settings import SettingsError
@@ -120,7 +127,7 @@ def _cluster(args: argparse.Namespace) -> int:
 
     flags = {name: value for name, value in vars(args).items() if name not in ("func", "config", "replicas")}
     try:
-        return serve_cluster(load_settings(flags, config_file=args.config), args.replicas)
+        return serve_cluster(load_settings(flags, config_file=args.config), Scale(*args.replicas))
     except (SettingsError, LaunchError) as error:
         print(f"neaptide cluster: {error}", file=sys.stderr)
         return 1

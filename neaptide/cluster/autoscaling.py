@@ -10,6 +10,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+LOAD_WINDOW_S = 10.0
+"""Over which prompts are counted as load."""
+DECIDE_S = 10.0
+"""Between two decisions on the size."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,6 +57,58 @@ def pressure(backlog: Iterable[Backlog], now_s: float, share: float) -> float:
         if work_s > 0.0:
             most = max(most, work_s / left_s if left_s > 0.0 else math.inf)
     return most
+
+
+class LoadMeter:
+    """The share of a replica's time that its online targets need."""
+
+    def __init__(self) -> None:
+        self._prompts: deque[tuple[float, int]] = deque()
+        """When, and how many prompt tokens were computed."""
+
+    def note(self, now_s: float, prompt_tokens: int) -> None:
+        """So many tokens of online prompts have been computed since the last call."""
+        self._prompts.append((now_s, prompt_tokens))
+        self._forget(now_s)
+
+    def load(self, now_s: float, streams_share: float, alone_token_s: float) -> float:
+        """
+        Args:
+            streams_share: what decodes take, as in ``OnlineRoom`` ...
+            alone_token_s: ... and what a prompt token does.
+        """
+        self._forget(now_s)
+        prompts = sum(tokens for _, tokens in self._prompts) / LOAD_WINDOW_S
+        return streams_share + prompts * alone_token_s
+
+    def _forget(self, now_s: float) -> None:
+        while self._prompts and self._prompts[0][0] < now_s - LOAD_WINDOW_S:
+            self._prompts.popleft()
+
+
+class Serving(NamedTuple):
+    """A replica that takes requests."""
+
+    name: str
+    online_load: float
+    since_s: float
+    """When it began to."""
+
+
+class Change(NamedTuple):
+    """Of a fleet."""
+
+    num_to_start: int
+    to_drain: list[str]
+
+
+def change_to(desired: int, serving: Sequence[Serving], num_starting: int) -> Change:
+    """What makes a fleet the desired one. Those with the least online work go, of equals the youngest; one that serves
+    stays in any case, and replicas that start are let."""
+    surplus = len(serving) + num_starting - desired
+    by_load = sorted(serving, key=lambda one: (one.online_load, -one.since_s))
+    going = by_load[: max(min(surplus, len(serving) - 1), 0)]
+    return Change(max(-surplus, 0), [one.name for one in going])
 
 
 class Autoscaler:

@@ -51,6 +51,9 @@ class Chunk:
     density: float
     """Compute time over memory time of its prompts and expected answers."""
     num_lines: int
+    compute_s: float = 0.0
+    memory_s: float = 0.0
+    """What it takes of the device, as far as that was known when the batch was cut: 0 if it was not."""
 
     @property
     def deadline_class(self) -> int:

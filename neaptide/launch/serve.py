@@ -211,6 +211,7 @@ def _http_server(
     from neaptide.server.edge.auth import KeyRing
     from neaptide.server.edge.hosts import HostFilter
     from neaptide.server.routes.batches import batches_router
+    from neaptide.server.routes.figures import backlog_router
     from neaptide.server.routes.files import files_router
     from neaptide.server.shadow.service import Shadow
 
@@ -241,7 +242,7 @@ def _http_server(
         batches=service,
     )
     state.shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
-    app = create_app(state, extra_routers=(files_router(service), batches_router(service)))
+    app = create_app(state, extra_routers=(files_router(service), batches_router(service), backlog_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     return Server(uvicorn_config(settings, app, app.state.metrics)), service, state.shadow
 

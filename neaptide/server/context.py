@@ -11,7 +11,7 @@ from anyio import CapacityLimiter
 
 from neaptide import __version__
 from neaptide.engine.params import RequestClass
-from neaptide.server.edge.errors import OverloadedError, UnavailableError
+from neaptide.server.edge.errors import OverloadedError, server_stops
 from neaptide.server.edge.refusals import Refusals
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.interpreter import Interpreter
@@ -136,7 +136,7 @@ class ServingContext:
     def check_open(self) -> None:
         """Raises UnavailableError where new work is refused because the server stops."""
         if self.draining:
-            raise UnavailableError("The server is shutting down.", code="server_shutdown")
+            raise server_stops()
 
     def serves(self, model: str) -> bool:
         """Whether a request's ``model`` means ours; empty does."""

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.cluster.autoscaling import Autoscaler, Backlog, Scale, pressure
+from neaptide.cluster.autoscaling import (
+    Autoscaler,
+    Backlog,
+    Change,
+    LoadMeter,
+    Scale,
+    Serving,
+    change_to,
+    pressure,
+)
 
 SCALE = Scale(1, 8, online_share=0.5, offline_efficiency=0.5, deadline_share=1.0, down_after_s=60.0)
 
@@ -67,3 +76,27 @@ def test_the_size_stays_within_its_limits(
 def test_limits_that_cannot_be_are_refused(limits: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="1 to N replicas"):
         Scale(*limits)
+
+
+def test_prompts_count_for_ten_seconds() -> None:
+    meter = LoadMeter()
+    meter.note(0.0, 1_000)
+    meter.note(4.0, 500)
+    assert meter.load(10.0, 0.25, 0.002) == pytest.approx(0.25 + 150.0 * 0.002)
+    assert meter.load(10.1, 0.25, 0.002) == pytest.approx(0.25 + 50.0 * 0.002)
+    assert meter.load(30.0, 0.25, 0.002) == 0.25
+
+
+def test_the_least_loaded_go_and_of_equals_the_youngest() -> None:
+    fleet = [Serving("old", 0.1, 0.0), Serving("young", 0.1, 5.0), Serving("busy", 0.9, 9.0)]
+    assert change_to(2, fleet, 0) == Change(0, ["young"])
+    assert change_to(1, fleet, 0) == Change(0, ["young", "old"])
+    assert change_to(1, fleet, 1) == Change(0, ["young", "old"])  # the one that serves stays
+    assert change_to(3, fleet, 0) == Change(0, [])
+
+
+def test_those_that_start_count() -> None:
+    fleet = [Serving("a", 0.1, 0.0)]
+    assert change_to(4, fleet, 1) == Change(2, [])
+    assert change_to(2, fleet, 1) == Change(0, [])
+    assert change_to(3, [], 0) == Change(3, [])

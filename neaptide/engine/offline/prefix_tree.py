@@ -114,7 +114,7 @@ class PrefixTree:
         """[rows of a file of so many] where each stands in this order; None if it is not an order of them."""
         if self.rows.shape != (num_rows,) or not np.issubdtype(self.rows.dtype, np.integer):
             return None
-        if num_rows and not (0 <= int(self.rows.min()) and int(self.rows.max()) < num_rows):
+        if num_rows and (int(self.rows.min()) < 0 or int(self.rows.max()) >= num_rows):
             return None
         places = np.full(num_rows, NO_NODE)
         places[self.rows] = np.arange(num_rows)

@@ -91,7 +91,7 @@ def run_engine(
         now_s = clock.now()
         if traffic is not None:
             outputs.traffic = traffic.take(now_s) or None
-        outputs.room = room.take()
+        outputs.room = room.take(now_s, outputs.stats)
         told = (outputs.outlooks, outputs.traffic, outputs.room)
         has_news = outputs.outputs or outputs.stats or any(news is not None for news in told)
         if has_news or now_s - last_sent_s >= HEARTBEAT_S:

@@ -26,6 +26,8 @@ class ReplicaProcess:
         self.process = process
         self.url = url
         self._drain_timeout_s = drain_timeout_s
+        self._told = asyncio.Event()
+        """Set when it has been told to stop."""
 
     @classmethod
     async def start(
@@ -67,15 +69,34 @@ class ReplicaProcess:
                 await asyncio.sleep(LOOK_S)
         raise LaunchError(f"the server ended with status {self.process.returncode} before it was ready")
 
+    @property
+    def is_told(self) -> bool:
+        """Whether its drain has begun, as far as it was asked for here."""
+        return self._told.is_set()
+
     def stop_soon(self) -> None:
-        """Begins its drain, if it runs."""
+        """Begins its drain, if it runs; a second call cuts it short."""
         if self.process.returncode is None:
+            self._told.set()
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGTERM)
 
+    async def ended(self) -> int:
+        """Its exit status. Where it was told to stop, it has all patience and no more."""
+        ended = asyncio.ensure_future(self.process.wait())
+        told = asyncio.ensure_future(self._told.wait())
+        try:
+            await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await self.stop()
+            return await ended
+        finally:
+            told.cancel()
+
     async def stop(self) -> None:
         """Returns when it has ended, in good order or after all patience."""
-        self.stop_soon()
+        if not self.is_told:
+            self.stop_soon()
         try:
             await asyncio.wait_for(self.process.wait(), self._drain_timeout_s + LAST_S)
         except TimeoutError:

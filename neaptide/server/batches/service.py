@@ -30,7 +30,7 @@ from neaptide.server.batches.storing.models import (
 )
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
-from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, UnavailableError
+from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
 from neaptide.server.link.engine_client import EngineClient
 
 
@@ -102,7 +102,7 @@ class BatchService:
     def check_open(self) -> None:
         """Raises UnavailableError where new files and batches are refused because the server is about to end."""
         if self._is_suspended:
-            raise UnavailableError("The server is shutting down.", code="server_shutdown")
+            raise server_stops()
 
     @property
     def storage_failing(self) -> bool:
@@ -192,6 +192,11 @@ class BatchService:
         now = max(int(self._clocks.wall()), record.created_at, record.in_progress_at or 0)
         if await self.store.write(batch_rows.request_cancel, record.id, now):
             self._machine.end(record.id)
+
+    @property
+    def now_s(self) -> float:
+        """Unix seconds."""
+        return self._clocks.wall()
 
     async def expire_overdue(self) -> None:
         """What the periodic check does; for tests and for operators in a hurry."""

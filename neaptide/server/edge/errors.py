@@ -180,6 +180,17 @@ class UnavailableError(ApiError):
         super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
 
 
+NOT_BEGUN = "x-neaptide-not-begun"
+"""Header of a refusal before anything was done: another server may be asked, whatever the request."""
+
+
+def server_stops() -> UnavailableError:
+    """The refusal of new work by a server that is about to end."""
+    error = UnavailableError("The server is shutting down.", code="server_shutdown")
+    error.headers[NOT_BEGUN] = "true"
+    return error
+
+
 def model_not_found(served: str) -> NotFoundError:
     """The error for a model that is not served; ``served`` is."""
     message = f"The requested model is not served here; this server serves {served!r}."

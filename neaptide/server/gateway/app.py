@@ -31,6 +31,7 @@ from neaptide.server.gateway.metrics import GatewayMetrics
 from neaptide.server.gateway.passing import (
     Content,
     NotSentError,
+    RefusedError,
     ReplicaLostError,
     body_as_it_comes,
     pass_on,
@@ -178,13 +179,16 @@ class Gateway:
                 may_repeat, failed = False, chosen.replica
 
     async def _to(self, chosen: Chosen, scope: Scope, receive: Receive | None, send: Send, content: Content) -> bool:
-        """Whether the replica has heard of the request; else another one may get it."""
+        """Whether the replica has taken the request; else another one may get it."""
         replica = chosen.replica
         self._metrics.passed_on(replica)
         try:
             await pass_on(self._s.http, replica, scope, receive, send, content)
         except NotSentError:
             self._s.replicas.refused(replica)
+            return False
+        except RefusedError:
+            self._s.replicas.stops(replica)
             return False
         except ReplicaLostError as error:
             self._metrics.lost(replica)

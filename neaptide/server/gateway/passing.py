@@ -9,7 +9,7 @@ import httpx
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from neaptide.server.edge.errors import UnavailableError
+from neaptide.server.edge.errors import NOT_BEGUN, UnavailableError
 from neaptide.server.edge.sse import DONE, event
 from neaptide.server.gateway.replicas import Replica
 
@@ -27,6 +27,10 @@ Content = bytes | AsyncIterator[bytes]
 
 class NotSentError(Exception):
     """The replica took no connection, so another one may get the request."""
+
+
+class RefusedError(Exception):
+    """The replica is about to end and takes no new work, so another one may get the request."""
 
 
 class ReplicaLostError(Exception):
@@ -82,11 +86,14 @@ async def pass_on(
 
     Raises:
         NotSentError: the replica has heard nothing of the request.
+        RefusedError: it has, and has done nothing; only of a request that can be made again.
         ReplicaLostError: it has, and will not answer to the end.
         ClientDisconnect: the client left before there was a reply.
     """
     reply = Reply(send)
-    exchange = asyncio.ensure_future(_exchange(http, _request(replica, scope, content), reply))
+    exchange = asyncio.ensure_future(
+        _exchange(http, _request(replica, scope, content), reply, isinstance(content, bytes))
+    )
     lost = asyncio.ensure_future(replica.lost.wait())
     left = asyncio.ensure_future(_left(receive)) if receive is not None else None
     others = [task for task in (lost, left) if task is not None]
@@ -109,8 +116,8 @@ async def pass_on(
     raise ReplicaLostError(is_told=reply.has_begun)
 
 
-async def _exchange(http: httpx.AsyncClient, request: httpx.Request, reply: Reply) -> bool:
-    """Whether there was an end. Raises NotSentError."""
+async def _exchange(http: httpx.AsyncClient, request: httpx.Request, reply: Reply, may_be_repeated: bool) -> bool:
+    """Whether there was an end. Raises NotSentError or RefusedError."""
     try:
         response = await http.send(request, stream=True)
     except (httpx.ConnectError, httpx.ConnectTimeout):
@@ -119,6 +126,8 @@ async def _exchange(http: httpx.AsyncClient, request: httpx.Request, reply: Repl
         _log_lost(request, "before it answered", error)
         return False
     async with contextlib.aclosing(response):
+        if NOT_BEGUN in response.headers and may_be_repeated:
+            raise RefusedError
         names = ((b"x-neaptide-replica", request.extensions["replica"].encode()),)
         await reply.begin(response.status_code, (*response.headers.raw, *names))
         try:

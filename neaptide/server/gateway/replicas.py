@@ -5,12 +5,13 @@ import base64
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import httpx
 
+from neaptide.cluster.autoscaling import Backlog
 from neaptide.cluster.routing import KEY_BYTES, Figures, Prompt, Router
 from neaptide.server.edge.errors import UnavailableError
 
@@ -23,6 +24,8 @@ ANSWER_S = 2.0
 LOST_AFTER_S, LOST_AFTER_QUESTIONS = 5.0, 3
 """Of silence, and so many questions without an answer: one may be late because this process is. What a replica had
 fails then; if it hangs, seven seconds after its last word."""
+ASKED_FOR_BACKLOG = 2
+"""Replicas, before nothing is known of it: all of them read the same database."""
 ON_ITS_WAY_S = 0.05
 """A prompt that was sent so shortly before a report is not in it: it was being tokenized."""
 
@@ -56,6 +59,10 @@ class Replica:
         self.num_shunned = 0
         """How often the router had to forget it, and with it what is in flight there."""
         self.figures: Figures | None = None
+        self.online_load = 0.0
+        """The share of its time that its online targets need."""
+        self.since_s = -math.inf
+        """When its state changed last, on the loop's clock."""
         self._sent: deque[tuple[float, int]] = deque()
         """Prompts that reports may not have in them yet: when, and their tokens."""
 
@@ -69,6 +76,7 @@ class Replica:
             self._sent.popleft()
         token_ms = float(reported["prompt_token_ms"])
         cached = reported["cached"]
+        self.online_load = float(reported.get("online_load", 0.0))  # a server of an earlier version says nothing of it
         self.figures = Figures(
             free_slack_ms=reported["free_slack_ms"] - token_ms * sum(tokens for _, tokens in self._sent),
             ttft_slo_ms=reported["ttft_slo_ms"],
@@ -111,12 +119,13 @@ class Replicas:
 
     # ---- who belongs to it ----
 
-    def join(self, name: str, url: str) -> None:
+    def join(self, name: str, url: str) -> Replica:
         """From its first good word on it gets requests. Another of this name leaves."""
         self.leave(name)
         replica = self._known[name] = Replica(name, url)
         watch = self._watches[replica] = self._loop.create_task(self._watch(replica))
         watch.add_done_callback(lambda _: self._watches.pop(replica))
+        return replica
 
     def leave(self, name: str) -> None:
         """It gets nothing more; what it has may end."""
@@ -142,13 +151,16 @@ class Replicas:
     def num_ready(self) -> int:
         return sum(replica.state is State.READY for replica in self._known.values())
 
-    def has_served(self, name: str) -> bool:
-        return name in self._known and self._known[name].has_served
+    def is_ready(self, name: str) -> bool:
+        return name in self._known and self._known[name].state is State.READY
 
     async def until_ready(self, count: int) -> None:
-        """So many take work. For one caller."""
-        while self.num_ready < count:
-            self._news.clear()
+        """So many take work."""
+        await self.until(lambda: self.num_ready >= count)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """What depends on how they are holds."""
+        while not condition():
             await self._news.wait()
 
     # ---- who gets a request ----
@@ -184,6 +196,11 @@ class Replicas:
         """It took no connection: nothing listens there any more."""
         if not replica.is_leaving:
             self._shun(replica, State.LOST)
+
+    def stops(self, replica: Replica) -> None:
+        """By its own word it takes nothing more, and is about to end."""
+        if self._known.get(replica.name) is replica:
+            self.leave(replica.name)
 
     # ---- how they are ----
 
@@ -228,6 +245,19 @@ class Replicas:
         replica.has_served = True
         self._note(replica, State.READY)
 
+    async def backlog(self) -> list[Backlog] | None:
+        """What is left of the batches that all of them share, deadlines on the loop's clock; None if nobody says."""
+        ready = [replica for replica in self._known.values() if replica.state is State.READY]
+        for replica in ready[:ASKED_FOR_BACKLOG]:
+            question = self._http.get(f"{replica.url}/backlog", headers=self._headers, timeout=ANSWER_S)
+            try:
+                reply = (await asyncio.wait_for(question, ANSWER_S)).raise_for_status().json()
+            except (httpx.HTTPError, TimeoutError):
+                continue
+            now_s = self._loop.time()
+            return [Backlog(now_s + one["left_seconds"], one["work_seconds"]) for one in reply["jobs"]]
+        return None
+
     def _shun(self, replica: Replica, state: State) -> None:
         self._router.leave(replica.name)
         replica.num_shunned += 1
@@ -235,10 +265,12 @@ class Replicas:
 
     def _note(self, replica: Replica, state: State) -> None:
         if state is not replica.state:
+            replica.since_s = self._loop.time()
             level = logging.WARNING if state is State.LOST else logging.INFO
             logger.log(level, "%s at %s is %s", replica.name, replica.url, state)
             replica.state = state
-            self._news.set()
+            news, self._news = self._news, asyncio.Event()
+            news.set()
 
 
 def no_replica() -> UnavailableError:

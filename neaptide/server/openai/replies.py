@@ -283,15 +283,30 @@ class Load(TypedDict):
 
 @exact
 class ReplicaFigures(TypedDict):
-    """Slack is what the TTFT target leaves when the prompts that are there are computed; ``cached`` the first eight
-    bytes of the hashes of an eighth of the cached blocks, in base64, or null if they were not asked for."""
+    """Slack is what the TTFT target leaves when the prompts that are there are computed; ``online_load`` the share of
+    the replica's time that its online targets need; ``cached`` the first eight bytes of the hashes of an eighth of the
+    cached blocks, in base64, or null if they were not asked for."""
 
     age_ms: float
     free_slack_ms: float
     ttft_slo_ms: float
     prompt_token_ms: float
     block_size: int
+    online_load: float
     cached: str | None
+
+
+@exact
+class JobBacklog(TypedDict):
+    left_seconds: float
+    work_seconds: float
+
+
+@exact
+class Backlogs(TypedDict):
+    """Batches in progress: the time until each is due, and what is left of it for a replica with nothing else to do."""
+
+    jobs: list[JobBacklog]
 
 
 @exact

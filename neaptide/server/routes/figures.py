@@ -4,10 +4,13 @@ import base64
 
 from fastapi import APIRouter, Request
 
+from neaptide.server.batches.service import BatchService
+from neaptide.server.batches.storing import claim_rows
+from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.context import ServingContext
 from neaptide.server.link.room_desk import RoomDesk
 from neaptide.server.openai.openapi import replies
-from neaptide.server.openai.replies import ReplicaFigures
+from neaptide.server.openai.replies import Backlogs, ReplicaFigures
 
 router = APIRouter()
 
@@ -26,5 +29,22 @@ async def figures(request: Request, cached: bool = False) -> ReplicaFigures:
         "ttft_slo_ms": 1e3 * context.ttft_slo_s,
         "prompt_token_ms": 1e3 * room.prompt_token_s,
         "block_size": context.client.info.block_size,
+        "online_load": room.online_load,
         "cached": base64.b64encode(room.cached).decode() if cached and room.cached is not None else None,
     }
+
+
+def backlog_router(service: BatchService) -> APIRouter:
+    """What the batches of one service press for, for an autoscaler."""
+    of_batches = APIRouter()
+
+    @of_batches.get("/backlog", responses=replies(Backlogs, 503), response_model=None)
+    async def backlog() -> Backlogs:
+        """Batches in progress that servers share: how soon each is due, and how much of it is left. The work is what
+        was expected when its file was checked; 0 where nobody knew the device."""
+        with storage_faults():
+            jobs = await service.store.read(claim_rows.backlog)
+        now_s = service.now_s
+        return {"jobs": [{"left_seconds": one.expires_at_s - now_s, "work_seconds": one.work_s} for one in jobs]}
+
+    return of_batches

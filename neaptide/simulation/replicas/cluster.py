@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from neaptide.cluster.autoscaling import Autoscaler
+from neaptide.cluster.autoscaling import Autoscaler, Serving, change_to
 from neaptide.cluster.routing import Prompt, build_router
 from neaptide.engine.kv.prefix_index import extend_block_hashes
 from neaptide.executors.simulated.trace_executor import PROMPT_VOCABULARY
@@ -181,13 +181,14 @@ class _Cluster:
         serving = self._serving()
         starting = [member for member in self._members if member.state is State.STARTING]
         loads = [member.online_load for member in serving]
-        surplus = len(serving) + len(starting)
-        surplus -= self._autoscaler.desired(now_s, loads, self._shared.backlog())
-        for _ in range(-surplus):
+        desired = self._autoscaler.desired(now_s, loads, self._shared.backlog())
+        named = {member.name: member for member in serving}
+        known = [Serving(member.name, member.online_load, member.ready_s) for member in serving]
+        num_to_start, to_drain = change_to(desired, known, len(starting))
+        for _ in range(num_to_start):
             self._start(now_s, now_s + self._fleet.start_up_s)
-        by_load = sorted(serving, key=lambda member: (member.online_load, -member.ready_s))
-        for member in by_load[: max(min(surplus, len(serving) - 1), 0)]:
-            self._drain(member, now_s)
+        for name in to_drain:
+            self._drain(named[name], now_s)
 
     # ---- what happens ----
 

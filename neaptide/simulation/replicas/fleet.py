@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from neaptide.cluster.autoscaling import Scale
+from neaptide.cluster.autoscaling import DECIDE_S, Scale
 from neaptide.cluster.routing import ROUTERS
 from neaptide.engine.offline.planning.blend import rank
 from neaptide.engine.offline.planning.partition import partition
@@ -36,7 +36,7 @@ class Fleet:
     """From a replica's start until it serves. Those of the beginning serve at once."""
     lease_s: float = 15.0
     """After a loss, until what the replica had claimed can be claimed again."""
-    decide_s: float = 10.0
+    decide_s: float = DECIDE_S
     """Between two decisions on the size."""
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from collections import deque
 from enum import StrEnum
 
+from neaptide.cluster.autoscaling import LoadMeter
 from neaptide.cluster.routing import Figures, digest_of
 from neaptide.engine.scheduler.online_room import online_room
 from neaptide.simulation.measures import CLOCK_ERROR_S
@@ -14,8 +15,6 @@ REPORT_S = 0.1
 """Between two reports of a replica, or a tenth of the TTFT target if that is less ..."""
 DIGEST_S = 1.0
 """... and between two that say what it has in its cache."""
-LOAD_WINDOW_S = 10.0
-"""Over which prompts are counted as load."""
 
 
 class State(StrEnum):
@@ -48,8 +47,7 @@ class Member:
         """Requests that it had when it was lost."""
         self._reports: deque[tuple[float, Figures]] = deque()
         self._next_report_s = self._next_digest_s = self.ready_s
-        self._prompts: deque[tuple[float, int]] = deque()
-        """Of the reports of late: when, and the prompt tokens that were computed since the one before."""
+        self._meter = LoadMeter()
         self._prompt_tokens_seen = 0
 
     @property
@@ -68,11 +66,8 @@ class Member:
             digest = digest_of(scheduler.kv.indexed_hashes())
         new_tokens = self.replica.online_prefill_tokens - self._prompt_tokens_seen
         self._prompt_tokens_seen += new_tokens
-        self._prompts.append((now_s, new_tokens))
-        while self._prompts and self._prompts[0][0] < now_s - LOAD_WINDOW_S:
-            self._prompts.popleft()
-        prompts = sum(tokens for _, tokens in self._prompts) / LOAD_WINDOW_S
-        self.online_load = room.streams_share + prompts * room.alone_token_s
+        self._meter.note(now_s, new_tokens)
+        self.online_load = self._meter.load(now_s, room.streams_share, room.alone_token_s)
         figures = Figures(
             free_slack_ms=1e3 * room.free_slack_s,
             ttft_slo_ms=1e3 * scheduler.config.ttft_slo_s,

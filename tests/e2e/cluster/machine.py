@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,10 @@ class RunningCluster(RunningServer):
                 os.kill(process.pid, signal.SIGKILL)
         until_here(lambda: is_gone(server))
 
+    def roll(self) -> None:
+        """All replicas are to be replaced, one after another."""
+        self.process.send_signal(signal.SIGUSR2)
+
     def request_log(self, name: str = "replica-1") -> list[dict[str, Any]]:
         """What a replica's engine executed."""
         log = self.data_dir / name / "engine-requests.jsonl"
@@ -96,3 +100,16 @@ def streaming(server: RunningServer, **changes: Any) -> Iterator[Stream]:
     with httpx.stream("POST", f"{server.base_url}/chat/completions", json=body, timeout=PATIENCE_S) as reply:
         assert reply.status_code == 200
         yield Stream(reply)
+
+
+def on_both(stack: ExitStack, cluster: RunningCluster, **changes: Any) -> dict[str, Stream]:
+    """A stream on each replica, which has begun; others that it takes to get there are left at once."""
+    streams: dict[str, Stream] = {}
+    while len(streams) < cluster.num_replicas:
+        with ExitStack() as one:
+            stream = one.enter_context(streaming(cluster, **changes))
+            stream.read(2)
+            if stream.replica not in streams:
+                streams[stream.replica] = stream
+                stack.push(one.pop_all())
+    return streams

@@ -56,9 +56,14 @@ class SharedServers:
 
     def results(self, batch_id: str) -> dict[str, str]:
         """Request id of each durable result, by custom_id."""
-        query = "SELECT custom_id, request_id FROM batch_lines WHERE batch_id = %s AND state = 'completed'"
-        with self._postgres.connect(self.database) as connection:
-            return dict(connection.execute(query, (batch_id,)).fetchall())
+        return durable_results(self._postgres, self.database, batch_id)
+
+
+def durable_results(postgres: PostgresServer, database: str, batch_id: str) -> dict[str, str]:
+    """Request id of each result of a batch, by custom_id."""
+    query = "SELECT custom_id, request_id FROM batch_lines WHERE batch_id = %s AND state = 'completed'"
+    with postgres.connect(database) as connection:
+        return dict(connection.execute(query, (batch_id,)).fetchall())
 
 
 def tree_of(server: RunningServer) -> list[psutil.Process]:

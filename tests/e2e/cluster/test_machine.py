@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.cluster.machine import RunningCluster, Stream, is_gone, streaming
+from tests.e2e.cluster.machine import RunningCluster, is_gone, on_both, streaming
 from tests.e2e.cluster.shared import LEASE_S, submit
 from tests.e2e.conftest import SIM
 from tests.e2e.server import get_batch, result_lines, wait_terminal
@@ -26,19 +26,6 @@ def cluster(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFa
     store = ("--store", postgres_server.url(postgres_server.new_database()))
     with RunningCluster(tmp_path_factory.mktemp("cluster"), *store, *FLAGS, env=SIM) as cluster:
         yield cluster
-
-
-def on_both(stack: ExitStack, cluster: RunningCluster) -> dict[str, Stream]:
-    """A stream on each replica, which has begun; others that it takes to get there are left at once."""
-    streams: dict[str, Stream] = {}
-    while len(streams) < cluster.num_replicas:
-        with ExitStack() as one:
-            stream = one.enter_context(streaming(cluster))
-            stream.read(2)
-            if stream.replica not in streams:
-                streams[stream.replica] = stream
-                stack.push(one.pop_all())
-    return streams
 
 
 def test_events_come_while_the_answer_is_being_made(cluster: RunningCluster) -> None:

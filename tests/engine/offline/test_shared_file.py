@@ -1,4 +1,4 @@
-"""A large file whose rows come in many jobs, as the chunks that a server claims: each is as good as if it were alone."""
+"""A large file whose rows come in many jobs, as the chunks that a server claims: each as good as if it were alone."""
 
 import itertools
 from pathlib import Path

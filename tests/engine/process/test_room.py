@@ -71,3 +71,11 @@ def test_what_the_cache_holds_is_told_only_if_that_is_asked() -> None:
     assert second.cached is not None
     found = {second.cached[k : k + KEY_BYTES] for k in range(0, len(second.cached), KEY_BYTES)}
     assert (found, len(second.cached)) == (expected, KEY_BYTES * len(expected))
+
+
+def test_prompts_that_were_computed_and_streams_are_load() -> None:
+    harness = Harness(cost_model=RooflineModel(), tpot_slo_s=0.1)
+    (first, second) = asked(harness, [TellRoom(False)], [online("a", [1] * 60, max_tokens=3), TellRoom(False)])
+    assert first.online_load == 0.0
+    room = online_room(harness.core.scheduler)
+    assert second.online_load >= 6.0 * room.alone_token_s > 0.0

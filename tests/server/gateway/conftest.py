@@ -37,6 +37,9 @@ class ScriptedReplica:
         self.num_questions = 0
         self.question_key = ""
         """The key of the last one."""
+        self.online_load = 0.0
+        self.backlog: list[tuple[float, float]] | None = []
+        """Seconds left and seconds of work of each batch; None: the database is away."""
         self.is_silent = False
         """Questions are not answered."""
         self.page: str | None = ""
@@ -63,6 +66,11 @@ class ScriptedReplica:
             await begin(send, status, media_type="text/plain; version=0.0.4; charset=utf-8")
             await say(send, self.page or "", is_last=True)
             return
+        if scope["path"] == "/backlog":
+            jobs = [{"left_seconds": left_s, "work_seconds": work_s} for left_s, work_s in self.backlog or []]
+            await begin(send, 503 if self.backlog is None else 200)
+            await say(send, json.dumps({"jobs": jobs}), is_last=True)
+            return
         if scope["path"] != "/figures":
             await self.handler(self, scope, receive, send)
             return
@@ -76,6 +84,7 @@ class ScriptedReplica:
             "ttft_slo_ms": 1000.0,
             "prompt_token_ms": 1.0,
             "block_size": 16,
+            "online_load": self.online_load,
             "cached": base64.b64encode(self.cached).decode() if b"cached" in scope["query_string"] else None,
         }
         await begin(send, self.status)

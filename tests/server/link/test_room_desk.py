@@ -20,13 +20,14 @@ def at(server: Server, now_s: float) -> None:
 
 async def test_the_figures_are_the_engines(server: Server) -> None:
     at(server, 100.0)
-    server.engine.room = Room(0.75, 0.001, b"12345678")
+    server.engine.room = Room(0.75, 0.001, b"12345678", 0.25)
     plain = {
         "age_ms": 0.0,
         "free_slack_ms": 750.0,
         "ttft_slo_ms": 30_000.0,
         "prompt_token_ms": 1.0,
         "block_size": 16,
+        "online_load": 0.25,
         "cached": None,
     }
     assert (await server.http.get("/figures")).json() == plain

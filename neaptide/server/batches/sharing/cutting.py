@@ -54,7 +54,8 @@ def cut(
     for chunk_no, size in enumerate(chunk_sizes(len(ordered))):
         part = ordered[first : first + size]
         first += size
-        density = work_of(part, plan, tokens, device).density
-        chunk = Chunk(ChunkKey(record.id, chunk_no), record.expires_at, density, size)
+        work = work_of(part, plan, tokens, device)
+        known = work if device is not SOME_DEVICE else Work(0.0, 0.0)
+        chunk = Chunk(ChunkKey(record.id, chunk_no), record.expires_at, work.density, size, *known)
         chunks[chunk] = [line.line_no for line in part]
     return chunks

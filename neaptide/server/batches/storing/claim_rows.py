@@ -73,6 +73,8 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
             "chunk_no": chunk.key.chunk_no,
             "deadline_class": chunk.deadline_class,
             "density": chunk.density,
+            "compute_s": chunk.compute_s,
+            "memory_s": chunk.memory_s,
         }
         for chunk in chunks
     ]
@@ -83,6 +85,24 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
     for chunk, line_nos in chunks.items():
         where = (t.batch_id == chunk.key.batch_id, t.line_no.in_(line_nos))
         conn.execute(batch_lines.update().where(*where).values(chunk_no=chunk.key.chunk_no))
+
+
+class JobLeft(NamedTuple):
+    """Of one batch in progress."""
+
+    expires_at_s: int
+    work_s: float
+    """The least time that a device with nothing else to do takes for its chunks, those in part done in whole."""
+
+
+def backlog(conn: sa.Connection) -> list[JobLeft]:
+    """Of all batches whose lines are on the board."""
+    t, b = batch_chunks.c, batches.c
+    sums = sa.func.sum(t.compute_s), sa.func.sum(t.memory_s)
+    running = (b.status == BatchStatus.IN_PROGRESS, b.outcome.is_(None))
+    query = sa.select(b.expires_at, *sums).join_from(batch_chunks, batches, t.batch_id == b.id).where(*running)
+    found = conn.execute(query.group_by(b.id, b.expires_at).order_by(b.expires_at, b.id))
+    return [JobLeft(expires_at, max(compute_s, memory_s)) for expires_at, compute_s, memory_s in found]
 
 
 def claim_chunks(

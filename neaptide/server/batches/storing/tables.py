@@ -141,6 +141,9 @@ batch_chunks = sa.Table(
     # See ``neaptide/cluster/claims.py``.
     sa.Column("deadline_class", sa.BigInteger, nullable=False),
     sa.Column("density", sa.Double, nullable=False),
+    # What it takes of a device with nothing else to do, as expected when the batch was cut; 0 where that is not known.
+    sa.Column("compute_s", sa.Double, nullable=False, server_default="0"),
+    sa.Column("memory_s", sa.Double, nullable=False, server_default="0"),
     # Grows with every claim; results that come under an older one are refused.
     sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("leased_until_ms", sa.BigInteger, nullable=False, server_default="0"),
