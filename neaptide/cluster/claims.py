@@ -8,7 +8,8 @@ of the pool, as many lines as a replica of the simulation takes (``simulation/re
 """
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -81,6 +82,33 @@ def lines_to_claim(num_left: int, num_replicas: int) -> int:
 def deadline_class(expires_at_s: int) -> int:
     """What comes first; equal within ``DEADLINE_GRAIN_S``."""
     return expires_at_s // DEADLINE_GRAIN_S
+
+
+class Free(NamedTuple):
+    """Chunks of one owner that may be claimed, and are equally urgent."""
+
+    owner: str
+    deadline_class: int
+    num_chunks: int
+
+
+def owners_in_turn(free: Iterable[Free], held: Mapping[str, int], count: int) -> dict[str, int]:
+    """Of the next so many chunks, how many each owner's are to be: the most urgent first, of equally urgent ones those
+    of the owner of whom the replica holds the fewest.
+
+    So every replica has work of every owner who has any, as far as it goes round; and since each gives them their
+    shares of what it does, they have them of what all do together.
+    """
+    left = {(one.deadline_class, one.owner): one.num_chunks for one in free if one.num_chunks > 0}
+    has, taken = Counter(held), Counter[str]()
+    while left and taken.total() < count:
+        place = min(left, key=lambda one: (one[0], has[one[1]], one[1]))
+        has[place[1]] += 1
+        taken[place[1]] += 1
+        left[place] -= 1
+        if not left[place]:
+            del left[place]
+    return dict(taken)
 
 
 def claim_order(chunk: Chunk, end: End) -> tuple[int, float, str, int]:

@@ -13,8 +13,10 @@ from neaptide.cluster.claims import (
     ChunkKey,
     Claim,
     End,
+    Free,
     chunk_sizes,
     end_to_take,
+    owners_in_turn,
 )
 
 
@@ -110,3 +112,17 @@ def test_chunks_are_even_and_of_32_to_64_lines(num_lines: int) -> None:
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) <= MAX_CHUNK_LINES
     assert min(sizes) >= min(num_lines, MAX_CHUNK_LINES // 2)
+
+
+def test_equally_urgent_chunks_are_claimed_for_the_owners_in_turn() -> None:
+    free = [Free("greedy", 0, 99), Free("modest", 0, 2)]
+    assert owners_in_turn(free, {}, 4) == {"greedy": 2, "modest": 2}
+    assert owners_in_turn(free, {"greedy": 4}, 2) == {"modest": 2}
+    assert owners_in_turn(free, {"greedy": 4}, 4) == {"modest": 2, "greedy": 2}
+    assert owners_in_turn(free, {"modest": 1}, 1) == {"greedy": 1}
+    assert owners_in_turn([], {"modest": 1}, 4) == {}
+
+
+def test_an_earlier_deadline_comes_before_any_turn() -> None:
+    free = [Free("greedy", 1, 9), Free("greedy", 0, 2), Free("modest", 1, 9)]
+    assert owners_in_turn(free, {"greedy": 7}, 4) == {"greedy": 2, "modest": 2}

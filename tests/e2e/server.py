@@ -166,7 +166,9 @@ def lines_run_again(server: RunningServer, batch_id: str, executed_before: int) 
     return {f"c{request_id.partition(':')[2]}" for request_id in again if request_id.startswith(batch_id)}
 
 
-def submit_batch(server: RunningServer, bodies: list[dict[str, Any]], endpoint: str = "/v1/chat/completions") -> str:
+def submit_batch(
+    server: RunningServer, bodies: list[dict[str, Any]], endpoint: str = "/v1/chat/completions", window: str = "24h"
+) -> str:
     """Uploads the lines and creates the batch; returns its id."""
     lines = [
         json.dumps({"custom_id": f"c{i}", "method": "POST", "url": endpoint, "body": body})
@@ -174,7 +176,7 @@ def submit_batch(server: RunningServer, bodies: list[dict[str, Any]], endpoint: 
     ]
     files = {"file": ("lines.jsonl", "\n".join(lines).encode(), "application/jsonl")}
     upload = server.http.post("/v1/files", files=files, data={"purpose": "batch"}).raise_for_status().json()
-    body = {"input_file_id": upload["id"], "endpoint": endpoint, "completion_window": "24h"}
+    body = {"input_file_id": upload["id"], "endpoint": endpoint, "completion_window": window}
     return str(server.http.post("/v1/batches", json=body).raise_for_status().json()["id"])
 
 

@@ -25,9 +25,10 @@ STREAM = {
 
 
 class RunningCluster(RunningServer):
-    def __init__(self, directory: Path, *flags: str, env: dict[str, str], replicas: int = 2) -> None:
-        super().__init__(directory, "--replicas", str(replicas), *flags, env=env, command="cluster")
-        self.num_replicas = replicas
+    def __init__(self, directory: Path, *flags: str, env: dict[str, str], replicas: str = "2") -> None:
+        super().__init__(directory, "--replicas", replicas, *flags, env=env, command="cluster")
+        self.num_replicas = int(replicas.partition(":")[0])
+        """Of the beginning."""
 
     def start(self) -> None:
         """Returns when all replicas take work."""

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ LEASE_S = 2
 class SharedServers:
     """``servers`` on one new database; started one after another."""
 
-    def __init__(self, root: Path, postgres: PostgresServer, count: int = 2, step_ms: int = 10) -> None:
+    def __init__(
+        self, root: Path, postgres: PostgresServer, count: int = 2, step_ms: int = 10, flags: Sequence[str] = ()
+    ) -> None:
         self._postgres = postgres
         self.database = postgres.new_database()
-        flags = ["--store", postgres.url(self.database), "--blobs", f"file://{root}/blobs"]
+        flags = [*flags, "--store", postgres.url(self.database), "--blobs", f"file://{root}/blobs"]
         flags += ["--chunk-lease-s", str(LEASE_S), "--shadow", "off", "--max-num-seqs", "32"]
         env = SIM | {"NEAPTIDE_SIM_STEP_MS": str(step_ms)}
         self.servers = [RunningServer(root / f"server-{number}", *flags, env=env) for number in range(count)]
@@ -51,6 +54,13 @@ class SharedServers:
         query = "SELECT coalesce(max(epoch), 0) FROM batch_chunks WHERE batch_id = %s"
         with self._postgres.connect(self.database) as connection:
             row = connection.execute(query, (batch_id,)).fetchone()
+            assert row is not None
+            return int(row[0])
+
+    def num_done(self, batch_id: str) -> int:
+        """Completed lines of a batch, by whichever server."""
+        with self._postgres.connect(self.database) as connection:
+            row = connection.execute("SELECT num_completed FROM batches WHERE id = %s", (batch_id,)).fetchone()
             assert row is not None
             return int(row[0])
 
@@ -85,9 +95,9 @@ def wake(pids: list[int]) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def submit(server: RunningServer, num_lines: int, max_tokens: int) -> str:
+def submit(server: RunningServer, num_lines: int, max_tokens: int, window: str = "24h") -> str:
     body = {"model": "neaptide-tiny", "prompt": "2+2=", "max_tokens": max_tokens, "ignore_eos": True}
-    return submit_batch(server, [body] * num_lines, "/v1/completions")
+    return submit_batch(server, [body] * num_lines, "/v1/completions", window)
 
 
 def state(server: RunningServer, batch_id: str) -> tuple[str, int]:

@@ -49,6 +49,7 @@ class Job:
         """Its name in this server and in the engine."""
         self.endpoint = record.endpoint
         self.salt = bytes.fromhex(record.salt)
+        self.owner = record.owner
         self.share = share_of(record.owner)
         self.expires_at = record.expires_at
         self.num_undurable = len(lines)

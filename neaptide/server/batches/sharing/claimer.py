@@ -7,14 +7,15 @@ the next result; its lines leave the engine, and what they still say is not take
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import sqlalchemy as sa
 
-from neaptide.cluster.claims import CLAIM_BELOW_LINES, ChunkKey, Claim, End, end_to_take
+from neaptide.cluster.claims import CLAIM_BELOW_LINES, ChunkKey, Claim, End, end_to_take, owners_in_turn
 from neaptide.engine.messages import StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import JobPlan
@@ -164,8 +165,10 @@ class Claimer:
             await self._disk.sleep(self._p.settings.tick_s)
             return False
         end = self._end_to_take(figures)
+        owners = Counter(held.job.owner for held in self._held.values())
+        turns = owners_in_turn(figures.free, owners, figures.chunks_to_claim)
         claims = await self._p.store.write_beside(
-            _claim, end, figures.chunks_to_claim, self.claimant, [one.claim.key for one in self._held.values()]
+            _claim, end, turns, self.claimant, [one.claim.key for one in self._held.values()]
         )
         self._loading = set(claims)
         for claim in claims:
@@ -324,8 +327,14 @@ class Claimer:
             logger.warning("batch %s: a claim is lost before its lines were loaded", claim.key.batch_id)
 
 
-def _claim(conn: sa.Connection, end: End, limit: int, claimant: Claimant, held: list[ChunkKey]) -> list[Claim]:
-    return claim_rows.claim_chunks(conn, end, database_now_ms(conn), limit, claimant, held)
+def _claim(
+    conn: sa.Connection, end: End, turns: Mapping[str, int], claimant: Claimant, held: list[ChunkKey]
+) -> list[Claim]:
+    now_ms = database_now_ms(conn)
+    claimed = (
+        claim_rows.claim_chunks(conn, end, now_ms, limit, claimant, held, owner) for owner, limit in turns.items()
+    )
+    return [claim for claims in claimed for claim in claims]
 
 
 def _renew(conn: sa.Connection, claims: list[Claim], lease_ms: int) -> set[Claim]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from neaptide.cluster.claims import LEASE_S, MAX_CHUNK_LINES, Chunk, ChunkKey, Claim, End, lines_to_claim
+from neaptide.cluster.claims import LEASE_S, MAX_CHUNK_LINES, Chunk, ChunkKey, Claim, End, Free, lines_to_claim
 from neaptide.server.batches.storing.models import BatchStatus, LineState
 from neaptide.server.batches.storing.tables import batch_chunks, batch_lines, batches
 
@@ -32,10 +32,14 @@ class Claimant:
 class BoardFigures(NamedTuple):
     """What a server may claim now."""
 
-    num_free: int
+    free: Sequence[Free]
     mean_density: float
     num_others: int
     """Servers that hold chunks, beside this one."""
+
+    @property
+    def num_free(self) -> int:
+        return sum(one.num_chunks for one in self.free)
 
     @property
     def chunks_to_claim(self) -> int:
@@ -53,10 +57,16 @@ def database_now_ms(conn: sa.Connection) -> sa.ColumnElement[int]:
 def board_figures(conn: sa.Connection, claimant: Claimant) -> BoardFigures:
     """By the database's clock."""
     t, now_ms = batch_chunks.c, database_now_ms(conn)
-    free = sa.select(sa.func.count(), sa.func.avg(t.density)).where(t.leased_until_ms <= now_ms, _for(claimant))
-    num_free, density = conn.execute(free).one()
+    sums = sa.func.count(), sa.func.sum(t.density)
+    by_owner = sa.select(batches.c.owner, t.deadline_class, *sums).join_from(
+        batch_chunks, batches, t.batch_id == batches.c.id
+    )
+    by_owner = by_owner.where(t.leased_until_ms <= now_ms, _for(claimant)).group_by(batches.c.owner, t.deadline_class)
+    rows = conn.execute(by_owner.order_by(t.deadline_class, batches.c.owner)).all()
+    free = [Free(owner, deadline_class, num_chunks) for owner, deadline_class, num_chunks, _ in rows]
+    density = sum(row[3] for row in rows) / max(sum(one.num_chunks for one in free), 1)
     others = sa.select(sa.func.count(t.holder.distinct())).where(t.leased_until_ms > now_ms, t.holder != claimant.name)
-    return BoardFigures(num_free, float(density or 0.0), conn.execute(others).scalar_one())
+    return BoardFigures(free, float(density), conn.execute(others).scalar_one())
 
 
 def _for(claimant: Claimant) -> sa.ColumnElement[bool]:
@@ -112,17 +122,20 @@ def claim_chunks(
     limit: int = 1,
     claimant: Claimant | None = None,
     besides: Iterable[ChunkKey] = (),
+    owner: str | None = None,
 ) -> list[Claim]:
     """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by.
 
     ``claimant``: only what that server may run, for its lease and in its name. ``besides``: chunks that it has, perhaps
-    under a lease that is over; it need not have them twice.
+    under a lease that is over; it need not have them twice. ``owner``: of his batches only.
     """
     t = batch_chunks.c
     density = t.density.desc() if end is End.DENSE else t.density.asc()
     free = sa.select(t.batch_id, t.chunk_no).where(t.leased_until_ms <= now_ms)
     if claimant is not None:
         free = free.where(_for(claimant), _KEY.not_in([tuple(key) for key in besides]))
+    if owner is not None:
+        free = free.where(t.batch_id.in_(sa.select(batches.c.id).where(batches.c.owner == owner)))
     free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)
     # In a CTE, which is evaluated once: in a subquery PostgreSQL may lock more rows than the limit says.
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
