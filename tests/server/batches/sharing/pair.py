@@ -9,14 +9,16 @@ from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.tables import batch_chunks, batches
 from tests.patience import until
-from tests.server.batches.fakes import FakeEngine, Server
+from tests.server.batches.fakes import FakeClock, FakeEngine, Server
 
 LONG_S = 600.0
 """A lease that does not end while a test runs."""
 
 
-def shared_server(root: Path, name: str, url: str | None, lease_s: float = LONG_S) -> Server:
-    return Server(root / name, store_url=url, blobs_url=f"file://{root}/blobs", lease_s=lease_s)
+def shared_server(
+    root: Path, name: str, url: str | None, lease_s: float = LONG_S, clock: FakeClock | None = None
+) -> Server:
+    return Server(root / name, clock=clock, store_url=url, blobs_url=f"file://{root}/blobs", lease_s=lease_s)
 
 
 def machine_of(server: Server) -> SharedMachine:
