@@ -1,9 +1,10 @@
-"""What the cluster form costs on one machine: seconds until all of it is ready, memory, and what its address adds to a
-request.
+"""What the cluster form costs on one machine: seconds until all of it is ready, by the clock and of processors,
+memory, and what its address adds to a request.
 
 Three forms with a simulated engine, one after another: a server alone, ``neaptide cluster``, and Ray Serve where it is
 installed. Memory is the proportional share (PSS), so that what processes share is counted once; processes are told
-apart by what they are for. Each form has a database of its own, which ``--store`` must be allowed to create.
+apart by what they are for. Processor time is nearly the same on a busy machine as on a still one, the other times are
+not. Each form has a database of its own, which ``--store`` must be allowed to create.
 
     python -m benchmarks.cluster_cost --store postgresql://neaptide@/postgres?host=/run/postgresql
 
@@ -106,6 +107,15 @@ def memory_mib(process: psutil.Process) -> dict[str, float]:
     return found
 
 
+def processor_s(process: psutil.Process) -> float:
+    """Of a form's processes since their starts, those that have ended and been waited for too."""
+    found = 0.0
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):
+            found += sum(one.cpu_times()[:4])  # its own, and its children's that have ended
+    return found
+
+
 def request_ms(url: str, count: int) -> float:
     """Median of requests that are sent one after another, on one connection."""
     taken = []
@@ -121,8 +131,14 @@ def measure(form: str, args: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         store = new_database(args.store, f"neaptide_bench_{form}")
         with running(form, args.replicas, store, Path(name)) as (process, url, start_s):
+            start_cpu_s = processor_s(process)
             time.sleep(args.rest_s)
-            found = {"start_s": start_s, **memory_mib(process), "request_ms": request_ms(url, args.requests)}
+            found = {
+                "start_s": start_s,
+                "start_cpu_s": start_cpu_s,
+                **memory_mib(process),
+                "request_ms": request_ms(url, args.requests),
+            }
     return {key: round(value, 2) for key, value in found.items()}
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.databases.postgres import PostgresDatabase, postgres_url
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until_here
 from tests.postgres import PostgresServer
 
 FILE = FileRecord("file-1", "", "a.jsonl", "batch", 3, "0" * 64, 100, None)
@@ -158,3 +159,48 @@ def test_messages_hold_no_password() -> None:
         with pytest.raises(StoreError) as refused:
             postgres_url(text)
         assert "secret" not in str(refused.value)
+
+
+def test_servers_that_start_together_on_a_blank_database_wait_for_each_other(
+    tmp_path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is about to make the tables does so when another one waits for that, or is about to make them as well."""
+    database = postgres_server.new_database("template1")
+    upgrade, about_to = command.upgrade, []
+
+    def upgrade_beside_another(config: Any, revision: str) -> None:
+        about_to.append(threading.get_ident())
+        until_here(lambda: len(about_to) > 1 or num_waiting(postgres_server))
+        upgrade(config, revision)
+
+    monkeypatch.setattr(command, "upgrade", upgrade_beside_another)
+    blobs = f"file://{tmp_path}/blobs"
+    stores = [Store(tmp_path / name, postgres_server.url(database), blobs) for name in "ab"]
+    faults: list[BaseException] = []
+
+    def open_one(store: Store) -> None:
+        try:
+            store.open()
+        except StoreError as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=open_one, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    try:
+        assert faults == []
+        assert len(about_to) == 1
+    finally:
+        for store in stores:
+            store.close()
+
+
+def num_waiting(server: PostgresServer) -> int:
+    """Sessions that wait for a lock of ours."""
+    query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with server.connect() as connection:
+        row = connection.execute(query).fetchone()
+        assert row is not None
+        return int(row[0])

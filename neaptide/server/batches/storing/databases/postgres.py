@@ -28,7 +28,7 @@ SERVER_LOCK_TIMEOUT_S = 3
 FROZEN_TRANSACTION_S = 5
 """A transaction whose server says nothing for so long is undone: what it has locked is free again."""
 ASK_INTERVAL_S = 0.05
-_WRITE_LOCK, _SERVER_LOCK = 0x6E65_6170_0001, 0x6E65_6170_0002
+_WRITE_LOCK, _SERVER_LOCK, _MIGRATION_LOCK = 0x6E65_6170_0001, 0x6E65_6170_0002, 0x6E65_6170_0003
 _SOCKET_OPTIONS = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 _SCHEMES = ("postgresql", "postgresql+psycopg", "postgres")
 
@@ -68,7 +68,8 @@ class PostgresDatabase(TwoEngines):
         try:
             with self._write_engine.connect() as conn:
                 self._check(conn)
-                migrate(conn)
+                with _one_at_a_time(conn):
+                    migrate(conn)
         except sa.exc.DBAPIError as error:
             reason = str(error.orig).strip().splitlines()[0]
             raise StoreError(f"the database {self.name} cannot be used: {reason}") from error
@@ -164,6 +165,22 @@ def _require_durability(dbapi_connection: Any, _: object) -> None:
             "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
         )
     dbapi_connection.commit()
+
+
+@contextmanager
+def _one_at_a_time(conn: sa.Connection) -> Iterator[None]:
+    """Servers that start together on a blank database would make the same tables. Whoever comes later waits as long as
+    it takes; the lock ends with the connection."""
+    conn.execute(sa.text("SET LOCAL lock_timeout = 0"))
+    conn.execute(sa.select(sa.func.pg_advisory_lock(_MIGRATION_LOCK)))
+    conn.commit()
+    try:
+        yield
+    finally:
+        if not conn.invalidated:
+            conn.rollback()
+            conn.execute(sa.select(sa.func.pg_advisory_unlock(_MIGRATION_LOCK)))
+            conn.commit()
 
 
 def _keep_others_out(dbapi_connection: Any, _: object) -> None:
