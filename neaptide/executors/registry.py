@@ -35,7 +35,11 @@ EXECUTORS: dict[str, Kind] = {
         "neaptide.executors.torch.start:start", has_host_cache=True, can_be_batch_invariant=True, follows_grammars=True
     ),
     "vllm": Kind(
-        "neaptide.executors.vllm.start:start", takes_arguments=True, knows_families=True, follows_grammars=True
+        "neaptide.executors.vllm.start:start",
+        takes_arguments=True,
+        knows_families=True,
+        has_host_cache=True,
+        follows_grammars=True,
     ),
 }
 

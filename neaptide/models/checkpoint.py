@@ -57,13 +57,13 @@ def load_model_config(model_dir: Path) -> ModelConfig:
 
 
 def load_model_facts(model_dir: Path) -> ModelFacts:
-    """The same for a model that an executor of other families will compute; it tells itself whether it does.
+    """The same for a model that an executor of other families will compute; it tells itself whether it does, and
+    whether it would need code that the model brings along, which is never run.
 
     Raises:
-        UnsupportedModelError: unreadable, code of its own, or no word of its vocabulary or its length.
+        UnsupportedModelError: unreadable, or no word of its vocabulary or its length.
     """
     raw = read_json(model_dir / "config.json")
-    _refuse_own_code(raw)
     text = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
     lengths = [positive_int(text, key) for key in _LENGTH_KEYS if text.get(key) is not None]
     if not lengths:
@@ -97,9 +97,19 @@ def find_weight_files(model_dir: Path) -> list[Path]:
     single = model_dir / "model.safetensors"
     if single.is_file():
         return [single]
+    refuse_pickles(model_dir)
+    raise UnsupportedModelError("no weights: model.safetensors is missing")
+
+
+def refuse_pickles(model_dir: Path) -> None:
+    """
+    Raises:
+        UnsupportedModelError: there are weights, and no safetensors among them.
+    """
+    if next(model_dir.glob("*.safetensors"), None) is not None:
+        return
     if any(next(model_dir.glob(pattern), None) for pattern in _PICKLE_PATTERNS):
         raise UnsupportedModelError("the weights are pickles (.bin/.pt): only safetensors are loaded")
-    raise UnsupportedModelError("no weights: model.safetensors is missing")
 
 
 def _end_tokens(model_dir: Path, raw: RawConfig) -> tuple[int, ...]:

@@ -17,6 +17,9 @@ _SETTINGS = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "block_size": "--block-size",
     "kv_cache_memory_bytes": "--kv-cache-gib",
+    "kv_offloading_size": "--host-cache-gib",
+    "model_weights": "MODEL",
+    "hf_config_path": "MODEL",
 }
 """Argument -> the setting of ours that decides it."""
 
@@ -45,7 +48,13 @@ _NOT_SERVED = {
     "drafts": ("speculative_config", "spec_*"),
     "pipeline and data parallelism": ("pipeline_parallel_size", "data_parallel_*", "nnodes", "node_rank", "master_*"),
     "context parallelism": ("*context_parallel_size", "dcp_*", "cp_kv_*"),
-    "KV connectors": ("kv_transfer_config", "kv_events_config", "ec_transfer_config", "ec_manager_config"),
+    "KV connectors": (
+        "kv_transfer_config",
+        "kv_events_config",
+        "kv_offloading_backend",
+        "ec_transfer_config",
+        "ec_manager_config",
+    ),
     "models that do not generate text": (
         "runner",
         "convert",
@@ -57,11 +66,27 @@ _NOT_SERVED = {
     "other log-probabilities than the model's own": ("logprobs_mode",),
     "watermarks": ("watermark_config",),
     "sleep": ("enable_sleep_mode", "sleep_*"),
+    "workers on other machines": ("distributed_executor_backend", "ray_*"),
     "another worker": ("worker_cls", "worker_extension_cls", "model_class_overrides"),
     "a tokenizer: text never enters the engine": ("tokenizer*", "skip_tokenizer_init"),
     "generation defaults: the server has its own": ("generation_config", "override_generation_config"),
+    "front end of vLLM's, the server is ours": (
+        "structured_outputs_config",
+        "reasoning_*",
+        "io_processor_plugin",
+        "max_logprobs",
+        "otlp_*",
+        "collect_detailed_traces",
+        "kv_cache_metrics*",
+        "*_log_stats",
+        "tokens_only",
+        "shutdown_timeout",
+    ),
 }
 """What is not served -> the arguments that ask for it."""
+
+_PICKLES = ("pt", "npcache")
+"""Values of ``load_format`` that read weights which are no safetensors, but pickles."""
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -74,6 +99,9 @@ def check_arguments(arguments: Mapping[str, str]) -> None:
     for name in arguments:
         if (reason := _refusal(name)) is not None:
             raise ValueError(f"executor_arg {name} is not supported: {reason}")
+    load_format = arguments.get("load_format", "").lower()
+    if load_format in _PICKLES:
+        raise ValueError(f"executor_arg load_format={load_format} is not supported: no weights in pickles")
 
 
 def _refusal(name: str) -> str | None:

@@ -10,17 +10,24 @@ from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.executors.contract import Capabilities, StartedExecutor
 from neaptide.executors.vllm.arguments import check_arguments
 from neaptide.executors.vllm.environment import set_environment
-from neaptide.models.checkpoint import load_model_facts
+from neaptide.models.checkpoint import load_model_facts, refuse_pickles
 from neaptide.models.config import UnsupportedModelError
+
+LONGEST_REASON = 600
+"""Characters of what vLLM says."""
 
 
 def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     """
     Raises:
+        UnsupportedModelError: a model that is not served, whatever vLLM could do with it.
         ValueError, RuntimeError, OSError: vLLM is not there, or does not start; the message says why.
     """
     check_arguments(config.executor.arguments)
-    model = load_model_facts(Path(config.executor.model_path))
+    model_dir = Path(config.executor.model_path)
+    model = load_model_facts(model_dir)
+    if "load_format" not in config.executor.arguments:  # vLLM would take pickles where there is nothing else
+        refuse_pickles(model_dir)
     set_environment(config.executor.num_threads)
     try:
         from neaptide.executors.grammar_masks import GrammarMasks
@@ -36,17 +43,31 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
     except UnsupportedModelError:
         raise
     except Exception as error:  # vLLM asserts much, and has errors of its own
+        if "trust_remote_code" in str(error):
+            raise UnsupportedModelError(
+                f"{model_dir}: this vLLM knows no such model; it could only run the code that the model brings along "
+                "(auto_map), and that is never run"
+            ) from error
         raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
-    masks = GrammarMasks(Path(config.executor.model_path), model.vocab_size, model.eos_token_ids)
+    masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
     executor = VllmExecutor(engine, config, clock, model.eos_token_ids, masks)
     # Its runner keeps the tokens that it samples: a plan need not know them.
     capabilities = Capabilities(placeholders=True, asynchronous=executor.is_asynchronous)
     return StartedExecutor(
-        executor, executor.device, executor.dtype_name, model, executor.block_size, capabilities, executor
+        executor,
+        executor.device,
+        executor.dtype_name,
+        model,
+        executor.block_size,
+        capabilities,
+        executor,
+        executor.num_host_blocks,
     )
 
 
 def _reason(error: Exception) -> str:
+    reason = str(error) or type(error).__name__
     if isinstance(error, ValidationError):  # its text names every field that there is
-        return "; ".join(str(part["msg"]) for part in error.errors())
-    return str(error) or type(error).__name__
+        reason = "; ".join(str(part["msg"]) for part in error.errors())
+    # Of a family that it does not know it names all that it knows.
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."

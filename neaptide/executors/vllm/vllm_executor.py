@@ -19,7 +19,7 @@ from neaptide.executors.vllm.collect import collect
 from neaptide.executors.vllm.grammars import StepGrammars
 from neaptide.executors.vllm.sampling import draw_seed, is_random, to_vllm
 from neaptide.executors.vllm.translate import NULL_BLOCKS, RunnerKind, Translator
-from neaptide.executors.vllm.worker import place_generators, zero_blocks
+from neaptide.executors.vllm.worker import copy_blocks, place_generators, reserve_host_blocks, zero_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,11 @@ class VllmExecutor:
         masks.warm_up()
         self._max_step_tokens: int = self._vllm_config.scheduler_config.max_num_batched_tokens
         self._num_vllm_blocks: int = self._vllm_config.cache_config.num_gpu_blocks
+        cache = config.cache
+        block_bytes = self.block_size * self.kv_bytes_per_token
+        self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // block_bytes
+        if self.num_host_blocks:
+            self._workers.collective_rpc(reserve_host_blocks, args=(self._num_vllm_blocks, self.num_host_blocks))
         logger.info(
             "%s on %s in %s, %d KV blocks of %d tokens",
             self.build,
@@ -130,6 +135,8 @@ class VllmExecutor:
         self.grammars.heed(plan)
         if plan.zero_blocks:
             self._zero(plan.zero_blocks)
+        if plan.saves or plan.loads:
+            self._copy(plan)
         if plan.shape.num_tokens > self._max_step_tokens:  # its buffers hold no more, and nothing there would say so
             raise ValueError(
                 f"{plan.shape.num_tokens} tokens in one step; vLLM was started for {self._max_step_tokens}"
@@ -187,6 +194,12 @@ class VllmExecutor:
     def _zero(self, block_ids: list[int]) -> None:
         ids = [block + NULL_BLOCKS for block in block_ids]
         self._workers.collective_rpc(zero_blocks, args=(self._num_vllm_blocks, ids))
+
+    def _copy(self, plan: StepPlan) -> None:
+        """Between KV cache and host memory."""
+        saves = [(block + NULL_BLOCKS, slot) for block, slot in plan.saves]
+        loads = [(slot, block + NULL_BLOCKS) for slot, block in plan.loads]
+        self._workers.collective_rpc(copy_blocks, args=(self._num_vllm_blocks, saves, loads))
 
     def _to_params(self, new: NewRequest) -> Any:
         params, seed = new.params, None

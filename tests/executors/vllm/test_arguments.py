@@ -1,6 +1,7 @@
 """What an operator may pass on to vLLM. No vLLM is needed to say no."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from neaptide.engine.config import EngineConfig, ExecutorConfig
 from neaptide.executors.registry import start_executor
 from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line, describe
 from neaptide.launch.serve import embedded_model_path
+from neaptide.models.config import UnsupportedModelError
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,10 @@ from neaptide.launch.serve import embedded_model_path
         ("data_parallel_size", "no pipeline and data parallelism"),
         ("kv_transfer_config", "no KV connectors"),
         ("trust_remote_code", "no code that a model brings along"),
+        ("kv_offloading_size", "--host-cache-gib decides that"),
+        ("model_weights", "MODEL decides that"),
+        ("distributed_executor_backend", "no workers on other machines"),
+        ("reasoning_parser", "no front end of vLLM's, the server is ours"),
     ],
 )
 def test_what_contradicts_us_is_refused_by_name(name: str, reason: str) -> None:
@@ -46,6 +52,12 @@ def test_what_concerns_the_workers_alone_passes() -> None:
         "seed",
     )
     check_arguments(dict.fromkeys(names, "1"))
+
+
+@pytest.mark.parametrize("load_format", ["pt", "NpCache"])
+def test_no_argument_makes_vllm_read_pickles(load_format: str) -> None:
+    with pytest.raises(ValueError, match="is not supported: no weights in pickles"):
+        check_arguments({"load_format": load_format})
 
 
 def test_another_device_than_that_of_the_build_is_refused() -> None:
@@ -69,6 +81,20 @@ def test_an_interpreter_without_vllm_says_what_to_do(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "vllm", None)
     config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(embedded_model_path())))
     with pytest.raises(ValueError, match=r"needs vLLM, which this interpreter does not have .* engine_python"):
+        start_executor(config, MonotonicClock())
+
+
+def test_weights_that_are_pickles_alone_are_refused_before_vllm_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    (tmp_path / "config.json").write_text('{"vocab_size": 9, "max_position_embeddings": 20}')
+    (tmp_path / "pytorch_model.bin").touch()
+    config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(tmp_path)))
+    with pytest.raises(UnsupportedModelError, match="only safetensors are loaded"):
+        start_executor(config, MonotonicClock())
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match="needs vLLM"):
         start_executor(config, MonotonicClock())
 
 

@@ -11,6 +11,9 @@ INSIDE = Path(__file__).parent / "inside"
 
 pytestmark = needs_vllm
 full = pytest.mark.full
+others = pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "opt"])
+V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+TWO_RANKS = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def run(*tests: str, **environment: str) -> None:
@@ -19,13 +22,19 @@ def run(*tests: str, **environment: str) -> None:
 
 def test_llama() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_grammars.py", "test_blast.py")
-    run(*files, "test_same_as_llm.py")
+    run(*files, "test_host_cache.py", "test_same_as_llm.py")
 
 
 @full
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "opt"])
+@others
 def test_other_families(family: str) -> None:
-    run("test_greedy.py", "test_same_as_llm.py", NEAPTIDE_TEST_FAMILY=family)
+    files = ("test_greedy.py", "test_sampling.py", "test_host_cache.py", "test_same_as_llm.py")
+    run(*files, NEAPTIDE_TEST_FAMILY=family)
+
+
+@full
+def test_models_that_are_refused() -> None:
+    run("test_refused.py")
 
 
 @full
@@ -37,12 +46,31 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 @full
 @pytest.mark.timeout(3600)
 def test_the_second_runner() -> None:
-    environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
-    environment |= {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}  # its kernels are interpreted
-    run("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py", **environment)
+    environment = {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}  # its kernels are interpreted
+    files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py")
+    run(*files, "test_host_cache.py", **V2, **environment)
+
+
+@full
+@others
+@pytest.mark.timeout(3600)
+def test_other_families_on_the_second_runner(family: str) -> None:
+    run("test_greedy.py", "test_sampling.py", NEAPTIDE_TEST_FAMILY=family, **V2)
 
 
 @full
 def test_two_ranks() -> None:
-    environment = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    run("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", **environment)
+    files = ("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", "test_host_cache.py")
+    run(*files, **TWO_RANKS)
+
+
+@full
+@others
+def test_other_families_on_two_ranks(family: str) -> None:
+    run("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", NEAPTIDE_TEST_FAMILY=family, **TWO_RANKS)
+
+
+@full
+@pytest.mark.timeout(3600)
+def test_two_ranks_on_the_second_runner() -> None:
+    run("test_greedy.py", "test_sampling.py", **TWO_RANKS, **V2)

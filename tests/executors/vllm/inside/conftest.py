@@ -15,8 +15,8 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.registry import start_executor
-from tests.executors.vllm.inside.families import write_checkpoint, write_tokenizer
-from tests.executors.vllm.inside.runs import BLOCK_SIZE, LIMITS, NUM_BLOCKS
+from tests.executors.vllm.inside.families import bring_own_code, write_checkpoint, write_tokenizer
+from tests.executors.vllm.inside.runs import BLOCK_BYTES, BLOCK_SIZE, LIMITS, NUM_BLOCKS, NUM_HOST_BLOCKS
 
 FAMILY = os.environ.get("NEAPTIDE_TEST_FAMILY", "llama")
 RANKS = int(os.environ.get("NEAPTIDE_TEST_RANKS", "1"))
@@ -40,16 +40,21 @@ if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    """A model that brings code of its own along, which nobody runs: vLLM knows the families."""
     directory = tmp_path_factory.mktemp(FAMILY)
     write_tokenizer(directory)
-    return directory, write_checkpoint(FAMILY, directory)
+    model = write_checkpoint(FAMILY, directory)
+    bring_own_code(directory)
+    return directory, model
 
 
 @pytest.fixture(scope="session")
 def started(checkpoint: tuple[Path, PreTrainedModel]) -> Iterator[StartedExecutor]:
     arguments = {"enforce_eager": "true"} | ({"tensor_parallel_size": str(RANKS)} if RANKS > 1 else {})
     config = EngineConfig(
-        cache=CacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+        cache=CacheConfig(
+            num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, host_cache_bytes=NUM_HOST_BLOCKS * BLOCK_BYTES + 1
+        ),
         scheduler=SchedulerConfig(**LIMITS),
         executor=ExecutorConfig(
             kind="vllm", model_path=str(checkpoint[0]), dtype="float32", num_threads=1, arguments=arguments

@@ -1,5 +1,6 @@
 """Tiny random checkpoints of four families, with enough spread in their logits to have clear winners."""
 
+import json
 import string
 from itertools import product
 from pathlib import Path
@@ -59,6 +60,14 @@ def write_checkpoint(family: str, directory: Path) -> PreTrainedModel:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(directory)
     return model
+
+
+def bring_own_code(directory: Path, **changes: Any) -> None:
+    """Code that ends whatever runs it, named by the model's configuration, with other ``changes`` of that."""
+    (directory / "own.py").write_text("raise SystemExit('code of a model ran')\n")
+    config = json.loads((directory / "config.json").read_text()) | changes
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 def write_tokenizer(directory: Path) -> Tokenizer:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # ``conftest`` has something to do before vLLM is imported
     from neaptide.executors.vllm.vllm_executor import VllmExecutor
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN = 32, 48, 192
+BLOCK_BYTES = 32 * 1024
+"""Of every family here: two layers, 64 numbers of a key and of a value, float32."""
+NUM_HOST_BLOCKS = 64
 LIMITS: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "max_num_batched_tokens": 512}
 GAP = 1e-3
 
@@ -42,13 +45,16 @@ class Narrow:
 class Run(EngineRun):
     """On the vllm executor."""
 
-    def __init__(self, executor: Executor, num_blocks: int = NUM_BLOCKS, **scheduler: Any) -> None:
+    def __init__(
+        self, executor: Executor, num_blocks: int = NUM_BLOCKS, num_host_blocks: int = 0, **scheduler: Any
+    ) -> None:
         told = cast("VllmExecutor", executor).translator.told
         # Engines before it on this executor have gone without a last word.
         executor.submit(StepPlan.of_parts(0, [], finished_ids=list(told))).wait()
         self.device = Narrow(executor, num_blocks)
         values = LIMITS | {"offline_max_kv_ratio": 1.0} | scheduler
-        config = EngineConfig(cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=SchedulerConfig(**values))
+        cache = CacheConfig(block_size=BLOCK_SIZE, num_host_blocks=num_host_blocks)
+        config = EngineConfig(cache=cache, scheduler=SchedulerConfig(**values))
         super().__init__(config, self.device, may_fail=True)
 
 
