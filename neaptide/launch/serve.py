@@ -300,6 +300,13 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
     except (UnsupportedModelError, OSError, ValueError) as error:
         raise LaunchError(str(error)) from error
     max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
+    if settings.max_model_len is not None and settings.max_model_len > max_model_len:
+        logger.warning(
+            "max_model_len = %d is more than the model can tell apart: requests have at most %d tokens, prompt and "
+            "output together",
+            settings.max_model_len,
+            max_model_len,
+        )
     config = engine_config(settings, model_path, fingerprint, max_model_len, data_dir)
     context = ServingContext(
         model_id=settings.served_model_name or settings.model.rstrip("/").rpartition("/")[2],

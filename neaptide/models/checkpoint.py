@@ -6,7 +6,7 @@ Everything that cannot be served ends in `UnsupportedModelError` with one line f
 from pathlib import Path
 
 from neaptide.models.config import ModelConfig, ModelFacts, UnsupportedModelError
-from neaptide.models.fields import RawConfig, positive_int, read_json, token_ids
+from neaptide.models.fields import RawConfig, entries, positive_int, read_json, token_ids
 from neaptide.models.registry import family_of
 
 _HUB_PATTERNS = ["*.json", "*.jinja", "*.safetensors"]
@@ -50,8 +50,8 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     raw = read_json(model_dir / "config.json")
     family = family_of(raw.get("architectures"))
     _refuse_own_code(raw)
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+    if quantization := entries(raw, "quantization_config"):
+        method = quantization.get("quant_method", "unknown")
         raise UnsupportedModelError(f"quantization_config ({method}) is not supported: only float weights")
     return family.parse_config(raw, _end_tokens(model_dir, raw))
 
@@ -115,7 +115,10 @@ def refuse_pickles(model_dir: Path) -> None:
 def _end_tokens(model_dir: Path, raw: RawConfig) -> tuple[int, ...]:
     generation_path = model_dir / "generation_config.json"
     generation = read_json(generation_path) if generation_path.is_file() else {}
-    return token_ids(generation.get("eos_token_id")) or token_ids(raw.get("eos_token_id"))
+    named = token_ids(generation.get("eos_token_id")) or token_ids(raw.get("eos_token_id"))
+    # A model cannot say what is not in its vocabulary, and no mask has a place for it.
+    vocab_size = positive_int(raw, "vocab_size")
+    return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))
 
 
 def _refuse_own_code(raw: RawConfig) -> None:

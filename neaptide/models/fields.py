@@ -17,7 +17,7 @@ def read_json(path: Path) -> RawConfig:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnsupportedModelError(f"{path.name} is missing in {path.parent}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path.name} is not a JSON object")
@@ -30,6 +30,14 @@ def positive_int(raw: RawConfig, key: str, default: int | None = None) -> int:
         value = default
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise UnsupportedModelError(f"config.json: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def entries(raw: RawConfig, key: str) -> RawConfig:
+    """An object in the configuration; empty where there is none."""
+    value = raw.get(key) or {}
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"config.json: {key} must be an object, not {value!r}")
     return value
 
 
@@ -46,7 +54,7 @@ def token_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(token, int) for token in ids):
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise UnsupportedModelError(f"eos_token_id {value!r} is not a token id")
     return tuple(ids)
 
@@ -60,7 +68,7 @@ def dtype(raw: RawConfig) -> str:
 
 def rope(raw: RawConfig) -> RopeConfig:
     """Both spellings: ``rope_theta`` + ``rope_scaling``, and ``rope_parameters`` (transformers 5)."""
-    fields: RawConfig = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    fields: RawConfig = entries(raw, "rope_scaling") | entries(raw, "rope_parameters")
     rope_type = fields.get("rope_type", fields.get("type", "default"))
     if rope_type not in ("default", "linear", "llama3"):
         raise UnsupportedModelError(f"rope type {rope_type!r} is not supported: only default, linear, llama3")

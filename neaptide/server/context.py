@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from neaptide.server.structured.call_formats import CallFormat, format_of
 from neaptide.server.structured.checker import GrammarChecker
 from neaptide.server.text.tokenizer import Tokenizer
 
+MAX_TOP_K = 2**31 - 1
+
 
 @dataclass(slots=True, frozen=True)
 class GenerationDefaults:
@@ -30,17 +32,29 @@ class GenerationDefaults:
 
     @classmethod
     def load(cls, directory: Path) -> "GenerationDefaults":
-        """From ``generation_config.json``; what it does not set, or sets for greedy use, keeps OpenAI's default."""
+        """From ``generation_config.json``; what it does not set, or sets for greedy use, keeps OpenAI's default.
+
+        Raises:
+            ValueError: a value that no request could ask for.
+        """
         file = directory / "generation_config.json"
         config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if config.get("do_sample") is False:
             return cls()
-        values = {name: config.get(name) for name in ("temperature", "top_p", "top_k")}
         return cls(
-            temperature=float(values["temperature"] if values["temperature"] is not None else 1.0),
-            top_p=float(values["top_p"] if values["top_p"] is not None else 1.0),
-            top_k=max(0, int(values["top_k"] or 0)),
+            temperature=_recommended(config, "temperature", 1.0, 0.0, 2.0),
+            top_p=_recommended(config, "top_p", 1.0, 0.0, 1.0),
+            top_k=max(0, int(_recommended(config, "top_k", 0, -1, MAX_TOP_K))),
         )
+
+
+def _recommended(config: Mapping[str, object], name: str, default: float, low: float, high: float) -> float:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"generation_config.json: {name} must be a number from {low:g} to {high:.0f}, not {value!r}")
+    return value
 
 
 class Admission:

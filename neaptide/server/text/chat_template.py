@@ -42,7 +42,11 @@ def _tojson(
 
 
 class ChatTemplate:
-    """Renders conversations as Hugging Face's ``apply_chat_template`` does."""
+    """Renders conversations as Hugging Face's ``apply_chat_template`` does.
+
+    Raises:
+        ValueError: the source is no template.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = strftime_now
         self.source = source
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except (TemplateError, RecursionError) as error:
+            raise ValueError(f"the model's chat template cannot be used: {error}") from error
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -84,8 +91,11 @@ class ChatTemplate:
                 total += len(piece)
                 if total > max_chars:
                     raise ContextLengthError("The conversation is longer than the model's context.", param="messages")
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RecursionError):
-            # The template's own words may quote the conversation, so they are not passed on.
+        except ContextLengthError:
+            raise
+        except Exception:
+            # Whatever its expressions raise. The template's own words may quote the conversation, so they are not
+            # passed on.
             raise InvalidRequestError(
                 "The model's chat template does not accept this conversation.", param="messages", code="invalid_value"
             ) from None

@@ -37,8 +37,12 @@ class Tokenizer:
     """Reads ``tokenizer.json``, ``tokenizer_config.json`` and the chat template of a model directory."""
 
     def __init__(self, directory: Path) -> None:
+        """
+        Raises:
+            ValueError: a file is missing or cannot be used; the message says which, and what to do.
+        """
         self.directory = directory
-        text = (directory / "tokenizer.json").read_text(encoding="utf-8")
+        text = _read_tokenizer(directory)
         self._fast = _plain(text)
         self._literal = _plain(text)
         self._literal.encode_special_tokens = True
@@ -175,9 +179,11 @@ class Tokenizer:
         file = directory / "chat_template.jinja"
         source: Any = file.read_text(encoding="utf-8") if file.exists() else self._config.get("chat_template")
         if isinstance(source, list):
-            source = {t["name"]: t["template"] for t in source}.get("default")
+            source = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}.get("default")
         if source is None:
             return None
+        if not isinstance(source, str):
+            raise ValueError("the chat template of tokenizer_config.json is neither a text nor a list of named ones")
         tokens = {name: _token_content(self._config.get(name)) for name in _SPECIAL_NAMES}
         return ChatTemplate(source, {name: token for name, token in tokens.items() if token is not None})
 
@@ -220,8 +226,20 @@ def _run(fast: FastTokenizer, text: str, *, add_special_tokens: bool = False) ->
     return encoding
 
 
+def _read_tokenizer(directory: Path) -> str:
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(
+            f"{file.name} is missing in {directory}; save_pretrained of transformers' AutoTokenizer writes one"
+        )
+    return file.read_text(encoding="utf-8")
+
+
 def _plain(text: str) -> FastTokenizer:
-    fast = FastTokenizer.from_str(text)
+    try:
+        fast = FastTokenizer.from_str(text)
+    except Exception as error:  # the library has no class for it
+        raise ValueError(f"tokenizer.json cannot be used: {error}") from error
     fast.no_truncation()
     fast.no_padding()
     return fast
@@ -235,7 +253,10 @@ def _decoder_types(decoder: Any) -> set[str]:
 
 def _read_config(directory: Path) -> dict[str, Any]:
     file = directory / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file.name} cannot be read: {error}") from error
     return config if isinstance(config, dict) else {}
 
 

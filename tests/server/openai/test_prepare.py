@@ -119,6 +119,23 @@ def test_defaults_of_the_model(tmp_path: Path, config: dict[str, Any] | None, ex
     assert GenerationDefaults.load(tmp_path) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"temperature": "warm"}', "temperature must be a number from 0 to 2, not 'warm'"),
+        ('{"temperature": [0.7]}', r"temperature must be a number from 0 to 2, not \[0.7\]"),
+        ('{"temperature": NaN}', "temperature must be a number from 0 to 2, not nan"),
+        ('{"temperature": true}', "temperature must be a number from 0 to 2, not True"),
+        ('{"top_p": 1.01}', "top_p must be a number from 0 to 1, not 1.01"),
+        ('{"top_k": 4294967296}', "top_k must be a number from -1 to 2147483647, not 4294967296"),
+    ],
+)
+def test_defaults_that_no_request_could_ask_for_are_refused_at_start(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ValueError, match=f"^generation_config.json: {words}$"):
+        GenerationDefaults.load(tmp_path)
+
+
 def test_defaults_of_the_model_give_way_to_the_body(tokenizer: Tokenizer) -> None:
     context = make_context(tokenizer)
     context.generation_defaults = GenerationDefaults(0.6, 0.9, 20)

@@ -118,6 +118,9 @@ def test_template_sees_tools_variables_and_helpers() -> None:
         "{{ ''.__class__.__mro__ }}",
         "{{ messages[0].content + 1 }}",
         "{{ 1 / 0 }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ cycler() }}",
+        "{{ messages[0].content.encode('ascii', 'no such').hex() if false else [].pop() }}",
     ],
 )
 def test_template_failures_are_the_callers_400(source: str) -> None:

@@ -3,13 +3,7 @@
 from pathlib import Path
 
 import pytest
-from transformers import (
-    BambaConfig,
-    BertConfig,
-    MambaConfig,
-    PreTrainedConfig,
-    Qwen2_5_VLConfig,
-)
+from transformers import BertConfig, FalconH1Config, MambaConfig, PreTrainedConfig, Qwen2AudioConfig
 
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
@@ -31,10 +25,10 @@ def start(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "config", "reason"),
     [
-        ("Qwen2_5_VLForConditionalGeneration", Qwen2_5_VLConfig(), "it is multimodal"),
+        ("Qwen2AudioForConditionalGeneration", Qwen2AudioConfig(), "it is multimodal"),
         ("BertModel", BertConfig(), "it generates no text"),
         ("MambaForCausalLM", MambaConfig(max_position_embeddings=512), "it has layers without attention"),
-        ("BambaForCausalLM", BambaConfig(), "it has layers without attention"),
+        ("FalconH1ForCausalLM", FalconH1Config(), "it has layers without attention"),
     ],
 )
 def test_kinds_that_are_not_served(architecture: str, config: PreTrainedConfig, reason: str, tmp_path: Path) -> None:
