@@ -120,7 +120,6 @@ def test_template_sees_tools_variables_and_helpers() -> None:
         "{{ 1 / 0 }}",
         "{% for i in range(10**9) %}{% endfor %}",
         "{{ cycler() }}",
-        "{{ messages[0].content.encode('ascii', 'no such').hex() if false else [].pop() }}",
     ],
 )
 def test_template_failures_are_the_callers_400(source: str) -> None:
