@@ -46,7 +46,7 @@ class Scenario:
     drain_s: float = 600.0
     """So long after the last arrival the run goes on for online requests that are not finished."""
     step_noise: float = 0.0
-    """Standard deviation of the logarithm of a step's time."""
+    """Standard deviation of the logarithm of a step's time over what it takes on average."""
     headroom: str = DEFAULT_HEADROOM
     """See ``neaptide.estimator.recipes``."""
     offline_max_kv_ratio: float = SchedulerConfig().offline_max_kv_ratio

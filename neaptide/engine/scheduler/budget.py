@@ -1,5 +1,6 @@
 """The running account of one step: tokens, predicted seconds."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -45,12 +46,21 @@ class StepBudget:
     def __init__(self, cost_model: CostModel, max_tokens: int) -> None:
         self._cost_model = cost_model
         self.tokens_left = max_tokens
+        self.expected_limit_s = math.inf
+        """What the step may be predicted to take, its margin aside, whatever limit is asked about."""
         self.shape = BatchShape()
 
-    def _seconds(self, shape: BatchShape) -> float:
-        """What such a step takes, at most."""
+    def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
+        """What such a step takes at most, or as much more than ``limit_s`` as its prediction is above its own limit."""
         seconds, margin_s = self._cost_model.predict(shape)
+        if self.expected_limit_s < limit_s < math.inf:
+            margin_s = max(margin_s, limit_s - self.expected_limit_s)
         return seconds + margin_s
+
+    def with_margin_s(self, expected_s: float) -> float:
+        """``expected_s`` and the margin of a step like this one that is predicted to take so long."""
+        seconds, margin_s = self._cost_model.predict(self.shape)
+        return expected_s * (1.0 + margin_s / seconds) if seconds > 0.0 else expected_s
 
     def least_s(self) -> float:
         """What a step takes that does next to nothing."""
@@ -69,15 +79,17 @@ class StepBudget:
             return 0
         shape = self.shape
         first = contexts[:most]
-        all_s = self._seconds(shape.plus_decodes(most, int(np.add.reduce(first)), int(np.maximum.reduce(first))))
+        all_s = self._seconds(
+            shape.plus_decodes(most, int(np.add.reduce(first)), int(np.maximum.reduce(first))), limit_s
+        )
         if all_s <= limit_s:
             return most
         sums, longest = np.cumsum(contexts), np.maximum.accumulate(contexts)
 
         def seconds(count: int) -> float:
-            return self._seconds(shape.plus_decodes(count, int(sums[count - 1]), int(longest[count - 1])))
+            return self._seconds(shape.plus_decodes(count, int(sums[count - 1]), int(longest[count - 1])), limit_s)
 
-        return largest_within(limit_s, seconds, self._seconds(shape), most, all_s)
+        return largest_within(limit_s, seconds, self._seconds(shape, limit_s), most, all_s)
 
     def largest_chunk(self, max_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0) -> int:
         """The largest chunk of at most ``max_tokens`` that keeps the step within ``limit_s``; 0 if none does.
@@ -92,12 +104,12 @@ class StepBudget:
         def seconds(num_tokens: int) -> float:
             shape = self.shape.plus(num_tokens, context_tokens)
             shape.swapped_blocks += swapped_blocks
-            return self._seconds(shape)
+            return self._seconds(shape, limit_s)
 
         all_s = seconds(most)
         if all_s <= limit_s:
             return most
-        return largest_within(limit_s, seconds, self._seconds(self.shape), most, all_s)
+        return largest_within(limit_s, seconds, self._seconds(self.shape, limit_s), most, all_s)
 
     def seconds_each(self, num_tokens: int, context_tokens: int) -> float:
         """What each token of such a chunk adds to the step."""

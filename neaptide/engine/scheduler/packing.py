@@ -81,17 +81,14 @@ class NeaptideScheduler(Scheduler, Divisible):
         self._pack_online_prefills(draft, bounds)
         draft.at = None
         prefill_slack_s = self.slack.prefill_slack_s(draft, self._unfinished_prompts(draft))
-        draft.bounds_s = {
-            "gap": bounds.itl_s,
-            "streams": bounds.slack_s,
-            "prompts": prefill_slack_s,
-            "next arrival": bounds.idle_s,
-        }
-        draft.whole_limit_s = min(draft.bounds_s.values())
-        limit_s = draft.whole_limit_s * self.controller.factor
+        draft.bounds_s = {"gap": bounds.itl_s, "streams": bounds.slack_s, "prompts": prefill_slack_s}
+        factor = self.controller.factor
         if not self.offline_paused:
-            self._fill.fill(draft, limit_s)
-        return limit_s
+            draft.budget.expected_limit_s = bounds.idle_s * factor
+            self._fill.fill(draft, min(draft.bounds_s.values()) * factor)
+        draft.bounds_s["next arrival"] = draft.budget.with_margin_s(bounds.idle_s)
+        draft.whole_limit_s = min(draft.bounds_s.values())
+        return draft.whole_limit_s * factor
 
     def _pack_online_decodes(self, draft: Draft) -> None:
         decodes = draft.table.by_deadline(draft.due_decodes(online=True))

@@ -59,9 +59,6 @@ def decodes_shape(contexts: IntArray) -> BatchShape:
     return shape
 
 
-ONE_DECODE = decodes_shape(np.zeros(1, dtype=np.int64))
-
-
 def _least_slack_s(left_s: FloatArray, num_output: IntArray, tpot_slo_s: FloatArray, share: float) -> float:
     """Of streams with so much time left and so many tokens, beyond a cushion of so many TPOT targets."""
     in_hand_s = cushion(num_output, share) * tpot_slo_s if share else 0.0
@@ -77,7 +74,8 @@ class StepBounds:
     slack_s: float
     """What running online streams can spare before their next token is due."""
     idle_s: float
-    """For the online request that arrives in the middle of the step."""
+    """For the online request that arrives in the middle of the step. On what the step is expected to take: the other
+    bounds hold for prediction and margin."""
     prompts_s: float
     """For online prompts: what the streams can spare, and more while few prompts come."""
     stretch: float = 1.0
@@ -122,7 +120,7 @@ class SlackTracker:
         table, streams = draft.table, draft.streams()
         longest_s = self._longest_step_s()
         if not len(streams):
-            return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0, ONE_DECODE), longest_s)
+            return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0), longest_s)
         tpot_slo_s, total = table.tpot_slo_s[streams], table.total[streams]
         tightest_s = float(np.minimum.reduce(tpot_slo_s))
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
@@ -144,7 +142,7 @@ class SlackTracker:
         pace_s = self._pace_s(draft.now_s, alone_s, tightest_s, itl_s)
         prompts_s = min(itl_s, max(prompts_slack_s, pace_s)) if self._bounds_prompts else itl_s
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
-        return StepBounds(itl_s, slack_s, self._idle_bound_s(stretch, decodes), prompts_s, stretch)
+        return StepBounds(itl_s, slack_s, self._idle_bound_s(stretch), prompts_s, stretch)
 
     def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.
@@ -201,16 +199,13 @@ class SlackTracker:
     def _prefill_s(self, draft: Draft, request: Request) -> float:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
-    def _idle_bound_s(self, stretch: float, step: BatchShape) -> float:
-        """Plus the margin of such a step: the bound is on what a step is expected to take. Half a wait that was only
-        guessed needs no second reserve, and on a noisy machine that one would be a third of every step."""
+    def _idle_bound_s(self, stretch: float) -> float:
+        """Half a wait that was only guessed needs no second reserve: the bound is on what a step is expected to take. On
+        a noisy machine a margin would be a third of every step."""
         if not self._bounds_idle:
             return self._longest_step_s()
-        seconds, margin_s = self._cost_model.predict(step)
-        floor_s = MIN_IDLE_SHARE * self._config.tpot_slo_s
         prefill_s = 0.0
         if self._typical_prompt_tokens:
             prefill_s = stretch * prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
         bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
-        expected_s = max(floor_s, IDLE_SHARE * bound_s / (1 + self._config.overlap_depth))
-        return expected_s * (1.0 + (margin_s / seconds if seconds > 0.0 else 0.0))
+        return max(MIN_IDLE_SHARE * self._config.tpot_slo_s, IDLE_SHARE * bound_s / (1 + self._config.overlap_depth))

@@ -53,7 +53,7 @@ class TraceExecutor:
         truth: how long a step takes (its margin is ignored).
         output_tokens: asked once for each request, at its first step.
         is_online: the same.
-        step_noise: standard deviation of the logarithm of a step's time; 0 for none.
+        step_noise: standard deviation of the logarithm of a step's time over what it takes on average; 0 for none.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class TraceExecutor:
             self._take_in(new)
         seconds = self._truth.predict(plan.shape).seconds
         if self._step_noise:
-            seconds *= self._random.lognormvariate(0.0, self._step_noise)
+            # With median 1 they would take exp(sigma^2 / 2) longer on average than the truth says.
+            seconds *= self._random.lognormvariate(-0.5 * self._step_noise**2, self._step_noise)
         result = StepResult(self._run(plan), model_s=seconds)
         return SimHandle(self._clock, self._device.add(self._clock.now(), seconds), result)
 

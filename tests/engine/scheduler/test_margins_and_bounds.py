@@ -44,6 +44,14 @@ class InProportion(PerToken):
         return Prediction(seconds, seconds / 4)
 
 
+class NoisyDecodes(InProportion):
+    """A step of decodes alone may take twice as long as predicted."""
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        seconds, margin_s = super().predict(shape)
+        return Prediction(seconds, margin_s if shape.prefill_requests else seconds)
+
+
 class PerPrompt(PerToken):
     """As much for every chunk of a prompt as for so many tokens more."""
 
@@ -317,6 +325,23 @@ def test_the_bound_for_requests_to_come_is_on_what_a_step_is_expected_to_take() 
     harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S)
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     assert harness.step() == {"f": 32}
+
+
+def test_a_step_of_prompts_is_not_longer_for_what_steps_of_decodes_scatter_by() -> None:
+    harness = Harness(cost_model=NoisyDecodes(), egress_s=0.0, ttft_slo_s=64 * TOKEN_S)
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    draft = harness.core.scheduler.draft(0.0)
+    assert draft.budget.shape.num_tokens == 32
+    # It overruns if it takes longer than the margin of its own kind allows.
+    assert draft.whole_limit_s == draft.bounds_s["next arrival"] == 40 * TOKEN_S
+
+
+@pytest.mark.parametrize(("expected_tokens", "tokens"), [(24, 24), (32, 25)])
+def test_the_nearer_of_both_limits_counts_for_decodes_and_for_a_chunk(expected_tokens: int, tokens: int) -> None:
+    budget = StepBudget(InProportion(), 100)
+    budget.expected_limit_s = expected_tokens * TOKEN_S
+    assert budget.most_decodes(np.full(100, 5), 32 * TOKEN_S) == tokens
+    assert budget.largest_chunk(100, 0, 32 * TOKEN_S) == tokens
 
 
 def test_the_slack_of_a_stream_has_to_hold_the_margin_too() -> None:

@@ -1,3 +1,5 @@
+import pytest
+
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
@@ -88,3 +90,11 @@ def test_noise_is_drawn_from_the_seed() -> None:
         times.append(clock.now())
     assert times[0] == times[1] != times[2]
     assert 0.3 < times[0] < 0.8
+
+
+def test_noise_makes_steps_neither_longer_nor_shorter_on_average() -> None:
+    engine, clock = executor(step_noise=0.5, seed=3)
+    engine.submit(plan(part("row", 0, 10, 0), new=("row",))).wait()
+    for position in range(1, 4000):
+        engine.submit(plan(part("row", 9 + position, 1, position))).wait()
+    assert clock.now() / 4000 == pytest.approx(0.5, rel=0.02)
