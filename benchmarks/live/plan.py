@@ -54,6 +54,9 @@ class Window:
     clock_s: tuple[float, float] = (0.0, 0.0)
     """When it began and ended, on the clock of this machine and so of the engine."""
     records: list[Record] = field(default_factory=list)
+    """Of the requests that arrived in it ..."""
+    early: list[Record] = field(default_factory=list)
+    """... and before it."""
 
 
 @dataclass(slots=True, frozen=True)

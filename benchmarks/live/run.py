@@ -97,6 +97,7 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step
                 load.cancel()
     begin, end = plan.window_s
     window.records = [r for r in with_unfinished(records, arrivals) if begin <= r.arrival_s < end]
+    window.early = [r for r in records if r.arrival_s < begin]
     return window
 
 

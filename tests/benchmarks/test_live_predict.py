@@ -69,7 +69,6 @@ def window_of(outcome: Outcome) -> Window:
     records = [
         Record(one.arrival_s, token_times_s=[one.first_s, one.last_s], end_s=one.last_s, num_output_tokens=one.tokens)
         for one in outcome.measures.online.values()
-        if window_s[0] <= one.arrival_s < window_s[1]
     ]
     offline = float(outcome.measures.steps(window_s)["computed_tokens"].sum())
     tokens = sum(step.shape.num_tokens for step in outcome.steps if BEGIN_S < step.end_s <= END_S)
@@ -79,7 +78,8 @@ def window_of(outcome: Outcome) -> Window:
         online_tokens_per_s=(tokens - offline) / seconds,
         offline_tokens_per_s=offline / seconds,
         clock_s=window_s,
-        records=records,
+        records=[record for record in records if window_s[0] <= record.sent_s < window_s[1]],
+        early=[record for record in records if record.sent_s < window_s[0]],
     )
 
 
@@ -104,6 +104,25 @@ def test_a_machine_that_stays_as_it_is_is_predicted(steady: dict[str, Any]) -> N
     assert before["attainment"] == pytest.approx(real["attainment"], abs=0.06)
     assert before["step_noise"] < 0.02
     assert before["step_error"] < 0.02
+
+
+def test_the_way_to_the_engine_and_back_is_measured_and_added(tmp_path: Path, steady: dict[str, Any]) -> None:
+    """A server that has read a request 5 ms after it was due and whose tokens are 8 ms under way, 18 in the window."""
+    window = recorded(tmp_path, tmp_path / "log", 99.0, 1.0)
+    for records, back_s in ((window.early, 0.008), (window.records, 0.018)):
+        for record in records:
+            record.sent_s -= 0.004
+            record.due_s = record.sent_s - 0.001
+            record.token_times_s = [at_s + back_s for at_s in record.token_times_s]
+    found = predict(tmp_path / "log", window, TARGETS)
+    real, before, whole = found["real"], found["known_before"], found["known_afterwards"]
+    assert [before["way_to_engine_ms"], before["way_to_client_ms"]] == [5.0, 8.0]
+    assert [whole["way_to_engine_ms"], whole["way_to_client_ms"]] == [5.0, 18.0]
+    assert real["ttft_p50_ms"] == pytest.approx(steady["real"]["ttft_p50_ms"] + 23.0, abs=0.11)
+    assert before["ttft_p50_ms"] == pytest.approx(steady["known_before"]["ttft_p50_ms"] + 13.0, abs=0.11)
+    in_engine = "ttft_in_engine_p50_ms"
+    assert (real[in_engine], before[in_engine]) == (steady["real"][in_engine], steady["known_before"][in_engine])
+    assert steady["real"][in_engine] == steady["real"]["ttft_p50_ms"]
 
 
 def test_a_machine_that_changes_in_the_window_is_not_predicted_from_what_came_before(tmp_path: Path) -> None:

@@ -200,8 +200,8 @@ class SlackTracker:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
     def _idle_bound_s(self, stretch: float) -> float:
-        """Half a wait that was only guessed needs no second reserve: the bound is on what a step is expected to take. On
-        a noisy machine a margin would be a third of every step."""
+        """Half a wait that was only guessed needs no second reserve: it is for what a step is expected to take. On a
+        noisy machine a margin would be a third of every step."""
         if not self._bounds_idle:
             return self._longest_step_s()
         prefill_s = 0.0
