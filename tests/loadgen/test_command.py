@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.cli import main
+from neaptide.loadgen.percentiles import percentiles
 from tests.loadgen.fake_server import FakeServer, fake_server
 
 SYNTH = [
@@ -47,6 +48,22 @@ def test_made_load_ends_in_a_table_a_json_and_a_page(
     assert "TTFT p50, ms" in out
     assert json.loads((tmp_path / "out.json").read_text()) == found
     assert "<svg" in (tmp_path / "out.html").read_text()
+
+
+def test_every_request_is_a_line_of_the_records(server: FakeServer, report: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    assert main(["loadgen", "synth", "--server", server.url, *SYNTH, *report, "--records", str(path)]) == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    (figures,) = json.loads((tmp_path / "out.json").read_text())["servers"].values()
+    assert len(lines) == len(server.bodies) == figures["requests"]
+    for name in ("ttft_ms", "ttft_from_sending_ms", "tpot_ms", "e2e_ms", "late_ms"):
+        found = percentiles(line[name] for line in lines)
+        assert found._asdict() == pytest.approx(figures[name], abs=0.006)
+    arrivals_s = [line["arrival_s"] for line in lines]
+    assert arrivals_s == sorted(arrivals_s)
+    assert {(line["output_tokens"], line["target_ms"], line["error"]) for line in lines} == {(2, "60000:60000", None)}
+    refused = ["loadgen", "synth", "--server", server.url, *SYNTH, *report, "--records", str(tmp_path)]
+    assert main(refused) == 2
 
 
 def test_a_window_of_a_trace_is_replayed_at_a_speed(server: FakeServer, report: list[str], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from neaptide.commands.loadgen.view import RunView
 from neaptide.commands.outputs import check_writable
 from neaptide.loadgen.client.batches import BatchError
 from neaptide.loadgen.report.page import ROWS, cell_text, report
+from neaptide.loadgen.report.records import record_lines
 from neaptide.loadgen.report.summary import COMPARED, Summary, ratios, summary
 from neaptide.loadgen.run.load import Shot
 from neaptide.loadgen.run.runner import TIMEOUT_S, How, Progress, RunError, run
@@ -53,7 +54,7 @@ def run_command(args: argparse.Namespace) -> int:
     try:
         servers = _servers(args.server)
         shots, how = shots_of(args), how_of(args)
-        for path in (args.html, args.json):
+        for path in (args.html, args.json, args.records):
             if path is not None:
                 check_writable(path)
     except OSError as error:
@@ -123,6 +124,9 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
     line = json.dumps(found, allow_nan=False)
     if args.json is not None:
         args.json.write_text(line + "\n", encoding="utf-8")
+    if args.records is not None:
+        lines = record_lines({name: progress for name, (progress, _) in runs.items()})
+        args.records.write_text(lines, encoding="utf-8")
     console = Console(width=1000)
     console.print(_table(runs), highlight=False)
     if len(runs) > 1:
@@ -134,7 +138,7 @@ def _write(runs: Runs, args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """All but the key and what writes files."""
-    hidden = {"func", "api_key", "html", "json"}
+    hidden = {"func", "api_key", "html", "json", "records"}
     return {name: value if value is None else _plain(value) for name, value in vars(args).items() if name not in hidden}
 
 

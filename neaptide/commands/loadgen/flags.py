@@ -66,6 +66,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--api-key", metavar="KEY", help="key to send (NEAPTIDE_API_KEY)")
     add("--html", type=Path, default=Path("loadgen.html"), metavar="OUT", help="the report (loadgen.html)")
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
+    add("--records", type=Path, metavar="OUT", help="also write every request's times to this file, as JSON lines")
 
 
 def requests_of(args: argparse.Namespace) -> list[TraceRequest]:
