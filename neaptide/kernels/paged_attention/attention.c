@@ -7,13 +7,11 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "vectors.h"
+#include "products.h"
 
-#define TILE 32 /* keys */
 #define MAX_DIM 512
 #define MAX_ROWS 64
 #define NO_SCORE (-1e30f) /* finite: what is subtracted from it stays a number */
-#define LINE 64
 
 typedef struct {
     const char *query; /* [tokens, heads, dim], a token every query_stride elements */
@@ -36,93 +34,6 @@ typedef struct {
     void *parallel; /* GOMP_parallel of the process, or NULL */
     int64_t next_unit, next_merge, arrived;
 } job_t;
-
-/* c [rows, columns * LANES] += a . b; an element of a lies at row * row_step + k * step, b is given by its rows. */
-INLINE void block(int rows, int columns, int depth, const float *a, int row_step, int step, const float *const *b,
-                  int at, float *c, int ldc) {
-    vec sum[ROWS][COLUMNS];
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < columns; j++) sum[r][j] = load(c + r * ldc + at + j * LANES);
-    for (int k = 0; k < depth; k++)
-        for (int j = 0; j < columns; j++) {
-            vec right = load(b[k] + at + j * LANES);
-            for (int r = 0; r < rows; r++) sum[r][j] += a[r * row_step + k * step] * right;
-        }
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < columns; j++) store(c + r * ldc + at + j * LANES, sum[r][j]);
-}
-
-INLINE void block_rows(int rows, int width, int depth, const float *a, int row_step, int step, const float *const *b,
-                       float *c) {
-    int at = 0;
-    for (; at + COLUMNS * LANES <= width; at += COLUMNS * LANES)
-        block(rows, COLUMNS, depth, a, row_step, step, b, at, c, width);
-    for (; at + LANES <= width; at += LANES) block(rows, 1, depth, a, row_step, step, b, at, c, width);
-    for (; at < width; at++)
-        for (int r = 0; r < rows; r++)
-            for (int k = 0; k < depth; k++) c[r * width + at] += a[r * row_step + k * step] * b[k][at];
-}
-
-/* c [rows, width] += a . b [depth, width]. */
-static void multiply_add(int rows, int width, int depth, const float *a, int row_step, int step, const float *const *b,
-                         float *c) {
-    int r = 0;
-    for (; r + ROWS <= rows; r += ROWS)
-        block_rows(ROWS, width, depth, a + r * row_step, row_step, step, b, c + r * width);
-    for (; r < rows; r++) block_rows(1, width, depth, a + r * row_step, row_step, step, b, c + r * width);
-}
-
-INLINE void dots(int rows, int dim, const float *query, const float *key, float *scores) {
-    vec sum[ROWS];
-    memset(sum, 0, sizeof sum);
-    int d = 0;
-    for (; d + LANES <= dim; d += LANES) {
-        vec right = load(key + d);
-        for (int r = 0; r < rows; r++) sum[r] += load(query + r * dim + d) * right;
-    }
-    for (int r = 0; r < rows; r++) {
-        float score = total(sum[r]);
-        for (int i = d; i < dim; i++) score += query[r * dim + i] * key[i];
-        scores[r * TILE] = score;
-    }
-}
-
-/* scores [rows, TILE] = query [rows, dim] . keys^T. */
-static void score(int rows, int num_keys, int dim, const float *query, const float *const *keys, float *scores) {
-    int r = 0;
-    for (; r + ROWS <= rows; r += ROWS)
-        for (int t = 0; t < num_keys; t++) dots(ROWS, dim, query + r * dim, keys[t], scores + r * TILE + t);
-    for (; r < rows; r++)
-        for (int t = 0; t < num_keys; t++) dots(1, dim, query + r * dim, keys[t], scores + r * TILE + t);
-}
-
-INLINE void score_block(int num_keys, int columns, int dim, const float *const *keys, const float *query, int padded,
-                        int at, float *scores) {
-    vec sum[KEYS][COLUMNS_OF_SCORES];
-    memset(sum, 0, sizeof sum);
-    for (int d = 0; d < dim; d++)
-        for (int j = 0; j < columns; j++) {
-            vec right = load(query + d * padded + at + j * LANES);
-            for (int t = 0; t < num_keys; t++) sum[t][j] += keys[t][d] * right;
-        }
-    for (int t = 0; t < num_keys; t++)
-        for (int j = 0; j < columns; j++) store(scores + t * padded + at + j * LANES, sum[t][j]);
-}
-
-INLINE void score_keys(int num_keys, int dim, const float *const *keys, const float *query, int padded, float *scores) {
-    int at = 0;
-    for (; at + COLUMNS_OF_SCORES * LANES <= padded; at += COLUMNS_OF_SCORES * LANES)
-        score_block(num_keys, COLUMNS_OF_SCORES, dim, keys, query, padded, at, scores);
-    for (; at < padded; at += LANES) score_block(num_keys, 1, dim, keys, query, padded, at, scores);
-}
-
-/* scores [num_keys, padded] = keys . query [dim, padded]: a column is a row of the item, so that what follows needs no
-   sums across a vector. */
-static void score_wide(int num_keys, int dim, const float *const *keys, const float *query, int padded, float *scores) {
-    int t = 0;
-    for (; t + KEYS <= num_keys; t += KEYS) score_keys(KEYS, dim, keys + t, query, padded, scores + t * padded);
-    for (; t < num_keys; t++) score_keys(1, dim, keys + t, query, padded, scores + t * padded);
-}
 
 /* What the softmax of wide scores keeps, each [padded]. */
 typedef struct {
@@ -200,24 +111,26 @@ static void write_out(const job_t *job, int64_t token, int64_t head, const float
 
 /* What a thread works with; all but the arrays of pointers lies in its scratch. */
 typedef struct {
-    float *copies; /* [2, TILE, dim]: keys and values of a bf16 cache */
+    float *copies; /* [2, TILE, dim]: keys and values of a bf16 cache, for many rows */
     float *room;   /* for what depends on the unit */
-    const float *keys_at[TILE], *values_at[TILE];
+    const void *keys_at[TILE], *values_at[TILE];
 } bench_t;
 
+/* Where a tile's keys and values are, as the cache holds them. */
 static void find_tile(const job_t *job, const int32_t *slots, int num_keys, int64_t head, bench_t *bench) {
-    int64_t dim = job->dim, heads = 2 * job->kv_heads;
+    int64_t bytes = job->dim * (job->is_bfloat16 ? 2 : 4), heads = 2 * job->kv_heads;
     for (int t = 0; t < num_keys; t++) {
-        int64_t at = (slots[t] * heads + head) * dim;
-        if (!job->is_bfloat16) {
-            bench->keys_at[t] = (const float *)job->cache + at;
-            bench->values_at[t] = (const float *)job->cache + at + job->kv_heads * dim;
-            continue;
-        }
-        const uint16_t *keys = (const uint16_t *)job->cache + at, *values = keys + job->kv_heads * dim;
+        bench->keys_at[t] = job->cache + (slots[t] * heads + head) * bytes;
+        bench->values_at[t] = job->cache + (slots[t] * heads + head + job->kv_heads) * bytes;
+    }
+}
+
+/* In fp32. */
+static void widen_tile(int num_keys, int64_t dim, bench_t *bench) {
+    for (int t = 0; t < num_keys; t++) {
         float *key_copy = bench->copies + t * dim, *value_copy = key_copy + TILE * dim;
-        for (int64_t d = 0; d < dim; d++) key_copy[d] = as_float((uint32_t)keys[d] << 16);
-        for (int64_t d = 0; d < dim; d++) value_copy[d] = as_float((uint32_t)values[d] << 16);
+        for (int64_t d = 0; d < dim; d++) key_copy[d] = get(bench->keys_at[t], d, 1);
+        for (int64_t d = 0; d < dim; d++) value_copy[d] = get(bench->values_at[t], d, 1);
         bench->keys_at[t] = key_copy;
         bench->values_at[t] = value_copy;
     }
@@ -231,10 +144,14 @@ static void read_query(const job_t *job, int64_t token, int64_t head, float scal
         for (int64_t d = 0; d < dim; d++) to[d] = scale * ((const float *)job->query)[at + d];
 }
 
-static void prefetch_tile(const job_t *job, const int32_t *slots, int64_t num_keys) {
-    int64_t bytes = 2 * job->kv_heads * job->dim * (job->is_bfloat16 ? 2 : 4);
-    for (int64_t t = 0; t < num_keys; t++)
-        for (int64_t at = 0; at < bytes; at += LINE) PREFETCH(job->cache + slots[t] * bytes + at);
+/* The part of the next tile, in the order of memory, that is called for beside head `head` of all. */
+static void find_ahead(const job_t *job, const int32_t *slots, int64_t num_keys, int64_t head, ahead_t *ahead) {
+    int64_t heads = job->kv_heads;
+    ahead->bytes = 2 * job->dim * (job->is_bfloat16 ? 2 : 4);
+    for (int64_t t = 0; t < TILE; t++) {
+        int64_t piece = head * TILE + t, key = piece / heads;
+        ahead->pieces[t] = job->cache + (key < num_keys ? (slots[key] * heads + piece % heads) * ahead->bytes : 0);
+    }
 }
 
 /* A row's result of one head, to out or to its part. */
@@ -271,12 +188,13 @@ static void run_few(const job_t *job, const int64_t *item, int64_t first_head, i
     for (int64_t start = item[3]; start < item[4]; start += TILE) {
         int num_keys = (int)(item[4] - start < TILE ? item[4] - start : TILE);
         const int32_t *slots = job->slots + item[2] + start;
-        int64_t ahead = item[4] - start - num_keys;
-        if (heads == job->kv_heads) prefetch_tile(job, slots + num_keys, ahead < TILE ? ahead : TILE);
         for (int64_t h = 0; h < heads; h++) {
             float *values = all_values + h * rows * dim;
+            ahead_t ahead;
+            if (heads == job->kv_heads) find_ahead(job, slots + num_keys, item[4] - start - num_keys, h, &ahead);
             find_tile(job, slots, num_keys, first_head + h, bench);
-            score((int)rows, num_keys, (int)dim, query + h * rows * dim, bench->keys_at, scores);
+            score((int)rows, num_keys, (int)dim, query + h * rows * dim, bench->keys_at, (int)job->is_bfloat16,
+                  heads == job->kv_heads ? &ahead : NULL, scores);
             int least_live = num_keys;
             for (int64_t row = 0; row < rows; row++) {
                 int live = live_keys(job, first_row + row / group, start, num_keys);
@@ -288,7 +206,8 @@ static void run_few(const job_t *job, const int64_t *item, int64_t first_head, i
             int64_t count = least_live == num_keys ? rows : group;
             for (int64_t row = 0; row < rows; row += count)
                 multiply_add((int)count, (int)dim, live_keys(job, first_row + (row + count - 1) / group, start, num_keys),
-                             scores + row * TILE, TILE, 1, bench->values_at, values + row * dim);
+                             scores + row * TILE, TILE, 1, bench->values_at, (int)job->is_bfloat16,
+                             values + row * dim);
         }
     }
     for (int64_t i = 0; i < heads * rows; i++)
@@ -320,9 +239,10 @@ static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, flo
     for (int64_t start = item[3]; start < item[4]; start += TILE) {
         int num_keys = (int)(item[4] - start < TILE ? item[4] - start : TILE);
         find_tile(job, job->slots + item[2] + start, num_keys, kv_head, bench);
+        if (job->is_bfloat16) widen_tile(num_keys, dim, bench);
         score_wide(num_keys, dim, bench->keys_at, query, padded, scores);
         weigh_wide(&wide, (int)start, num_keys, rows, padded, dim, scores, values);
-        multiply_add(rows, dim, num_keys, scores, 1, padded, bench->values_at, values);
+        multiply_add(rows, dim, num_keys, scores, 1, padded, bench->values_at, 0, values);
     }
     for (int r = 0; r < rows; r++)
         write_row(job, item[0] + r / group, kv_head * group + r % group, values + r * dim, wide.sums[r],

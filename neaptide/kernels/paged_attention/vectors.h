@@ -21,6 +21,8 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t bits_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t words_t __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 #define FETCH_ADD(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
 #define PREFETCH(address) __builtin_prefetch(address)
 #else
@@ -61,6 +63,21 @@ INLINE uint32_t as_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
     return bits;
+}
+
+/* Element i of fp32 numbers, or (`half`) of bf16 numbers. */
+INLINE float get(const void *from, int64_t i, int half) {
+    return half ? as_float((uint32_t)((const uint16_t *)from)[i] << 16) : ((const float *)from)[i];
+}
+
+/* LANES of them, from element i on. */
+INLINE vec load_any(const void *from, int64_t i, int half) {
+#if LANES == 1
+    return get(from, i, half);
+#else
+    if (!half) return load((const float *)from + i);
+    return (vec)(__builtin_convertvector(*(const halves_t *)((const uint16_t *)from + i), words_t) << 16);
+#endif
 }
 
 INLINE uint16_t to_bfloat16(float value) {
