@@ -95,9 +95,54 @@ def test_nan_stays_in_its_row(ops: TorchLayerOps) -> None:
     assert ops.silu_multiply(x.clone()).isnan().any(dim=1).tolist() == [False, True, False]
 
 
+def of_bfloat16(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).bfloat16()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_bf16_is_computed_in_fp32_and_rounded_once(rows: int) -> None:
+    """Half of the last place, and a little for the order in which fp32 adds."""
+    ops = layer_ops(torch.bfloat16, CPU)
+    half_place = {"rtol": 2**-8 * 1.01, "atol": 1e-6}
+    x, weight = of_bfloat16((rows, 100), 1, 3.0), of_bfloat16((100,), 2)
+    expected = F.rms_norm(x.double(), (100,), weight.double(), 1e-5)
+    found = ops.rms_norm(x, weight, 1e-5)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, **half_place)
+    heads, weight = of_bfloat16((rows, 9, 40), 3, 3.0), of_bfloat16((40,), 4)
+    by_heads = heads.double()
+    by_heads[:, 2:6] = F.rms_norm(by_heads[:, 2:6], (40,), weight.double(), 1e-5)
+    ops.norm_heads_(heads[:, 2:6], weight, 1e-5)
+    torch.testing.assert_close(heads.double(), by_heads, **half_place)
+    gate, up = of_bfloat16((rows, 100), 5, 20.0), of_bfloat16((rows, 100), 6)
+    found = ops.silu_multiply(torch.cat((gate, up), dim=1))
+    torch.testing.assert_close(found.double(), F.silu(gate.double()) * up.double(), **half_place)
+
+
+def test_rotated_and_stored_in_bf16_as_by_torch() -> None:
+    """Numbers whose products and sums are exact in fp32 but for one rounding: the same bits."""
+    tokens, slots = 5, torch.tensor([7, 0, 3, 19, 12])
+    qkv, angles = of_bfloat16((tokens, 8, 16), 7), torch.randn(tokens, 1, 8, generator=torch.Generator().manual_seed(8))
+    rotation = torch.polar(torch.ones_like(angles), angles)
+    same, caches = qkv.clone(), [torch.full((5, 4, 4, 16), -1.0, dtype=torch.bfloat16) for _ in range(2)]
+    layer_ops(torch.bfloat16, CPU).rotate_and_store(qkv, rotation, caches[0], Slots(slots))
+    TorchLayerOps().rotate_and_store(same, rotation, caches[1], Slots(slots))
+    torch.testing.assert_close(qkv, same, rtol=2**-7, atol=1e-6)
+    assert torch.equal(caches[0].view(20, 4, 16)[slots], qkv[:, 4:])
+    assert torch.equal(caches[0] == -1.0, caches[1] == -1.0)
+
+
+def test_bf16_numbers_that_are_none_stay_in_their_row() -> None:
+    ops = layer_ops(torch.bfloat16, CPU)
+    x = of_bfloat16((3, 40), 9)
+    x[1, 3] = float("nan")
+    assert ops.rms_norm(x, x[0], 1e-5).isnan().all(dim=1).tolist() == [False, True, False]
+    assert ops.silu_multiply(x.clone()).isnan().any(dim=1).tolist() == [False, True, False]
+
+
 def test_other_types_and_threads_are_left_to_torch() -> None:
     found = layer_ops(torch.float32, CPU)
-    x = torch.randn(3, 8, dtype=torch.bfloat16)
+    x = torch.randn(3, 8, dtype=torch.float64).to(torch.float16)
     assert torch.equal(found.rms_norm(x, x[0], 1e-5), TorchLayerOps().rms_norm(x, x[0], 1e-5))
     assert torch.equal(found.silu_multiply(x.clone()), TorchLayerOps().silu_multiply(x.clone()))
     heads, same = x.clone().view(3, 2, 4), x.clone().view(3, 2, 4)
@@ -105,5 +150,6 @@ def test_other_types_and_threads_are_left_to_torch() -> None:
     TorchLayerOps().norm_heads_(same, x[0, :4], 1e-5)
     assert torch.equal(heads, same)
     assert not torch.equal(heads, x.view(3, 2, 4))
-    assert type(layer_ops(torch.bfloat16, CPU)) is TorchLayerOps
+    assert torch.equal(found.rms_norm(x.float(), x[0], 1e-5), TorchLayerOps().rms_norm(x.float(), x[0], 1e-5))
+    assert type(layer_ops(torch.float16, CPU)) is TorchLayerOps
     assert type(layer_ops(torch.float32, CPU, "torch")) is TorchLayerOps

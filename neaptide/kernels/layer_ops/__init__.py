@@ -5,7 +5,7 @@ import logging
 import torch
 
 from neaptide.kernels.launching import takes_triton
-from neaptide.kernels.layer_ops.native import NativeLayerOps
+from neaptide.kernels.layer_ops.native import DTYPES, NativeLayerOps
 from neaptide.kernels.layer_ops.reference import TorchLayerOps
 from neaptide.kernels.native import CompileError
 
@@ -22,7 +22,7 @@ def layer_ops(
     gpu_kernels: str = "auto",
     any_rows: bool = False,
 ) -> TorchLayerOps:
-    """In C for fp32 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler; on a GPU rotation and storing by
+    """In C for fp32 and bf16 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler; on a GPU rotation and storing by
     Triton, unless ``gpu_kernels`` is ``torch``.
 
     ``any_rows``: however many rows there are; else many of them are left to torch where it has several threads.
@@ -31,7 +31,7 @@ def layer_ops(
         from neaptide.kernels.layer_ops.fused import FusedLayerOps
 
         return FusedLayerOps()
-    if device.type == "cpu" and dtype == torch.float32 and kernels != "torch":
+    if device.type == "cpu" and dtype in DTYPES and kernels != "torch":
         try:
             return NativeLayerOps(any_rows=any_rows)
         except CompileError as error:

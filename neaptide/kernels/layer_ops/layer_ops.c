@@ -1,76 +1,103 @@
-/* What a decoder layer computes between its products, in fp32: each in one pass over its rows. Loops are written so that
-   compilers make vectors of them; sums are kept by lane, because compilers must not reorder those of one variable. */
+/* What a decoder layer computes between its products, in fp32 whatever its tensors hold: each in one pass over its rows.
+   Loops are written so that compilers make vectors of them; sums are kept by lane, because compilers must not reorder
+   those of one variable. Every function is compiled for fp32 and for bf16 tensors (`half`). */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #define LANES 16
+#define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
-    const float *x, *weight; /* of a norm: [rows, size], [size]; of a gate: [rows, 2 * size], none */
-    float *y;                /* [rows, size] */
-    int64_t rows, size, x_stride;
+    const char *x, *weight; /* of a norm: [rows, size], [size]; of a gate: [rows, 2 * size], none */
+    char *y;                /* [rows, size] */
+    int64_t rows, size, x_stride, is_bfloat16;
     float epsilon;
 } rows_t;
 
 typedef struct {
-    float *x;            /* [tokens, heads, dim], a token every x_stride elements */
-    const float *weight; /* [dim] */
-    int64_t tokens, heads, dim, x_stride;
+    char *x;            /* [tokens, heads, dim], a token every x_stride elements */
+    const char *weight; /* [dim] */
+    int64_t tokens, heads, dim, x_stride, is_bfloat16;
     float epsilon;
 } heads_t;
 
 typedef struct {
-    float *qkv;            /* [tokens, heads + 2 * kv_heads, dim], rotated in place but for the values */
+    char *qkv;             /* [tokens, heads + 2 * kv_heads, dim], rotated in place but for the values */
     const float *rotation; /* [tokens, dim / 2] complex */
     const int64_t *slots;  /* [tokens] */
-    float *cache;          /* [slots, 2 * kv_heads, dim] */
-    int64_t tokens, heads, kv_heads, dim;
+    char *cache;           /* [slots, 2 * kv_heads, dim] */
+    int64_t tokens, heads, kv_heads, dim, is_bfloat16;
 } store_t;
 
-static inline float scale_of(const float *x, int64_t size, float epsilon) {
-    float lanes[LANES] = {0}, sum = 0.0f;
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) lanes[lane] += x[i + lane] * x[i + lane];
-    for (; i < size; i++) sum += x[i] * x[i];
-    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
-    return 1.0f / sqrtf(sum / size + epsilon);
-}
-
-/* x / sqrt(mean(x^2) + epsilon) * weight */
-void neaptide_rms_norm(const rows_t *job) {
-    for (int64_t row = 0; row < job->rows; row++) {
-        const float *x = job->x + row * job->x_stride;
-        float *y = job->y + row * job->size, scale = scale_of(x, job->size, job->epsilon);
-        for (int64_t j = 0; j < job->size; j++) y[j] = x[j] * scale * job->weight[j];
-    }
-}
-
-/* The same for each head, in place. */
-void neaptide_norm_heads(const heads_t *job) {
-    for (int64_t token = 0; token < job->tokens; token++)
-        for (int64_t head = 0; head < job->heads; head++) {
-            float *x = job->x + token * job->x_stride + head * job->dim, scale = scale_of(x, job->dim, job->epsilon);
-            for (int64_t j = 0; j < job->dim; j++) x[j] = x[j] * scale * job->weight[j];
-        }
-}
-
-static inline float as_float(uint32_t bits) {
+INLINE float as_float(uint32_t bits) {
     float value;
     memcpy(&value, &bits, 4);
     return value;
 }
 
-static inline uint32_t as_bits(float value) {
+INLINE uint32_t as_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
     return bits;
 }
 
+INLINE int64_t item(int half) { return half ? 2 : 4; }
+
+INLINE float get(const char *from, int64_t i, int half) {
+    return half ? as_float((uint32_t)((const uint16_t *)from)[i] << 16) : ((const float *)from)[i];
+}
+
+/* Rounded to the nearest bf16 number, to even between two; NaN stays NaN. */
+INLINE void put(char *to, int64_t i, float value, int half) {
+    uint32_t bits = as_bits(value);
+    if (half) ((uint16_t *)to)[i] = value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    else ((float *)to)[i] = value;
+}
+
+/* x / sqrt(mean(x^2) + epsilon) * weight; y may be x. */
+INLINE void norm(const char *x, const char *weight, char *y, int64_t size, float epsilon, int half) {
+    float lanes[LANES] = {0}, sum = 0.0f;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            float value = get(x, i + lane, half);
+            lanes[lane] += value * value;
+        }
+    for (; i < size; i++) sum += get(x, i, half) * get(x, i, half);
+    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    float scale = 1.0f / sqrtf(sum / size + epsilon);
+    for (int64_t j = 0; j < size; j++) put(y, j, get(x, j, half) * scale * get(weight, j, half), half);
+}
+
+INLINE void norm_rows(const rows_t *job, int half) {
+    for (int64_t row = 0; row < job->rows; row++)
+        norm(job->x + row * job->x_stride * item(half), job->weight, job->y + row * job->size * item(half), job->size,
+             job->epsilon, half);
+}
+
+void neaptide_rms_norm(const rows_t *job) {
+    if (job->is_bfloat16) norm_rows(job, 1);
+    else norm_rows(job, 0);
+}
+
+/* The same for each head, in place. */
+INLINE void norm_heads(const heads_t *job, int half) {
+    for (int64_t token = 0; token < job->tokens; token++)
+        for (int64_t head = 0; head < job->heads; head++) {
+            char *x = job->x + (token * job->x_stride + head * job->dim) * item(half);
+            norm(x, job->weight, x, job->dim, job->epsilon, half);
+        }
+}
+
+void neaptide_norm_heads(const heads_t *job) {
+    if (job->is_bfloat16) norm_heads(job, 1);
+    else norm_heads(job, 0);
+}
+
 /* e^x to the last place or two, between e^-87 and e^88; NaN stays NaN. */
-static inline float exp_(float x) {
+INLINE float exp_(float x) {
     float bounded = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     float shifted = bounded * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the low bits hold the nearest integer */
     float n = shifted - 12582912.0f;
@@ -86,26 +113,42 @@ static inline float exp_(float x) {
 }
 
 /* gate / (1 + e^-gate) * up */
-void neaptide_silu_multiply(const rows_t *job) {
+INLINE void gate_rows(const rows_t *job, int half) {
     for (int64_t row = 0; row < job->rows; row++) {
-        const float *gate = job->x + row * job->x_stride, *up = gate + job->size;
-        float *y = job->y + row * job->size;
-        for (int64_t i = 0; i < job->size; i++) y[i] = gate[i] / (1.0f + exp_(-gate[i])) * up[i];
+        const char *gates = job->x + row * job->x_stride * item(half), *ups = gates + job->size * item(half);
+        char *y = job->y + row * job->size * item(half);
+        for (int64_t i = 0; i < job->size; i++) {
+            float gate = get(gates, i, half);
+            put(y, i, gate / (1.0f + exp_(-gate)) * get(ups, i, half), half);
+        }
     }
 }
 
+void neaptide_silu_multiply(const rows_t *job) {
+    if (job->is_bfloat16) gate_rows(job, 1);
+    else gate_rows(job, 0);
+}
+
 /* Rotates interleaved pairs of queries and keys, and writes keys and values to the tokens' slots. */
-void neaptide_rotate_and_store(const store_t *job) {
+INLINE void rotate_and_store(const store_t *job, int half) {
     int64_t dim = job->dim, width = (job->heads + 2 * job->kv_heads) * dim, stored = 2 * job->kv_heads * dim;
     for (int64_t token = 0; token < job->tokens; token++) {
-        float *heads = job->qkv + token * width;
+        char *heads = job->qkv + token * width * item(half);
         const float *rotation = job->rotation + token * dim;
-        for (int64_t head = 0; head < job->heads + job->kv_heads; head++)
+        for (int64_t head = 0; head < job->heads + job->kv_heads; head++) {
+            char *pairs = heads + head * dim * item(half);
             for (int64_t i = 0; i < dim; i += 2) {
-                float *pair = heads + head * dim + i, real = pair[0], imaginary = pair[1];
-                pair[0] = real * rotation[i] - imaginary * rotation[i + 1];
-                pair[1] = real * rotation[i + 1] + imaginary * rotation[i];
+                float real = get(pairs, i, half), imaginary = get(pairs, i + 1, half);
+                put(pairs, i, real * rotation[i] - imaginary * rotation[i + 1], half);
+                put(pairs, i + 1, real * rotation[i + 1] + imaginary * rotation[i], half);
             }
-        memcpy(job->cache + job->slots[token] * stored, heads + job->heads * dim, sizeof(float) * stored);
+        }
+        memcpy(job->cache + job->slots[token] * stored * item(half), heads + job->heads * dim * item(half),
+               stored * item(half));
     }
+}
+
+void neaptide_rotate_and_store(const store_t *job) {
+    if (job->is_bfloat16) rotate_and_store(job, 1);
+    else rotate_and_store(job, 0);
 }

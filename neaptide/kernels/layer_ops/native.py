@@ -1,4 +1,4 @@
-"""What a decoder layer computes between its products, in C (``layer_ops.c``), for fp32 on CPUs with a compiler.
+"""What a decoder layer computes between its products, in C (``layer_ops.c``), for fp32 and bf16 on CPUs with a compiler.
 
 Each is one call and one pass where torch has two to six: at one token a call costs more than what it computes.
 """
@@ -14,6 +14,7 @@ from neaptide.kernels.native import load_library
 from neaptide.kernels.paged_attention.reference import HasSlots
 
 SOURCE = Path(__file__).with_name("layer_ops.c")
+DTYPES = (torch.float32, torch.bfloat16)
 _MOST_ROWS = 64
 """More rows are left to torch where it has several threads: these loops run on one."""
 
@@ -23,7 +24,7 @@ class _Rows(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "y")),
-        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride", "is_bfloat16")),
         ("epsilon", ctypes.c_float),
     ]
 
@@ -33,7 +34,7 @@ class _Heads(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight")),
-        *((name, ctypes.c_int64) for name in ("tokens", "heads", "dim", "x_stride")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "dim", "x_stride", "is_bfloat16")),
         ("epsilon", ctypes.c_float),
     ]
 
@@ -43,7 +44,7 @@ class _Store(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("qkv", "rotation", "slots", "cache")),
-        *((name, ctypes.c_int64) for name in ("tokens", "heads", "kv_heads", "dim")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "kv_heads", "dim", "is_bfloat16")),
     ]
 
 
@@ -69,29 +70,30 @@ class NativeLayerOps(TorchLayerOps):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
-        if not self._takes(x) or not weight.is_contiguous() or weight.shape != (size,):
+        if not self._takes(x, weight) or not weight.is_contiguous() or weight.shape != (size,):
             return super().rms_norm(x, weight, eps)
-        y = torch.empty(rows, size)
-        self._rms_norm(ctypes.byref(_Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, x.stride(0), eps)))
+        y, is_bfloat16 = x.new_empty(rows, size), x.dtype == torch.bfloat16
+        job = _Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, x.stride(0), is_bfloat16, eps)
+        self._rms_norm(ctypes.byref(job))
         return y
 
     def norm_heads_(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         tokens, num_heads, dim = heads.shape
-        if not self._takes(heads) or heads.stride(1) != dim or not weight.is_contiguous() or weight.shape != (dim,):
+        plain = heads.stride(1) == dim and weight.is_contiguous() and weight.shape == (dim,)
+        if not (plain and self._takes(heads, weight)):
             super().norm_heads_(heads, weight, eps)
             return
-        self._norm_heads(
-            ctypes.byref(_Heads(heads.data_ptr(), weight.data_ptr(), tokens, num_heads, dim, heads.stride(0), eps))
-        )
+        is_bfloat16, stride = heads.dtype == torch.bfloat16, heads.stride(0)
+        job = _Heads(heads.data_ptr(), weight.data_ptr(), tokens, num_heads, dim, stride, is_bfloat16, eps)
+        self._norm_heads(ctypes.byref(job))
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         if not self._takes(gate_up):
             return super().silu_multiply(gate_up)
-        y = torch.empty(rows, size)
-        self._silu_multiply(
-            ctypes.byref(_Rows(gate_up.data_ptr(), None, y.data_ptr(), rows, size, gate_up.stride(0), 0.0))
-        )
+        y, is_bfloat16 = gate_up.new_empty(rows, size), gate_up.dtype == torch.bfloat16
+        job = _Rows(gate_up.data_ptr(), None, y.data_ptr(), rows, size, gate_up.stride(0), is_bfloat16, 0.0)
+        self._silu_multiply(ctypes.byref(job))
         return y
 
     def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
@@ -99,9 +101,9 @@ class NativeLayerOps(TorchLayerOps):
         kv_heads, slots = kv_cache.shape[2] // 2, plan.slots
         matches = kv_cache.shape[3] == dim and rotation.shape == (tokens, 1, dim // 2) and slots.shape == (tokens,)
         plain = all(each.is_contiguous() for each in (qkv, rotation, kv_cache, slots))
-        types = (rotation.dtype, kv_cache.dtype, slots.dtype) == (torch.complex64, torch.float32, torch.int64)
+        types = (rotation.dtype, slots.dtype) == (torch.complex64, torch.int64)
         inside = kv_cache.shape[0] * kv_cache.shape[1]
-        if not (self._takes(qkv) and matches and plain and types and self._within(slots, inside)):
+        if not (self._takes(qkv, kv_cache) and matches and plain and types and self._within(slots, inside)):
             super().rotate_and_store(qkv, rotation, kv_cache, plan)
             return
         job = _Store(
@@ -113,6 +115,7 @@ class NativeLayerOps(TorchLayerOps):
             heads - 2 * kv_heads,
             kv_heads,
             dim,
+            qkv.dtype == torch.bfloat16,
         )
         self._rotate_and_store(ctypes.byref(job))
 
@@ -125,6 +128,8 @@ class NativeLayerOps(TorchLayerOps):
             self._checked = slots, count
         return True
 
-    def _takes(self, x: Tensor) -> bool:
+    def _takes(self, x: Tensor, other: Tensor | None = None) -> bool:
+        """``other``: of the same type."""
         few = self._any_rows or x.shape[0] <= _MOST_ROWS or torch.get_num_threads() == 1
-        return few and x.dtype == torch.float32 and x.device.type == "cpu" and x.stride(-1) == 1
+        same = other is None or other.dtype == x.dtype
+        return few and same and x.dtype in DTYPES and x.device.type == "cpu" and x.stride(-1) == 1
