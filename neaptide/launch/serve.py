@@ -23,7 +23,7 @@ from neaptide.engine.messages import EngineFatal
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
-from neaptide.server.observe.logs import configure_logging
+from neaptide.server.observe.logs import configure_logging, one_line
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 from neaptide.server.text.native_memory import keep_little
 
@@ -298,7 +298,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         defaults = GenerationDefaults.load(model_path)
         fingerprint = model_fingerprint(model_path)
     except (UnsupportedModelError, OSError, ValueError) as error:
-        raise LaunchError(str(error)) from error
+        raise LaunchError(one_line(str(error))) from error
     max_model_len = min(settings.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
     if settings.max_model_len is not None and settings.max_model_len > max_model_len:
         logger.warning(

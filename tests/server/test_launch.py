@@ -72,6 +72,12 @@ def test_a_model_without_a_chat_template_is_served(model: Path, template: object
     assert context.tokenizer.template is None
 
 
+def test_what_an_operator_is_told_has_no_control_characters(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as refused:
+        model_context(Settings(model="/no\nsuch\x1b[2Jmodel"), tmp_path)
+    assert str(refused.value) == r"/no such\u001b[2Jmodel: no such directory"
+
+
 def test_ends_that_the_model_cannot_say_are_left_out(model: Path) -> None:
     change(model, "generation_config.json", eos_token_id=[7, 5, 7, -1, 416, 999_999])
     context, _ = model_context(Settings(model=str(model)), model / "data")
