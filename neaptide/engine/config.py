@@ -63,6 +63,8 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_kernels: str = "auto"
     """On a GPU: ``auto`` takes kernels in Triton that compute there what torch computes, ``triton`` insists on them,
     ``torch`` does without."""
+    quantization: str = "none"
+    """On a CPU: ``w8a8`` computes linear layers with 8-bit weights and activations where that is faster."""
     batch_invariant: bool = False
     """A request's bits depend on nothing else that is computed beside it, before it or how it was cut."""
     sim_step_s: float = 0.005

@@ -25,6 +25,8 @@ class Kind(NamedTuple):
     """It copies KV blocks to host memory and back (``CacheConfig.host_cache_bytes``)."""
     can_be_batch_invariant: bool = False
     """It can give a request the same bits whatever runs beside it (``ExecutorConfig.batch_invariant``)."""
+    can_quantize: bool = False
+    """It can compute with weights and activations of 8 bits (``ExecutorConfig.quantization``)."""
     follows_grammars: bool = False
     """It enforces what ``SamplingParams.grammar`` asks for."""
 
@@ -32,7 +34,11 @@ class Kind(NamedTuple):
 EXECUTORS: dict[str, Kind] = {
     "sim": Kind("neaptide.simulation.served:start"),
     "torch": Kind(
-        "neaptide.executors.torch.start:start", has_host_cache=True, can_be_batch_invariant=True, follows_grammars=True
+        "neaptide.executors.torch.start:start",
+        has_host_cache=True,
+        can_be_batch_invariant=True,
+        can_quantize=True,
+        follows_grammars=True,
     ),
     "vllm": Kind(
         "neaptide.executors.vllm.start:start",
@@ -49,12 +55,16 @@ class UnknownExecutorError(ValueError):
 
 
 def check_executor(
-    name: str, arguments: Mapping[str, str] | None = None, host_cache_bytes: int = 0, batch_invariant: bool = False
+    name: str,
+    arguments: Mapping[str, str] | None = None,
+    host_cache_bytes: int = 0,
+    batch_invariant: bool = False,
+    quantization: str = "none",
 ) -> Kind:
     """
     Raises:
-        UnknownExecutorError: no such executor, or one that takes no arguments, keeps no blocks in host memory or cannot
-            be batch-invariant.
+        UnknownExecutorError: no such executor, or one that takes no arguments, keeps no blocks in host memory, cannot
+            be batch-invariant or does not quantize.
     """
     if name not in EXECUTORS:
         raise UnknownExecutorError(f"executor = {name!r} is not supported; there are: {', '.join(sorted(EXECUTORS))}")
@@ -65,6 +75,10 @@ def check_executor(
         raise UnknownExecutorError(f"executor = {name!r} keeps no KV blocks in host memory; leave out host_cache_gib")
     if batch_invariant and not kind.can_be_batch_invariant:
         raise UnknownExecutorError(f"executor = {name!r} has no batch_invariant; it is the torch executor's")
+    if quantization != "none" and not kind.can_quantize:
+        raise UnknownExecutorError(
+            f"executor = {name!r} has no quantization = {quantization!r}; it is the torch executor's"
+        )
     return kind
 
 
@@ -77,7 +91,11 @@ def start_executor(config: EngineConfig, clock: Clock) -> StartedExecutor:
     """
     executor = config.executor
     kind = check_executor(
-        executor.kind, executor.arguments, config.cache.host_cache_bytes, batch_invariant=executor.batch_invariant
+        executor.kind,
+        executor.arguments,
+        config.cache.host_cache_bytes,
+        executor.batch_invariant,
+        executor.quantization,
     )
     started: StartedExecutor = pkgutil.resolve_name(kind.factory)(config, clock)
     return started

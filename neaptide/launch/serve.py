@@ -73,7 +73,7 @@ def engine_config(
     arguments = executor_arguments(settings.executor_arg)
     host_cache_bytes = int(settings.host_cache_gib * (1 << 30))
     try:
-        check_executor(settings.executor, arguments, host_cache_bytes, settings.batch_invariant)
+        check_executor(settings.executor, arguments, host_cache_bytes, settings.batch_invariant, settings.quantization)
         share_weights = KeyRing(settings.api_key).share_weights
     except ValueError as error:
         raise LaunchError(str(error)) from error
@@ -104,6 +104,7 @@ def engine_config(
             num_threads=settings.num_threads or default_num_threads(model_path),
             cpu_kernels=settings.cpu_kernels,
             gpu_kernels=settings.gpu_kernels,
+            quantization=settings.quantization,
             batch_invariant=settings.batch_invariant,
             sim_step_s=settings.sim_step_ms / 1e3,
             arguments=arguments,

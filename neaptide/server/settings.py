@@ -212,6 +212,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             choices=("auto", "triton", "torch"),
         ),
     ] = "auto"
+    quantization: Annotated[
+        str,
+        Option(
+            "On a CPU: w8a8 computes linear layers with weights and activations of 8 bits where that measures faster "
+            "at start, logits as they are. Other numbers than the checkpoint's, a little.",
+            choices=("none", "w8a8"),
+            page="models",
+        ),
+    ] = "none"
     batch_invariant: Annotated[
         bool,
         Option(

@@ -92,6 +92,7 @@ def make_executor(
     num_host_blocks: int = 0,
     cpu_kernels: str = "auto",
     batch_invariant: bool = False,
+    quantization: str = "none",
 ) -> TorchExecutor:
     return TorchExecutor(
         ExecutorConfig(
@@ -101,6 +102,7 @@ def make_executor(
             num_threads=1,
             cpu_kernels=cpu_kernels,
             batch_invariant=batch_invariant,
+            quantization=quantization,
         ),
         CacheConfig(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks),
         MonotonicClock(),

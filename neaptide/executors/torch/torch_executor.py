@@ -19,6 +19,7 @@ from neaptide.executors.torch.batch_invariance import pick_invariant_dtype, try_
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.layers.linear import choose_products
+from neaptide.executors.torch.layers.quantized import quantizer_of
 from neaptide.executors.torch.logits_edits import Allowed
 from neaptide.executors.torch.logprobs import score
 from neaptide.executors.torch.model_runner import ModelRunner
@@ -63,7 +64,7 @@ class TorchExecutor:
 
         Raises:
             UnsupportedModelError: the model cannot be served.
-            ValueError: device, dtype or batch invariance cannot be had, or not one block fits.
+            ValueError: device, dtype, batch invariance or quantization cannot be had, or not one block fits.
         """
         if config.num_threads > 0:
             torch.set_num_threads(config.num_threads)
@@ -76,7 +77,7 @@ class TorchExecutor:
         else:
             self.dtype = pick_dtype(config.dtype, self.model_config.dtype, self.device)
         self._clock = clock
-        self._seed, self._kernels = seed, config.cpu_kernels
+        self._seed, self._kernels, self._quantization = seed, config.cpu_kernels, config.quantization
         self._states: dict[str, RequestState] = {}
         self._constrained: set[str] = set()
         """Requests with a grammar."""
@@ -84,6 +85,7 @@ class TorchExecutor:
         self._grammar_masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
         self._grammar_masks.warm_up()
         with torch.inference_mode():
+            quantizer = quantizer_of(config, self.device)
             model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[model.architecture].torch_class)
             gpu_kernels = config.gpu_kernels
             ops = layer_ops(
@@ -94,7 +96,7 @@ class TorchExecutor:
             if self._is_invariant:
                 use_invariant_products(layers.linears())
             else:
-                choose_products(layers.linears(), config.cpu_kernels, clock)
+                choose_products(layers.linears(), config.cpu_kernels, clock, quantizer)
             self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
             self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
             self._runner = ModelRunner(
@@ -138,13 +140,14 @@ class TorchExecutor:
 
     @property
     def build(self) -> str:
-        """Whether kernels in C or in Triton compute: a profile measured without them is another's."""
+        """Whether kernels in C or in Triton compute, or 8-bit numbers: a profile measured otherwise is another's."""
         if self._runner.plan_attention.kernels == "triton":
             return "Triton kernels"
         is_native = self.device.type == "cpu" and self._kernels != "torch" and find_compiler() is not None
         if self._is_invariant:
             return "C kernels, batch-invariant"
-        return "C kernels" if is_native else ""
+        parts = ["C kernels"] * is_native + [self._quantization] * (self._quantization != "none")
+        return ", ".join(parts)
 
     def touch_blocks(self, count: int) -> None:
         """Writes zeros to the first ``count`` KV blocks.

@@ -22,8 +22,8 @@ def layer_ops(
     gpu_kernels: str = "auto",
     any_rows: bool = False,
 ) -> TorchLayerOps:
-    """In C for fp32 and bf16 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler; on a GPU rotation and storing by
-    Triton, unless ``gpu_kernels`` is ``torch``.
+    """In C for fp32 and bf16 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler; on a GPU
+    rotation and storing by Triton, unless ``gpu_kernels`` is ``torch``.
 
     ``any_rows``: however many rows there are; else many of them are left to torch where it has several threads.
     """

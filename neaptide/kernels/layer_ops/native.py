@@ -1,4 +1,5 @@
-"""What a decoder layer computes between its products, in C (``layer_ops.c``), for fp32 and bf16 on CPUs with a compiler.
+"""What a decoder layer computes between its products, in C (``layer_ops.c``), for fp32 and bf16 on CPUs with a
+compiler.
 
 Each is one call and one pass where torch has two to six: at one token a call costs more than what it computes.
 """

@@ -3,14 +3,24 @@
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from neaptide.engine.clock import Clock
 from neaptide.executors.torch.layers import products
-from neaptide.executors.torch.layers.products import Product, TorchProduct, product_kinds, rows_by_kind
+from neaptide.executors.torch.layers.products import (
+    QUANTIZED,
+    Product,
+    TorchProduct,
+    is_small,
+    product_kinds,
+    rows_by_kind,
+)
+from neaptide.executors.torch.layers.quantized import QuantizedProduct
 from neaptide.kernels.linear import PackedLinear
+from neaptide.kernels.row_quantization import RowQuantizer
 
 logger = logging.getLogger(__name__)
 
@@ -61,35 +71,52 @@ class Linear:
         return self._products[-1]
 
 
-def choose_products(linears: Sequence[Linear], kernels: str, clock: Clock) -> None:
+def choose_products(
+    linears: Sequence[Linear], kernels: str, clock: Clock, quantizer: RowQuantizer | None = None
+) -> None:
     """Lets loaded layers be computed in the way that measures best, by shape and rows; copies of weights that are then
     not read any more are dropped.
 
     Args:
-        linears: of a model, all on one device.
+        linears: of a model, all on one device, the last one that of the logits.
         kernels: ``torch`` leaves them as they are.
         clock: times the ways.
+        quantizer: products of 8-bit numbers are among the ways, but for logits and for small weights; None: they are
+            not.
     """
-    by_shape: dict[tuple[torch.Size, bool], list[Linear]] = defaultdict(list)
+    by_shape: dict[tuple[torch.Size, bool, bool], list[Linear]] = defaultdict(list)
     for linear in linears:
         assert linear.weight is not None, "it has been chosen already"
-        by_shape[linear.weight.shape, linear.bias is None].append(linear)
-    for (shape, _), same in by_shape.items():
+        by_shape[linear.weight.shape, linear.bias is None, linear is linears[-1]].append(linear)
+    num_quantized = 0
+    for (shape, _, is_last), same in by_shape.items():
         first = same[0].weight
         assert first is not None
         kinds = product_kinds(first, same[0].bias, kernels)
+        if quantizer is not None and not is_last and not is_small(first):
+            kinds[QUANTIZED] = partial(QuantizedProduct, quantizer=quantizer)
         if list(kinds) == ["torch"]:
             continue
         num_bytes = first.numel() * first.itemsize
-        if num_bytes < products.UNMEASURED_BYTES:
-            chosen = {products.MEASURED_ROWS[-1]: next(iter(kinds))}
+        if is_small(first):
+            chosen = {1: next(iter(kinds))}
         else:
             count = max(1, products.SAMPLE_BYTES // num_bytes)
             samples = [(each.weight, each.bias) for each in same[:count] if each.weight is not None]
             chosen = rows_by_kind(samples, kinds, clock, clock.now() + products.BUDGET_S / len(by_shape))
         logger.info("linear layers of %d x %d: %s", *shape, _as_text(chosen))
+        num_quantized += len(same) * (QUANTIZED in chosen.values())
         for linear in same:
             _use(linear, kinds, chosen)
+    if quantizer is not None and not num_quantized:
+        logger.warning("no layer is quantized: none is faster so, or large enough for it to matter")
+
+
+def quantize(linears: Sequence[Linear], quantizer: RowQuantizer) -> None:
+    """Lets all loaded layers but the last, that of the logits, be computed with 8-bit numbers, faster or not."""
+    for linear in linears[:-1]:
+        assert linear.weight is not None, "it has been chosen already"
+        linear.use([], [QuantizedProduct(linear.weight, linear.bias, quantizer)])
 
 
 def use_packed(linears: Sequence[Linear]) -> None:

@@ -19,9 +19,12 @@ from neaptide.kernels.native import CompileError
 
 logger = logging.getLogger(__name__)
 
-MEASURED_ROWS = (1, 4, 16, 64, 256)
+MEASURED_ROWS = (64, 1, 16, 256, 4)
+"""In this order. What is best at one row only would be many times slower at the rows of a prompt."""
+_ALWAYS_MEASURED = 2
+"""So many of them, whatever the time: a busy machine takes many times as long."""
 BUDGET_S = 0.8
-"""For all shapes of a model, in equal shares; where one ends, more rows are computed as the most that were measured."""
+"""For all shapes of a model, in equal shares; where one ends, rows are computed as the next that were measured."""
 _REPEATS = 4
 SAMPLE_BYTES = 32 << 20
 """Weights of one shape that take turns while it is measured: as in a step, none is still in a small cache."""
@@ -54,11 +57,15 @@ def rounded_up(rows: int, *, is_small: bool) -> int:
     return -(-rows // step) * step
 
 
-_ROUNDED_UP = {
-    is_small: (0, *(rounded_up(rows, is_small=is_small) for rows in range(1, TILE_ROWS + 1)))
-    for is_small in (False, True)
+ROUNDED_UP = {
+    small: (0, *(rounded_up(rows, is_small=small) for rows in range(1, TILE_ROWS + 1))) for small in (False, True)
 }
-"""To be looked up: a step of a few decodes makes a product every 0.1 ms."""
+"""By whether the weight is small. To be looked up: a step of a few decodes makes a product every 0.1 ms."""
+
+
+def is_small(weight: Tensor) -> bool:
+    """Too small for its products to be measured, or made for many numbers of rows."""
+    return weight.numel() * weight.itemsize < UNMEASURED_BYTES
 
 
 class TiledProduct:
@@ -73,7 +80,7 @@ class TiledProduct:
 
     def __init__(self, compute: Callable[[Tensor], Tensor], weight: Tensor) -> None:
         self._compute = compute
-        self._rounded_up = _ROUNDED_UP[weight.numel() * weight.itemsize < UNMEASURED_BYTES]
+        self._rounded_up = ROUNDED_UP[is_small(weight)]
         most = max(more - rows for rows, more in enumerate(self._rounded_up))
         # Put behind the rows by one copy: ``F.pad`` fills all of the result before it copies, twice the time.
         self._zeros = weight.new_zeros(most, weight.shape[1])
@@ -160,7 +167,26 @@ class OnednnProduct(TiledProduct):
         super().__init__(compute, weight)
 
 
+class WidenedProduct:
+    """The product in C for bf16 rows: in fp32 on the weight as it is, rounded once."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed = PackedLinear(weight.float(), None if bias is None else bias.float())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._packed(x.float()).to(x.dtype)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        residual.add_(self._packed(x.float()))
+
+
 MakeProduct = Callable[[Tensor, Tensor | None], Product]
+
+QUANTIZED = "w8a8"
+"""The kind that computes something else: where it is faster it computes all rows of a layer, else none, so that a
+token's numbers do not depend on how many others are computed beside it."""
 
 
 def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str, MakeProduct]:
@@ -176,6 +202,8 @@ def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str
         return {"torch": TorchProduct}
     if weight.dtype != torch.float32:
         del makers["native"]
+    if weight.dtype == torch.bfloat16:
+        makers["native"] = WidenedProduct  # for few rows; last, because unmeasured it would compute many, too
     expected = TorchProduct(weight, bias)(torch.ones(2, weight.shape[1], dtype=weight.dtype)).float()
     found: dict[str, MakeProduct] = {}
     for name, make in makers.items():
@@ -193,13 +221,13 @@ def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str
 def rows_by_kind(
     samples: Sequence[tuple[Tensor, Tensor | None]], kinds: Mapping[str, MakeProduct], clock: Clock, deadline_s: float
 ) -> dict[int, str]:
-    """Measured rows -> the kind that computes them best; ascending, the last one for all above.
+    """Measured rows -> the kind that computes them best; ascending, the first for all below and the last for all above.
 
     Args:
         samples: weights of one shape, with their biases.
         kinds: of product.
         clock: that times them.
-        deadline_s: no measurement begins later.
+        deadline_s: no measurement begins later, but for those that are always made.
     """
     seconds: dict[int, dict[str, float]] = {}
     products = {name: [make(*sample) for sample in samples] for name, make in kinds.items()}
@@ -214,14 +242,20 @@ def rows_by_kind(
                     product(x)
                     least_s[name][index] = min(least_s[name][index], clock.now() - start_s)
         seconds[rows] = {name: sum(times) for name, times in least_s.items()}
-        if clock.now() > deadline_s:
+        if clock.now() > deadline_s and len(seconds) >= _ALWAYS_MEASURED:
             break
-    return choose(seconds)
+    return choose(dict(sorted(seconds.items())))
 
 
 def choose(seconds: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
-    """The kind that does best over all rows, and for some rows another that is clearly faster there."""
+    """The kind that does best over all rows, and for some rows another that is clearly faster there; for all rows that
+    of 8-bit numbers, if it takes less time for all measured rows together than the best of the others for each."""
     names = next(iter(seconds.values()))
+    if QUANTIZED in names:
+        others = {rows: {name: times[name] for name in names if name != QUANTIZED} for rows, times in seconds.items()}
+        least_s = sum(min(times.values()) for times in others.values())
+        is_faster = sum(times[QUANTIZED] for times in seconds.values()) < least_s
+        return {next(iter(seconds)): QUANTIZED} if is_faster else choose(others)
     overall = {name: sum(times[name] / min(times.values()) for times in seconds.values()) for name in names}
     best = min(overall, key=overall.__getitem__)
     chosen: dict[int, str] = {}

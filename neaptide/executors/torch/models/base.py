@@ -54,7 +54,7 @@ class TorchModel(Protocol):
         ...
 
     def linears(self) -> list[Linear]:
-        """Every linear layer, to choose how they are computed when the weights are loaded."""
+        """Every linear layer, that of the logits last, to choose how they are computed when the weights are loaded."""
         ...
 
     def destinations(self) -> dict[str, Destination]:
