@@ -3,16 +3,18 @@
 Greedy texts are compared with ``transformers`` first. Then every shape of step runs on both, one after the other, as
 often as ``--repeats`` says; times are CPU seconds of the process (other work on the machine hardly changes them) and,
 beside them, seconds by the clock. ``--parts`` says where a step's CPU time goes, in place of comparing;
-``--batch-invariant`` compares that mode with none, in place of torch's kernels with ours.
+``--batch-invariant`` compares that mode with none, ``--quantized`` 8-bit numbers with none (whose texts may differ:
+what they do to them says ``benchmarks.quantization``), in place of torch's kernels with ours.
 
     python -m benchmarks.cpu_kernels --model 111m --threads 1
 
-Prints a table, then one JSON line: ratios above 1 mean that our kernels are faster, or say how many times as
-long steps take in the mode.
+Prints a table, then one JSON line: ratios above 1 mean that our kernels, or 8-bit numbers, are faster, or say how many
+times as long steps take in the mode.
 """
 
 import argparse
 import json
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -37,6 +39,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 1400
 KERNELS = ("torch", "auto")
 INVARIANT = ("batch-invariant", "auto")
+QUANTIZED = ("auto", "w8a8")
 TOKEN_ID = 11
 
 Shape = tuple[tuple[tuple[int, int], ...], int]
@@ -46,6 +49,7 @@ SHAPES: dict[str, Shape] = {
     "decode 1, context 250": (((1, 250),), 0),
     "decode 8, context 250": (((1, 250),) * 8, 0),
     "decode 32, context 200-293": (tuple((1, 200 + 3 * i) for i in range(32)), 0),
+    "decode 64, context 200-326": (tuple((1, 200 + 2 * i) for i in range(64)), 0),
     "prefill 256": (((256, 0),), 0),
     "prefill 256 behind 1,024": (((256, 1024),), 0),
     "128 of a prompt and 16 decodes": (((128, 128), *((1, 250),) * 16), 0),
@@ -58,13 +62,14 @@ class Steps:
     """An executor, and steps made by hand on it."""
 
     def __init__(self, model: Path, kernels: str, dtype: str, threads: int) -> None:
-        is_invariant = kernels == INVARIANT[0]
+        is_invariant, is_quantized = kernels == INVARIANT[0], kernels == QUANTIZED[1]
         config = ExecutorConfig(
             model_path=str(model),
             device="cpu",
             dtype="float32" if is_invariant else dtype,
             num_threads=threads,
-            cpu_kernels="auto" if is_invariant else kernels,
+            cpu_kernels="auto" if is_invariant or is_quantized else kernels,
+            quantization=kernels if is_quantized else "none",
             batch_invariant=is_invariant,
         )
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
@@ -121,7 +126,8 @@ def check(model: Path, both: dict[str, Steps]) -> int:
     prompts = random_prompts(4, 70, vocab_size(model), seed=1)
     return sum(
         Reference(model, steps.executor.dtype).agreement(prompt, tokens)
-        for steps in both.values()
+        for kernels, steps in both.items()
+        if kernels != QUANTIZED[1]
         for prompt, tokens in zip(prompts, steps.generate(prompts, 24), strict=True)
     )
 
@@ -215,8 +221,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--parts", choices=KERNELS, help="where the time of a step goes, with these kernels")
-    parser.add_argument("--batch-invariant", action="store_true", help="compare that mode with none")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--batch-invariant", action="store_true", help="compare that mode with none")
+    modes.add_argument("--quantized", action="store_true", help="compare 8-bit numbers with none")
     args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # which products were chosen
     model = EMBEDDED if args.model == "neaptide-tiny" else model_111m()
     torch.set_num_threads(args.threads)
     if args.parts:
@@ -228,7 +237,7 @@ def main() -> None:
         print_table(f"CPU ms of a step, {args.parts}, {args.threads} threads", ["step", *columns], rows)
         print(json.dumps({"kernels": args.parts, "threads": args.threads, "parts_ms": found}))
         return
-    pair = INVARIANT if args.batch_invariant else KERNELS
+    pair = INVARIANT if args.batch_invariant else QUANTIZED if args.quantized else KERNELS
     both = {kernels: Steps(model, kernels, args.dtype, args.threads) for kernels in pair}
     checked = check(model, both)
     results = compare(both, args.repeats)
