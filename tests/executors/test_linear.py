@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from neaptide.engine.clock import MonotonicClock, VirtualClock
-from neaptide.executors.torch.layers import products
+from neaptide.executors.torch.layers import linear, products
 from neaptide.executors.torch.layers.linear import Linear, choose_products
 from neaptide.executors.torch.layers.products import (
     TILE_ROWS,
@@ -150,6 +150,31 @@ def test_a_weight_that_nothing_reads_is_dropped() -> None:
     choose_products([layer], "auto", MonotonicClock())
     assert layer.weight is None
     torch.testing.assert_close(layer(x), before, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "left_out"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_a_second_copy_for_few_rows_needs_room(
+    dtype: torch.dtype, left_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve outputs of twenty inputs, twice; fp32 needs no second copy."""
+    seen: list[list[str]] = []
+
+    def rows_by_kind(samples: object, kinds: dict[str, object], *_: object) -> dict[int, str]:
+        seen.append(sorted(kinds))
+        return {1: "torch"}
+
+    monkeypatch.setattr(linear, "rows_by_kind", rows_by_kind)
+    monkeypatch.setattr(products, "UNMEASURED_BYTES", 1)
+    num_bytes = 2 * 12 * 20 * dtype.itemsize
+    for free in (4 * num_bytes - 1, 4 * num_bytes):
+        layers = [Linear(12, 20, bias=False, dtype=dtype, device=torch.device("cpu")) for _ in range(2)]
+        for layer in layers:
+            assert layer.weight is not None
+            layer.weight.fill_(1.0)
+        monkeypatch.setattr(linear, "free_bytes", lambda _, free=free: free)
+        choose_products([*layers], "auto", MonotonicClock())
+    assert ["native" in kinds for kinds in seen] == [not left_out] * 2 + [True] * 2
 
 
 def test_torch_can_be_insisted_on() -> None:

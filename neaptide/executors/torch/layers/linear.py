@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from neaptide.engine.clock import Clock
+from neaptide.executors.torch.device import free_bytes
 from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.layers.products import (
     QUANTIZED,
@@ -23,6 +24,9 @@ from neaptide.kernels.linear import PackedLinear
 from neaptide.kernels.row_quantization import RowQuantizer
 
 logger = logging.getLogger(__name__)
+
+_ROOM = 4
+"""Times the weights: so much memory has to be free for a second copy of them."""
 
 
 class Linear:
@@ -88,11 +92,14 @@ def choose_products(
     for linear in linears:
         assert linear.weight is not None, "it has been chosen already"
         by_shape[linear.weight.shape, linear.bias is None, linear is linears[-1]].append(linear)
+    has_no_room = _has_no_room(linears)
     num_quantized = 0
     for (shape, _, is_last), same in by_shape.items():
         first = same[0].weight
         assert first is not None
         kinds = product_kinds(first, same[0].bias, kernels)
+        if first.dtype == torch.bfloat16 and has_no_room:
+            kinds.pop("native", None)
         if quantizer is not None and not is_last and not is_small(first):
             kinds[QUANTIZED] = partial(QuantizedProduct, quantizer=quantizer)
         if list(kinds) == ["torch"]:
@@ -110,6 +117,13 @@ def choose_products(
             _use(linear, kinds, chosen)
     if quantizer is not None and not num_quantized:
         logger.warning("no layer is quantized: none is faster so, or large enough for it to matter")
+
+
+def _has_no_room(linears: Sequence[Linear]) -> bool:
+    """For a second copy of the weights, which bf16 takes where few rows are computed in C, and the cache beside it."""
+    weights = [linear.weight for linear in linears if linear.weight is not None]
+    free = free_bytes(weights[0].device) if weights else None
+    return free is not None and free < _ROOM * sum(weight.numel() * weight.itemsize for weight in weights)
 
 
 def quantize(linears: Sequence[Linear], quantizer: RowQuantizer) -> None:
