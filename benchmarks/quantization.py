@@ -75,7 +75,7 @@ def ways(model: Path, dtype: str, threads: int) -> dict[str, Steps]:
     return found
 
 
-def differences(by_way: dict[str, Computed]) -> dict[str, dict[str, float]]:
+def differences(by_way: dict[str, Computed]) -> dict[str, dict[str, float | None]]:
     """Of each way: perplexity, and beside the exact one the share of equal most likely tokens, also of those that the
     exact one is sure of (a gap of 1 to the second), and the root mean square of what the log-probabilities are off."""
     exact = by_way[EXACT].logits
@@ -88,7 +88,7 @@ def differences(by_way: dict[str, Computed]) -> dict[str, dict[str, float]]:
         found[name] = {
             "perplexity": math.exp(-float(logprobs.gather(1, targets.unsqueeze(1)).mean())),
             "same_token": float(same.double().mean()),
-            "same_token_where_sure": float(same[is_sure].double().mean()),
+            "same_token_where_sure": float(same[is_sure].double().mean()) if is_sure.any() else None,
             "rms": float((logprobs - exact.log_softmax(dim=-1)).square().mean().sqrt()),
         }
     return found
@@ -133,6 +133,10 @@ def skill_scores(steps: Steps, tokenizer: Tokenizer, count: int, seed: int) -> d
     return found
 
 
+def as_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("111m", "neaptide-tiny"), default="neaptide-tiny")
@@ -151,7 +155,7 @@ def main() -> None:
     )
     by_way = differences({name: computed(steps, sequences) for name, steps in found.items()})
     columns = list(by_way[EXACT])
-    rows = [[name, *(f"{by_way[name][column]:.6f}" for column in columns)] for name in by_way]
+    rows = [[name, *(as_text(by_way[name][column]) for column in columns)] for name in by_way]
     dtype, count = found[PLAIN].executor.dtype_name, sum(len(each.tokens) - each.first for each in sequences)
     print_table(f"{model.name}: {count} predictions, {dtype} and 8 bits in it", ["", *columns], rows)
     result: dict[str, Any] = {"model": model.name, "dtype": dtype, "predictions": count, "differences": by_way}
