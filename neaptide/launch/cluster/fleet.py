@@ -88,7 +88,6 @@ class Place:
             if self._gone.is_set():
                 return
             if self._is_replaced:
-                self._is_replaced = False
                 continue
             if must_serve and not self._has_served:
                 raise LaunchError(f"{self.name} ended with status {status} before it was ready")
@@ -100,6 +99,7 @@ class Place:
 
     async def _one_life(self) -> int:
         """Its exit status."""
+        self._is_replaced = False  # this is the life that was asked for
         process = self._process = await ReplicaProcess.start(self._settings, self._environment)
         replica = self._replicas.join(self.name, process.url)
         try:
