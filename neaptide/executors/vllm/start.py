@@ -33,13 +33,15 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         from neaptide.executors.grammar_masks import GrammarMasks
         from neaptide.executors.vllm.vllm_engine import start_engine
         from neaptide.executors.vllm.vllm_executor import VllmExecutor
+        from neaptide.executors.vllm.warm_up import warm_up
     except ImportError as error:
         raise ValueError(
             f"executor = 'vllm' needs vLLM, which this interpreter does not have ({error}); name another with "
             "engine_python, or install neaptide[vllm]"
         ) from error
+    max_step_tokens = POLICIES[config.scheduler.policy].step_tokens(config.scheduler)
     try:
-        engine = start_engine(config, POLICIES[config.scheduler.policy].step_tokens(config.scheduler))
+        engine = start_engine(config, max_step_tokens)
     except UnsupportedModelError:
         raise
     except Exception as error:  # vLLM asserts much, and has errors of its own
@@ -51,6 +53,11 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
     masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
     executor = VllmExecutor(engine, config, clock, model.eos_token_ids, masks)
+    try:
+        warm_up(executor, config.scheduler.max_num_seqs, max_step_tokens)
+    except Exception as error:
+        executor.close()
+        raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
     # Its runner keeps the tokens that it samples: a plan need not know them.
     capabilities = Capabilities(placeholders=True, asynchronous=executor.is_asynchronous)
     return StartedExecutor(

@@ -22,7 +22,7 @@ def run(*tests: str, **environment: str) -> None:
 
 def test_llama() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_grammars.py", "test_blast.py")
-    run(*files, "test_host_cache.py", "test_same_as_llm.py")
+    run("test_warm_up.py", *files, "test_host_cache.py", "test_same_as_llm.py")
 
 
 @full
