@@ -11,7 +11,6 @@ INSIDE = Path(__file__).parent / "inside"
 
 pytestmark = needs_vllm
 full = pytest.mark.full
-others = pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "opt"])
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 TWO_RANKS = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -26,7 +25,7 @@ def test_llama() -> None:
 
 
 @full
-@others
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "opt"])
 def test_other_families(family: str) -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_host_cache.py", "test_same_as_llm.py")
     run(*files, NEAPTIDE_TEST_FAMILY=family)
@@ -52,25 +51,6 @@ def test_the_second_runner() -> None:
 
 
 @full
-@others
-@pytest.mark.timeout(3600)
-def test_other_families_on_the_second_runner(family: str) -> None:
-    run("test_greedy.py", "test_sampling.py", NEAPTIDE_TEST_FAMILY=family, **V2)
-
-
-@full
 def test_two_ranks() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", "test_host_cache.py")
     run(*files, **TWO_RANKS)
-
-
-@full
-@others
-def test_other_families_on_two_ranks(family: str) -> None:
-    run("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", NEAPTIDE_TEST_FAMILY=family, **TWO_RANKS)
-
-
-@full
-@pytest.mark.timeout(3600)
-def test_two_ranks_on_the_second_runner() -> None:
-    run("test_greedy.py", "test_sampling.py", **TWO_RANKS, **V2)
