@@ -56,7 +56,7 @@ class CaseFindings:
             "targets_ms": {"ttft": round(1e3 * targets.ttft_s, 1), "tpot": round(1e3 * targets.tpot_s, 1)},
         }
         if CAPPED in windows:
-            # Steps stay below the cap by the safety margin: a ceiling measured with shorter steps flatters `share`.
+            # A ceiling that was measured with shorter steps flatters `share`, and with longer ones it is not capped.
             found["capped_step_over_cap"] = round(windows[CAPPED].mean_step_ms / (1e3 * targets.tpot_s), 3)
         if has_curve:
             headline = self.headline
