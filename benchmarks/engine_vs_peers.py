@@ -114,7 +114,7 @@ async def contenders(args: argparse.Namespace) -> AsyncIterator[dict[str, Conten
             )
             server = vllm_server(machine, args.model, FCFS, directory / "vllm.log")
             urls[VLLM] = await stack.enter_async_context(server)
-        for name, command in [*args.peer, *(installed(args.peers, args.threads, args.dtype) if args.peers else ())]:
+        for name, command in args.peer:
             port = free_port()
             words = [word.format(port=port, model=args.model) for word in shlex.split(command)]
             server = server_process(words, port, os.environ, directory / f"{name}.log")
@@ -192,6 +192,8 @@ def parsed() -> argparse.Namespace:
         args.repeats, args.requests, args.workloads = 1, 16, ["W1", ALONE]
     args.model = (args.model or model_111m()).absolute()
     args.dtype = args.dtype or str(pick_dtype("auto", "bfloat16", torch.device("cpu"))).removeprefix("torch.")
+    if args.peers is not None:
+        args.peer += installed(args.peers, args.threads, args.dtype)
     return args
 
 

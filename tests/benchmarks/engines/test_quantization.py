@@ -7,8 +7,8 @@ from benchmarks.quantization import EXACT, PLAIN, Computed, differences
 
 
 def test_what_is_different_is_told_from_the_exact_way() -> None:
-    """Two tokens that are right with a probability of 1/2 and 1/4; the other way finds another the likeliest once, where
-    the exact one is not sure."""
+    """Right tokens with probabilities of 1/2 and 1/4; the other way once finds another one the likeliest, where the
+    exact way is sure."""
     exact = Computed(torch.tensor([[2.0, 1.0, 1.0, 1.0], [5.0, 0.0, 0.0, 0.0]]), torch.tensor([0, 0]))
     same_by_halves = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.5, 0.0]]).log()
     other = Computed(torch.where(torch.isfinite(same_by_halves), same_by_halves, -100.0), torch.tensor([0, 1]))
