@@ -103,5 +103,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where the step log ends; it cannot go on in another file, because a replay needs it from its start."""
     records_traffic: bool = False
     """Whether the engine tells in short what it serves (``engine.record.traffic``)."""
+    offline_plan: str = "auto"
+    """Whether the offline pool is planned as a whole for a policy that can do without: ``on``, ``off``, or ``auto``
+    where the device works beside the host. ``off`` is for all policies."""
     witness_fd: int | None = None
     """Inherited memory in which the engine notes the step that it is running; set by the supervisor for each life."""

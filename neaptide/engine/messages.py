@@ -95,6 +95,8 @@ class TwoEnds(msgspec.Struct, array_like=True, gc=False, frozen=True):
     without. Empty if there is no timetable."""
     kv_tokens: int = 0
     """Of the memory that these starts are for."""
+    num_first: int = 0
+    """So many rows at the front, whatever their density, come before either end."""
 
 
 class PlanReady(_Message):
@@ -241,6 +243,10 @@ class BatchOutlook(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """At the rate at which offline work was done of late; None if that is not known."""
     left_s: float
     """Until the deadline."""
+    running_rows: bytes = b""
+    """Rows that have put out tokens and not ended (int32) ..."""
+    running_tokens: bytes = b""
+    """... and how many each has (int32)."""
 
 
 class Traffic(msgspec.Struct, array_like=True, gc=False, frozen=True):

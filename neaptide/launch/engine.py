@@ -17,6 +17,7 @@ from neaptide.engine.process.witness_observer import WitnessObserver
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.record.traffic_recorder import TrafficRecorder
+from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.start_up import StartUp
@@ -71,11 +72,19 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         num_blocks=executor.num_blocks,
         eos_token_ids=list(model.eos_token_ids),
         longest_step_s=cost_model.predict(longest).seconds,
-        planned_order=core.scheduler.planned_order or "",
+        planned_order=_planned_order(core.scheduler, config.offline_plan),
         token_s=token_s,
         kv_token_s=kv_token_s,
     )
     return core, ready
+
+
+def _planned_order(scheduler: Scheduler, offline_plan: str) -> str:
+    """Of the offline pool; empty for none."""
+    if offline_plan == "off":
+        return ""
+    is_wanted = offline_plan == "on" or scheduler.config.overlap_depth > 0
+    return scheduler.planned_order or (scheduler.server_order if is_wanted else None) or ""
 
 
 def traffic_recorder(core: EngineCore, ready: EngineReady) -> TrafficRecorder:

@@ -12,7 +12,7 @@ import numpy as np
 
 from neaptide.engine.messages import PlanReady
 from neaptide.engine.offline.density import DensityModel
-from neaptide.engine.offline.planning.pooled import PooledJob, PooledRows
+from neaptide.engine.offline.planning.pooled import TWO_ENDS, PooledJob, PooledRows
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.engine.process.parent import die_with_parent
 from neaptide.server.batches.planning.request import (
@@ -53,13 +53,19 @@ def made(request: PlanRequest) -> PlanReady:
     """Raises OSError or ValueError for a token file that is missing or torn, KeyError for an order that there is not,
     MemoryError."""
     pooled = PooledRows([_job(job) for job in request.jobs], request.unit_tokens)
-    known = [
-        (number, row, float(num_tokens))
-        for number, job in enumerate(request.jobs)
-        for row, num_tokens in zip(unpacked(job.ended_rows).tolist(), unpacked(job.ended_tokens).tolist(), strict=True)
-    ]
+    known, so_far = list[tuple[int, int, float]](), list[tuple[int, int, float]]()
+    for number, job in enumerate(request.jobs):
+        known += _numbers(number, job.ended_rows, job.ended_tokens)
+        has_no_end = set(unpacked(job.rows).tolist())  # one of those that run may have ended meanwhile
+        so_far += [one for one in _numbers(number, job.running_rows, job.running_tokens) if one[1] in has_no_end]
     model = DensityModel.in_seconds(request.token_s, request.kv_token_s)
-    return pooled.plan(request.order, known, model, request.kv_tokens)
+    return pooled.plan(request.order, known, model, request.kv_tokens, so_far, samples_first=request.order == TWO_ENDS)
+
+
+def _numbers(job: int, rows: bytes, num_tokens: bytes) -> list[tuple[int, int, float]]:
+    """The job with each of the rows, and its number."""
+    found = zip(unpacked(rows).tolist(), unpacked(num_tokens).tolist(), strict=True)
+    return [(job, row, float(number)) for row, number in found]
 
 
 def _job(job: JobRows) -> PooledJob:

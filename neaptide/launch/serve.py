@@ -116,6 +116,7 @@ def engine_config(
         step_log_path=settings.step_log,
         step_log_max_bytes=int(settings.step_log_max_mb * 1e6),
         records_traffic=settings.shadow == "on",
+        offline_plan=settings.offline_plan,
         log_level=settings.log_level,
         log_format=settings.log_format,
     )

@@ -154,6 +154,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     offline_max_kv_ratio: Annotated[
         float, Option("Largest share of the KV blocks that offline work holds.", "RATIO", above=0, high=1)
     ] = 0.9
+    offline_plan: Annotated[
+        str,
+        Option(
+            "Whether pools of 500 batch rows and more are planned as a whole, at idle priority in a process of its "
+            "own; auto does so where the device works beside the host, for a CPU has next to nothing to gain by it.",
+            choices=("auto", "on", "off"),
+            page="planning",
+        ),
+    ] = "auto"
     metrics_compat: Annotated[
         str,
         Option("Whether the series that stock vLLM dashboards read are exported too.", choices=("vllm", "none")),

@@ -27,6 +27,9 @@ class Scenario:
     """Parts of the policy, see ``neaptide.engine.scheduler.parts``."""
     plan: str | None = None
     """The order that the offline pool follows (``simulation.pools.inline_planner``); None leaves it to the policy."""
+    planner_is_told: bool = True
+    """The lengths of the answers that BlendServe's warm-up would run first, and of those that are asked for. Else it
+    knows and does what a server's does (``simulation.pools.served_planner``)."""
     ttft_slo_s: float = 1.0
     tpot_slo_s: float = 0.05
     overlap_kappa: float = 1.0

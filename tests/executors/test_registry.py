@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from neaptide.engine.clock import MonotonicClock, VirtualClock
-from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig
+from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.executors.contract import Capabilities
 from neaptide.executors.registry import UnknownExecutorError, check_executor, start_executor
 from neaptide.launch import engine
@@ -89,3 +89,29 @@ def test_the_engine_plans_ahead_where_the_device_works_beside_the_host(
     monkeypatch.setattr(engine, "start_executor", lambda *_: able)
     core, _ = engine.build_engine(config, VirtualClock())
     assert core.scheduler.config.overlap_depth == depth
+
+
+@pytest.mark.parametrize(
+    ("policy", "offline_plan", "is_asynchronous", "order"),
+    [
+        ("neaptide", "auto", True, "ends"),
+        ("neaptide", "auto", False, ""),
+        ("neaptide", "on", False, "ends"),
+        ("neaptide", "off", True, ""),
+        ("blendserve", "auto", False, "density"),
+        ("blendserve", "off", False, ""),
+        ("fcfs", "on", True, ""),
+    ],
+)
+def test_the_order_that_is_planned_for_a_server(
+    monkeypatch: pytest.MonkeyPatch, policy: str, offline_plan: str, is_asynchronous: bool, order: str
+) -> None:
+    config = EngineConfig(
+        executor=ExecutorConfig(kind="sim", model_path=str(embedded_model_path())),
+        scheduler=SchedulerConfig(policy=policy),
+        offline_plan=offline_plan,
+    )
+    able = replace(start_executor(config, VirtualClock()), capabilities=Capabilities(True, is_asynchronous))
+    monkeypatch.setattr(engine, "start_executor", lambda *_: able)
+    _, ready = engine.build_engine(config, VirtualClock())
+    assert ready.planned_order == order

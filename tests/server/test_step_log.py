@@ -55,3 +55,8 @@ def test_the_sizes_of_logs_reach_the_engine(tmp_path: Path) -> None:
     assert config.request_log_max_bytes == 2_000_000
     assert config.request_log_old_files == 3
     assert config.step_log_max_bytes == 4_000_000
+
+
+def test_whether_the_pool_is_planned_reaches_the_engine(tmp_path: Path) -> None:
+    assert engine_config(Settings(), tmp_path, "", 512, tmp_path).offline_plan == "auto"
+    assert engine_config(Settings(offline_plan="on"), tmp_path, "", 512, tmp_path).offline_plan == "on"

@@ -4,7 +4,7 @@ BlendServe (ASPLOS'26), section 5.3 and Algorithm 3: the scanner takes compute-h
 memory-heavy ones from the right, so that the batch has the density of the whole set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Self
 
@@ -112,6 +112,14 @@ class MemoryAhead:
             self._expected += self._rows[2, index]
             self._rows = np.delete(self._rows, index, axis=1)
 
+    def expect(self, lasting_steps: Mapping[str, float]) -> None:
+        """From now on these are expected to last so long, by id, and how far answers were off is not known: whoever
+        says so knows the answers that have ended."""
+        self._rows = self._rows.copy()  # a look ahead may have it
+        for index, request_id in enumerate(self._ids):
+            self._rows[2, index] = lasting_steps.get(request_id, self._rows[2, index])
+        self._lasted = self._expected = 0.0
+
     def peak_tokens(self, step: int, prompt_tokens: float, lasting_steps: float) -> float:
         """The most that all hold together with one more that starts in this step, until that one ends."""
         off, held, left = self._now(step)
@@ -212,6 +220,10 @@ class MemoryShares:
         if is_right:
             self._ahead.start(request_id, self._num_steps, held_tokens - lasting_steps / 2.0, lasting_steps)
             self._right_due = max(self._right_due, float(self._num_steps)) + apart_steps
+
+    def expect(self, lasting_steps: Mapping[str, float]) -> None:
+        """A new plan has been made: so long it expects requests to last that run, by id."""
+        self._ahead.expect(lasting_steps)
 
     def end(self, request_id: str) -> None:
         """Also of a request that was never started."""

@@ -177,6 +177,11 @@ class JobLane(Lane):
         num_decodes = num_answers - int(np.count_nonzero(prompts))
         return Work(len(total), int(total.sum()) + num_answers, num_prompts, num_prompts, num_answers, num_decodes)
 
+    def answers_so_far(self) -> dict[int, int]:
+        """Tokens that rows have put out which have not ended, by row."""
+        found = ((RowId.parse(request.request_id), request.num_output_tokens) for request in self.started.values())
+        return {row_id.row: num_tokens for row_id, num_tokens in found if row_id is not None and num_tokens}
+
     def row_ended(self, request: Request, now_s: float) -> None:
         """A row has ended; only one that was handed out tells how long answers are."""
         if self.started.pop(request.request_id, None) is not None:
@@ -253,6 +258,15 @@ class JobLane(Lane):
         """A plan has these rows of the job."""
         for delivery in self.deliveries:
             delivery.follow(planned)
+
+    def ranks_of_started(self, planned: PlannedRows) -> dict[str, int]:
+        """Of rows that were handed out and have not ended, those that a plan has with their ranks, by id."""
+        rows = {row_id.row: name for name in self.started if (row_id := RowId.parse(name)) is not None}
+        found = np.flatnonzero(np.isin(planned.rows, list(rows)))
+        return {
+            rows[row]: rank
+            for row, rank in zip(planned.rows[found].tolist(), planned.ranks[found].tolist(), strict=True)
+        }
 
     @property
     def segments(self) -> Iterator[Segment]:

@@ -1,9 +1,10 @@
-"""Whether batches will end in their windows, as far as it can be foreseen."""
+"""Whether batches will end in their windows, as far as it can be foreseen, and how far their answers are."""
 
 from collections.abc import Mapping
 
 from neaptide.engine.messages import BatchOutlook, Outlook
 from neaptide.engine.offline.lanes import JobLane
+from neaptide.engine.offline.planned import raw
 from neaptide.engine.offline.work import WholeDevice, Work
 from neaptide.engine.table import RequestTable
 
@@ -64,7 +65,9 @@ class Outlooks:
                 before = before + own
             if outlook is Outlook.ON_TIME:
                 num_tokens_before += own.num_tokens
-            found.append(BatchOutlook(batch_id, outlook, needed_s, expected_s, job.deadline_s - now_s))
+            answers = job.answers_so_far()
+            told = raw(list(answers)), raw(list(answers.values()))
+            found.append(BatchOutlook(batch_id, outlook, needed_s, expected_s, job.deadline_s - now_s, *told))
         self._last = {one.batch_id: one.outlook for one in found}
         return found
 

@@ -60,6 +60,8 @@ class Ends:
     """[order] of a timetable (``planning/timetable.py``); empty without one."""
     kv_tokens: int = 0
     """Of the memory that it is for."""
+    num_first: int = 0
+    """Rows at the front that come before either end."""
 
     @classmethod
     def of(cls, message: TwoEnds) -> "Ends":
@@ -69,7 +71,8 @@ class Ends:
         turns = np.frombuffer(message.turns, RAW).astype(np.int64)
         root_density, token_s, kv_token_s = message.root_density, message.token_s, message.kv_token_s
         windows, starts = (message.densities, message.memory_s), np.frombuffer(message.starts, RAW).astype(np.int64)
-        return cls(held, lasting, *windows, root_density, token_s, kv_token_s, turns, starts, message.kv_tokens)
+        prices = root_density, token_s, kv_token_s
+        return cls(held, lasting, *windows, *prices, turns, starts, message.kv_tokens, message.num_first)
 
     def density(self, rank: int) -> float:
         return self.densities[rank // window_rows(len(self.held_tokens))]
@@ -223,6 +226,8 @@ class Scan:
         """By id, of rows: what ``MemoryShares.start`` wants."""
 
     def is_right_next(self, left_rank: int, right_rank: int) -> bool:
+        if left_rank < self._ends.num_first:
+            return False
         left, right = self._ends.density(left_rank), self._ends.density(right_rank)
         target = self._ends.root_density if self._target is None else self._target
         if not self._looks_ahead:

@@ -233,9 +233,15 @@ class OfflinePool:
         is_followed = self._ends is not None and self.looks_ahead and self._memory_shares.is_right_idle
         self._timetable = self._ends.timetable() if self._ends is not None and is_followed else None
         planned = dict(order.of_jobs())
+        lasting_steps: dict[str, float] = {}
         for batch_id, job in self._jobs.items():  # those that it does not have forget the plan before
-            job.follow(planned.get(batch_id, PlannedRows.none()))
+            of_job = planned.get(batch_id, PlannedRows.none())
+            job.follow(of_job)
             self._moved.update(dict.fromkeys(job.segments))
+            if order.ends is not None:
+                ranks = job.ranks_of_started(of_job)
+                lasting_steps |= {name: float(order.ends.lasting_steps[rank]) for name, rank in ranks.items()}
+        self._memory_shares.expect(lasting_steps)
         for request in self._returned:
             self._note_moved(request)
 

@@ -124,6 +124,8 @@ class OrderLine(_Line, tag="order"):
     """[order] Of a timetable, if there is one ..."""
     kv_tokens: int = 0
     """... and the memory that it is for."""
+    first: int = 0
+    """Rows at the front that come before either end."""
 
 
 class ObserveLine(_Line, tag="observe"):

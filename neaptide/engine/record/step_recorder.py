@@ -327,7 +327,7 @@ class StepRecorder(EngineObserver):
                 column.astype(int).tolist() for column in (ends.held_tokens, ends.lasting_steps)
             )
             line.memory_s, line.turns = ends.window_memory_s, ends.turns.tolist()
-            line.starts, line.kv_tokens = ends.starts.tolist(), ends.kv_tokens
+            line.starts, line.kv_tokens, line.first = ends.starts.tolist(), ends.kv_tokens, ends.num_first
         self._write(line)
 
     def _name_file(self, line: BatchLine, path: str, num_rows: int) -> None:

@@ -60,6 +60,9 @@ class Scheduler(ABC):
     """Whether turns wait for jobs that would be late otherwise."""
     planned_order: ClassVar[str | None] = None
     """The order that is planned over the offline pool for it, by its name in the planner; None plans none."""
+    server_order: ClassVar[str | None] = None
+    """The same for a policy that can do without: in a server alone, where its device has something to gain by it or the
+    operator asks for it."""
     uses_prefix_cache: ClassVar[bool] = True
     evicts_by_reuse: ClassVar[bool] = False
     """Whether cached blocks that a job's rows still want stay longest; else the oldest go first."""

@@ -33,6 +33,7 @@ class NeaptideScheduler(Scheduler, Divisible):
     publishes_when_planned: ClassVar[bool] = True
     follows_prefixes: ClassVar[bool] = True
     has_shares: ClassVar[bool] = True
+    server_order: ClassVar[str | None] = "ends"
     evicts_by_reuse: ClassVar[bool] = True
 
     def __init__(

@@ -49,8 +49,11 @@ WAYS: dict[str, tuple[str, str | None]] = {
     "neaptide": ("neaptide", None),
     "neaptide, groups": ("neaptide", "neaptide"),
     "neaptide, two ends": ("neaptide", TWO_ENDS),
+    "neaptide, as a server plans": ("neaptide", TWO_ENDS),
 }
 """Policy and plan."""
+UNTOLD = ("neaptide, as a server plans",)
+"""Whose planner is told of no answer before that has ended."""
 OURS = "neaptide"
 RIVALS = ("echo", "bs+e, dfs", "bs+e, blendserve")
 HEADROOM = {"echo": "mu-sigma"}
@@ -90,7 +93,8 @@ def run(quick: bool) -> ExperimentResult:
             runs = {"alone": simulate(_scenario(size, speed, kappa, "neaptide", None, [])).result}
             for way, (policy, plan) in WAYS.items():
                 logger.info("%s, %s", name, way)
-                runs[way] = simulate(_scenario(size, speed, kappa, policy, plan, offline)).result
+                scenario = _scenario(size, speed, kappa, policy, plan, offline)
+                runs[way] = simulate(replace(scenario, planner_is_told=way not in UNTOLD)).result
             least = _attained(runs[OURS]) - CONCEDED
             for way in [way for way in RIVALS if way in runs and _attained(runs[way]) < least]:
                 scenario = _scenario(size, speed, kappa, *WAYS[way], offline)
@@ -108,7 +112,8 @@ def run(quick: bool) -> ExperimentResult:
         "Offline tokens/s: those of the whole pool, found in the cache or not, over the time until its last row has "
         "ended. Attainment is of all online requests, by TTFT and TPOT, and from arrival: every token k by "
         "TTFT + (k - 1) TPOT behind the arrival.",
-        "Plans know the lengths of 1% of the answers, and no other; orders by density of policies other than ours are "
+        "Plans know the lengths of 1% of the answers, and no other; as a server plans that of none that has not ended, "
+        "and it plans again 5, 15, 35, ... s later; orders by density of policies other than ours are "
         "one fixed order, as their policy does not blend.",
     ]
     data = {

@@ -63,7 +63,7 @@ class InlinePlanner:
     def submitted(self, message: AddBatch, now_s: float) -> None:
         """The message's token file need not outlive this call."""
         self._jobs[message.batch_id], self._fixed[message.batch_id] = _job(message), _fixed(message)
-        self._is_outdated = True
+        self._note_grown(len(message.rows))
         self._begin(now_s)
 
     def started(self, request_id: str) -> None:
@@ -73,6 +73,10 @@ class InlinePlanner:
         job = self._jobs.get(row_id.batch_id)
         if job is not None:
             job.waits[row_id.row] = False
+
+    def ended(self, request_id: str) -> None:
+        """A row has ended."""
+        self.started(request_id)
 
     def take_ready(self, now_s: float) -> PlanReady | None:
         """The plan, if it is ready by now."""
@@ -84,13 +88,22 @@ class InlinePlanner:
 
     def _begin(self, now_s: float) -> None:
         """Plans anew if there is something new and no plan is being made."""
-        if self._plan is not None or not self._is_outdated:
+        if self._plan is not None or not self._is_due(now_s):
             return
         self._jobs = {batch_id: job for batch_id, job in self._jobs.items() if job.waits.any()}
-        self._is_outdated = False
+        self._note_begun(now_s)
         if self._jobs:
             self._plan, num_rows = self._made()
             self.ready_s = now_s + self._scale * self._profile.planning.pooled_row_s * num_rows
+
+    def _note_grown(self, num_rows: int) -> None:
+        self._is_outdated = True
+
+    def _is_due(self, now_s: float) -> bool:
+        return self._is_outdated
+
+    def _note_begun(self, now_s: float) -> None:
+        self._is_outdated = False
 
     def _made(self) -> tuple[PlanReady, int]:
         """A plan over the rows that wait now, and their number."""

@@ -27,6 +27,7 @@ from neaptide.simulation.measures import Copied, Measures
 from neaptide.simulation.offline_feed import OFFLINE_PREFIX
 from neaptide.simulation.pools.inline_planner import InlinePlanner
 from neaptide.simulation.pools.ledger import RowLedger
+from neaptide.simulation.pools.served_planner import ServedPlanner
 from neaptide.simulation.scenario import Scenario
 
 ONLINE_PREFIX = "online-"
@@ -121,11 +122,7 @@ class Replica:
         self._outputs: dict[str, int] = {}
         """True output lengths of online requests that were handed over."""
         self._blocked_since_s = math.inf
-        self._planner = None
-        if (order := scenario.order) is not None:
-            self._planner = InlinePlanner(
-                order, scenario.profile, scenario.block_size, scenario.planning_scale, rows.output_tokens
-            )
+        self._planner = self._build_planner()
         self.measures = Measures(scenario.tpot_slo_s)
         self.ledger = RowLedger()
         self.plan_s = array("d")
@@ -153,6 +150,15 @@ class Replica:
             frozenset({END_TOKEN_ID}),
             observers=[_Watch(self), *observers],
         )
+
+    def _build_planner(self) -> InlinePlanner | None:
+        scenario = self._scenario
+        if (order := scenario.order) is None:
+            return None
+        settings = order, scenario.profile, scenario.block_size, scenario.planning_scale, self._rows.output_tokens
+        if scenario.planner_is_told:
+            return InlinePlanner(*settings)
+        return ServedPlanner(*settings, lambda: self.core.scheduler.queues.running_offline.values())
 
     def _build_executor(self) -> TraceExecutor:
         scenario = self._scenario
@@ -275,7 +281,7 @@ class Replica:
     def _row_ended(self, output: RequestOutput, now_s: float) -> None:
         self.ledger.ended(output.request_id, now_s)
         if self._planner is not None:
-            self._planner.started(output.request_id)
+            self._planner.ended(output.request_id)
         if output.finish_reason is FinishReason.ERROR:
             self.num_failed += 1
         else:

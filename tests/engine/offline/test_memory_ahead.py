@@ -46,6 +46,18 @@ def test_what_is_left_to_read_is_what_all_steps_to_come_read(rows: list[tuple[in
     assert longest == max((left for *_, left in rows), default=0)
 
 
+def test_a_new_plan_says_how_long_those_last_that_run() -> None:
+    ahead = ahead_of([(10, 5, 90)] * 2, 10)
+    ahead.end("1", 60)  # after 60 steps of 100
+    look = ahead.copy()
+    assert look.left(60).longest_steps == 0.8 * 100 - 60
+    ahead.expect({"0": 240.0, "gone": 7.0})
+    assert ahead.left(60) == (180 * (5 + 60 + 90), 180.0)
+    # What is new has its length from the plan that knows of those that have ended.
+    assert ahead.peak_tokens(60, 1, 10) == (5 + 60 + 10) + (1 + 10)
+    assert look.left(60).longest_steps == 0.8 * 100 - 60
+
+
 def test_short_answers_of_the_dense_end_have_half_of_their_reading_left() -> None:
     shares = MemoryShares()
     shares.start("dense", False, 100.0, 10.0, memory_s=2e-3)

@@ -12,6 +12,7 @@ from neaptide.engine.offline.outlook import PERIOD_S, Outlooks
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.work import WholeDevice
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.server.batches.planning.request import unpacked
 from tests.engine.harness import Harness, batch, online
 
 STEP_TOKENS = 100
@@ -164,3 +165,16 @@ def test_a_pause_does_not_count_as_slow_work_and_the_time_goes_on(tmp_path: Path
     harness.clock.sleep_until(17.0)
     last = only_report(harness)
     assert (last.outlook, last.left_s) == (Outlook.INFEASIBLE, pytest.approx(3.0))
+
+
+def test_it_says_how_far_the_answers_are_that_run(tmp_path: Path) -> None:
+    """Of rows that have put out something, for whoever plans the pool."""
+    harness = engine(step_s=0.01)
+    harness.core.handle(batch(tmp_path, "a", [[1] * 10, [2] * 10, [3] * 10], max_tokens=30))
+    assert only_report(harness).running_rows == b""
+    for _ in range(4):
+        harness.core.step()
+    harness.clock.sleep_until(harness.clock.now() + PERIOD_S)
+    one = only_report(harness)
+    assert unpacked(one.running_rows).tolist() == [0, 1, 2]
+    assert unpacked(one.running_tokens).tolist() == [4, 4, 4]

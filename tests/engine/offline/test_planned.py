@@ -177,6 +177,28 @@ def test_what_a_request_held_is_given_back_to_its_end_when_it_ends(tmp_path: Pat
     assert [pool.pop().request_id for _ in range(3)] == ["a:2", "a:3", "a:5"]
 
 
+def test_rows_that_come_first_go_before_either_end(tmp_path: Path) -> None:
+    ends = two_ends([1] * 6, [3.0] * 3 + [1.0] * 3, 2.0)
+    orders = []
+    for num_first in (0, 2):
+        pool = pool_of(batch(tmp_path, f"a{num_first}", [[1]] * 6))
+        told = msgspec.structs.replace(ends, num_first=num_first)
+        follow(pool, *((f"a{num_first}", row) for row in range(6)), ends=told)
+        orders.append([int(request_id.partition(":")[2]) for request_id in drain(pool)])
+    assert orders == [[5, 0, 4, 1, 3, 2], [0, 1, 5, 4, 3, 2]]
+
+
+def test_a_new_plan_says_how_long_rows_last_that_run(tmp_path: Path) -> None:
+    pool = pool_of(batch(tmp_path, "a", [[1]] * 4))
+    rows = [("a", row) for row in range(4)]
+    follow(pool, *rows, ends=two_ends([1] * 4, [3.0, 3.0, 1.0, 1.0], 2.0, lasting_steps=[8] * 4))
+    running = pool.pop()
+    assert running.request_id == "a:3"
+    assert pool.left().longest_steps == 8
+    follow(pool, *rows, ends=two_ends([1] * 4, [3.0, 3.0, 1.0, 1.0], 2.0, lasting_steps=[8, 8, 8, 50]))
+    assert pool.left().longest_steps == 50
+
+
 def test_a_look_changes_nothing(tmp_path: Path) -> None:
     pool = pool_of(batch(tmp_path, "a", [[1]] * 6))
     follow(pool, *(("a", row) for row in range(6)), ends=two_ends([1] * 6, [3.0] * 3 + [1.0] * 3, 2.0))

@@ -53,6 +53,17 @@ class Ranked:
     piece: IntArray
     """A number for the piece that each row stands in, ascending."""
 
+    def with_first(self, rows: IntArray) -> "Ranked":
+        """These rows before all others, in their order, as pieces of their own."""
+        if not len(rows):
+            return self
+        place = np.empty(int(self.rows.max()) + 1, np.int64)
+        place[self.rows] = np.arange(len(self.rows))
+        order = np.concatenate((place[rows], np.flatnonzero(~np.isin(self.rows, rows))))
+        piece = self.piece[order] + len(rows)
+        piece[: len(rows)] = np.arange(len(rows))
+        return Ranked(self.rows[order], self.shared_tokens[order], self.compute_s[order], self.memory_s[order], piece)
+
     @property
     def root_density(self) -> float:
         return float(self.compute_s.sum() / self.memory_s.sum()) if len(self.rows) else 0.0

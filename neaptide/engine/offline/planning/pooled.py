@@ -1,6 +1,7 @@
 """A plan over rows of several jobs: from their token files to what the engine is told."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,38 +75,65 @@ class PooledRows:
         return list(zip(self._job[rows].tolist(), (rows - self._first[self._job[rows]]).tolist(), strict=True))
 
     def plan(
-        self, order: str, known: Sequence[tuple[int, int, float]], model: DensityModel, kv_tokens: int
+        self,
+        order: str,
+        known: Sequence[tuple[int, int, float]],
+        model: DensityModel,
+        kv_tokens: int,
+        so_far: Sequence[tuple[int, int, float]] = (),
+        samples_first: bool = False,
     ) -> PlanReady:
         """
         Args:
             order: one of ``ORDERS``.
             known: job, row and length of answers that are known.
+            so_far: the same of answers that run and have come so far.
+            samples_first: jobs of which nothing is known have their samples run first, so that a later plan knows more.
         """
-        outputs = np.full(len(self._prompts), np.nan)
-        for job, row, num_tokens in known:
-            outputs[self._first[job] + row] = num_tokens
+        outputs = self._column(known, math.nan)
         is_known = ~np.isnan(outputs)
-        outputs = estimated_outputs(self._told, outputs, self._limits)
+        outputs = estimated_outputs(self._told, outputs, self._limits, self._column(so_far, 0.0))
         lengths = self._prompts.lengths
         in_order = lengths[self.tree.rows]
         shared_tokens = in_order - self.tree.new_tokens(in_order)
         pool = Pool(self.tree, shared_tokens, PoolWork.of(model, lengths, outputs), kv_tokens)
-        rows, ends = _ordered(pool, order, model, is_known)
+        first = self._samples({job for job, *_ in (*known, *so_far)}) if samples_first else np.zeros(0, np.int64)
+        rows, ends = _ordered(pool, order, model, is_known, first)
         job_of = self._job[rows]
         return PlanReady(self._batch_ids, raw(job_of), raw(rows - self._first[job_of]), ends)
 
+    def _samples(self, told: Collection[int]) -> IntArray:
+        """Of all jobs but these."""
+        rows = sampled_rows(self.tree, self._job)
+        return rows[~np.isin(self._job[rows], list(told))]
 
-def _ordered(pool: Pool, order: str, model: DensityModel, is_known: BoolArray) -> tuple[IntArray, TwoEnds | None]:
+    def _column(self, numbers: Sequence[tuple[int, int, float]], otherwise: float) -> FloatArray:
+        """[rows] of job, row and number."""
+        column = np.full(len(self._prompts), otherwise)
+        for job, row, number in numbers:
+            column[self._first[job] + row] = number
+        return column
+
+
+def _ordered(
+    pool: Pool, order: str, model: DensityModel, is_known: BoolArray, first: IntArray
+) -> tuple[IntArray, TwoEnds | None]:
+    """
+    Args:
+        first: rows that stand before all others.
+    """
     if order in PLANNED_POLICIES:
         (rows,) = plan_pool(pool, order)
         return rows, None
     ranked = rank(pool.tree, pool.work)
     if order == TWO_ENDS:
         ranked = spread(ranked, pool.tree, pool.work, pool.kv_tokens)
+    ranked = ranked.with_first(first)
     own_tokens = pool.work.prompt_tokens[ranked.rows] - ranked.shared_tokens
     outputs = pool.work.output_tokens[ranked.rows]
     held_tokens: FloatArray = own_tokens + outputs / 2.0
     scanned = dual_scan_order(ranked.compute_s, ranked.memory_s, held_tokens, outputs, pool.kv_tokens)
+    scanned = np.concatenate((np.arange(len(first)), scanned[scanned >= len(first)]))
     turns = np.empty(len(scanned), np.int64)
     turns[scanned] = np.arange(len(scanned))
     token_s, kv_token_s = 2.0 * model.parameters / model.flops_per_s, model.kv_bytes_per_token / model.bytes_per_s
@@ -122,7 +150,8 @@ def _ordered(pool: Pool, order: str, model: DensityModel, is_known: BoolArray) -
         token_s,
         kv_token_s,
         raw(turns),
-        *(() if starts is None else (raw(starts), pool.kv_tokens)),
+        *((b"", 0) if starts is None else (raw(starts), pool.kv_tokens)),
+        len(first),
     )
 
 

@@ -1,26 +1,30 @@
-"""When the offline pool is planned anew: after it has grown, and not too often."""
+"""When the offline pool of an engine is planned anew, and with what is known of it then."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from neaptide.engine.messages import EngineReady, PlanReady
+import msgspec
+
+from neaptide.engine.messages import BatchOutlook, EngineReady, PlanReady
+from neaptide.engine.offline.planning.occasions import LEAST_ROWS, PERIOD_S, Occasions
 from neaptide.server.batches.planning.request import JobRows, PlanRequest
 from neaptide.server.link.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
 
-LEAST_ROWS = 500
-"""A smaller pool is as well off in the order of its prefix trees."""
-GROWTH = 0.1
-"""Of the rows of the last plan: so many new ones are worth another."""
-PERIOD_S = 20.0
-"""Between two plans, at least."""
-
 
 class MakesPlans(Protocol):
     async def plan(self, request: PlanRequest) -> PlanReady | None: ...
+
+
+class Running(NamedTuple):
+    """Rows of one batch that have put out tokens and not ended, and how many; raw arrays."""
+
+    rows: bytes
+    num_tokens: bytes
 
 
 class Planning:
@@ -28,6 +32,7 @@ class Planning:
 
     Args:
         rows: what is left of every job, for a planner.
+        now: seconds, on any clock that runs evenly.
     """
 
     def __init__(
@@ -36,25 +41,32 @@ class Planning:
         engine: EngineClient,
         rows: Callable[[], Sequence[Callable[[], JobRows]]],
         period_s: float = PERIOD_S,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._planner = planner
         self._engine = engine
         self._rows = rows
         self._period_s = period_s
-        self._num_new = 0
-        """Rows given to the engine since the last plan was begun."""
-        self._num_planned = 0
+        self._now = now
+        self._occasions = Occasions(period_s)
+        self._running: dict[str, Running] = {}
+        """By batch, as the engine said last."""
         self._task: asyncio.Task[None] | None = None
+        engine.add_outlook_listener(self._hear)
 
     def engine_is_new(self) -> None:
         """It follows no plan yet."""
-        self._num_new = self._num_planned = 0
+        self._occasions.engine_is_new()
 
     def grown(self, num_rows: int) -> None:
         """So many more rows were given to the engine."""
-        self._num_new += num_rows
-        if self._task is None and self._is_due:
-            self._task = asyncio.create_task(self._run(), name="offline planning")
+        self._occasions.grown(num_rows)
+        self._begin_if_due()
+
+    def ended(self, num_lines: int) -> None:
+        """So many lines have ended."""
+        self._occasions.ended(num_lines)
+        self._begin_if_due()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -62,14 +74,17 @@ class Planning:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    @property
-    def _is_due(self) -> bool:
-        return self._num_new >= max(LEAST_ROWS, GROWTH * self._num_planned)
+    def _hear(self, outlooks: Sequence[BatchOutlook]) -> None:
+        self._running = {one.batch_id: Running(one.running_rows, one.running_tokens) for one in outlooks}
+
+    def _begin_if_due(self) -> None:
+        if self._task is None and self._occasions.is_due(self._now()):
+            self._task = asyncio.create_task(self._run(), name="offline planning")
 
     async def _run(self) -> None:
-        """Until the pool has not grown any more."""
+        """Until there is nothing new."""
         try:
-            while self._is_due:
+            while self._occasions.is_due(self._now()):
                 await self._plan_once()
                 await asyncio.sleep(self._period_s)
         except Exception:
@@ -78,15 +93,15 @@ class Planning:
             self._task = None
 
     async def _plan_once(self) -> None:
-        self._num_new = 0
+        self._occasions.begin(self._now())
         if not self._engine.is_ready:
             return
         info = self._engine.info
         if not info.planned_order:
             return
-        request = await asyncio.to_thread(_request, info, self._rows())
+        request = await asyncio.to_thread(_request, info, self._rows(), dict(self._running))
         num_rows = sum(len(job.rows) for job in request.jobs) // 4
-        self._num_planned = num_rows
+        self._occasions.planned(num_rows)
         if num_rows < LEAST_ROWS:
             return
         plan = await self._planner.plan(request)
@@ -95,12 +110,19 @@ class Planning:
             logger.info("the offline pool is planned: %d rows", num_rows)
 
 
-def _request(info: EngineReady, rows: Sequence[Callable[[], JobRows]]) -> PlanRequest:
+def _request(info: EngineReady, rows: Sequence[Callable[[], JobRows]], running: Mapping[str, Running]) -> PlanRequest:
     return PlanRequest(
-        jobs=[of_job() for of_job in rows],
+        jobs=[_with_running(of_job(), running) for of_job in rows],
         order=info.planned_order,
         token_s=info.token_s,
         kv_token_s=info.kv_token_s,
         kv_tokens=info.num_blocks * info.block_size,
         unit_tokens=info.block_size,
     )
+
+
+def _with_running(job: JobRows, running: Mapping[str, Running]) -> JobRows:
+    found = running.get(job.batch_id)
+    if found is None:
+        return job
+    return msgspec.structs.replace(job, running_rows=found.rows, running_tokens=found.num_tokens)

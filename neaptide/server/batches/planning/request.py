@@ -28,6 +28,10 @@ class JobRows(msgspec.Struct, array_like=True, frozen=True):
     ended_rows: bytes
     ended_tokens: bytes
     """Of the answers of those that have ended."""
+    running_rows: bytes = b""
+    """Some of those without an end ..."""
+    running_tokens: bytes = b""
+    """... and what they have put out so far."""
 
 
 class PlanRequest(msgspec.Struct, array_like=True, frozen=True):
@@ -95,6 +99,8 @@ def _check_ends(ends: TwoEnds, num_rows: int) -> None:
     starts = unpacked(ends.starts)
     if len(starts) not in (0, num_rows) or (np.diff((starts >= 0).astype(np.int64)) < 0).any() or ends.kv_tokens < 0:
         raise ValueError("the plan has a timetable of other rows")
+    if not 0 <= ends.num_first <= num_rows:
+        raise ValueError("the plan puts other rows first than it has")
     if {len(ends.densities), len(ends.memory_s)} != {math.ceil(num_rows / window_rows(num_rows))}:
         raise ValueError("the plan has densities of other windows")
     numbers = (*ends.densities, *ends.memory_s, ends.root_density, ends.token_s, ends.kv_token_s)

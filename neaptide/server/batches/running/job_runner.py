@@ -257,6 +257,8 @@ class JobRunner:
             if stops:
                 self._engine.abort(stops, FinishReason.STOP)
             self._commit(running, results)
+            if results and self._planning is not None:
+                self._planning.ended(len(results))
             await self._end_lines([LineKey(job_id, result.line_no) for result in results])
             await self._submit(running.job)
 

@@ -87,6 +87,34 @@ def test_rows_that_have_ended_are_not_planned_but_tell_of_others(tmp_path: Path)
     assert held["one", 2] == 33 + 2
 
 
+def lasting(plan: PlanReady) -> dict[tuple[str, int], int]:
+    assert plan.ends is not None
+    return dict(zip(entries(plan), unpacked(plan.ends.lasting_steps).tolist(), strict=True))
+
+
+def test_answers_that_run_tell_of_others(tmp_path: Path) -> None:
+    request = asked(tmp_path, "ends", ended=(0,))
+    first, second = request.jobs
+    # Row 2 of the first job begins as row 0 does, which has ended after 5 tokens, and has put out 2 so far: those of
+    # its kind have 5 sqrt(1 + 4 / 25). A row that has ended meanwhile tells nothing.
+    first = msgspec.structs.replace(first, running_rows=packed([2, 0]), running_tokens=packed([2, 4]))
+    found = lasting(made(msgspec.structs.replace(request, jobs=[first, second])))
+    assert found["one", 2] == 7
+    assert ("one", 0) not in found
+
+
+def test_a_job_of_which_nothing_is_known_has_its_samples_run_first(tmp_path: Path) -> None:
+    """Before either end; of jobs of so few rows all are samples."""
+    plan = made(asked(tmp_path, "ends"))
+    assert plan.ends is not None
+    assert plan.ends.num_first == 6
+    plan = made(asked(tmp_path, "ends", ended=(0,)))
+    assert plan.ends is not None
+    assert plan.ends.num_first == 3
+    assert [name for name, _ in entries(plan)] == ["two"] * 3 + ["one"] * 2
+    assert unpacked(plan.ends.turns).tolist()[:3] == [0, 1, 2]
+
+
 def test_a_plan_for_a_job_alone_is_the_planners(tmp_path: Path) -> None:
     request = asked(tmp_path, "blendserve")
     prompts = Prompts([TokenFile(job.path) for job in request.jobs])
@@ -155,6 +183,8 @@ WITH_STARTS = msgspec.structs.replace(ENDS, starts=packed([-1, -1, -1, 3, 0, 1])
         ({"ends": msgspec.structs.replace(ENDS, starts=packed([0] * 5))}, "timetable of other rows"),
         ({"ends": msgspec.structs.replace(ENDS, starts=packed([0, -1, -1, 0, 1, 2]))}, "timetable of other rows"),
         ({"ends": msgspec.structs.replace(ENDS, kv_tokens=-1)}, "timetable of other rows"),
+        ({"ends": msgspec.structs.replace(ENDS, num_first=7)}, "puts other rows first"),
+        ({"ends": msgspec.structs.replace(ENDS, num_first=-1)}, "puts other rows first"),
         ({"ends": msgspec.structs.replace(ENDS, root_density=float("nan"))}, "numbers that are none"),
         ({"ends": msgspec.structs.replace(ENDS, densities=[1.0] * 5 + [-1.0])}, "numbers that are none"),
     ],

@@ -5,10 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
-from neaptide.engine.messages import EngineReady, PlanReady, ToEngine
-from neaptide.server.batches.planning.planning import GROWTH, LEAST_ROWS, Planning
+from neaptide.engine.messages import BatchOutlook, EngineReady, Outlook, PlanReady, StepOutputs, ToEngine
+from neaptide.engine.offline.planning.occasions import GROWTH, LEAST_ROWS
+from neaptide.server.batches.planning.planning import Planning
 from neaptide.server.batches.planning.request import JobRows, PlanRequest, packed
 from neaptide.server.link.engine_client import EngineClient
+from tests.patience import until
 from tests.server.batches.fakes import READY
 
 FOLLOWS = msgspec.structs.replace(READY, planned_order="ends", token_s=1e-4, kv_token_s=1e-7)
@@ -36,11 +38,14 @@ class FakePlanner:
 
 
 class Scene:
-    def __init__(self, info: EngineReady = FOLLOWS) -> None:
+    def __init__(self, info: EngineReady = FOLLOWS, period_s: float = 0.0) -> None:
         self.link, self.client, self.planner = Link(), EngineClient(), FakePlanner()
         self.client.attach(self.link, info)
         self.num_left = 0
-        self.planning = Planning(self.planner, self.client, lambda: [self.left], period_s=0.0)
+        self.now_s = 0.0
+        self.planning = Planning(
+            self.planner, self.client, lambda: [self.left], period_s=period_s, now=lambda: self.now_s
+        )
 
     def left(self) -> JobRows:
         rows = packed(range(self.num_left))
@@ -143,3 +148,49 @@ async def test_stopping_ends_what_is_being_planned(caplog: pytest.LogCaptureFixt
     await scene.planning.stop()
     assert scene.planning._task is None
     assert not caplog.records
+
+
+async def test_it_is_planned_again_with_what_answers_have_told() -> None:
+    scene = Scene()
+    scene.given(LEAST_ROWS)
+    await scene.answered()
+    assert scene.planning._task is None
+    scene.planning.ended(1)
+    await scene.answered()
+    assert scene.link.sent == [PLAN, PLAN]
+
+
+async def test_not_before_its_time() -> None:
+    scene = Scene(period_s=1e-6)
+    scene.given(LEAST_ROWS)
+    await scene.answered()
+    await until(lambda: scene.planning._task is None)
+    scene.planning.ended(1)
+    assert scene.planning._task is None
+    scene.now_s = 1e-6
+    scene.planning.ended(1)
+    assert scene.planning._task is not None
+    await scene.answered()
+    assert scene.link.sent == [PLAN, PLAN]
+
+
+async def test_the_planner_is_told_how_far_answers_are_that_run() -> None:
+    scene = Scene()
+    running = packed([3, 7]), packed([40, 50])
+    outlooks = [BatchOutlook(name, Outlook.ON_TIME, 1.0, None, 2.0, *running) for name in ("job", "gone")]
+    scene.client.on_message(StepOutputs([], [], outlooks))
+    scene.given(LEAST_ROWS)
+    ((job,),) = ((await scene.answered()).jobs,)
+    assert (job.running_rows, job.running_tokens) == running
+    assert job.num_rows == LEAST_ROWS
+
+
+async def test_what_ran_in_an_engine_that_has_gone_is_forgotten() -> None:
+    scene = Scene()
+    outlook = BatchOutlook("job", Outlook.ON_TIME, 1.0, None, 2.0, packed([3]), packed([40]))
+    scene.client.on_message(StepOutputs([], [], [outlook]))
+    scene.client.detach()
+    scene.client.attach(scene.link, FOLLOWS)
+    scene.planning.engine_is_new()
+    scene.given(LEAST_ROWS)
+    assert (await scene.answered()).jobs[0].running_rows == b""
