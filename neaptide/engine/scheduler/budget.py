@@ -1,12 +1,13 @@
-"""The running account of one step: tokens, predicted seconds."""
+"""The running account of one step: tokens, predicted seconds; and what prompts take in steps like it."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from neaptide.engine.arrays import IntArray
-from neaptide.engine.interfaces import CostModel
+from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.steps.plan import BatchShape
 
 HALVE_EVERY = 5
@@ -61,6 +62,10 @@ class StepBudget:
         """``expected_s`` and the margin of a step like this one that is predicted to take so long."""
         seconds, margin_s = self._cost_model.predict(self.shape)
         return expected_s * (1.0 + margin_s / seconds) if seconds > 0.0 else expected_s
+
+    def predict_with(self, num_tokens: int) -> Prediction:
+        """What the step takes with a chunk of so many tokens without context, or as it is with 0."""
+        return self._cost_model.predict(self.shape.plus(num_tokens, 0) if num_tokens else self.shape)
 
     def least_s(self) -> float:
         """What a step takes that does next to nothing."""
@@ -125,3 +130,53 @@ class StepBudget:
     def add(self, num_tokens: int, context_tokens: int) -> None:
         self.tokens_left -= num_tokens
         self.shape.add(num_tokens, context_tokens)
+
+
+@dataclass(slots=True, frozen=True)
+class PromptSteps:
+    """What prompt tokens cost beside the decodes of now, counted in steps.
+
+    Measured in such a step, not in one of their own: there they pay for the reading of weights, which the decodes have
+    paid for here, or share a step's fixed cost with more tokens than fit here.
+    """
+
+    step_s: float
+    """What a step full of prompt tokens is expected to take ..."""
+    margin_s: float
+    """... and may take longer, each for itself."""
+    least_s: float
+    """What it takes without them."""
+    token_steps: float
+    """Steps that a token without context takes: one over the tokens of a step ..."""
+    context_steps: float
+    """... and what each token of context adds to that."""
+
+    @classmethod
+    def beside(cls, budget: StepBudget, limit_s: float, least_tokens: int, longest_tokens: int) -> "PromptSteps":
+        """Beside what is in the step by now.
+
+        Args:
+            limit_s: of the steps to come.
+            least_tokens: of prompts in every step, whatever the limit; at least 1.
+            longest_tokens: of the prompts that are asked for.
+        """
+        most, context = max(budget.tokens_left, least_tokens), longest_tokens // 2
+        first = max(budget.largest_chunk(most, 0, limit_s), least_tokens)
+        behind = max(budget.largest_chunk(most, context, limit_s), least_tokens)
+        seconds, margin_s = budget.predict_with(first)
+        context_steps = max(1 / behind - 1 / first, 0.0) / context if context else 0.0
+        return cls(seconds, margin_s, budget.predict_with(0).seconds, 1 / first, context_steps)
+
+    def of(self, num_tokens: int, context_tokens: int) -> float:
+        """Steps that so many tokens behind so much context take."""
+        return num_tokens * (self.token_steps + self.context_steps * (context_tokens + num_tokens / 2))
+
+    def seconds(self, steps: float) -> float:
+        """That so many steps are expected to take; the last may be a part of one."""
+        whole = math.floor(steps)
+        part_s = self.least_s + (steps - whole) * (self.step_s - self.least_s) if steps > whole else 0.0
+        return whole * self.step_s + part_s
+
+    def most_late_s(self, steps: float) -> float:
+        """By which so many steps may take longer: their errors, if they are independent, grow with the root."""
+        return self.margin_s * math.sqrt(max(steps, 1.0))

@@ -3,6 +3,7 @@
 Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1 (fill with offline work).
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import ClassVar
@@ -79,10 +80,14 @@ class NeaptideScheduler(Scheduler, Divisible):
     def _pack(self, draft: Draft) -> float:
         bounds = self.slack.bounds(draft)
         self._pack_online_decodes(draft)
-        self._pack_online_prefills(draft, bounds)
+        first_tokens_s = self._pack_online_prefills(draft, bounds)
         draft.at = None
         prefill_slack_s = self.slack.prefill_slack_s(draft, self._unfinished_prompts(draft))
-        draft.bounds_s = {"gap": bounds.itl_s, "streams": bounds.slack_s, "prompts": prefill_slack_s}
+        draft.bounds_s = {
+            "gap": bounds.itl_s,
+            "streams": bounds.slack_s,
+            "prompts": min(prefill_slack_s, first_tokens_s),
+        }
         factor = self.controller.factor
         if not self.offline_paused:
             draft.budget.expected_limit_s = bounds.idle_s * factor
@@ -95,23 +100,25 @@ class NeaptideScheduler(Scheduler, Divisible):
         decodes = draft.table.by_deadline(draft.due_decodes(online=True))
         draft.add_decodes(decodes, lambda request: self._room_to_grow(draft, request, 1), draft.kv.available)
 
-    def _pack_online_prefills(self, draft: Draft, bounds: StepBounds) -> None:
+    def _pack_online_prefills(self, draft: Draft, bounds: StepBounds) -> float:
         """Prompts that can still make their deadline, then the relegated ones with at least a tenth of the tokens.
 
-        Serving the latest first is how earliest-deadline-first collapses under overload.
+        Serving the latest first is how earliest-deadline-first collapses under overload. Returns how long the step may
+        take for the sake of the first tokens that it brings.
         """
-        feasible, relegated = self._waiting_prompts(draft, bounds.stretch)
+        feasible, relegated = self._waiting_prompts(draft, bounds)
         reserved = draft.budget.tokens_left // 10 if relegated else 0
-        self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
-        self._pack_prompts(draft, relegated, bounds.prompts_s, 0)
+        ends_s = self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
+        return min(ends_s, self._pack_prompts(draft, relegated, min(bounds.late_prompts_s, ends_s), 0))
 
-    def _pack_prompts(self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int) -> None:
+    def _pack_prompts(self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int) -> float:
         """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.
 
         The first one always gets a block's worth: streams that fill the whole bound must not starve it. Once one finds
-        no seat or no memory no other is admitted, but those that run go on: they hold what it waits for.
+        no seat or no memory no other is admitted, but those that run go on: they hold what it waits for. What comes
+        behind a prompt that ends must not make its first token late: returns how long the step may take for that.
         """
-        floor, can_admit = draft.kv.block_size, True
+        floor, can_admit, ends_s = draft.kv.block_size, True, math.inf
         for request in prompts:
             is_running = draft.is_running(request)
             if not is_running and not can_admit:
@@ -123,9 +130,10 @@ class NeaptideScheduler(Scheduler, Divisible):
             left = (request.num_tokens if is_running else request.num_known_tokens) - context
             most = min(left, tokens_left)
             num_swapped = len(hit.host_hashes)
-            chunk = max(draft.budget.largest_chunk(most, context, limit_s, num_swapped), min(most, floor))
+            chunk = draft.budget.largest_chunk(most, context, min(limit_s, ends_s), num_swapped)
+            chunk = max(chunk, min(most, floor))
             if chunk <= 0:
-                return
+                break
             if is_running:
                 takes_part = self._room_to_grow(draft, request, chunk)
                 if takes_part:
@@ -134,8 +142,16 @@ class NeaptideScheduler(Scheduler, Divisible):
                 takes_part = can_admit = self._admit_online(draft, request, hit, chunk)
             if takes_part:
                 floor = 0
+                if chunk == left:
+                    ends_s = min(ends_s, self._until_due_s(draft, request))
+        return ends_s
 
-    def _waiting_prompts(self, draft: Draft, stretch: float) -> tuple[list[Request], list[Request]]:
+    def _until_due_s(self, draft: Draft, request: Request) -> float:
+        """How long the step may take so that the request's token is in time; infinite if it is late already."""
+        due_s = request.next_deadline_s - self.config.egress_s - draft.now_s
+        return due_s if sum(draft.budget.predict_with(0)) <= due_s else math.inf
+
+    def _waiting_prompts(self, draft: Draft, bounds: StepBounds) -> tuple[list[Request], list[Request]]:
         """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``
         last. A bounded look: what stands further back than ``LOOK_AHEAD`` is not for this step."""
         waiting, prompts = draft.waiting_online, draft.prompts(online=True)
@@ -147,7 +163,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         feasible: list[Request] = []
         relegated = waiting[:first][:LOOK_AHEAD]
         ahead = sorted(prompts + waiting[first : first + LOOK_AHEAD], key=deadline_order)
-        for request, can_make_it in zip(ahead, self.slack.feasible(draft, ahead, stretch), strict=True):
+        for request, can_make_it in zip(ahead, self.slack.feasible(draft, ahead, bounds.pace_s), strict=True):
             (feasible if can_make_it or request.num_output_tokens else relegated).append(request)
         return feasible, sorted(relegated, key=lambda r: (r.tier is Tier.PRIORITY, r.arrival_s))
 

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
@@ -14,6 +14,7 @@ from neaptide.engine.arrays import FloatArray, IntArray
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
+from neaptide.engine.scheduler.budget import PromptSteps
 from neaptide.engine.scheduler.cushion import LEAST_SHARE, Cushion, cushion
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape
@@ -78,8 +79,10 @@ class StepBounds:
     bounds hold for prediction and margin."""
     prompts_s: float
     """For online prompts: what the streams can spare, and more while few prompts come."""
-    stretch: float = 1.0
-    """How much longer a prompt takes beside the streams' decodes than alone."""
+    pace_s: float
+    """What they may make a step in the long run, whatever the streams can spare for the moment ..."""
+    late_prompts_s: float
+    """... and what those may that cannot be in time: what streams have to spare is not for them."""
 
 
 class SlackTracker:
@@ -120,7 +123,7 @@ class SlackTracker:
         table, streams = draft.table, draft.streams()
         longest_s = self._longest_step_s()
         if not len(streams):
-            return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0), longest_s)
+            return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0), longest_s, longest_s, longest_s)
         tpot_slo_s, total = table.tpot_slo_s[streams], table.total[streams]
         tightest_s = float(np.minimum.reduce(tpot_slo_s))
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
@@ -134,15 +137,18 @@ class SlackTracker:
             slack_s = _least_slack_s(left_s, num_output, tpot_slo_s, share)
         decodes = decodes_shape(total - 1)
         alone_s = self._cost_model.predict(decodes).seconds
-        draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
-            itl_s, draft.dip = max(itl_s, ITL_FACTOR * alone_s), 0.0
-            slack_s = prompts_slack_s = math.inf
+            draft.dip, itl_s = 0.0, max(itl_s, ITL_FACTOR * alone_s)
+            return StepBounds(itl_s, math.inf, self._idle_bound_s(MAX_STRETCH), itl_s, itl_s, itl_s)
+        draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         pace_s = self._pace_s(draft.now_s, alone_s, tightest_s, itl_s)
-        prompts_s = min(itl_s, max(prompts_slack_s, pace_s)) if self._bounds_prompts else itl_s
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
-        return StepBounds(itl_s, slack_s, self._idle_bound_s(stretch), prompts_s, stretch)
+        idle_s = self._idle_bound_s(stretch)
+        if not self._bounds_prompts:
+            return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s, itl_s)
+        prompts_s = min(itl_s, max(prompts_slack_s, pace_s))
+        return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s, PACE_SHARE * tightest_s)
 
     def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.
@@ -159,26 +165,30 @@ class SlackTracker:
                 ahead_s += left_s
         return slack_s
 
-    def feasible(self, draft: Draft, prompts: Iterable[Request], stretch: float) -> Iterator[bool]:
+    def feasible(self, draft: Draft, prompts: Sequence[Request], pace_s: float) -> Iterator[bool]:
         """For each prompt, in deadline order, whether its first token can still be in time behind those before it
-        that are.
+        that are, beside what is in the step by now. To begin takes a margin that to go on does not: what is half done
+        is not given up for the noise of some steps.
 
         Args:
-            stretch: see ``StepBounds``.
+            pace_s: see ``StepBounds``.
         """
-        ahead_s, start_s = 0.0, draft.now_s + self._config.egress_s
-        for request in prompts:
-            work_s = ahead_s + self._prefill_s(draft, request) * stretch
-            can_make_it = start_s + work_s <= request.next_deadline_s
+        if not prompts:
+            return
+        left = [draft.kv.num_uncomputed(request) for request in prompts]
+        pace = PromptSteps.beside(draft.budget, pace_s, draft.kv.block_size, max(left))
+        ahead, start_s = 0.0, draft.now_s + self._config.egress_s
+        for request, num_tokens in zip(prompts, left, strict=True):
+            steps = ahead + pace.of(num_tokens, draft.kv.num_computed(request))
+            takes_s = pace.seconds(steps) + (0.0 if draft.is_running(request) else pace.most_late_s(steps))
+            can_make_it = start_s + takes_s <= request.next_deadline_s
             if can_make_it:
-                ahead_s = work_s
+                ahead = steps
             yield can_make_it
 
     def _pace_s(self, now_s: float, alone_s: float, tightest_s: float, itl_s: float) -> float:
         """How long online prompts may make a step though the streams cannot spare it."""
         left_share = 1.0 - alone_s / tightest_s
-        if left_share <= 0.0:
-            return PACE_SHARE * tightest_s
         crowd = (self._prompt_demand(now_s) / left_share - CALM_SHARE) / (CROWDED_SHARE - CALM_SHARE)
         return itl_s - min(max(crowd, 0.0), 1.0) * (itl_s - PACE_SHARE * tightest_s)
 

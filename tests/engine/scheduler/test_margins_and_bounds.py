@@ -13,7 +13,7 @@ from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.budget import StepBudget, largest_within
+from neaptide.engine.scheduler.budget import PromptSteps, StepBudget, largest_within
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.scheduler.slack import SlackTracker, prefill_seconds
@@ -61,6 +61,24 @@ class PerPrompt(PerToken):
 
     def predict(self, shape: BatchShape) -> Prediction:
         return Prediction(super().predict(shape).seconds + self._prompt_s * shape.prefill_requests, 0.0)
+
+
+class Weights(PerToken):
+    """A step takes at least as long as so many tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self._least_s = num_tokens * TOKEN_S
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(max(super().predict(shape).seconds, self._least_s), 0.0)
+
+
+class PerContext(PerToken):
+    """As much for every token of the context behind which a chunk comes as for one that is computed."""
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(super().predict(shape).seconds + self._token_s * shape.prefill_context_tokens, 0.0)
 
 
 WITH_MARGIN = PerToken(margin_s=8 * TOKEN_S)
@@ -275,7 +293,7 @@ def tracker() -> SlackTracker:
 @pytest.fixture
 def draft() -> Draft:
     """Of an engine that has nothing to do, at time 0."""
-    return Harness().core.scheduler.draft(0.0)
+    return Harness(cost_model=WITH_MARGIN).core.scheduler.draft(0.0)
 
 
 def test_a_waiting_prompt_leaves_what_its_prefill_and_egress_do_not_need(tracker: SlackTracker, draft: Draft) -> None:
@@ -292,24 +310,95 @@ def test_a_prompt_that_is_late_anyhow_is_ahead_of_none(tracker: SlackTracker, dr
     assert tracker.prefill_slack_s(draft, prompts) == (66 - 8 - 16) * TOKEN_S
 
 
+PACE_S = (64 + 8) * TOKEN_S
+"""A step of 64 tokens, and its margin."""
+
+
 def test_a_prompt_can_be_in_time_if_margin_and_egress_fit_as_well(tracker: SlackTracker, draft: Draft) -> None:
     targets = [(16 + 8 + 8 + missing) * TOKEN_S for missing in (0, -1)]
     prompts = [[waiting("a", 16, target_s)] for target_s in targets]
-    assert [list(tracker.feasible(draft, each, 1.0)) for each in prompts] == [[True], [False]]
+    assert [list(tracker.feasible(draft, each, PACE_S)) for each in prompts] == [[True], [False]]
 
 
 def test_a_prompt_waits_for_those_before_it_that_can_be_in_time(tracker: SlackTracker, draft: Draft) -> None:
-    first_s, second_s = (24 + 8) * TOKEN_S, (24 + 24 + 8) * TOKEN_S
+    first_s, second_s = (16 + 8 + 8) * TOKEN_S, (16 + 16 + 8 + 8) * TOKEN_S
     late = waiting("late", 16, first_s - TOKEN_S)
     in_time = [waiting("a", 16, first_s), waiting("b", 16, second_s)]
-    assert list(tracker.feasible(draft, [late, *in_time], 1.0)) == [False, True, True]
-    assert list(tracker.feasible(draft, [late, in_time[0], waiting("c", 16, second_s - TOKEN_S)], 1.0))[2] is False
+    assert list(tracker.feasible(draft, [late, *in_time], PACE_S)) == [False, True, True]
+    assert list(tracker.feasible(draft, [late, in_time[0], waiting("c", 16, second_s - TOKEN_S)], PACE_S))[2] is False
 
 
-def test_decodes_beside_it_stretch_a_prompt(tracker: SlackTracker, draft: Draft) -> None:
-    targets = [(2 * 24 + 8 + missing) * TOKEN_S for missing in (0, -1)]
-    prompts = [[waiting("a", 16, target_s)] for target_s in targets]
-    assert [list(tracker.feasible(draft, each, 2.0)) for each in prompts] == [[True], [False]]
+def test_a_prompt_is_computed_in_steps_with_decodes_in_them(tracker: SlackTracker, draft: Draft) -> None:
+    draft.budget.add_decodes(
+        np.full(32, 5)
+    )  # they leave 32 tokens of a step, so 128 take four, with twice the margin of one
+    targets = [(4 * 64 + 2 * 8 + 8 + missing) * TOKEN_S for missing in (0, -1)]
+    prompts = [[waiting("a", 128, target_s)] for target_s in targets]
+    assert [list(tracker.feasible(draft, each, PACE_S)) for each in prompts] == [[True], [False]]
+
+
+def test_what_decodes_have_paid_for_a_prompt_has_free(tracker: SlackTracker) -> None:
+    # The weights are read once, whatever is computed: alone two decodes take half of the step that 62 tokens fill.
+    draft = Harness(cost_model=Weights(32)).core.scheduler.draft(0.0)
+    draft.budget.add_decodes(np.full(2, 5))
+    targets = [(2 + 62 + 8 + missing) * TOKEN_S for missing in (0, -1)]
+    prompts = [[waiting("a", 62, target_s)] for target_s in targets]
+    assert [list(tracker.feasible(draft, each, 64 * TOKEN_S)) for each in prompts] == [[True], [False]]
+
+
+def test_a_token_behind_more_context_takes_more_of_a_step() -> None:
+    steps = PromptSteps.beside(StepBudget(PerContext(), 100), 64 * TOKEN_S, least_tokens=4, longest_tokens=64)
+    # 64 tokens without context fill a step, behind 32 tokens 32 do.
+    assert [steps.of(*chunk) for chunk in ((32, 0), (64, 0), (32, 32))] == [0.75, 2.0, 1.25]
+
+
+def test_what_is_in_every_step_gets_on_where_nothing_fits() -> None:
+    budget = StepBudget(PerToken(), 100)
+    budget.add_decodes(np.full(64, 5))
+    steps = PromptSteps.beside(budget, 64 * TOKEN_S, least_tokens=4, longest_tokens=8)
+    assert (steps.of(6, 0), steps.seconds(1.5)) == (1.5, (68 + 66) * TOKEN_S)
+
+
+def test_a_begun_prompt_goes_on_without_the_margin_that_it_needed_to_begin() -> None:
+    harness = Harness(cost_model=WITH_MARGIN, egress_s=0.0, max_num_batched_tokens=16)
+    harness.core.handle(online("a", [7] * 32, max_tokens=1, ttft_slo_s=(32 + 8) * TOKEN_S))
+    assert harness.step() == {"a": 16}
+    harness.clock.sleep_until(harness.clock.now() + 8 * TOKEN_S)
+    harness.core.handle(online("b", [8] * 32, max_tokens=1, ttft_slo_s=9.0))
+    assert harness.step() == {"a": 16}
+
+
+@pytest.mark.parametrize(("target_tokens", "step"), [(20, {"a": 16, "b": 4}), (15, {"b": 100, "a": 16})])
+def test_what_comes_behind_a_prompt_that_ends_does_not_make_it_late(target_tokens: int, step: dict[str, int]) -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0)
+    harness.core.handle(online("a", [7] * 16, max_tokens=1, ttft_slo_s=target_tokens * TOKEN_S))
+    harness.core.handle(online("b", [8] * 100, max_tokens=1, ttft_slo_s=9.0))
+    assert harness.step() == step
+
+
+def test_a_prompt_that_is_late_anyhow_ends_no_step() -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0)
+    for token, name in enumerate(("a", "b")):
+        harness.core.handle(online(name, [token] * 16, max_tokens=1, ttft_slo_s=15 * TOKEN_S))
+    assert harness.step() == {"a": 16, "b": 16}
+
+
+def test_neither_does_offline_work() -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, tpot_slo_s=50.0)
+    harness.core.handle(online("a", [7] * 16, max_tokens=1, ttft_slo_s=20 * TOKEN_S))
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"a": 16, "f": 4}
+
+
+@pytest.mark.parametrize(("target_tokens", "chunk"), [(6400, 96 - 1), (1, 57 - 1)])
+def test_what_streams_can_spare_is_for_prompts_that_can_be_in_time(target_tokens: int, chunk: int) -> None:
+    harness = Harness(cost_model=PerToken(), egress_s=0.0)
+    harness.core.handle(online("a", [7], max_tokens=30, tpot_slo_s=64 * TOKEN_S))
+    for _ in range(10):  # a step of one token each: it is far ahead
+        harness.step()
+    now_s = harness.clock.now()
+    harness.core.handle(online("b", [8] * 200, ttft_slo_s=target_tokens * TOKEN_S, arrival_s=now_s))
+    assert harness.step() == {"a": 1, "b": chunk}
 
 
 def test_only_the_first_prompt_gets_a_blocks_worth_beside_streams_that_fill_the_bound() -> None:

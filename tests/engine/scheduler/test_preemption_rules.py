@@ -132,7 +132,7 @@ def crowd(rng: random.Random) -> list[Arrival]:
             rng.choice([0.01, 0.03, 0.2]),
             rng.randint(0, 2),
         )
-        for _ in range(12)
+        for _ in range(14)
     ]
 
 

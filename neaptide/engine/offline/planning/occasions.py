@@ -12,7 +12,7 @@ class Occasions:
     """Times are those of any clock that runs evenly.
 
     Before a row has ended nothing is known of answers but their limits, and a plan by limits is worth no more than none
-    (ADR 30). So what has been learnt since is worth another one: each after twice as long as the one before, for what a
+    (ADR 33). So what has been learnt since is worth another one: each after twice as long as the one before, for what a
     run of hours has taught changes less with every minute, and a large pool takes long to plan.
     """
 
