@@ -450,6 +450,17 @@ def test_the_controllers_factor_is_on_the_limit_of_the_step() -> None:
     assert harness.step() == {"f": 24}
 
 
+def test_the_controllers_factor_is_on_what_a_stream_can_spare() -> None:
+    harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=1000 * TOKEN_S)
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=40 * TOKEN_S))
+    harness.step()
+    scheduler = harness.core.scheduler
+    assert isinstance(scheduler, NeaptideScheduler)
+    scheduler.controller.factor = 0.75
+    harness.core.handle(flex("f", [8] * 100))
+    assert harness.step() == {"a": 1, "f": 20}  # of 36 tokens' time 27, which 21 and their margin fill
+
+
 @pytest.mark.parametrize(
     ("cost_model", "tokens_of_time", "chunk"), [(PerToken(), 12, 11), (PerPrompt(8), 20, 11), (PerPrompt(32), 41, 0)]
 )
