@@ -92,6 +92,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         if not self.offline_paused:
             draft.budget.expected_limit_s = bounds.idle_s * factor
             self._fill.fill(draft, min(draft.bounds_s.values()) * factor)
+            draft.budget.expected_limit_s = math.inf
         draft.bounds_s["next arrival"] = draft.budget.with_margin_s(bounds.idle_s)
         draft.whole_limit_s = min(draft.bounds_s.values())
         return draft.whole_limit_s * factor
