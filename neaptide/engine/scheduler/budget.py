@@ -48,7 +48,7 @@ class StepBudget:
         self._cost_model = cost_model
         self.tokens_left = max_tokens
         self.expected_limit_s = math.inf
-        """While it is filled: what the step may be predicted to take, its margin aside, whatever limit is asked about."""
+        """What it may be predicted to take while it is filled, its margin aside, whatever limit is asked about."""
         self.shape = BatchShape()
 
     def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
