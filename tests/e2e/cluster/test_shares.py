@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.cluster.shared import SharedServers, submit
 from tests.e2e.server import wait_terminal
 from tests.postgres import PostgresServer
@@ -18,6 +20,7 @@ def submit_as(shared: SharedServers, key: str, num_lines: int) -> str:
     return submit(server, num_lines, LINE_TOKENS)
 
 
+@pytest.mark.full
 def test_a_greedy_key_leaves_the_other_its_half_of_what_both_servers_do(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
