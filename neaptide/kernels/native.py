@@ -76,7 +76,7 @@ def _cache_directory() -> Path:
 
 def _key(source: Path, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S).stdout  # noqa: S603
-    files = sorted(source.parent.glob("*.[ch]"))  # with what it includes
+    files = sorted([*source.parent.glob("*.[ch]"), *Path(__file__).parent.glob("*.h")])  # with what it includes
     how = repr((compiler, version, _FLAGS, _TUNED, _machine())).encode()
     parts = [*(file.read_bytes() for file in files), how]
     return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:24]

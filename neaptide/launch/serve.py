@@ -96,19 +96,7 @@ def engine_config(
             offline_max_kv_ratio=settings.offline_max_kv_ratio,
             share_weights=share_weights,
         ),
-        executor=ExecutorConfig(
-            kind=settings.executor,
-            model_path=str(model_path),
-            device=settings.device,
-            dtype=settings.dtype,
-            num_threads=settings.num_threads or default_num_threads(model_path),
-            cpu_kernels=settings.cpu_kernels,
-            gpu_kernels=settings.gpu_kernels,
-            quantization=settings.quantization,
-            batch_invariant=settings.batch_invariant,
-            sim_step_s=settings.sim_step_ms / 1e3,
-            arguments=arguments,
-        ),
+        executor=_executor_config(settings, model_path, arguments),
         profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
         request_log_path=str(data_dir / REQUEST_LOG),
         request_log_max_bytes=int(settings.request_log_max_mb * 1e6),
@@ -119,6 +107,22 @@ def engine_config(
         offline_plan=settings.offline_plan,
         log_level=settings.log_level,
         log_format=settings.log_format,
+    )
+
+
+def _executor_config(settings: Settings, model_path: Path, arguments: dict[str, str]) -> ExecutorConfig:
+    return ExecutorConfig(
+        kind=settings.executor,
+        model_path=str(model_path),
+        device=settings.device,
+        dtype=settings.dtype,
+        num_threads=settings.num_threads or default_num_threads(model_path),
+        cpu_kernels=settings.cpu_kernels,
+        gpu_kernels=settings.gpu_kernels,
+        quantization=settings.quantization,
+        batch_invariant=settings.batch_invariant,
+        sim_step_s=settings.sim_step_ms / 1e3,
+        arguments=arguments,
     )
 
 

@@ -1,7 +1,6 @@
 """What the C kernel does beside the reference: a work list, prefixes that are read once, threads, checks."""
 
 import shutil
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,14 +17,6 @@ from tests.kernels.cases import TOLERANCES, Case, share
 BLOCK = 16
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def tree(dtype: torch.dtype = torch.float32) -> Case:

@@ -1,7 +1,6 @@
 """The C linear layer against float64, and what it promises beside being right."""
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,14 +18,6 @@ def weights(out_features: int, in_features: int, *, bfloat16: bool, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(out_features, in_features, generator=generator)
     return (weight.bfloat16().float() if bfloat16 else weight), torch.randn(out_features, generator=generator)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @settings(max_examples=40)

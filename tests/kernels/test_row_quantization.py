@@ -1,7 +1,6 @@
 """Rows as 8-bit numbers and back, in torch and in C."""
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,14 +17,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 def quantizer(request: pytest.FixtureRequest) -> RowQuantizer:
     made: RowQuantizer = request.param()
     return made
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def values_of(quantized: Quantized, rows: int) -> Tensor:

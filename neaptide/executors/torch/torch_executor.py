@@ -87,9 +87,8 @@ class TorchExecutor:
         with torch.inference_mode():
             quantizer = quantizer_of(config, self.device)
             model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[model.architecture].torch_class)
-            gpu_kernels = config.gpu_kernels
             ops = layer_ops(
-                self.dtype, self.device, config.cpu_kernels, gpu_kernels=gpu_kernels, any_rows=self._is_invariant
+                self.dtype, self.device, config.cpu_kernels, gpu_kernels=config.gpu_kernels, any_rows=self._is_invariant
             )
             layers = model_class(model, self.dtype, self.device, ops)
             load_weights(layers, model_dir)
@@ -107,7 +106,7 @@ class TorchExecutor:
                 device=self.device,
                 num_host_blocks=self.num_host_blocks,
                 cpu_kernels=config.cpu_kernels,
-                gpu_kernels=gpu_kernels,
+                gpu_kernels=config.gpu_kernels,
                 batch_invariant=self._is_invariant,
             )
             if self._is_invariant:

@@ -3,11 +3,10 @@
    those of one variable. Every function is compiled for fp32 and for bf16 tensors (`half`). */
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "../numbers.h"
 
 #define LANES 16
-#define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
     const char *x, *weight; /* of a norm: [rows, size], [size]; of a gate: [rows, 2 * size], none */
@@ -31,30 +30,7 @@ typedef struct {
     int64_t tokens, heads, kv_heads, dim, is_bfloat16;
 } store_t;
 
-INLINE float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-INLINE uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
 INLINE int64_t item(int half) { return half ? 2 : 4; }
-
-INLINE float get(const char *from, int64_t i, int half) {
-    return half ? as_float((uint32_t)((const uint16_t *)from)[i] << 16) : ((const float *)from)[i];
-}
-
-/* Rounded to the nearest bf16 number, to even between two; NaN stays NaN. */
-INLINE void put(char *to, int64_t i, float value, int half) {
-    uint32_t bits = as_bits(value);
-    if (half) ((uint16_t *)to)[i] = value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    else ((float *)to)[i] = value;
-}
 
 /* x / sqrt(mean(x^2) + epsilon) * weight; y may be x. */
 INLINE void norm(const char *x, const char *weight, char *y, int64_t size, float epsilon, int half) {

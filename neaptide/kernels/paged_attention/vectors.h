@@ -1,10 +1,8 @@
 /* Vectors for attention.c: of the machine where the compiler has them; else a vector is one float, and the code holds. */
 
-#include <stdint.h>
-#include <string.h>
+#include "../numbers.h"
 
 #if defined(__GNUC__)
-#define INLINE static inline __attribute__((always_inline))
 #if defined(__AVX512F__)
 #define LANES 16
 #define ROWS 6
@@ -26,7 +24,6 @@ typedef uint16_t halves_t __attribute__((vector_size(2 * LANES), aligned(2), may
 #define FETCH_ADD(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
 #define PREFETCH(address) __builtin_prefetch(address)
 #else
-#define INLINE static inline
 #define LANES 1
 #define ROWS 3
 #define KEYS 4
@@ -37,7 +34,6 @@ typedef int32_t bits_t;
 #endif
 #define COLUMNS 4 /* ROWS x COLUMNS sums, COLUMNS loads and a broadcast fit into the registers ... */
 #define COLUMNS_OF_SCORES 3 /* ... and so do KEYS x COLUMNS_OF_SCORES */
-
 
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
@@ -53,23 +49,6 @@ INLINE float total(vec value) {
 #endif
 }
 
-INLINE float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-INLINE uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
-/* Element i of fp32 numbers, or (`half`) of bf16 numbers. */
-INLINE float get(const void *from, int64_t i, int half) {
-    return half ? as_float((uint32_t)((const uint16_t *)from)[i] << 16) : ((const float *)from)[i];
-}
-
 /* LANES of them, from element i on. */
 INLINE vec load_any(const void *from, int64_t i, int half) {
 #if LANES == 1
@@ -78,12 +57,6 @@ INLINE vec load_any(const void *from, int64_t i, int half) {
     if (!half) return load((const float *)from + i);
     return (vec)(__builtin_convertvector(*(const halves_t *)((const uint16_t *)from + i), words_t) << 16);
 #endif
-}
-
-INLINE uint16_t to_bfloat16(float value) {
-    uint32_t bits = as_bits(value);
-    if (value != value) return 0x7fc0;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 INLINE vec vec_of_bits(bits_t bits) {

@@ -1,11 +1,10 @@
 /* Rows as 8-bit numbers, and back from sums of products of such. The README beside this file has the maths. */
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "../numbers.h"
 
 #define LANES 16
-#define INLINE static inline __attribute__((always_inline))
 #define LEAST_SCALE 1e-30f   /* of a row of zeros: its inverse is a number */
 #define ROUNDS 12582912.0f   /* 1.5 * 2^23: added and taken away it leaves the nearest whole number */
 #define ELEMENTS_AT_ONCE 16384 /* of a thread */
@@ -20,28 +19,6 @@ typedef struct {
     void *parallel; /* GOMP_parallel of the process, or NULL */
     int64_t next;
 } job_t;
-
-INLINE float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-INLINE uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
-INLINE float get(const char *from, int64_t i, int half) {
-    return half ? as_float((uint32_t)((const uint16_t *)from)[i] << 16) : ((const float *)from)[i];
-}
-
-INLINE void put(char *to, int64_t i, float value, int half) {
-    uint32_t bits = as_bits(value);
-    if (half) ((uint16_t *)to)[i] = value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    else ((float *)to)[i] = value;
-}
 
 /* Zero is among the numbers, so that it stays itself. A row with a number that is none gets a scale that is none. */
 INLINE void quantize_row(const char *x, uint8_t *y, int64_t size, float *scale, float *zero, int half) {
