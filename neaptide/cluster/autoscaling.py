@@ -59,6 +59,20 @@ def pressure(backlog: Iterable[Backlog], now_s: float, share: float) -> float:
     return most
 
 
+def wanted(scale: Scale, online_loads: Iterable[float], pressed: float) -> int:
+    """Replicas that are enough at this moment.
+
+    Args:
+        online_loads: of each replica that takes requests.
+        pressed: the ``pressure`` of the batches' deadlines.
+    """
+    online = sum(online_loads)
+    needed = max(online / scale.online_share, online + pressed / scale.offline_efficiency)
+    if needed >= scale.max_replicas:
+        return scale.max_replicas
+    return max(math.ceil(needed), scale.min_replicas)
+
+
 class LoadMeter:
     """The share of a replica's time that its online targets need."""
 
@@ -124,13 +138,8 @@ class Autoscaler:
             online_loads: of each replica that takes requests.
         """
         scale = self._scale
-        online = sum(online_loads)
-        offline = pressure(backlog, now_s, scale.deadline_share) / scale.offline_efficiency
-        needed = max(online / scale.online_share, online + offline)
-        wanted = scale.max_replicas
-        if needed < scale.max_replicas:
-            wanted = max(math.ceil(needed), scale.min_replicas)
-        self._wanted.append((now_s, wanted))
+        pressed = pressure(backlog, now_s, scale.deadline_share)
+        self._wanted.append((now_s, wanted(scale, online_loads, pressed)))
         while self._wanted[0][0] < now_s - scale.down_after_s:
             self._wanted.popleft()
         return max(number for _, number in self._wanted)

@@ -50,6 +50,11 @@ def check_shared(settings: Settings) -> None:
         raise LaunchError("replicas share their batches in a database: give --store postgresql://USER@HOST/DATABASE")
 
 
+def question_headers(settings: Settings) -> dict[str, str]:
+    """Of questions for replicas: a key, where they want one."""
+    return {"authorization": f"Bearer {split_marks(settings.api_key[0])[0]}"} if settings.api_key else {}
+
+
 def build_gateway(settings: Settings) -> Gateway:
     """Without replicas so far. On the event loop that it will run on.
 
@@ -67,8 +72,7 @@ def build_gateway(settings: Settings) -> Gateway:
     # What the environment says of proxies is not about neighbours.
     http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=limits, trust_env=False)
     questions = httpx.AsyncClient(limits=limits, trust_env=False)
-    headers = {"authorization": f"Bearer {split_marks(settings.api_key[0])[0]}"} if keys.required else {}
-    replicas = Replicas(questions, SlackRouter(), headers)
+    replicas = Replicas(questions, SlackRouter(), question_headers(settings))
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)

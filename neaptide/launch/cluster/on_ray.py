@@ -10,17 +10,20 @@ gateway: a request router of Ray's own decides before the body is there, and our
 import asyncio
 import fcntl
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import httpx
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.util import get_node_ip_address
 from starlette.applications import Starlette
 
-from neaptide.launch.cluster.gateway import build_gateway, check_shared
-from neaptide.launch.cluster.process import ReplicaProcess, replica_settings
+from neaptide.launch.cluster.gateway import build_gateway, check_shared, question_headers
+from neaptide.launch.cluster.process import LAST_S, ReplicaProcess, replica_settings
+from neaptide.launch.cluster.ray_scaling import said
 from neaptide.launch.serve import LaunchError
 from neaptide.server.gateway.replicas import Replicas
 from neaptide.server.settings_sources import load_settings
@@ -30,8 +33,10 @@ logger = logging.getLogger(__name__)
 MAX_ONGOING_REQUESTS = 10_000
 """In one gateway. Replicas bound what they take themselves, by words that clients know."""
 HEALTH_S, HEALTH_TIMEOUT_S = 2.0, 20.0
-STOP_S = 60.0
-"""For streams to end on a replica that is to go: longer than ``drain_timeout_s``."""
+STOP_MARGIN_S = 15.0
+"""What Ray lets an actor have beyond what its server has to stop in good order."""
+FIRST_REPLICA_S = 20.0
+"""A new gateway waits so long at most to have heard of a replica that takes work, before requests are given to it."""
 FOLLOW_S, FOLLOW_TIMEOUT_S = 1.0, 5.0
 """Between two looks at which replicas there are."""
 
@@ -52,6 +57,9 @@ class Replica:
         # The server has the place for as long as it lives: where this actor is killed, that is a little longer.
         own = replica_settings(settings, name, host)
         self._process = await ReplicaProcess.start(own, kept_fds=[self._lock.fileno()])
+        self._questions = httpx.AsyncClient(
+            base_url=self._process.url, headers=question_headers(settings), trust_env=False
+        )
         await self._process.until_ready()
 
     @property
@@ -69,10 +77,15 @@ class Replica:
         if status is not None:
             raise RuntimeError(f"the server {self._name} ended with status {status}")
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Ray asks for it where the number of replicas is its to decide."""
+        return await said(self._questions)
+
     async def __del__(self) -> None:
         # Ray asks for it also where the server could not be started.
         if self._process is not None:
             await self._process.stop()
+            await self._questions.aclose()
         if self._lock is not None:
             self._lock.close()
 
@@ -84,6 +97,9 @@ class Gateway:
         """``replicas`` is the handle of their deployment."""
         self._gateway = build_gateway(load_settings(arguments))
         self._following = asyncio.create_task(follow(replicas, self._gateway.replicas))
+        # Another one has the requests until this one is ready; one that knows nobody would refuse them.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._gateway.replicas.until_ready(1), FIRST_REPLICA_S)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return self._gateway.app
@@ -143,18 +159,24 @@ def take_place(data_dir: str) -> tuple[str, IO[bytes]]:
 def build(arguments: dict[str, Any]) -> Any:
     """The application. ``arguments`` are settings of ``neaptide serve`` by name; what they do not say, the variables of
     the environment of the nodes may.
+
+    Raises:
+        SettingsError: they make no sense.
     """
+    stop_s = load_settings(arguments).drain_timeout_s + LAST_S + STOP_MARGIN_S
     replica = serve.deployment(
         name="replica",
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=STOP_S,
+        graceful_shutdown_timeout_s=stop_s,
         ray_actor_options={"num_cpus": 1},
     )(Replica)
     gateway = serve.deployment(
         name="gateway",
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        graceful_shutdown_timeout_s=STOP_S,
+        # An update starts the next one first. A replica's device has room for one: it stops before the next one starts.
+        max_surge_percent=100,
+        graceful_shutdown_timeout_s=stop_s,
         ray_actor_options={"num_cpus": 1},
     )(serve.ingress()(Gateway))
     return gateway.bind(replica.bind(arguments), arguments)

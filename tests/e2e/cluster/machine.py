@@ -97,8 +97,10 @@ class Stream:
 
 @contextmanager
 def streaming(server: RunningServer, **changes: Any) -> Iterator[Stream]:
-    body = STREAM | changes
-    with httpx.stream("POST", f"{server.base_url}/chat/completions", json=body, timeout=PATIENCE_S) as reply:
+    body, headers = STREAM | changes, server.http.headers
+    with httpx.stream(
+        "POST", f"{server.base_url}/chat/completions", json=body, headers=headers, timeout=PATIENCE_S
+    ) as reply:
         assert reply.status_code == 200
         yield Stream(reply)
 

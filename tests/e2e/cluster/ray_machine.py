@@ -26,29 +26,49 @@ RAY_VARIABLES = {
 }
 
 
-def local_manifest(port: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """``deploy/ray/serve.yaml`` for a machine of any size."""
+def local_manifest(port: int, arguments: dict[str, Any], scaling: dict[str, Any] | None) -> dict[str, Any]:
+    """``deploy/ray/serve.yaml`` for a machine of any size; with an ``autoscaling_config`` of its replicas, or as many
+    as stand there."""
     manifest: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())
     manifest["http_options"] = {"host": "127.0.0.1", "port": port}
     (application,) = manifest["applications"]
     application["args"] = application["args"] | arguments
     for deployment in application["deployments"]:
         deployment["ray_actor_options"] = {"num_cpus": 0}
+        if deployment["name"] == "replica" and scaling is not None:
+            del deployment["num_replicas"]
+            deployment["autoscaling_config"] = scaling
     return manifest
 
 
 class RayCluster(RunningCluster):
     """A Ray of its own, which ends with the context."""
 
-    def __init__(self, directory: Path, arguments: dict[str, Any], env: dict[str, str]) -> None:
-        """``arguments``: settings by name, beside those of the manifest."""
-        super().__init__(directory, env=env)
+    def __init__(
+        self,
+        directory: Path,
+        arguments: dict[str, Any],
+        env: dict[str, str],
+        scaling: dict[str, Any] | None = None,
+    ) -> None:
+        """``arguments``: settings by name, beside those of the manifest. ``scaling``: as in ``local_manifest``."""
+        super().__init__(directory, env=env, replicas="2" if scaling is None else str(scaling["min_replicas"]))
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / "serve.yaml"
-        arguments = arguments | {"data_dir": str(self.data_dir), "blobs": (directory / "blobs").as_uri()}
-        path.write_text(yaml.safe_dump(local_manifest(self.port, arguments)))
-        self._command = [sys.executable, str(Path(__file__).with_name("small_ray.py")), str(path)]
+        self._manifest = directory / "serve.yaml"
+        self._arguments = arguments | {"data_dir": str(self.data_dir), "blobs": (directory / "blobs").as_uri()}
+        self._scaling = scaling
+        self._write_manifest()
+        self._command = [sys.executable, str(Path(__file__).with_name("small_ray.py")), str(self._manifest)]
         self._env |= RAY_VARIABLES
+
+    def _write_manifest(self) -> None:
+        self._manifest.write_text(yaml.safe_dump(local_manifest(self.port, self._arguments, self._scaling)))
+
+    def deploy(self, **changes: Any) -> None:
+        """The same application with other settings, as by ``serve deploy``."""
+        self._arguments |= changes
+        self._write_manifest()
+        self.process.send_signal(signal.SIGUSR2)
 
     def replica(self, name: str) -> psutil.Process:
         port = next(one["url"] for one in self.shown() if one["name"] == name).rpartition(":")[2]

@@ -2,21 +2,25 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.e2e.cluster.machine import streaming
+from tests.e2e.cluster.machine import on_both, streaming
 from tests.e2e.cluster.ray_machine import RayCluster, needs_ray
-from tests.e2e.cluster.shared import LEASE_S
+from tests.e2e.cluster.shared import LEASE_S, submit
 from tests.e2e.conftest import SIM
 from tests.e2e.server import result_lines, submit_batch, wait_terminal
 from tests.postgres import PostgresServer
 
 pytestmark = [pytest.mark.full, needs_ray]
 CHAT = {"model": "neaptide-tiny", "messages": [{"role": "user", "content": "2+2="}], "max_tokens": 2}
+NUM_LINES = 300
+NUM_STREAMED = 4_000
+"""Tokens of 40 s: longer than it takes Serve to begin an update."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,7 @@ def cluster(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFa
         "chunk_lease_s": LEASE_S,
         "shadow": "off",
         "allowed_hosts": ["*"],
+        "drain_timeout_s": 300,
     }
     with RayCluster(directory, arguments, env=SIM) as cluster:
         yield cluster
@@ -64,3 +69,30 @@ def test_a_replica_that_is_killed_is_replaced_and_chats_go_on(cluster: RayCluste
         assert reply.status_code == 200, reply.text
     cluster.wait_for(lambda: victim["url"] not in {one["url"] for one in cluster.shown()})
     cluster.wait_all_ready()
+
+
+def test_what_is_deployed_anew_replaces_them_one_by_one_and_nobody_notices(cluster: RayCluster) -> None:
+    batch_id = submit(cluster, NUM_LINES, 24)
+    with ExitStack() as stack:
+        streams = on_both(stack, cluster, max_tokens=NUM_STREAMED)
+        before = {one["url"] for one in cluster.shown()}
+        num_least = cluster.num_replicas
+        cluster.deploy(max_num_seqs=16)
+
+        def are_others() -> bool:
+            """Every chat is answered meanwhile, whichever replica or gateway stops."""
+            nonlocal num_least
+            reply = cluster.http.post("/v1/chat/completions", json=CHAT)
+            assert reply.status_code == 200, f"{reply.text}\n{cluster.log[-3000:]}"
+            ready = [one["url"] for one in cluster.shown() if one["state"] == "ready"]
+            num_least = min(num_least, len(ready))
+            return len(ready) == cluster.num_replicas and not before & set(ready)
+
+        cluster.wait_for(are_others)
+        assert num_least == 1
+        for stream in streams.values():
+            last, end = stream.rest()[-2:]
+            assert (json.loads(last)["choices"][0]["finish_reason"], end) == ("length", "[DONE]")
+    done = wait_terminal(cluster, batch_id)
+    assert (done["status"], done["request_counts"]["completed"]) == ("completed", NUM_LINES)
+    assert [line["custom_id"] for line in result_lines(cluster, done)] == [f"c{i}" for i in range(NUM_LINES)]
