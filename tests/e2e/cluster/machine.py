@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ STREAM = {
     "stream": True,
 }
 """Of 10 s, with steps of 10 ms."""
+
+
+def flags_of(settings: Iterable[tuple[str, Any]]) -> list[str]:
+    """Words of a command line, for settings by name."""
+    return [word for name, value in settings for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 class RunningCluster(RunningServer):

@@ -70,6 +70,9 @@ class RayCluster(RunningCluster):
         self._write_manifest()
         self.process.send_signal(signal.SIGUSR2)
 
+    def request_log(self, name: str = "replica-1") -> list[dict[str, Any]]:
+        return super().request_log(name[name.index("replica-") :])  # its node's name stands before
+
     def replica(self, name: str) -> psutil.Process:
         port = next(one["url"] for one in self.shown() if one["name"] == name).rpartition(":")[2]
         for process in psutil.process_iter():

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.cluster.machine import RunningCluster
+from tests.e2e.cluster.machine import RunningCluster, flags_of
 from tests.e2e.cluster.ray_machine import RayCluster, needs_ray
 from tests.e2e.conftest import KEYS
 from tests.e2e.test_openai_batches import (  # noqa: F401
@@ -52,9 +52,8 @@ def embedded(
     if request.param == "ray":
         cluster: RunningCluster = RayCluster(directory, settings | {"api_key": list(KEYS)}, env={})
     else:
-        flags = [*settings.items(), *(("api_key", key) for key in KEYS)]
-        words = [word for name, value in flags for word in (f"--{name.replace('_', '-')}", str(value))]
-        cluster = RunningCluster(directory, *words, env={})
+        flags = flags_of([*settings.items(), *(("api_key", key) for key in KEYS)])
+        cluster = RunningCluster(directory, *flags, env={})
     cluster.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
     with cluster:
         yield cluster

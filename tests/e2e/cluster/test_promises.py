@@ -1,4 +1,4 @@
-"""Promises that one server keeps, where a client's requests fall on two real ones."""
+"""Promises that one server keeps, where a client's requests fall on two real ones, behind either address."""
 
 import json
 import re
@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.cluster.machine import RunningCluster, streaming
+from tests.e2e.cluster.machine import RunningCluster, flags_of, streaming
+from tests.e2e.cluster.ray_machine import RayCluster, needs_ray
 from tests.e2e.cluster.shared import LEASE_S, submit
 from tests.e2e.conftest import KEYS, SIM
 from tests.e2e.server import get_batch, result_lines, wait_terminal
@@ -23,13 +24,19 @@ NUM_LINES = 2_000
 """More than is done before somebody has said what is to become of them."""
 
 
-@pytest.fixture(scope="module")
-def cluster(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    flags = ["--store", postgres_server.url(postgres_server.new_database()), "--chunk-lease-s", str(LEASE_S)]
-    flags += ["--shadow", "off", "--max-num-seqs", "32"]
-    for key in KEYS:
-        flags += ["--api-key", key]
-    cluster = RunningCluster(tmp_path_factory.mktemp("cluster"), *flags, env=SIM)
+@pytest.fixture(scope="module", params=["machine", pytest.param("ray", marks=needs_ray)])
+def cluster(
+    request: pytest.FixtureRequest, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningCluster]:
+    directory = tmp_path_factory.mktemp("cluster")
+    settings = {"chunk_lease_s": LEASE_S, "shadow": "off", "max_num_seqs": 32}
+    settings |= {"store": postgres_server.url(postgres_server.new_database())}
+    if request.param == "ray":
+        cluster: RunningCluster = RayCluster(directory, settings | {"api_key": list(KEYS)}, env=SIM)
+    else:
+        cluster = RunningCluster(
+            directory, *flags_of([*settings.items(), *(("api_key", key) for key in KEYS)]), env=SIM
+        )
     cluster.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
     with cluster:
         yield cluster
