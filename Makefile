@@ -29,7 +29,7 @@ test-full: lint $(VENV)/.installed-test
 # package of PostgreSQL where there is none. Without the sweeps of a broken disk under SQLite: they are test-full's.
 test-cluster: $(VENV)/.installed-cluster
 	command -v postgres || ls /usr/lib/postgresql/*/bin/postgres || apt-get install --yes --no-install-recommends postgresql
-	$(PYTEST) -m "full or not full" tests/cluster tests/server/batches/storing tests/server/batches/sharing \
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "full or not full" tests/cluster tests/server/batches/storing tests/server/batches/sharing \
 	  --ignore tests/server/batches/storing/test_disk_faults.py \
 	  tests/server/gateway tests/deploy/test_ray_manifests.py tests/e2e/cluster
 

@@ -46,7 +46,7 @@ def test_on_ray_it_does_by_our_policy(postgres_server: PostgresServer, tmp_path:
     # Serve hears of deadlines every ten seconds.
     scaling |= {"max_replicas": 2, "downscale_delay_s": 5}
     with RayCluster(tmp_path, arguments, ENV, scaling) as cluster:
-        check_growth_and_decline(cluster, postgres_server, database, num_lax=1_600, window="60s")
+        check_growth_and_decline(cluster, postgres_server, database, num_lax=1_000, window="60s")
 
 
 def check_growth_and_decline(
