@@ -33,6 +33,7 @@ import yaml
 from benchmarks.common import print_table
 from benchmarks.shared_batches import new_database
 from neaptide.commands.server_process import free_port
+from neaptide.engine.process.beside import beside
 
 MANIFEST = Path(__file__).parents[1] / "deploy" / "ray" / "serve.yaml"
 LONGEST_START_S = 300.0
@@ -71,7 +72,7 @@ def running(form: str, replicas: int, store: str, directory: Path) -> Iterator[t
     env = os.environ | {"RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0"}
     url, start_s = f"http://127.0.0.1:{port}", time.monotonic()
     with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        process = subprocess.Popen(beside(command), stdout=log, stderr=log, env=env)
     try:
         while not is_ready(form, replicas, url):
             if process.poll() is not None or time.monotonic() - start_s > LONGEST_START_S:

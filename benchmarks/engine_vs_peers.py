@@ -38,9 +38,10 @@ import torch
 from benchmarks.common import Reference, model_111m, print_table, random_prompts, vocab_size
 from benchmarks.live.plan import LAX_S, START_TIMEOUT_S, Plan, slo_flags
 from benchmarks.live.run import check
+from benchmarks.other_server import server_process
 from benchmarks.peers.installed import installed
 from benchmarks.same_kernels_offline import MAX_MODEL_LEN, WORKLOADS, tokens_per_s
-from benchmarks.vllm_server import CPU_KV_GIB, FCFS, Machine, server_process, vllm_server
+from benchmarks.vllm_server import CPU_KV_GIB, FCFS, Machine, vllm_server
 from neaptide.commands.server_process import ServerProcess, free_port
 from neaptide.executors.torch.device import pick_dtype
 from neaptide.loadgen.client.client import StreamClient
@@ -117,7 +118,7 @@ async def contenders(args: argparse.Namespace) -> AsyncIterator[dict[str, Conten
         for name, command in args.peer:
             port = free_port()
             words = [word.format(port=port, model=args.model) for word in shlex.split(command)]
-            server = server_process(words, port, os.environ, directory / f"{name}.log")
+            server = server_process(words, port, os.environ, directory / f"{name}.log", START_TIMEOUT_S)
             urls[name] = await stack.enter_async_context(server)
         found: dict[str, Contender] = {}
         for name, url in urls.items():

@@ -5,7 +5,7 @@ import contextlib
 import ctypes.util
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import httpx
 from benchmarks.common import random_prompts, vocab_size
 from benchmarks.live.plan import OFFLINE_IN, OFFLINE_OUT, ONLINE_IN, ONLINE_OUT, START_TIMEOUT_S, Plan, Window
 from benchmarks.live.run import give_time, scrape, with_unfinished
-from neaptide.commands.server_process import ServerDiedError, free_port
+from benchmarks.other_server import server_process
+from neaptide.commands.server_process import free_port
 from neaptide.loadgen.client.client import StreamClient, open_loop
 from neaptide.loadgen.client.recorder import Record
 
@@ -91,44 +92,9 @@ async def vllm_server(machine: Machine, model: Path, rival: Rival, log: Path) ->
     port = free_port()
     command = [str(machine.python.parent / "vllm"), "serve", str(model), "--served-model-name", "m"]
     command += ["--host", "127.0.0.1", "--port", str(port), *machine.vllm_flags, *rival.flags]
-    async with server_process(command, port, os.environ | machine.environment, log) as address:
+    environment = os.environ | machine.environment
+    async with server_process(command, port, environment, log, START_TIMEOUT_S) as address:
         yield address
-
-
-@contextlib.asynccontextmanager
-async def server_process(
-    command: Sequence[str], port: int, environment: Mapping[str, str], log: Path
-) -> AsyncIterator[str]:
-    """Any server that answers ``GET /health`` once it is ready; yields its address.
-
-    Raises:
-        ServerDiedError: it ended, or did not become ready in time; with the end of its log.
-    """
-    with log.open("ab") as file:
-        process = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file, env=environment)
-    try:
-        deadline_s = asyncio.get_running_loop().time() + START_TIMEOUT_S
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-            while True:
-                if process.returncode is not None or asyncio.get_running_loop().time() > deadline_s:
-                    raise ServerDiedError(f"{command[0]} did not become ready:\n{_end_of(log)}")
-                with contextlib.suppress(httpx.HTTPError):
-                    if (await http.get("/health")).status_code == 200:
-                        break
-                await asyncio.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 20.0)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
-def _end_of(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-2000:]
 
 
 async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool) -> Window:

@@ -20,6 +20,7 @@ from benchmarks.common import REPOSITORY
 from benchmarks.gpu.random_llama import TINY, write_model_dir, write_tokenizer
 from benchmarks.gpu.vllm_inside import BLOCK_SIZE
 from benchmarks.gpu.weights import random_model
+from neaptide.engine.process.beside import beside
 
 STEPS_LIMIT_S = 570.0
 W5_LIMIT_S = 3600.0
@@ -110,7 +111,7 @@ def _run(command: Sequence[str], limit_s: float, progress: Progress) -> list[str
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     env.pop("TRITON_INTERPRET", None)  # how our kernels are run dry
     lines: list[str] = []
-    with subprocess.Popen(command, env=env, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(beside(command), env=env, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         watch = threading.Timer(limit_s, process.kill)
         watch.start()
         assert process.stdout is not None

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx
 
+from neaptide.engine.process.beside import beside
+
 
 class ServerDiedError(Exception):
     """The server ended before it was ready; carries the end of its log."""
@@ -24,7 +26,7 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """``neaptide serve`` on a free loopback port; ends with the context.
+    """``neaptide serve`` on a free loopback port; ends with the context, and with this process if that is killed.
 
     In ``directory`` it has its log, and its data in a directory of their own.
     """
@@ -57,10 +59,9 @@ class ServerProcess:
             ServerDiedError: it ended, or was not ready in time.
         """
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        command = beside([sys.executable, "-m", "neaptide", "serve", *self._flags])
         with self._log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "neaptide", "serve", *self._flags, stdout=log, stderr=log, env=os.environ
-            )
+            self._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, env=os.environ)
         deadline_s = asyncio.get_running_loop().time() + self._start_timeout_s
         async with httpx.AsyncClient(base_url=self.base_url) as http:
             while self._process.returncode is None and asyncio.get_running_loop().time() < deadline_s:

@@ -5,6 +5,7 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def stop_with_parent(parent_pid: int) -> None:
@@ -27,8 +28,16 @@ def die_with_parent(parent_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def adopt_orphans() -> None:
+    """Makes this process the parent of those below it whose own parent ends, in place of the system's first process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def _ask_for_signal(number: signal.Signals, parent_pid: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:
         raise SystemExit("the server process is gone")
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
