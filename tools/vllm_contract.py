@@ -43,6 +43,10 @@ SIGNATURES = {
     "vllm.v1.worker.gpu_model_runner": ("GPUModelRunner.execute_model", "GPUModelRunner.sample_tokens"),
     "vllm.v1.worker.gpu.model_runner": ("GPUModelRunner.execute_model", "GPUModelRunner.sample_tokens"),
 }
+CONSTANTS = {
+    "vllm.v1.worker.gpu.sample.logit_bias": ("MAX_NUM_STOP_TOKEN_IDS", "MAX_NUM_LOGIT_BIAS_TOKENS"),
+}
+"""Limits of the V2 runner that our API keeps to (``Kind.max_masked_ends``; 1,024 biases)."""
 SAMPLING = [
     "temperature",
     "top_p",
@@ -114,6 +118,9 @@ def installed() -> dict[str, Any]:
         for name in names:
             function = _resolve(module, name)
             found["signatures"][f"{module}:{name}"] = None if function is None else _parameters(function)
+    found["constants"] = {
+        f"{module}:{name}": _resolve(module, name) for module, names in CONSTANTS.items() for name in names
+    }
     sampling = _resolve("vllm", "SamplingParams")
     found["sampling"] = [name for name in SAMPLING if name in sampling.__struct_fields__]
     arguments = {field.name for field in dataclasses.fields(_resolve("vllm.engine.arg_utils", "EngineArgs"))}
@@ -139,6 +146,9 @@ def differences(agreed: dict[str, Any], found: dict[str, Any]) -> list[str]:
                     lines.append(f"{name}.{field} is new" + (", and required" if is_required else ""))
                 elif is_required and not before[field]:
                     lines.append(f"{name}.{field} is required now")
+    for name, value in agreed["constants"].items():
+        now = found["constants"].get(name)
+        lines += [f"{name} is {'gone' if now is None else now}"] if now != value else []
     for kind in ("sampling", "engine_arguments"):
         lines += [f"{kind}: {name} is gone" for name in agreed[kind] if name not in found[kind]]
     return lines

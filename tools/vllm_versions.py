@@ -29,6 +29,7 @@ BEGIN, END = "<!-- versions: tools/vllm_versions.py -->", "<!-- end of versions 
 HEADER = "| vLLM | fields and signatures | tests inside, V1 | tests inside, V2 | tried |\n|---|---|---|---|---|"
 SUITE_LIMIT_S = 3600
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
+V2 |= {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}  # its kernels are interpreted
 NOT_TRIED = "not tried"
 
 

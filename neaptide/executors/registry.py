@@ -29,6 +29,8 @@ class Kind(NamedTuple):
     """It can compute with weights and activations of 8 bits (``ExecutorConfig.quantization``)."""
     follows_grammars: bool = False
     """It enforces what ``SamplingParams.grammar`` asks for."""
+    max_masked_ends: int | None = None
+    """Ends of one request, its own stop tokens and the model's, that it can hold back for ``min_tokens``; None: all."""
 
 
 EXECUTORS: dict[str, Kind] = {
@@ -46,6 +48,7 @@ EXECUTORS: dict[str, Kind] = {
         knows_families=True,
         has_host_cache=True,
         follows_grammars=True,
+        max_masked_ends=128,
     ),
 }
 

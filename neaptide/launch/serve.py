@@ -328,6 +328,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
         tpot_slo_s=config.scheduler.tpot_slo_s,
         admission=Admission(settings.max_online_requests, settings.max_offline_requests),
         follows_grammars=kind is not None and kind.follows_grammars,
+        max_masked_ends=None if kind is None else kind.max_masked_ends,
         engine_python=settings.engine_python,
     )
     return context, config

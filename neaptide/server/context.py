@@ -122,6 +122,8 @@ class ServingContext:
     """What each caller's refused requests have taken, and when the next refusal may be told."""
     follows_grammars: bool = True
     """Whether the executor enforces structured output."""
+    max_masked_ends: int | None = None
+    """Stop tokens, the model's own included, that the executor can hold back for ``min_tokens``; None: any number."""
     engine_python: str | None = None
     """The engine's interpreter, if it has one of its own: grammars are checked there, by the version that enforces."""
     grammars: GrammarChecker = field(init=False)

@@ -9,7 +9,7 @@ from tools.vllm_contract import CONTRACT, ENGINE_ARGUMENTS, SAMPLING, difference
 def test_the_same_does_not_differ_and_everything_that_we_rely_on_was_found() -> None:
     agreed = json.loads(CONTRACT.read_text(encoding="utf-8"))
     assert differences(agreed, deepcopy(agreed)) == []
-    assert None not in [*agreed["fields"].values(), *agreed["signatures"].values()]
+    assert None not in [*agreed["fields"].values(), *agreed["signatures"].values(), *agreed["constants"].values()]
     assert agreed["sampling"] == SAMPLING
     assert agreed["engine_arguments"] == ENGINE_ARGUMENTS
 
@@ -18,12 +18,14 @@ def test_every_difference_is_a_line() -> None:
     agreed = {
         "fields": {"m:A": {"old": True, "free": False}, "m:B": {"x": True}},
         "signatures": {"m:f": ["self", "order"], "m:g": ["self"]},
+        "constants": {"m:MOST": 128, "m:LEAST": 1, "m:LOST": 2},
         "sampling": ["seed"],
         "engine_arguments": ["model"],
     }
     found = {
         "fields": {"m:A": {"free": True, "new": False, "must": True}, "m:B": None},
         "signatures": {"m:f": ["self", "order", "grammar"], "m:g": ["self"]},
+        "constants": {"m:MOST": 64, "m:LEAST": 1},
         "sampling": [],
         "engine_arguments": ["model"],
     }
@@ -34,5 +36,7 @@ def test_every_difference_is_a_line() -> None:
         "m:A.must is new, and required",
         "m:B is gone",
         "m:f(self, order) is (self, order, grammar)",
+        "m:MOST is 64",
+        "m:LOST is gone",
         "sampling: seed is gone",
     ]

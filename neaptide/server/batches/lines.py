@@ -132,6 +132,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     ttft_slo_s: float
     tpot_slo_s: float
     follows_grammars: bool = True
+    max_masked_ends: int | None = None
     engine_python: str | None = None
 
     def compiler(self) -> ContextCompiler:

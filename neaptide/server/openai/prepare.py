@@ -348,6 +348,7 @@ def _sampling(body: GenerationBody, context: ServingContext, asked: _Asked) -> S
         temperature, top_p = 0.0, 1.0
     if any(token_id >= context.vocab_size for token_id in body.stop_token_ids):
         raise InvalidRequestError("A token id is outside the vocabulary.", param="stop_token_ids", code="invalid_value")
+    _check_ends(body, context)
     return SamplingParams(
         min_tokens=body.min_tokens,
         temperature=temperature,
@@ -365,6 +366,21 @@ def _sampling(body: GenerationBody, context: ServingContext, asked: _Asked) -> S
         prompt_logprobs=asked.logprobs if asked.echo else None,
         grammar="" if asked.constraint is None else asked.constraint.grammar,
     )
+
+
+def _check_ends(body: GenerationBody, context: ServingContext) -> None:
+    """Raises InvalidRequestError where ``min_tokens`` has more ends to hold back than the executor can."""
+    limit = context.max_masked_ends
+    if not body.min_tokens or limit is None:
+        return
+    ends = {*body.stop_token_ids, *(() if body.ignore_eos else context.eos_token_ids)}
+    if len(ends) > limit:
+        raise InvalidRequestError(
+            f"With min_tokens, there may be {limit} stop tokens at most, the model's own included; these are "
+            f"{len(ends)}.",
+            param="stop_token_ids",
+            code="invalid_value",
+        )
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:

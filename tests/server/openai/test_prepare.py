@@ -8,8 +8,9 @@ import pytest
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason, Tier
+from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.context import GenerationDefaults
-from neaptide.server.edge.errors import ApiError, EngineFailedError
+from neaptide.server.edge.errors import ApiError, EngineFailedError, InvalidRequestError
 from neaptide.server.openai.prepare import CHAT, COMPLETIONS, parse_body, prepare
 from neaptide.server.openai.respond import ResponseAssembler
 from neaptide.server.openai.schemas import (
@@ -54,6 +55,38 @@ def test_an_unknown_endpoint(tokenizer: Tokenizer) -> None:
     with pytest.raises(ApiError) as caught:
         prepare("/v1/embeddings", BODY, make_context(tokenizer))
     assert (caught.value.status, caught.value.code) == (404, "unknown_url")
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_ends"),
+    [
+        ({"stop_token_ids": [6, 7]}, None),
+        ({"stop_token_ids": [6, 7, 8, 8, 7], "ignore_eos": True}, None),
+        ({"stop_token_ids": [5, 6, 7]}, None),  # 5 is the model's own
+        ({"stop_token_ids": [6, 7, 8]}, 4),
+        ({"stop_token_ids": [6, 7, 8, 9, 10], "ignore_eos": True}, 5),
+        ({"stop_token_ids": [6, 7, 8], "min_tokens": 0}, None),
+    ],
+)
+@pytest.mark.parametrize("of_another_process", [False, True])
+def test_min_tokens_holds_back_as_many_ends_as_the_executor_can(
+    tokenizer: Tokenizer, fields: dict[str, Any], num_ends: int | None, of_another_process: bool
+) -> None:
+    context = make_context(tokenizer)
+    context.max_masked_ends = 3
+    compiler = ContextCompiler(context)
+    if of_another_process:
+        compiler = compiler.recipe().compiler()
+    body = BODY | {"min_tokens": 2} | fields
+    if num_ends is None:
+        assert compiler.compile(CHAT, body).params[0].min_tokens == body["min_tokens"]
+        return
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler.compile(CHAT, body)
+    assert (caught.value.status, caught.value.param) == (400, "stop_token_ids")
+    assert str(caught.value) == (
+        f"With min_tokens, there may be 3 stop tokens at most, the model's own included; these are {num_ends}."
+    )
 
 
 def test_line_to_body_without_a_loop(tokenizer: Tokenizer) -> None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from neaptide.engine.params import Tier
 from neaptide.executors.contract import StartedExecutor
+from neaptide.executors.registry import EXECUTORS
 from tests.executors.vllm.inside.runs import NUM_OUTPUT, Run, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
@@ -128,6 +129,17 @@ def test_min_tokens_masks_the_ends(checkpoint: Checkpoint, started: StartedExecu
     assert masked.tokens["a"] == [9, 9, 9, 9]
     assert masked.ends["a"].stop_token_id == 2
     assert run_one(started, prompt, **params, min_tokens=4, stop_token_ids=(9,)).tokens["a"].count(9) == 0
+
+
+def test_as_many_ends_are_held_back_as_a_request_may_have(started: StartedExecutor) -> None:
+    limit = EXECUTORS["vllm"].max_masked_ends
+    assert limit is not None
+    stops = tuple(range(6, 6 + limit - 1))
+    (prompt,) = prompts(1, seed=3)
+    run = run_one(started, prompt, ignore_eos=False, min_tokens=6, stop_token_ids=stops, logit_bias={9: 50.0, 2: 50.0})
+    assert run.ends["a"].error is None
+    assert len(run.tokens["a"]) == 6
+    assert not {2, *stops}.intersection(run.tokens["a"])
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}])
