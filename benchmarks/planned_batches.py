@@ -4,31 +4,33 @@ worth.
 Lines of MMLU (five shots a subject) and GSM8K (eight shots), shuffled, greedy, of the 111M model or another. The KV
 memory is small, so that a cache cannot hold all heads at once. The same file runs under ``neaptide``, whose pool goes
 group by group, and under ``fcfs``, in its own order, with the prefix cache of each. With ``--vllm`` both run over
-vLLM's workers, and vLLM's own server gets the same lines, all at once, with its own prefix cache.
+vLLM's workers, and vLLM's own server gets the same lines, all at once, with its own prefix cache; with ``--both`` on
+the torch executor first.
 
-    python -m benchmarks.planned_batches [--lines 500] [--kv-gib 0.5] [--model DIR] [--quick]
-    python -m benchmarks.planned_batches --vllm .vllm/bin/python [--block-size 32] ...
+    python -m benchmarks.planned_batches [--lines 500] [--kv-gib 0.5] [--model DIR] [--dtype bfloat16] [--quick]
+    python -m benchmarks.planned_batches --vllm .vllm/bin/python [--both] [--limit-min 8] [--block-size 32] ...
 
 ``--quick`` takes 60 lines. Tells of each run on standard error as it ends, then prints a table and one JSON line. Exit
-status 1 where the saving is not within a point of the planned one, or an answer is not the reference's up to its first
-close call.
+status 1 where an executor's saving is not within a point of the planned one, where it has no unordered run to compare
+with, or where an answer is not the reference's up to its first close call. ``--limit-min`` begins to count when the
+lines are there; what has not ended by then is missing from the table.
 """
 
 import argparse
 import asyncio
-import itertools
 import json
 import random
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from benchmarks.common import Reference, model_111m, print_table
@@ -70,14 +72,14 @@ class Outcome:
     """Token ids, by line."""
 
 
-def lines_of(model: Path, count: int, seed: int = 0) -> list[Line]:
-    """Half of each set, from all over it, shuffled."""
+def lines_of(model: Path, count: int, max_model_len: int = MAX_MODEL_LEN, seed: int = 0) -> list[Line]:
+    """Half of each set, from all over it, shuffled, but for what is longer than the context."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     texts = [(prompt, MMLU_OUT) for prompt in _spread(mmlu_prompts(), count - count // 2)]
     texts += [(prompt, GSM8K_OUT) for prompt, _ in _spread(gsm8k_prompts(), count // 2)]
     random.Random(seed).shuffle(texts)
     lines = [Line(tokenizer.encode(text).ids, out) for text, out in texts]
-    return [line for line in lines if len(line.prompt) + line.max_tokens <= MAX_MODEL_LEN]
+    return [line for line in lines if len(line.prompt) + line.max_tokens <= max_model_len]
 
 
 def _spread(rows: Sequence[_Row], count: int) -> list[_Row]:
@@ -149,59 +151,144 @@ async def run_vllm(model: Path, machine: Machine, lines: Sequence[Line]) -> Outc
     return outcome(seconds, [reply.raise_for_status().json() for reply in replies])
 
 
-def check_answers(model: Path, lines: Sequence[Line], runs: Sequence[Outcome]) -> int:
-    """How many lines have different answers. Of those each must be the reference's up to its first close call.
+@dataclass(slots=True)
+class Differences:
+    """Of the answers of several runs to the same lines."""
 
-    Raises SystemExit where one is not.
+    partings: dict[int, int] = field(default_factory=dict)
+    """By line, the first token that is not the same in all."""
+    checked: int = 0
+    """Lines with different answers that were held against the reference."""
+    wrong: list[int] = field(default_factory=list)
+    """Those of them that no close call excuses."""
+
+
+def check_answers(
+    reference: Reference, lines: Sequence[Line], runs: Sequence[Outcome], most: int | None = None
+) -> Differences:
+    """Holds lines with different answers, ``most`` of them at most, against the reference.
+
+    Where two answers part, the reference must have had a close call by then, and up to its first one they must be the
+    reference's.
     """
-    differing = [n for n in range(len(lines)) if any(a.answers[n] != b.answers[n] for a, b in itertools.pairwise(runs))]
-    if differing:
-        reference = Reference(model)
-        for number, run in itertools.product(differing, runs):
-            reference.agreement(lines[number].prompt, run.answers[number])
-    return len(differing)
+    found = Differences()
+    for number in range(len(lines)):
+        answers = [run.answers[number] for run in runs]
+        parting = next((k for k, tokens in enumerate(zip(*answers, strict=True)) if len({*tokens}) > 1), None)
+        if parting is not None:
+            found.partings[number] = parting
+    drawn = sorted(found.partings)
+    if most is not None and most < len(drawn):
+        drawn = sorted(random.Random(0).sample(drawn, most))
+    for number in drawn:
+        tokens = runs[0].answers[number][: found.partings[number] + 1]
+        try:
+            is_close = reference.agreement(lines[number].prompt, tokens) < len(tokens)
+        except SystemExit:
+            is_close = False
+        found.checked += 1
+        if not is_close:
+            found.wrong.append(number)
+    return found
 
 
-async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    model = args.model or model_111m()
-    lines = lines_of(model, QUICK_LINES if args.quick else args.lines)
-    block_size = args.block_size or (BLOCK_TOKENS if args.vllm is None else VLLM_BLOCK_TOKENS)
-    flags = [str(model), "--served-model-name", "m", "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)]
+@dataclass(slots=True, frozen=True)
+class Setting:
+    """What runs on one executor."""
+
+    executor: str
+    lines: Sequence[Line]
+    block_size: int
+    model: Path
+    flags: Sequence[str]
+    """Of our server."""
+    machine: Machine | None
+    """Of vLLM's own, which is asked as well."""
+
+    async def run(self, name: str) -> Outcome:
+        if name == VLLM:
+            assert self.machine is not None
+            found = await run_vllm(self.model, self.machine, self.lines)
+        else:
+            found = await run_batch([*self.flags, "--policy", name], self.lines)
+        # A run takes minutes: what ended counts even if a later one fails.
+        told = f"{self.executor}, {name}: {found.seconds:.1f} s, {found.saving:.2%} of the prompt tokens saved"
+        print(told, file=sys.stderr, flush=True)
+        return found
+
+
+def settings_of(args: argparse.Namespace, model: Path, lines: Sequence[Line]) -> list[Setting]:
+    flags = [str(model), "--served-model-name", "m", "--dtype", args.dtype]
+    flags += ["--max-model-len", str(args.max_model_len)]
     flags += ["--ttft-slo-ms", str(1e3 * LAX_S), "--tpot-slo-ms", str(1e3 * LAX_S)]
-    machine = None
-    if args.vllm is None:
-        flags += ["--block-size", str(block_size), "--kv-cache-gib", str(args.kv_gib)]
-        flags += ["--num-threads", str(args.threads)]
-    else:
-        machine = Machine(args.vllm, args.threads, "float32", block_size, args.kv_gib, True, "cpu", MAX_MODEL_LEN)
-        flags += machine.our_flags
-    planned = planned_saving(lines, block_size)
-    runs: dict[str, Outcome] = {}
-    for policy in (PLANNED, UNORDERED):
-        runs[policy] = _told(policy, await run_batch([*flags, "--policy", policy], lines))
-    num_differing = check_answers(model, lines, list(runs.values()))
-    if machine is not None:
-        runs[VLLM] = _told(VLLM, await run_vllm(model, machine, lines))
+    found = []
+    if args.vllm is None or args.both:
+        size = args.block_size or BLOCK_TOKENS
+        more = ["--block-size", str(size), "--kv-cache-gib", str(args.kv_gib), "--num-threads", str(args.threads)]
+        found.append(Setting("torch", lines, size, model, [*flags, *more], None))
+    if args.vllm is not None:
+        size = args.block_size or VLLM_BLOCK_TOKENS
+        machine = Machine(args.vllm, args.threads, args.dtype, size, args.kv_gib, True, "cpu", args.max_model_len)
+        found.append(Setting("vllm", lines, size, model, [*flags, *machine.our_flags], machine))
+    return found
+
+
+Runs = dict[str, Outcome]
+"""By policy, or vLLM's own server."""
+
+
+async def run_all(settings: Sequence[Setting], limit_s: float | None) -> list[Runs]:
+    """By setting; those that are compared with ours before the others. What ends too late is missing."""
+    found: list[Runs] = [{} for _ in settings]
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            for setting, runs in zip(settings, found, strict=True):
+                for name in (PLANNED, UNORDERED) if setting.machine is None else (PLANNED, VLLM, UNORDERED):
+                    runs[name] = await setting.run(name)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        print("the limit is over: what has not ended is missing", file=sys.stderr, flush=True)
+    return found
+
+
+def finding(setting: Setting, runs: Runs, reference: Reference, most: int | None) -> dict[str, Any]:
+    planned = planned_saving(setting.lines, setting.block_size)
+    differences = check_answers(reference, setting.lines, list(runs.values()), most)
+    ours = runs.get(PLANNED)
+    others = {name: run for name, run in runs.items() if name != PLANNED}
+    is_near = ours is not None and abs(ours.saving - planned) <= WITHIN
     return {
-        "executor": "torch" if machine is None else "vllm",
-        "lines": len(lines),
-        "prompt_tokens": int(np.sum([len(line.prompt) for line in lines])),
-        "kv_gib": args.kv_gib,
-        "block_size": block_size,
+        "block_size": setting.block_size,
         "planned_saving": planned,
         "runs": {name: {"seconds": run.seconds, "saving": run.saving} for name, run in runs.items()},
-        "wall_time_ratios": {
-            name: run.seconds / runs[PLANNED].seconds for name, run in runs.items() if name != PLANNED
-        },
-        "lines_with_other_answers": num_differing,
-        "holds": abs(runs[PLANNED].saving - planned) <= WITHIN,
+        "wall_time_ratios": {} if ours is None else {name: one.seconds / ours.seconds for name, one in others.items()},
+        "lines_with_other_answers": len(differences.partings),
+        "of_them_checked": differences.checked,
+        "wrong_lines": differences.wrong,
+        "holds": is_near and bool(others) and not differences.wrong,
     }
 
 
-def _told(name: str, run: Outcome) -> Outcome:
-    """A run takes minutes: what ended counts even if a later one fails."""
-    print(f"{name}: {run.seconds:.1f} s, {run.saving:.2%} of the prompt tokens saved", file=sys.stderr, flush=True)
-    return run
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    model = args.model or model_111m()
+    lines = lines_of(model, QUICK_LINES if args.quick else args.lines, args.max_model_len)
+    settings = settings_of(args, model, lines)
+    found = asyncio.run(run_all(settings, None if args.limit_min is None else 60.0 * args.limit_min))
+    reference = Reference(model, getattr(torch, args.dtype))
+    findings = {
+        setting.executor: finding(setting, runs, reference, args.reference_lines)
+        for setting, runs in zip(settings, found, strict=True)
+    }
+    return {
+        "lines": len(lines),
+        "prompt_tokens": int(np.sum([len(line.prompt) for line in lines])),
+        "dtype": args.dtype,
+        "max_model_len": args.max_model_len,
+        "kv_gib": args.kv_gib,
+        "executors": findings,
+        "holds": all(one["holds"] for one in findings.values()),
+    }
 
 
 def main() -> int:
@@ -209,14 +296,20 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=500)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_LINES} lines")
     parser.add_argument("--model", type=Path, help="directory; without it the 111M model")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--max-model-len", type=int, default=MAX_MODEL_LEN, help="longer lines are left out")
     parser.add_argument("--kv-gib", type=float, default=0.5)
     parser.add_argument("--block-size", type=int, help=f"tokens; {BLOCK_TOKENS}, over vLLM {VLLM_BLOCK_TOKENS}")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="interpreter with vLLM: run over its workers")
-    result = asyncio.run(measure(parser.parse_args()))
-    rows = [[name, run["seconds"], f"{run['saving']:.2%}"] for name, run in result["runs"].items()]
-    title = f"{result['lines']} lines, planned saving {result['planned_saving']:.2%}"
-    print_table(title, ["run", "seconds", "prompt tokens saved"], rows)
+    parser.add_argument("--both", action="store_true", help="with --vllm: on the torch executor as well")
+    parser.add_argument("--limit-min", type=float, metavar="M", help="minutes after which no run goes on")
+    parser.add_argument("--reference-lines", type=int, metavar="N", help="lines with other answers to check; all")
+    result = measure(parser.parse_args())
+    for executor, one in result["executors"].items():
+        rows = [[name, run["seconds"], f"{run['saving']:.2%}"] for name, run in one["runs"].items()]
+        title = f"{executor}, {result['lines']} lines, planned saving {one['planned_saving']:.2%}"
+        print_table(title, ["run", "seconds", "prompt tokens saved"], rows)
     print(json.dumps(result))
     return 0 if result["holds"] else 1
 
