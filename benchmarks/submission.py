@@ -2,11 +2,12 @@
 
 One real server with a steady load of chats, by turns alone and beside a submission: upload, check, hand-over to the
 engine, and under a policy that plans its pool the plan; every second pair goes the other way round. Offline work is
-paused, so that steps are made of the same chats at all times: what they take longer the submission has cost, not the
-lines. A step's time is the step log's, from where its planning begins to its end. Targets are what the chats alone are
-worth: 2.4 times the median of their time per token, and five times that for the first one.
+paused, and the chats of five seconds come again and again, so that steps are made of the same chats at all times: what
+they take longer the submission has cost, not the lines nor the draw. A step's time is the step log's, from where its
+planning begins to its end. Targets are what the chats alone are worth: 2.4 times the median of their time per token,
+and five times that for the first one.
 
-    python -m benchmarks.submission [--lines 50000] [--pairs 3] [--policy blendserve] [--model DIR]
+    python -m benchmarks.submission [--lines 50000] [--pairs 4] [--policy blendserve] [--model DIR]
 
 Prints a table, then one JSON line. Exit status 1 unless the machine was still, the 99th percentile of a step's time
 rises by at most 10%, and attainment falls by at most a point.
@@ -15,6 +16,7 @@ rises by at most 10%, and attainment falls by at most a point.
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
 import tempfile
@@ -35,7 +37,7 @@ from neaptide.commands.server_process import ServerProcess
 from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine, read_log
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch, wait_until_it_runs
-from neaptide.loadgen.client.client import StreamClient, poisson_arrivals
+from neaptide.loadgen.client.client import StreamClient
 from neaptide.loadgen.client.recorder import Record, attainment
 from neaptide.loadgen.percentiles import percentile
 
@@ -45,6 +47,8 @@ HEAD_LINES, HEAD_BYTES, LINE_BYTES = 500, 200, 600
 """So many lines share a head of so many bytes."""
 LINE_OUT = 16
 WARM_UP_S, DRAIN_S, POLL_S = 10.0, 5.0, 0.2
+PERIOD_S = 5.0
+"""Of the chats' arrivals; turns alone last some of them."""
 LONGEST_S = 1800.0
 
 
@@ -94,9 +98,20 @@ def _lines(count: int, rng: random.Random) -> Iterator[bytes]:
         yield json.dumps({"custom_id": f"{number}", "method": "POST", "url": "/v1/completions", "body": body}).encode()
 
 
+def repeated_arrivals(rate_rps: float, period_s: float, duration_s: float, seed: int) -> list[float]:
+    """Poisson arrivals of one period, again and again: which prompts meet in a step is the same in every turn.
+
+    The slowest steps are those in which prompts meet: turns with draws of their own would differ on the stillest of
+    machines.
+    """
+    rng = random.Random(seed)
+    pattern = sorted(rng.uniform(0.0, period_s) for _ in range(round(rate_rps * period_s)))
+    return [k * period_s + at_s for k in range(math.ceil(duration_s / period_s)) for at_s in pattern]
+
+
 async def measure(plan: Plan, model: Path, flags: Sequence[str]) -> Measured:
     now = asyncio.get_running_loop().time
-    arrivals = poisson_arrivals(plan.rate_rps, LONGEST_S, seed=0)
+    arrivals = repeated_arrivals(plan.rate_rps, PERIOD_S, LONGEST_S, seed=0)
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(model), seed=0)
     content = content_of(plan.lines)
     records: list[Record] = []
@@ -236,8 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", default="neaptide", choices=sorted(POLICIES))
     parser.add_argument("--threads", type=int, default=1, help="of the engine; a core is left for all the rest")
     parser.add_argument("--lines", type=int, default=50_000)
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=2.0, help="chats per second")
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=1.0, help="chats per second")
     parser.add_argument("--turn-s", type=float, default=25.0)
     parser.add_argument("--settle-s", type=float, default=4.0, help="behind the check of a file")
     args = parser.parse_args(argv)

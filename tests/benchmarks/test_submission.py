@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import submission
 from benchmarks.common import EMBEDDED
-from benchmarks.submission import HEAD_LINES, Measured, Pair, Window, content_of, summary
+from benchmarks.submission import HEAD_LINES, Measured, Pair, Window, content_of, repeated_arrivals, summary
 from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine
 from neaptide.loadgen.client.recorder import Record
 
@@ -76,6 +76,16 @@ def test_a_submission_ends_when_the_engine_has_the_batch_and_its_plan() -> None:
     late = Measured([PAIRS[0], Pair(PAIRS[1].alone, Window(26.0, 30.0))], records, planned.log)
     with pytest.raises(SystemExit, match="had its batch"):
         summary(late, is_planned=True)
+
+
+def test_every_turn_has_the_same_prompts_that_meet() -> None:
+    arrivals_s = repeated_arrivals(2.0, 5.0, 15.0, seed=0)
+    turns = [[at_s - begin_s for at_s in arrivals_s if begin_s <= at_s < begin_s + 5.0] for begin_s in (0.0, 5.0, 10.0)]
+    assert len(turns[0]) == 10
+    assert turns[0] == sorted(turns[0])
+    assert turns[1] == pytest.approx(turns[0])
+    assert turns[2] == pytest.approx(turns[0])
+    assert len(arrivals_s) == 30
 
 
 def test_lines_share_the_heads_of_their_groups() -> None:
