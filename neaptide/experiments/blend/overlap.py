@@ -11,7 +11,7 @@ from neaptide.experiments.result import ExperimentResult, Row
 NAME = "blend-overlap"
 ABOUT = "what blending gains as less of compute and memory overlaps, kappa 0 to 1"
 
-KAPPAS, QUICK_KAPPAS = (0.0, 0.1, 0.2, 0.5, 1.0), (0.0, 1.0)
+KAPPAS, QUICK_KAPPAS = (0.0, 0.1, 0.2, 0.4, 1.0), (0.0, 1.0)
 NUMBERS, QUICK_NUMBERS = (1, 4), (1,)
 """Of traces: two opposite ones."""
 
