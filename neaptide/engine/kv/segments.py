@@ -63,6 +63,13 @@ def segments_of_blocks(path: Path, first: int, blocks: Sequence[int], block_size
     return segments
 
 
+def segment_after(path: Path, num_tokens: int, block_size: int) -> Segment | None:
+    """The segment of the block that follows so many tokens, in whole blocks, of a request; None if it shares that block
+    with none."""
+    end = num_tokens + block_size
+    return next((segment for segment in path[:-1] if segment.depth_tokens >= end), None)
+
+
 def known_head(path: Path) -> list[bytes]:
     """Hashes of the first blocks of a request with these segments, as far as one before it had them computed."""
     return next((list(segment.head_hashes) for segment in reversed(path[:-1]) if segment.head_hashes), [])

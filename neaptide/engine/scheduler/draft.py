@@ -161,11 +161,11 @@ class Draft:
         """Running requests that lack more than one token and do not take part yet, in order of admission."""
         return self.table.requests_of(self.table.by_admission(self.prompt_rows(online)))
 
-    def unfinished_prompts(self) -> list[Request]:
-        """Running online requests with more than one token left after this step, were it to end here."""
-        running = self.table.requests_of(self._prompts.online)
+    def unfinished_prompts(self, online: bool) -> list[Request]:
+        """Running requests with more than one token left after this step, were it to end here."""
+        running = self.table.requests_of(self._prompts.of(online))
         prompts = [request for request in running if request not in self._makes_way]
-        prompts += [request for request in self._admitted if request.is_online]
+        prompts += [request for request in self._admitted if request.is_online == online]
         return [r for r in prompts if self.kv.num_uncomputed(r) > max(self.num_tokens_of(r), 1)]
 
     def num_tokens_of(self, request: Request) -> int:

@@ -5,7 +5,8 @@ from itertools import takewhile
 
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import HeadroomPredictor
-from neaptide.engine.kv.draft import NO_HIT
+from neaptide.engine.kv.draft import NO_HIT, PrefixHit
+from neaptide.engine.kv.segments import segment_after
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.draft import Draft, Limit
 from neaptide.engine.scheduler.residual import num_paced
@@ -147,7 +148,7 @@ class OfflineFill:
         hit = draft.kv.match_prefix(request)
         left = request.num_known_tokens - hit.num_tokens
         chunk = self._chunk(draft, left, hit.num_tokens, limit_s, len(hit.host_hashes))
-        if chunk == 0:
+        if chunk == 0 or _is_on_its_way(draft, request, hit):
             draft.offline_ended_by = _used_up(draft)
             return False
         # The whole prompt is reserved for, not only this chunk: half a prompt is of no use.
@@ -172,6 +173,17 @@ class OfflineFill:
         giant, since_s = self._giant
         needed = draft.kv.admission_cost(NO_HIT, giant.num_known_tokens)
         return int(needed * min(1.0, (draft.now_s - since_s) / PATIENCE_S))
+
+
+def _is_on_its_way(draft: Draft, request: Request, hit: PrefixHit) -> bool:
+    """Whether a request of this step goes on with what comes next of the prompt, and was only cut short by the step's
+    end. Whoever begins now computes all that is left of the shared prefix a second time: blocks are found at admission.
+    """
+    segment = segment_after(request.segments, hit.num_tokens, draft.kv.block_size)
+    if segment is None:
+        return False
+    unfinished = draft.unfinished_prompts(online=False)
+    return any(segment in other.segments and draft.takes_part(other) for other in unfinished)
 
 
 def _used_up(draft: Draft) -> Limit:

@@ -191,4 +191,4 @@ class NeaptideScheduler(Scheduler, Divisible):
         """Online requests with prompt left after this step, in deadline order."""
         waiting = draft.waiting_online
         first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
-        return sorted(draft.unfinished_prompts() + waiting[first : first + LOOK_AHEAD], key=deadline_order)
+        return sorted(draft.unfinished_prompts(online=True) + waiting[first : first + LOOK_AHEAD], key=deadline_order)

@@ -7,11 +7,21 @@ import pytest
 
 from neaptide.engine.kv import prefix_index
 from neaptide.engine.kv.prefix_index import chained_hash
+from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import CancelBatch
+from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from tests.engine.harness import Harness, batch, online
 
 A, B = [1] * 32, [2] * 32
 """Documents of two units, eight blocks each."""
+
+
+class DearPrompts(ConstantCostModel):
+    """A step with a chunk of more than one token in it takes 10 ms, and 200 for the chunk's sake."""
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        return Prediction(0.21 if shape.prefill_requests else 0.01, 0.0)
 
 
 def cached_tokens(harness: Harness) -> dict[str, int]:
@@ -23,6 +33,29 @@ def test_rows_of_a_prefix_follow_one_another_and_read_it_in_the_step_that_comput
     harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*B, 9], [*A, 8], [*B, 8]], max_tokens=1))
     assert harness.run() == [{"job:2": 33, "job:0": 1}, {"job:3": 33, "job:1": 1}]
     assert cached_tokens(harness) == {"job:0": 32, "job:1": 32, "job:2": 0, "job:3": 0}
+
+
+def test_a_row_waits_for_the_prefix_that_another_is_computing(tmp_path: Path) -> None:
+    """Beside the chat only single tokens are cheap enough. The row that goes on with the document takes one a step; one
+    that began with another would compute the rest of the document by itself."""
+    harness = Harness(cost_model=DearPrompts(0.01), max_num_batched_tokens=20)
+    harness.core.handle(batch(tmp_path, "job", [[*A, *A, 9], [*A, *A, 8]], max_tokens=1))
+    harness.step()
+    harness.core.handle(online("chat", [20, 21], max_tokens=8))
+    assert [harness.step() for _ in range(3)] == [{"chat": 2, "job:1": 18}, *2 * [{"chat": 1, "job:1": 1}]]
+    harness.run()
+    assert cached_tokens(harness) == {"job:1": 0, "job:0": 64, "chat": 0}
+
+
+def test_a_row_does_not_wait_for_one_that_sits_out(tmp_path: Path) -> None:
+    """The chat leaves four blocks; the row that has the document's first seven needs five for its next tokens, and one
+    that ends with the document two."""
+    harness = Harness(num_blocks=20, max_num_batched_tokens=28)
+    harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*A, *[8] * 40]], max_tokens=1))
+    assert harness.step() == {"job:1": 28}
+    harness.core.handle(online("chat", [20] * 36, max_tokens=1))
+    assert [harness.step(), harness.step()] == [{"chat": 28}, {"chat": 8, "job:0": 5}]
+    harness.run()
 
 
 def test_a_shared_prefix_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
