@@ -1,6 +1,7 @@
 """One pool on 1 to 64 simulated replicas: how much faster it is done, and how much of its sharing is lost."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from neaptide.estimator.device_profile import load_profile
@@ -16,9 +17,9 @@ ABOUT = "throughput of one offline pool on 1 to 64 simulated replicas, by the pl
 
 PROFILE = "a100-40g-llama-3.1-8b"
 POOL = "batchllm-2048-2048-s16"
-FULL_ROWS, FULL_REPLICAS = 16_384, (1, 4, 16, 64)
+FULL_ROWS, FULL_REPLICAS = 19_200, (1, 4, 16, 64)
 QUICK_ROWS, QUICK_REPLICAS = 2_048, (1, 8)
-"""As many rows for each of the most replicas."""
+"""256 to 300 rows for each of the most replicas."""
 MIN_SCALING, MAX_LOST = 0.95, 0.02
 JUDGED: Placement = "partition"
 FOR_EVER_S = 1e9
@@ -27,7 +28,7 @@ FOR_EVER_S = 1e9
 def run(quick: bool) -> ExperimentResult:
     logger = logging.getLogger(__name__)
     num_rows, sizes = (QUICK_ROWS, QUICK_REPLICAS) if quick else (FULL_ROWS, FULL_REPLICAS)
-    pool = load_offline(POOL, seed=0, limit=num_rows)
+    pool = _pool(num_rows)
     bound = pool.sharing(load_profile(PROFILE).block_size).ratio
     found: dict[Placement, dict[int, ClusterResult]] = {}
     for placement in PLACEMENTS:
@@ -54,6 +55,14 @@ def run(quick: bool) -> ExperimentResult:
         },
     }
     return ExperimentResult(NAME, rows, notes, data, lambda figure: _plot(figure, found, alone))
+
+
+def _pool(num_rows: int) -> OfflineSet:
+    """The set, and its like with other contents until there are so many rows."""
+    base = load_offline(POOL, seed=0, limit=num_rows)
+    generations = range(1, -(-num_rows // len(base.requests)))
+    requests = [*base.requests, *(request for number in generations for request in base.refill(number).requests)]
+    return replace(base, requests=requests[:num_rows])
 
 
 def _scenario(pool: OfflineSet) -> Scenario:

@@ -71,3 +71,15 @@ def test_a_group_too_large_for_a_replica_is_cut_where_least_is_shared() -> None:
 def test_replicas_without_work(rows: int) -> None:
     ranked = Ranked(*[np.zeros(rows, np.int64)] * 2, *[np.ones(rows)] * 2, np.zeros(rows, np.int64))
     assert [part.tolist() for part in partition(ranked, 3)] == [[0] * rows, [], []]
+
+
+def test_equal_groups_that_do_not_go_up_in_the_replicas_are_cut_where_that_is_needed() -> None:
+    """400 groups for 64 replicas: 6.25 each. 16 of them in four would do, with 48 prefixes more than once."""
+    piece = np.repeat(np.arange(400), 16)
+    is_first = np.diff(piece, prepend=-1) != 0
+    compute_s = np.where(is_first, 2.0, 1.0)
+    ranked = Ranked(np.arange(6400), np.where(is_first, 0, 100), compute_s, np.ones(6400), piece)
+    parts = partition(ranked, 64)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(6400))
+    assert [len(part) for part in parts] == [100] * 64
+    assert sum(len(set(piece[part].tolist())) for part in parts) == 400 + 77
