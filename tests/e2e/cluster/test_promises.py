@@ -131,15 +131,16 @@ def test_a_part_of_a_file_comes_from_either_and_through_the_gateway(
 
 
 def test_a_client_that_leaves_the_gateway_leaves_nothing_on_the_replica(cluster: RunningCluster) -> None:
+    aborted = re.compile(r'neaptide_requests_total\{.*outcome="aborted".*\} [1-9]')
     with streaming(cluster, max_tokens=7_000) as stream:
         stream.read(2)
+        assert not aborted.search(cluster.http.get("/metrics").text)
         log = cluster.request_log(stream.replica)
         begun = [event["id"] for event in log if event["event"] == "start"][-1]
     # In the middle of 7,000 steps.
     ended = {"event": "end", "id": begun}.items()
     until_here(lambda: any(ended <= event.items() for event in cluster.request_log(stream.replica)))
     until_here(lambda: [one["requests"] for one in cluster.shown()] == [0, 0])
-    aborted = re.compile(r'neaptide_requests_total\{.*outcome="aborted".*\} [1-9]')
     until_here(lambda: aborted.search(cluster.http.get("/metrics").text))
 
 
