@@ -57,6 +57,11 @@ class NeaptideScheduler(Scheduler, Divisible):
         super().observe_arrival(request)
         self.slack.observe_arrival(request)
 
+    def forget(self, request: Request) -> None:
+        if request.is_online:
+            self.slack.observe_end(request)
+        super().forget(request)
+
     def begin(self, now_s: float) -> None:
         super().begin(now_s)
         pool = self.queues.pool

@@ -15,7 +15,7 @@ from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.budget import PromptSteps
-from neaptide.engine.scheduler.cushion import LEAST_SHARE, Cushion, cushion
+from neaptide.engine.scheduler.cushion import LEAST_SHARE, Cushion
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape
 
@@ -58,12 +58,6 @@ def decodes_shape(contexts: IntArray) -> BatchShape:
     shape, count = BatchShape(), len(contexts)
     shape.add_decodes(count, int(np.add.reduce(contexts)) + count, int(np.maximum.reduce(contexts)) + 1)
     return shape
-
-
-def _least_slack_s(left_s: FloatArray, num_output: IntArray, tpot_slo_s: FloatArray, share: float) -> float:
-    """Of streams with so much time left and so many tokens, beyond a cushion of so many TPOT targets."""
-    in_hand_s = cushion(num_output, share) * tpot_slo_s if share else 0.0
-    return float(np.minimum.reduce(left_s - in_hand_s))
 
 
 @dataclass(slots=True, frozen=True)
@@ -115,6 +109,11 @@ class SlackTracker:
         self._typical_prompt_tokens = tokens[int(0.9 * (len(tokens) - 1))]
         self._tightest_ttft_s = min(self._config.ttft_slo_s, *(ttft_s for _, ttft_s, _ in self._arrivals))
 
+    def observe_end(self, request: Request) -> None:
+        """An online request has ended."""
+        if self._cushion is not None and request.num_output_tokens > 1:
+            self._cushion.observe_answer(request.num_output_tokens)
+
     def observe_dip(self, draft: Draft) -> None:
         if self._cushion is not None:
             self._cushion.observe(draft.now_s, draft.dip)
@@ -129,12 +128,9 @@ class SlackTracker:
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
         num_output = total - table.prompt[streams]
         left_s = table.next_deadline_s(streams) - self._config.egress_s - draft.now_s
-        share = least_share = 0.0
-        if self._cushion is not None:
-            share, least_share = self._cushion.share(draft.now_s), LEAST_SHARE
-        slack_s = prompts_slack_s = _least_slack_s(left_s, num_output, tpot_slo_s, least_share)
-        if share != least_share:
-            slack_s = _least_slack_s(left_s, num_output, tpot_slo_s, share)
+        slack_s = prompts_slack_s = self._least_slack_s(left_s, num_output, tpot_slo_s, LEAST_SHARE)
+        if self._cushion is not None and (share := self._cushion.share(draft.now_s)) != LEAST_SHARE:
+            slack_s = self._least_slack_s(left_s, num_output, tpot_slo_s, share)
         decodes = decodes_shape(total - 1)
         alone_s = self._cost_model.predict(decodes).seconds
         if alone_s >= tightest_s:
@@ -149,6 +145,12 @@ class SlackTracker:
             return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s, itl_s)
         prompts_s = min(itl_s, max(prompts_slack_s, pace_s))
         return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s, PACE_SHARE * tightest_s)
+
+    def _least_slack_s(self, left_s: FloatArray, num_output: IntArray, tpot_slo_s: FloatArray, share: float) -> float:
+        """Of streams with so much time left and so many tokens, beyond a cushion of so many TPOT targets."""
+        if self._cushion is not None:
+            left_s = left_s - self._cushion.in_hand(num_output, share) * tpot_slo_s
+        return float(np.minimum.reduce(left_s))
 
     def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.

@@ -15,7 +15,6 @@ from neaptide.engine.messages import AbortRequest, AddBatch
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.scheduler.cushion import Cushion
-from neaptide.engine.scheduler.cushion import cushion as in_targets
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.executors.simulated.trace_executor import TraceExecutor
@@ -113,7 +112,19 @@ def test_a_cushion_is_never_more_than_six_targets_however_late_streams_have_been
 def test_a_stream_gains_its_cushion_over_ten_tokens_but_no_more_than_four_tenths_with_each(
     share: float, num_output: int, in_hand: float
 ) -> None:
-    assert in_targets(np.array([num_output]), share) == [in_hand]
+    assert Cushion().in_hand(np.array([num_output]), share) == [in_hand]
+
+
+@pytest.mark.parametrize(
+    ("answers", "in_hand"),
+    [([32] * 4, 1.0), ([120] * 4, 0.25), ([120, 9, 9], 1.0), ([9, 120, 120], 0.25), ([9] * 200 + [120] * 80, 0.25)],
+)
+def test_a_cushion_is_gained_over_a_third_of_the_median_of_the_last_answers(answers: list[int], in_hand: float) -> None:
+    """After ten tokens; a hundred answers count."""
+    cushion = Cushion()
+    for num_tokens in answers:
+        cushion.observe_answer(num_tokens)
+    assert cushion.in_hand(np.array([10]), 1.0) == [in_hand]
 
 
 def streaming_harness() -> Harness:

@@ -170,6 +170,21 @@ def test_a_stream_gains_its_cushion_over_its_first_ten_tokens(num_output: int, t
     assert harness.step() == {"a": 1, "f": tokens - 1}
 
 
+@pytest.mark.parametrize(("answer", "tokens"), [(30, 32), (120, 80)])
+def test_streams_gain_their_cushion_slowly_where_answers_are_long(answer: int, tokens: int) -> None:
+    """A stream of 10 tokens has all of its cushion of 64 tokens' time, or a quarter; its next one is due in 96."""
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness.core.handle(online("before", [7], max_tokens=answer, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    harness.run()
+    harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    for _ in range(10):
+        harness.step()
+    stream = harness.core.scheduler.queues.running_online["a"]
+    stream.first_token_s = harness.clock.now() + (1.5 - 10) * 64 * TOKEN_S
+    harness.core.handle(flex("f", [8] * 100, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": tokens - 1}
+
+
 def busy_harness(num_prompts: int) -> Harness:
     """A stream with a target of 64 tokens' time, when so many prompts of 200 tokens have just come and gone."""
     harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)

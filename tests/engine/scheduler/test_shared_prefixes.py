@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from neaptide.engine.interfaces import Prediction
 from neaptide.engine.kv import prefix_index
 from neaptide.engine.kv.prefix_index import chained_hash
-from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import CancelBatch
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
