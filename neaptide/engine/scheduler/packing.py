@@ -138,6 +138,8 @@ class NeaptideScheduler(Scheduler, Divisible):
             num_swapped = len(hit.host_hashes)
             chunk = draft.budget.largest_chunk(most, context, min(limit_s, ends_s), num_swapped)
             chunk = max(chunk, min(most, floor))
+            if chunk < left <= min(most, draft.kv.block_size) and ends_s < math.inf:
+                chunk = self._beside_others(draft, request, left, context, ends_s, num_swapped) or chunk
             if chunk <= 0:
                 break
             if is_running:
@@ -151,6 +153,18 @@ class NeaptideScheduler(Scheduler, Divisible):
                 if chunk == left:
                     ends_s = min(ends_s, self._until_due_s(draft, request))
         return ends_s
+
+    def _beside_others(
+        self, draft: Draft, request: Request, left: int, context: int, ends_s: float, num_swapped: int
+    ) -> int:
+        """All that is left of a short prompt, if it still is in time so, as what ends in this step is; else 0.
+
+        The streams' pace would put it off to a step of its own, but two such steps take longer than one for both, and
+        streams get no more tokens in the time.
+        """
+        due_s = request.next_deadline_s - self.config.egress_s - draft.now_s
+        chunk = draft.budget.largest_chunk(left, context, min(ends_s, due_s), num_swapped)
+        return chunk if chunk == left else 0
 
     def _until_due_s(self, draft: Draft, request: Request) -> float:
         """How long the step may take so that the request's token is in time; infinite if it is late already."""

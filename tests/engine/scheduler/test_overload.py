@@ -2,6 +2,7 @@
 
 import pytest
 
+from neaptide.engine.config import CacheConfig
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.params import FinishReason
 from neaptide.engine.steps.plan import BatchShape
@@ -43,3 +44,17 @@ def test_a_half_computed_prompt_goes_on_behind_several_that_wait_for_memory() ->
     for name in ("first", "second"):  # each needs 9 of the 8 blocks that are left
         harness.core.handle(online(name, [8] * 36, ttft_slo_s=1.0))
     assert harness.step() == {"running": 16}
+
+
+@pytest.mark.parametrize(("first_slo_s", "step"), [(0.08, {"a": 1, "b": 32, "c": 32}), (0.06, {"a": 1, "b": 32})])
+def test_a_short_prompt_shares_the_step_of_another_unless_that_would_be_late(
+    first_slo_s: float, step: dict[str, int]
+) -> None:
+    """The stream's pace has no room for either. A step of both takes 70 ms, two of one each 76."""
+    harness = Harness(cost_model=FiveMsAndOnePerToken(), cache=CacheConfig(block_size=32), egress_s=0.0)
+    harness.core.handle(online("a", [7], max_tokens=50, tpot_slo_s=0.02, arrival_s=0.0))
+    harness.step()
+    now_s = harness.clock.now()
+    harness.core.handle(online("b", [8] * 32, ttft_slo_s=first_slo_s, tpot_slo_s=0.02, arrival_s=now_s))
+    harness.core.handle(online("c", [9] * 32, ttft_slo_s=0.2, tpot_slo_s=0.02, arrival_s=now_s))
+    assert harness.step() == step
