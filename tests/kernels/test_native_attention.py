@@ -166,3 +166,36 @@ def test_strided_queries() -> None:
     found = plan.attend(fused[:, :6], case.new, case.cache).double()
     torch.testing.assert_close(found, case.expected(), atol=1e-5, rtol=1e-5)
     assert np.isfinite(fused.numpy()).all()
+
+
+@needs_compiler
+@settings(max_examples=15)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 100)), min_size=1, max_size=4),
+    st.sampled_from([(9, 3, 64), (2, 2, 32), (7, 1, 96), (4, 2, 80)]),
+    st.integers(0, 3),
+)
+def test_any_mix_in_bf16_against_float64(lens: list[tuple[int, int]], shape: tuple[int, int, int], seed: int) -> None:
+    """A weight and the result are rounded by half of the last place of bf16 at most, sums are not."""
+    heads, kv_heads, dim = shape
+    case = Case(lens, heads=heads, kv_heads=kv_heads, dim=dim, dtype=torch.bfloat16, seed=seed)
+    greatest = float(torch.cat(case.full).abs().max())
+    assert float((case.run("native").double() - case.expected()).abs().max()) <= 2**-8 * greatest
+
+
+@needs_compiler
+@pytest.mark.parametrize("dim", [32, 64, 80])
+def test_shared_prefixes_of_wider_heads_in_bf16(dim: int) -> None:
+    case = Case([(1, 100), (1, 200), (1, 131), (9, 120)], dim=dim, dtype=torch.bfloat16)
+    for request in (1, 2, 3):
+        share(case, request, 0, 6)
+    greatest = float(torch.cat(case.full).abs().max())
+    assert float((case.run("native").double() - case.expected()).abs().max()) <= 2**-8 * greatest
+
+
+@needs_compiler
+def test_slots_behind_an_odd_context_are_not_read_in_bf16() -> None:
+    """Keys are weighed in pairs: what lies beside the last of them may be anything."""
+    case = Case([(1, 40), (1, 64), (2, 33), (20, 10)], dim=64, dtype=torch.bfloat16)
+    assert case.run("native").isfinite().all()
+    assert case.cache.isnan().any()

@@ -82,3 +82,18 @@ def test_other_tensors_are_refused() -> None:
     for residual in (torch.zeros(4, 20), torch.zeros(5, 21), torch.zeros(20, 5).t()):
         with pytest.raises(ValueError, match="not what the weight makes"):
             packed.add_to(residual, torch.randn(5, 30))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_rows_of_bf16_are_rounded_once(rows: int) -> None:
+    """Half of the last place, and a little for the order in which fp32 adds."""
+    weight, bias = (each.bfloat16() for each in weights(100, 300, bfloat16=True))
+    packed, x = PackedLinear(weight, bias), torch.randn(rows, 350).bfloat16()[:, :300]
+    expected = x.double() @ weight.double().t() + bias.double()
+    found = packed(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8 * 1.01, atol=2e-4)
+    residual = torch.randn(rows, 100).bfloat16()
+    expected += residual.double()
+    packed.add_to(residual, x)
+    torch.testing.assert_close(residual.double(), expected, rtol=2**-8 * 1.01, atol=2e-4)

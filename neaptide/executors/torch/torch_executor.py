@@ -87,9 +87,7 @@ class TorchExecutor:
         with torch.inference_mode():
             quantizer = quantizer_of(config, self.device)
             model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[model.architecture].torch_class)
-            ops = layer_ops(
-                self.dtype, self.device, config.cpu_kernels, gpu_kernels=config.gpu_kernels, any_rows=self._is_invariant
-            )
+            ops = layer_ops(self.dtype, self.device, config.cpu_kernels, gpu_kernels=config.gpu_kernels)
             layers = model_class(model, self.dtype, self.device, ops)
             load_weights(layers, model_dir)
             if self._is_invariant:

@@ -20,20 +20,16 @@ def layer_ops(
     kernels: str = "auto",
     *,
     gpu_kernels: str = "auto",
-    any_rows: bool = False,
 ) -> TorchLayerOps:
     """In C for fp32 and bf16 on a CPU, unless ``kernels`` is ``torch`` or there is no compiler; on a GPU
-    rotation and storing by Triton, unless ``gpu_kernels`` is ``torch``.
-
-    ``any_rows``: however many rows there are; else many of them are left to torch where it has several threads.
-    """
+    rotation and storing by Triton, unless ``gpu_kernels`` is ``torch``."""
     if takes_triton(device, gpu_kernels):
         from neaptide.kernels.layer_ops.fused import FusedLayerOps
 
         return FusedLayerOps()
     if device.type == "cpu" and dtype in DTYPES and kernels != "torch":
         try:
-            return NativeLayerOps(any_rows=any_rows)
+            return NativeLayerOps()
         except CompileError as error:
             logger.warning("norms and gates run on torch, which is slower: %s", error)
     return TorchLayerOps()

@@ -1,6 +1,6 @@
 /* What a decoder layer computes between its products, in fp32 whatever its tensors hold: each in one pass over its rows.
    Loops are written so that compilers make vectors of them; sums are kept by lane, because compilers must not reorder
-   those of one variable. Every function is compiled for fp32 and for bf16 tensors (`half`). */
+   those of one variable. Every function is compiled for fp32 and for bf16 tensors (`half`). Threads share the rows. */
 
 #include <math.h>
 
@@ -9,9 +9,15 @@
 #define LANES 16
 
 typedef struct {
+    void *parallel; /* GOMP_parallel of the process, or NULL */
+    int64_t count;
+} threads_t;
+
+typedef struct {
     const char *x, *weight; /* of a norm: [rows, size], [size]; of a gate: [rows, 2 * size], none */
     char *y;                /* [rows, size] */
     int64_t rows, size, x_stride, is_bfloat16;
+    threads_t threads;
     float epsilon;
 } rows_t;
 
@@ -19,6 +25,7 @@ typedef struct {
     char *x;            /* [tokens, heads, dim], a token every x_stride elements */
     const char *weight; /* [dim] */
     int64_t tokens, heads, dim, x_stride, is_bfloat16;
+    threads_t threads;
     float epsilon;
 } heads_t;
 
@@ -28,7 +35,30 @@ typedef struct {
     const int64_t *slots;  /* [tokens] */
     char *cache;           /* [slots, 2 * kv_heads, dim] */
     int64_t tokens, heads, kv_heads, dim, is_bfloat16;
+    threads_t threads;
 } store_t;
+
+typedef void (*some_rows_t)(const void *job, int64_t first, int64_t last);
+
+typedef struct {
+    some_rows_t some_rows;
+    const void *job;
+    int64_t rows, parts, next;
+} shared_t;
+
+static void take_parts(void *argument) {
+    shared_t *shared = argument;
+    for (int64_t part; (part = __atomic_fetch_add(&shared->next, 1, __ATOMIC_RELAXED)) < shared->parts;)
+        shared->some_rows(shared->job, shared->rows * part / shared->parts, shared->rows * (part + 1) / shared->parts);
+}
+
+/* Several parts a thread: one that has lost its core keeps the others waiting for less. */
+static void share(some_rows_t some_rows, const void *job, int64_t rows, const threads_t *threads) {
+    typedef void (*parallel_t)(void (*)(void *), void *, unsigned, unsigned);
+    shared_t shared = {some_rows, job, rows, 4 * threads->count, 0};
+    if (threads->count == 1 || !threads->parallel) some_rows(job, 0, rows);
+    else ((parallel_t)threads->parallel)(take_parts, &shared, (unsigned)threads->count, 0);
+}
 
 INLINE int64_t item(int half) { return half ? 2 : 4; }
 
@@ -47,30 +77,36 @@ INLINE void norm(const char *x, const char *weight, char *y, int64_t size, float
     for (int64_t j = 0; j < size; j++) put(y, j, get(x, j, half) * scale * get(weight, j, half), half);
 }
 
-INLINE void norm_rows(const rows_t *job, int half) {
-    for (int64_t row = 0; row < job->rows; row++)
+INLINE void norm_rows(const rows_t *job, int64_t first, int64_t last, int half) {
+    for (int64_t row = first; row < last; row++)
         norm(job->x + row * job->x_stride * item(half), job->weight, job->y + row * job->size * item(half), job->size,
              job->epsilon, half);
 }
 
-void neaptide_rms_norm(const rows_t *job) {
-    if (job->is_bfloat16) norm_rows(job, 1);
-    else norm_rows(job, 0);
+static void norm_some(const void *argument, int64_t first, int64_t last) {
+    const rows_t *job = argument;
+    if (job->is_bfloat16) norm_rows(job, first, last, 1);
+    else norm_rows(job, first, last, 0);
 }
 
+void neaptide_rms_norm(const rows_t *job) { share(norm_some, job, job->rows, &job->threads); }
+
 /* The same for each head, in place. */
-INLINE void norm_heads(const heads_t *job, int half) {
-    for (int64_t token = 0; token < job->tokens; token++)
+INLINE void norm_heads(const heads_t *job, int64_t first, int64_t last, int half) {
+    for (int64_t token = first; token < last; token++)
         for (int64_t head = 0; head < job->heads; head++) {
             char *x = job->x + (token * job->x_stride + head * job->dim) * item(half);
             norm(x, job->weight, x, job->dim, job->epsilon, half);
         }
 }
 
-void neaptide_norm_heads(const heads_t *job) {
-    if (job->is_bfloat16) norm_heads(job, 1);
-    else norm_heads(job, 0);
+static void norm_some_heads(const void *argument, int64_t first, int64_t last) {
+    const heads_t *job = argument;
+    if (job->is_bfloat16) norm_heads(job, first, last, 1);
+    else norm_heads(job, first, last, 0);
 }
+
+void neaptide_norm_heads(const heads_t *job) { share(norm_some_heads, job, job->tokens, &job->threads); }
 
 /* e^x to the last place or two, between e^-87 and e^88; NaN stays NaN. */
 INLINE float exp_(float x) {
@@ -89,8 +125,8 @@ INLINE float exp_(float x) {
 }
 
 /* gate / (1 + e^-gate) * up */
-INLINE void gate_rows(const rows_t *job, int half) {
-    for (int64_t row = 0; row < job->rows; row++) {
+INLINE void gate_rows(const rows_t *job, int64_t first, int64_t last, int half) {
+    for (int64_t row = first; row < last; row++) {
         const char *gates = job->x + row * job->x_stride * item(half), *ups = gates + job->size * item(half);
         char *y = job->y + row * job->size * item(half);
         for (int64_t i = 0; i < job->size; i++) {
@@ -100,15 +136,18 @@ INLINE void gate_rows(const rows_t *job, int half) {
     }
 }
 
-void neaptide_silu_multiply(const rows_t *job) {
-    if (job->is_bfloat16) gate_rows(job, 1);
-    else gate_rows(job, 0);
+static void gate_some(const void *argument, int64_t first, int64_t last) {
+    const rows_t *job = argument;
+    if (job->is_bfloat16) gate_rows(job, first, last, 1);
+    else gate_rows(job, first, last, 0);
 }
 
+void neaptide_silu_multiply(const rows_t *job) { share(gate_some, job, job->rows, &job->threads); }
+
 /* Rotates interleaved pairs of queries and keys, and writes keys and values to the tokens' slots. */
-INLINE void rotate_and_store(const store_t *job, int half) {
+INLINE void rotate_and_store(const store_t *job, int64_t first, int64_t last, int half) {
     int64_t dim = job->dim, width = (job->heads + 2 * job->kv_heads) * dim, stored = 2 * job->kv_heads * dim;
-    for (int64_t token = 0; token < job->tokens; token++) {
+    for (int64_t token = first; token < last; token++) {
         char *heads = job->qkv + token * width * item(half);
         const float *rotation = job->rotation + token * dim;
         for (int64_t head = 0; head < job->heads + job->kv_heads; head++) {
@@ -124,7 +163,10 @@ INLINE void rotate_and_store(const store_t *job, int half) {
     }
 }
 
-void neaptide_rotate_and_store(const store_t *job) {
-    if (job->is_bfloat16) rotate_and_store(job, 1);
-    else rotate_and_store(job, 0);
+static void store_some(const void *argument, int64_t first, int64_t last) {
+    const store_t *job = argument;
+    if (job->is_bfloat16) rotate_and_store(job, first, last, 1);
+    else rotate_and_store(job, first, last, 0);
 }
+
+void neaptide_rotate_and_store(const store_t *job) { share(store_some, job, job->tokens, &job->threads); }

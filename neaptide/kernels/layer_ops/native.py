@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 
 from neaptide.kernels.layer_ops.reference import TorchLayerOps
-from neaptide.kernels.native import load_library
+from neaptide.kernels.native import load_library, openmp_parallel
 from neaptide.kernels.paged_attention.reference import HasSlots
 
 SOURCE = Path(__file__).with_name("layer_ops.c")
 DTYPES = (torch.float32, torch.bfloat16)
-_MOST_ROWS = 64
-"""More rows are left to torch where it has several threads: these loops run on one."""
+_ROWS_OF_ONE_THREAD = 64
+"""More rows are shared by the threads that torch has: fewer take less time than to wake the others."""
+
+
+class _Threads(ctypes.Structure):
+    """``threads_t`` of the source."""
+
+    _fields_ = [("parallel", ctypes.c_void_p), ("count", ctypes.c_int64)]
 
 
 class _Rows(ctypes.Structure):
@@ -26,6 +32,7 @@ class _Rows(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "y")),
         *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride", "is_bfloat16")),
+        ("threads", _Threads),
         ("epsilon", ctypes.c_float),
     ]
 
@@ -36,6 +43,7 @@ class _Heads(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight")),
         *((name, ctypes.c_int64) for name in ("tokens", "heads", "dim", "x_stride", "is_bfloat16")),
+        ("threads", _Threads),
         ("epsilon", ctypes.c_float),
     ]
 
@@ -46,21 +54,20 @@ class _Store(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("qkv", "rotation", "slots", "cache")),
         *((name, ctypes.c_int64) for name in ("tokens", "heads", "kv_heads", "dim", "is_bfloat16")),
+        ("threads", _Threads),
     ]
 
 
 class NativeLayerOps(TorchLayerOps):
-    """Takes what it can, and leaves other tensors to torch.
-
-    Args:
-        any_rows: however many rows there are, so that a row's bits do not depend on that.
+    """Takes what it can, and leaves other tensors to torch; a row's bits do not depend on how many there are.
 
     Raises:
         CompileError: the source cannot be compiled here.
     """
 
-    def __init__(self, *, any_rows: bool = False) -> None:
-        self._any_rows = any_rows
+    def __init__(self) -> None:
+        self._parallel = openmp_parallel()
+        self._alone = _Threads(self._parallel, 1)
         library = load_library(SOURCE)
         self._rms_norm, self._silu_multiply = library.neaptide_rms_norm, library.neaptide_silu_multiply
         self._norm_heads, self._rotate_and_store = library.neaptide_norm_heads, library.neaptide_rotate_and_store
@@ -74,7 +81,8 @@ class NativeLayerOps(TorchLayerOps):
         if not self._takes(x, weight) or not weight.is_contiguous() or weight.shape != (size,):
             return super().rms_norm(x, weight, eps)
         y, is_bfloat16 = x.new_empty(rows, size), x.dtype == torch.bfloat16
-        job = _Rows(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, x.stride(0), is_bfloat16, eps)
+        pointers, threads = (x.data_ptr(), weight.data_ptr(), y.data_ptr()), self._threads(rows)
+        job = _Rows(*pointers, rows, size, x.stride(0), is_bfloat16, threads, eps)
         self._rms_norm(ctypes.byref(job))
         return y
 
@@ -85,7 +93,8 @@ class NativeLayerOps(TorchLayerOps):
             super().norm_heads_(heads, weight, eps)
             return
         is_bfloat16, stride = heads.dtype == torch.bfloat16, heads.stride(0)
-        job = _Heads(heads.data_ptr(), weight.data_ptr(), tokens, num_heads, dim, stride, is_bfloat16, eps)
+        pointers, threads = (heads.data_ptr(), weight.data_ptr()), self._threads(tokens)
+        job = _Heads(*pointers, tokens, num_heads, dim, stride, is_bfloat16, threads, eps)
         self._norm_heads(ctypes.byref(job))
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
@@ -93,7 +102,8 @@ class NativeLayerOps(TorchLayerOps):
         if not self._takes(gate_up):
             return super().silu_multiply(gate_up)
         y, is_bfloat16 = gate_up.new_empty(rows, size), gate_up.dtype == torch.bfloat16
-        job = _Rows(gate_up.data_ptr(), None, y.data_ptr(), rows, size, gate_up.stride(0), is_bfloat16, 0.0)
+        pointers, threads = (gate_up.data_ptr(), None, y.data_ptr()), self._threads(rows)
+        job = _Rows(*pointers, rows, size, gate_up.stride(0), is_bfloat16, threads, 0.0)
         self._silu_multiply(ctypes.byref(job))
         return y
 
@@ -117,6 +127,7 @@ class NativeLayerOps(TorchLayerOps):
             kv_heads,
             dim,
             qkv.dtype == torch.bfloat16,
+            self._threads(tokens),
         )
         self._rotate_and_store(ctypes.byref(job))
 
@@ -129,8 +140,10 @@ class NativeLayerOps(TorchLayerOps):
             self._checked = slots, count
         return True
 
+    def _threads(self, rows: int) -> _Threads:
+        return self._alone if rows <= _ROWS_OF_ONE_THREAD else _Threads(self._parallel, torch.get_num_threads())
+
     def _takes(self, x: Tensor, other: Tensor | None = None) -> bool:
         """``other``: of the same type."""
-        few = self._any_rows or x.shape[0] <= _MOST_ROWS or torch.get_num_threads() == 1
         same = other is None or other.dtype == x.dtype
-        return few and same and x.dtype in DTYPES and x.device.type == "cpu" and x.stride(-1) == 1
+        return same and x.dtype in DTYPES and x.device.type == "cpu" and x.stride(-1) == 1

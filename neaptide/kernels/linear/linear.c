@@ -1,10 +1,9 @@
 /* y [rows, n] = x [rows, k] . w^T, or added to what y holds; weights packed once. The README beside this file explains.
 
    Weights that are bf16 numbers are kept as such and widened, which is exact: half the bytes to read, and where few rows
-   are computed reading them is all there is to it. */
+   are computed reading them is all there is to it. So are rows of bf16 numbers, whose results are rounded once. */
 
-#include <stdint.h>
-#include <string.h>
+#include "../numbers.h"
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -23,12 +22,13 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t bits_t __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-#define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
     const float *x, *bias; /* [rows, k]; [n] or NULL */
     float *y;              /* [rows, n] */
     const char *packed;
+    const uint16_t *narrow_x; /* bf16 rows, or NULL: x and y, both without gaps, are then room for them in fp32 */
+    uint16_t *narrow_y;       /* [rows, n], likewise without gaps */
     int64_t rows, k, n, x_stride, y_stride, is_bfloat16, adds;
     float *scratch; /* [threads, DEPTH * PANEL] */
     int64_t num_threads;
@@ -162,11 +162,39 @@ void neaptide_linear_pack(const float *weight, int64_t n, int64_t k, int64_t is_
                 }
 }
 
-void neaptide_linear(job_t *job) {
+/* bf16 rows in fp32. */
+static void widen_rows(const job_t *job, int64_t narrow_stride) {
+    for (int64_t r = 0; r < job->rows; r++)
+        for (int64_t i = 0; i < job->k; i++)
+            ((float *)job->x)[r * job->k + i] = get(job->narrow_x, r * narrow_stride + i, 1);
+}
+
+/* Results as bf16 rows, or added to them. */
+static void narrow_rows(const job_t *job, int64_t adds) {
+    if (adds)
+        for (int64_t i = 0; i < job->rows * job->n; i++) put(job->narrow_y, i, get(job->narrow_y, i, 1) + job->y[i], 1);
+    else
+        for (int64_t i = 0; i < job->rows * job->n; i++) put(job->narrow_y, i, job->y[i], 1);
+}
+
+static void multiply(job_t *job) {
     typedef void (*parallel_t)(void (*)(void *), void *, unsigned, unsigned);
     parallel_t parallel = (parallel_t)job->parallel;
     job->next = job->arrived = 0;
     if (!parallel) job->num_threads = 1;
     if (job->num_threads == 1) work(job);
     else parallel(work, job, (unsigned)job->num_threads, 0);
+}
+
+void neaptide_linear(job_t *job) {
+    if (!job->narrow_x) {
+        multiply(job);
+        return;
+    }
+    int64_t adds = job->adds;
+    widen_rows(job, job->x_stride);
+    job->x_stride = job->k;
+    job->adds = 0;
+    multiply(job);
+    narrow_rows(job, adds);
 }

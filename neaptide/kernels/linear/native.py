@@ -1,4 +1,4 @@
-"""Linear layers in C (``linear.c``) with weights packed once, for fp32 on CPUs with a compiler."""
+"""Linear layers in C (``linear.c``) with weights packed once, for rows of fp32 or bf16 on CPUs with a compiler."""
 
 import ctypes
 from pathlib import Path
@@ -9,13 +9,14 @@ from torch import Tensor
 from neaptide.kernels.native import load_library, openmp_parallel
 
 SOURCE = Path(__file__).with_name("linear.c")
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Job(ctypes.Structure):
     """``job_t`` of the source."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "bias", "y", "packed")),
+        *((name, ctypes.c_void_p) for name in ("x", "bias", "y", "packed", "narrow_x", "narrow_y")),
         *((name, ctypes.c_int64) for name in ("rows", "k", "n", "x_stride", "y_stride", "is_bfloat16", "adds")),
         ("scratch", ctypes.c_void_p),
         ("num_threads", ctypes.c_int64),
@@ -25,11 +26,12 @@ class _Job(ctypes.Structure):
 
 
 class PackedLinear:
-    """``y = x W^T + b`` in fp32. A weight whose every number is a bf16 one is kept in half the memory, exactly.
+    """``y = x W^T + b`` in fp32; rows of bf16 are widened before and rounded after. A weight whose every number is a
+    bf16 one is kept in half the memory, exactly.
 
     Args:
-        weight: [out_features, in_features] fp32; not needed any more afterwards.
-        bias: [out_features] fp32.
+        weight: [out_features, in_features] fp32 or bf16; not needed any more afterwards.
+        bias: [out_features] likewise.
 
     Raises:
         CompileError: the source cannot be compiled here.
@@ -46,7 +48,7 @@ class PackedLinear:
         assert library.neaptide_linear_job_bytes() == ctypes.sizeof(_Job)
         self._library = library
         self.out_features, self.in_features = weight.shape
-        weight = weight.contiguous()
+        weight = weight.float().contiguous()
         is_bfloat16 = torch.equal(weight, weight.bfloat16().float())
         padded = library.neaptide_linear_padded(ctypes.c_int64(self.out_features))
         self._packed = torch.empty(padded * self.in_features, dtype=torch.bfloat16 if is_bfloat16 else torch.float32)
@@ -57,7 +59,7 @@ class PackedLinear:
             ctypes.c_int64(is_bfloat16),
             ctypes.c_void_p(self._packed.data_ptr()),
         )
-        self._bias = None if bias is None else bias.contiguous()
+        self._bias = None if bias is None else bias.float().contiguous()
         self._scratch = torch.empty(0)
         self._job = _Job(
             packed=self._packed.data_ptr(),
@@ -74,12 +76,12 @@ class PackedLinear:
         return self._packed.numel() * self._packed.itemsize
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in_features] -> [rows, out_features].
+        """[rows, in_features] fp32 or bf16 -> [rows, out_features] likewise.
 
         Raises:
             ValueError: not such a tensor; nothing has been read.
         """
-        y = torch.empty(x.shape[0], self.out_features)
+        y = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
         self._run(x, y, None if self._bias is None else self._bias.data_ptr(), adds=False)
         return y
 
@@ -89,24 +91,27 @@ class PackedLinear:
         Raises:
             ValueError: as above.
         """
-        if residual.shape != (x.shape[0], self.out_features) or not _is_plain(residual):
+        is_plain = residual.dtype == x.dtype and residual.is_contiguous()
+        if residual.shape != (x.shape[0], self.out_features) or not is_plain:
             raise ValueError(f"a sum of shape {tuple(residual.shape)}, {residual.dtype} is not what the weight makes")
-        self._run(x, residual, None, adds=True)
-        if self._bias is not None:
-            residual.add_(self._bias)
+        bias, in_place = self._bias, x.dtype == torch.float32  # else it is added before the sum is rounded
+        self._run(x, residual, None if bias is None or in_place else bias.data_ptr(), adds=True)
+        if bias is not None and in_place:
+            residual.add_(bias)
 
     def _run(self, x: Tensor, y: Tensor, bias: int | None, *, adds: bool) -> None:
-        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype != torch.float32 or x.stride(1) != 1:
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in DTYPES or x.stride(1) != 1:
             raise ValueError(f"rows of shape {tuple(x.shape)}, {x.dtype} are not what the weight takes")
-        job, num_threads = self._job, torch.get_num_threads()
+        job, num_threads, rows = self._job, torch.get_num_threads(), x.shape[0]
         if not self._scratch.numel() or num_threads != job.num_threads:
             floats = num_threads * self._library.neaptide_linear_scratch_floats()
             self._scratch = torch.empty(floats)
             job.scratch, job.num_threads = self._scratch.data_ptr(), num_threads
-        job.x, job.x_stride, job.rows = x.data_ptr(), x.stride(0), x.shape[0]
-        job.y, job.bias, job.adds = y.data_ptr(), bias, adds
+        job.x_stride, job.rows, job.bias, job.adds = x.stride(0), rows, bias, adds
+        if x.dtype == torch.bfloat16:
+            wide = torch.empty(rows * (self.in_features + self.out_features))
+            job.narrow_x, job.narrow_y, job.x = x.data_ptr(), y.data_ptr(), wide.data_ptr()
+            job.y = job.x + 4 * rows * self.in_features
+        else:
+            job.narrow_x, job.x, job.y = None, x.data_ptr(), y.data_ptr()
         self._library.neaptide_linear(ctypes.byref(job))
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.is_contiguous()

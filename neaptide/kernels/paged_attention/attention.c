@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "products.h"
+#include "pairs.h"
 
 #define MAX_DIM 512
 #define MAX_ROWS 64
@@ -75,30 +75,31 @@ static void weigh_wide(wide_t *wide, int start, int num_keys, int rows, int padd
         }
 }
 
-/* Scores become weights, relative to the largest score so far; sums of weights and values follow it. Loops over LANES
-   keep a sum for each lane: compilers must not reorder the sums of one variable. */
+/* Scores become weights, relative to the largest score so far; sums of weights and values follow it. */
 static void weigh(int live, int dim, float *scores, float *values, float *sum, float *largest) {
     if (!live) {
         memset(scores, 0, sizeof(float) * TILE);
         return;
     }
     for (int t = live; t < TILE; t++) scores[t] = NO_SCORE;
-    float most[LANES], weights[LANES] = {0}, highest = *largest, added = 0.0f;
-    for (int i = 0; i < LANES; i++) most[i] = NO_SCORE;
-    for (int t = 0; t < TILE; t += LANES)
-        for (int i = 0; i < LANES; i++) most[i] = scores[t + i] > most[i] ? scores[t + i] : most[i];
-    for (int i = 0; i < LANES; i++) highest = most[i] > highest ? most[i] : highest;
+    vec most = all(*largest), weights = all(0.0f);
+    for (int t = 0; t < TILE; t += LANES) {
+        vec some = load(scores + t);
+        most = where_less(most, some, some, most);
+    }
+    float highest = greatest(most);
     if (highest > *largest) {
         float factor = exp2_of(*largest - highest);
         for (int d = 0; d < dim; d++) values[d] *= factor;
         *sum *= factor;
         *largest = highest;
     }
-    for (int t = 0; t < TILE; t += LANES) store(scores + t, exp2_(load(scores + t) - highest));
-    for (int t = 0; t < TILE; t += LANES)
-        for (int i = 0; i < LANES; i++) weights[i] += scores[t + i];
-    for (int i = 0; i < LANES; i++) added += weights[i];
-    *sum += added;
+    for (int t = 0; t < TILE; t += LANES) {
+        vec weight = exp2_(load(scores + t) - highest);
+        store(scores + t, weight);
+        weights += weight;
+    }
+    *sum += total(weights);
 }
 
 static void write_out(const job_t *job, int64_t token, int64_t head, const float *values, float factor) {
@@ -136,9 +137,12 @@ static void widen_tile(int num_keys, int64_t dim, bench_t *bench) {
     }
 }
 
+/* A query: times scale in fp32, or as it is where pairs are multiplied. */
 static void read_query(const job_t *job, int64_t token, int64_t head, float scale, float *to) {
     int64_t dim = job->dim, at = token * job->query_stride + head * dim;
-    if (job->is_bfloat16)
+    if (takes_pairs(job->is_bfloat16, dim))
+        memcpy(to, (const uint16_t *)job->query + at, 2 * dim);
+    else if (job->is_bfloat16)
         for (int64_t d = 0; d < dim; d++) to[d] = scale * as_float((uint32_t)((const uint16_t *)job->query)[at + d] << 16);
     else
         for (int64_t d = 0; d < dim; d++) to[d] = scale * ((const float *)job->query)[at + d];
@@ -146,12 +150,23 @@ static void read_query(const job_t *job, int64_t token, int64_t head, float scal
 
 /* The part of the next tile, in the order of memory, that is called for beside head `head` of all. */
 static void find_ahead(const job_t *job, const int32_t *slots, int64_t num_keys, int64_t head, ahead_t *ahead) {
-    int64_t heads = job->kv_heads;
+    int64_t heads = job->kv_heads, key = head * TILE / heads, piece = head * TILE % heads;
     ahead->bytes = 2 * job->dim * (job->is_bfloat16 ? 2 : 4);
-    for (int64_t t = 0; t < TILE; t++) {
-        int64_t piece = head * TILE + t, key = piece / heads;
-        ahead->pieces[t] = job->cache + (key < num_keys ? (slots[key] * heads + piece % heads) * ahead->bytes : 0);
+    for (int64_t t = 0; t < TILE; t++) { /* counted on: a division takes as long as a score */
+        ahead->pieces[t] = job->cache + (key < num_keys ? (slots[key] * heads + piece) * ahead->bytes : 0);
+        if (++piece == heads) piece = 0, key++;
     }
+}
+
+/* Calls for one head of the next tile. */
+static void call_for(const job_t *job, const int32_t *slots, int64_t num_keys, int64_t head) {
+    int64_t bytes = job->dim * (job->is_bfloat16 ? 2 : 4), heads = job->kv_heads;
+    for (int64_t t = 0; t < (num_keys < TILE ? num_keys : TILE); t++)
+        for (int64_t at = 0; at < bytes; at += LINE) {
+            const char *key = job->cache + (slots[t] * 2 * heads + head) * bytes + at;
+            PREFETCH(key);
+            PREFETCH(key + heads * bytes);
+        }
 }
 
 /* A row's result of one head, to out or to its part. */
@@ -173,11 +188,12 @@ static int live_keys(const job_t *job, int64_t row, int64_t start, int num_keys)
 }
 
 /* An item of few rows, for some of its KV heads: all of them while a tile of keys is in the cache. */
-static void run_few(const job_t *job, const int64_t *item, int64_t first_head, int64_t heads, float scale,
-                    bench_t *bench) {
+static void run_few(const job_t *job, const int64_t *item, const int64_t *following, int64_t first_head, int64_t heads,
+                    float scale, bench_t *bench) {
     int64_t dim = job->dim, group = job->group, first_row = item[0], rows = (item[1] - item[0]) * group;
     float *scores = bench->room, *query = scores + rows * TILE, *all_values = query + heads * rows * dim;
     float *sums = all_values + heads * rows * dim, *largest = sums + heads * rows;
+    int pairs = takes_pairs(job->is_bfloat16, dim);
     memset(all_values, 0, sizeof(float) * heads * rows * dim);
     for (int64_t i = 0; i < heads * rows; i++) {
         int64_t head = first_head + i / rows, row = i % rows;
@@ -191,10 +207,13 @@ static void run_few(const job_t *job, const int64_t *item, int64_t first_head, i
         for (int64_t h = 0; h < heads; h++) {
             float *values = all_values + h * rows * dim;
             ahead_t ahead;
-            if (heads == job->kv_heads) find_ahead(job, slots + num_keys, item[4] - start - num_keys, h, &ahead);
+            if (heads == job->kv_heads) {
+                if (start + num_keys < item[4]) find_ahead(job, slots + num_keys, item[4] - start - num_keys, h, &ahead);
+                else find_ahead(job, job->slots + following[2] + following[3], following[4] - following[3], h, &ahead);
+            }
             find_tile(job, slots, num_keys, first_head + h, bench);
-            score((int)rows, num_keys, (int)dim, query + h * rows * dim, bench->keys_at, (int)job->is_bfloat16,
-                  heads == job->kv_heads ? &ahead : NULL, scores);
+            score_few(pairs, (int)rows, num_keys, (int)dim, query + h * rows * dim, bench->keys_at,
+                      (int)job->is_bfloat16, heads == job->kv_heads ? &ahead : NULL, scale, scores);
             int least_live = num_keys;
             for (int64_t row = 0; row < rows; row++) {
                 int live = live_keys(job, first_row + row / group, start, num_keys);
@@ -205,9 +224,9 @@ static void run_few(const job_t *job, const int64_t *item, int64_t first_head, i
             /* Keys that a token does not see are left out, not weighed with nothing: as if the token were alone. */
             int64_t count = least_live == num_keys ? rows : group;
             for (int64_t row = 0; row < rows; row += count)
-                multiply_add((int)count, (int)dim, live_keys(job, first_row + (row + count - 1) / group, start, num_keys),
-                             scores + row * TILE, TILE, 1, bench->values_at, (int)job->is_bfloat16,
-                             values + row * dim);
+                weigh_values(pairs, (int)count, 0, (int)dim,
+                             live_keys(job, first_row + (row + count - 1) / group, start, num_keys),
+                             scores + row * TILE, bench->values_at, (int)job->is_bfloat16, values + row * dim);
         }
     }
     for (int64_t i = 0; i < heads * rows; i++)
@@ -218,7 +237,7 @@ static void run_few(const job_t *job, const int64_t *item, int64_t first_head, i
 /* An item of many rows, for one KV head. */
 static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, float scale, bench_t *bench) {
     int dim = (int)job->dim, group = (int)job->group, rows = (int)(item[1] - item[0]) * group;
-    int padded = (rows + LANES - 1) / LANES * LANES;
+    int padded = (rows + LANES - 1) / LANES * LANES, pairs = takes_pairs(job->is_bfloat16, dim);
     float *scores = bench->room, *query = scores + TILE * padded, *values = query + dim * padded, one[MAX_DIM];
     wide_t wide = {.sums = values + rows * dim, .least_limit = INT32_MAX};
     wide.largest = wide.sums + padded;
@@ -232,27 +251,30 @@ static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, flo
         if (r >= rows) continue;
         int64_t row = item[0] + r / group;
         read_query(job, job->row_tokens[row], kv_head * group + r % group, scale, one);
-        for (int d = 0; d < dim; d++) query[d * padded + r] = one[d];
+        for (int d = 0; d < (pairs ? dim / 2 : dim); d++) query[d * padded + r] = one[d];
         wide.limits[r] = job->row_limits[row];
         if (wide.limits[r] < wide.least_limit) wide.least_limit = wide.limits[r];
     }
     for (int64_t start = item[3]; start < item[4]; start += TILE) {
         int num_keys = (int)(item[4] - start < TILE ? item[4] - start : TILE);
-        find_tile(job, job->slots + item[2] + start, num_keys, kv_head, bench);
-        if (job->is_bfloat16) widen_tile(num_keys, dim, bench);
-        score_wide(num_keys, dim, bench->keys_at, query, padded, scores);
+        const int32_t *slots = job->slots + item[2] + start;
+        find_tile(job, slots, num_keys, kv_head, bench);
+        call_for(job, slots + num_keys, item[4] - start - num_keys, kv_head);
+        if (job->is_bfloat16 && !pairs) widen_tile(num_keys, dim, bench);
+        score_many(pairs, num_keys, dim, bench->keys_at, query, padded, scale, scores);
         weigh_wide(&wide, (int)start, num_keys, rows, padded, dim, scores, values);
-        multiply_add(rows, dim, num_keys, scores, 1, padded, bench->values_at, 0, values);
+        weigh_values(pairs, rows, padded, dim, num_keys, scores, bench->values_at, 0, values);
     }
     for (int r = 0; r < rows; r++)
         write_row(job, item[0] + r / group, kv_head * group + r % group, values + r * dim, wide.sums[r],
                   wide.largest[r]);
 }
 
-static void run_unit(const job_t *job, const int64_t *unit, float scale, bench_t *bench) {
+/* `next`: the unit that will probably be this thread's next one. */
+static void run_unit(const job_t *job, const int64_t *unit, const int64_t *next, float scale, bench_t *bench) {
     const int64_t *item = job->items + 5 * unit[0];
     if ((item[1] - item[0]) * job->group < job->few_rows)
-        run_few(job, item, unit[1], unit[2] - unit[1], scale, bench);
+        run_few(job, item, job->items + 5 * next[0], unit[1], unit[2] - unit[1], scale, bench);
     else
         for (int64_t head = unit[1]; head < unit[2]; head++) run_wide(job, item, head, scale, bench);
 }
@@ -289,8 +311,10 @@ static void work(void *argument) {
     bench_t bench;
     bench.copies = job->scratch + thread * job->scratch_floats;
     bench.room = bench.copies + 2 * TILE * job->dim;
-    for (int64_t unit; (unit = FETCH_ADD(&job->next_unit)) < job->num_units;)
-        run_unit(job, job->units + 3 * unit, scale, &bench);
+    for (int64_t unit; (unit = FETCH_ADD(&job->next_unit)) < job->num_units;) {
+        int64_t next = unit + 1 < job->num_units ? unit + 1 : unit;
+        run_unit(job, job->units + 3 * unit, job->units + 3 * next, scale, &bench);
+    }
 }
 
 static void merge_all(void *argument) {

@@ -22,7 +22,7 @@ typedef int32_t bits_t __attribute__((vector_size(4 * LANES), aligned(4), may_al
 typedef uint32_t words_t __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 #define FETCH_ADD(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
-#define PREFETCH(address) __builtin_prefetch(address)
+#define PREFETCH(address) __builtin_prefetch(address, 0, 2) /* into the second cache */
 #else
 #define LANES 1
 #define ROWS 3
@@ -47,6 +47,15 @@ INLINE float total(vec value) {
     for (int i = 1; i < LANES / 4; i++) sum += parts.quarters[i];
     return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 #endif
+}
+
+/* The greatest lane, of numbers. */
+INLINE float greatest(vec value) {
+    float lanes[LANES];
+    store(lanes, value);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i] < lanes[i + half] ? lanes[i + half] : lanes[i];
+    return lanes[0];
 }
 
 /* LANES of them, from element i on. */

@@ -167,21 +167,6 @@ class OnednnProduct(TiledProduct):
         super().__init__(compute, weight)
 
 
-class WidenedProduct:
-    """The product in C for bf16 rows: in fp32 on the weight as it is, rounded once."""
-
-    __slots__ = ("_packed",)
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._packed = PackedLinear(weight.float(), None if bias is None else bias.float())
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._packed(x.float()).to(x.dtype)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> None:
-        residual.add_(self._packed(x.float()))
-
-
 MakeProduct = Callable[[Tensor, Tensor | None], Product]
 
 QUANTIZED = "w8a8"
@@ -203,7 +188,7 @@ def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str
     if weight.dtype != torch.float32:
         del makers["native"]
     if weight.dtype == torch.bfloat16:
-        makers["native"] = WidenedProduct  # for few rows; last, because unmeasured it would compute many, too
+        makers["native"] = PackedLinear  # for few rows; last, because unmeasured it would compute many, too
     expected = TorchProduct(weight, bias)(torch.ones(2, weight.shape[1], dtype=weight.dtype)).float()
     found: dict[str, MakeProduct] = {}
     for name, make in makers.items():
