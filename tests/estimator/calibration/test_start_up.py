@@ -85,7 +85,14 @@ def test_another_model_under_the_same_name_is_measured_anew(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model_fingerprint": "g"}, {"device": "other"}, {"dtype": "bfloat16"}, {"num_threads": 2}, {"block_size": 32}],
+    [
+        {"model_fingerprint": "g"},
+        {"device": "other"},
+        {"dtype": "bfloat16"},
+        {"num_threads": 2},
+        {"block_size": 32},
+        {"build": "vllm 0.32.0 V1 enforce_eager=true"},
+    ],
 )
 def test_a_profile_is_kept_for_each_thing_that_decides_over_step_times(changes: dict[str, object]) -> None:
     subject = Subject.of(MachineExecutor(VirtualClock()), "tiny", 16, "f")

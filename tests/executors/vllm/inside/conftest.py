@@ -1,7 +1,7 @@
 """What the tests that run in vLLM's interpreter share: one executor, for vLLM keeps one model in a process.
 
-The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_RANKS (1), and VLLM_USE_V2_MODEL_RUNNER=1 with
-TRITON_INTERPRET=1 (both are read on import).
+The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_RANKS (1), and what ``second_runner`` names.
+There two ranks need that folder on the path and VLLM_COMPUTE_NANS_IN_LOGITS=0, for they are other processes.
 """
 
 import os
@@ -15,6 +15,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.registry import start_executor
+from tests.executors.vllm.inside import second_runner
 from tests.executors.vllm.inside.families import bring_own_code, write_checkpoint, write_tokenizer
 from tests.executors.vllm.inside.runs import BLOCK_BYTES, BLOCK_SIZE, LIMITS, NUM_BLOCKS, NUM_HOST_BLOCKS
 
@@ -22,20 +23,10 @@ FAMILY = os.environ.get("NEAPTIDE_TEST_FAMILY", "llama")
 RANKS = int(os.environ.get("NEAPTIDE_TEST_RANKS", "1"))
 
 
-def use_runner_v2() -> None:
-    """On a CPU without a Triton back end: its kernels are interpreted."""
-    from types import SimpleNamespace
-
-    import triton.backends
-
-    triton.backends.backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
-    import vllm.v1.worker.gpu.metrics.logits as metrics  # its kernel alone is none for the interpreter
-
-    metrics.get_num_nans = lambda logits: logits.isnan().sum(-1).int()
-
-
-if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
-    use_runner_v2()  # before any test imports vLLM
+if second_runner.is_wanted():  # before any test imports vLLM
+    second_runner.pretend_a_back_end()
+    if os.environ.get("VLLM_COMPUTE_NANS_IN_LOGITS") != "0":
+        second_runner.count_nans_in_torch()
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,33 @@
 """Whatever happens to a request on the way, its greedy text is the one that ``transformers`` gives it."""
 
+import os
 from pathlib import Path
 
 import pytest
+import vllm
 from transformers import PreTrainedModel
 
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import Tier
 from neaptide.executors.contract import StartedExecutor
-from tests.executors.vllm.inside.runs import BLOCK_SIZE, NUM_OUTPUT, Run, assert_greedy, prompts
+from tests.executors.vllm.inside import second_runner
+from tests.executors.vllm.inside.runs import BLOCK_BYTES, BLOCK_SIZE, NUM_OUTPUT, Run, assert_greedy, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
 both_depths = pytest.mark.parametrize("depth", [0, 1])
+
+
+def test_what_its_step_times_depend_on_is_said(started: StartedExecutor) -> None:
+    """A profile that is kept belongs to that."""
+    profiled = started.profiled
+    assert profiled is not None
+    runner = "V2" if second_runner.is_wanted() else "V1"
+    ranks = os.environ.get("NEAPTIDE_TEST_RANKS", "1")
+    words = ["vllm", vllm.__version__, runner, "enforce_eager=true"]
+    words += [f"tensor_parallel_size={ranks}"] if ranks != "1" else []
+    assert profiled.build == " ".join(words)
+    assert profiled.device_name.startswith(f"{ranks} x ") == (ranks != "1")
+    assert (profiled.dtype_name, profiled.kv_bytes_per_token) == ("float32", BLOCK_BYTES // BLOCK_SIZE)
 
 
 def test_alone(checkpoint: Checkpoint, started: StartedExecutor) -> None:

@@ -1,0 +1,24 @@
+"""vLLM's second runner on a CPU without a Triton back end, its kernels interpreted: VLLM_USE_V2_MODEL_RUNNER=1 and
+TRITON_INTERPRET=1, both read on import, and what is done here before any process imports vLLM."""
+
+import os
+
+
+def is_wanted() -> bool:
+    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+
+
+def pretend_a_back_end() -> None:
+    """vLLM asks whether Triton has one for CPUs before it lets kernels be."""
+    from types import SimpleNamespace
+
+    import triton.backends
+
+    triton.backends.backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
+
+
+def count_nans_in_torch() -> None:
+    """Of all kernels this one is none for the interpreter."""
+    import vllm.v1.worker.gpu.metrics.logits as metrics
+
+    metrics.get_num_nans = lambda logits: logits.isnan().sum(-1).int()
