@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = findings.to_figures() | {"cut_short": cut_short}
         show(figures)
         draw_plots(figures, args)
-        line = json.dumps(jsonable(figures))
+        line = json.dumps(jsonable(figures), allow_nan=False)
         if args.json is not None:
             args.json.write_text(line + "\n")
         print(f"cut short: {cut_short}" if cut_short else "", end="\n" if cut_short else "")

@@ -23,10 +23,12 @@ from benchmarks.live.plan import ONLINE_IN, Targets, Window
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig
 from neaptide.engine.core import EngineCore
+from neaptide.engine.interfaces import CostModel
 from neaptide.engine.messages import StepOutputs
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.record.step_log import AddLine, BatchLine, HeaderLine, ObserveLine, StepLine, read_log
 from neaptide.engine.steps.plan import BatchShape
+from neaptide.estimator.cost.iteration_time import regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
@@ -40,6 +42,7 @@ from neaptide.simulation.replay import replay
 MAX_HOST_S = 0.05
 """Between two steps; a longer gap means that there was nothing to do."""
 VOCABULARY = 1000
+AFTER_IDLE = "after_idle"
 OF_MACHINE = ("step_error", "step_noise", "way_to_engine_ms", "way_to_client_ms")
 """Beside the figures."""
 ERROR_OF = {
@@ -170,8 +173,25 @@ def simulated(recorded: Recorded, until_s: float, window_s: Sequence[float], tar
     return {name: round(median(one[name] for one in draws), 4) for name in draws[0]} | {
         "step_error": round(machine.error(inside), 4),
         "step_noise": round(machine.noise, 4),
+        **{f"of_predicted_{kind}": ratio for kind, ratio in by_kind(machine, inside).items()},
         "way_to_engine_ms": round(1e3 * way.to_engine_s, 2),
         "way_to_client_ms": round(1e3 * way.to_client_s, 2),
+    }
+
+
+def by_kind(machine: CostModel, steps: Sequence[Step]) -> dict[str, float]:
+    """What steps of each kind took, planning and committing included, over what was predicted for them: a kind that is
+    off by itself is the model's fault, all together are the machine's. Kinds without steps are left out."""
+    kinds: dict[str, list[Step]] = {}
+    for before, step in zip((None, *steps), steps, strict=False):
+        kinds.setdefault(regime_of(step.shape).value, []).append(step)
+        if before is not None and step.start_s - before.end_s > MAX_HOST_S:
+            kinds.setdefault(AFTER_IDLE, []).append(step)
+    return {
+        kind: round(
+            sum(one.host_s + one.seconds for one in those) / sum(machine.predict(one.shape).seconds for one in those), 4
+        )
+        for kind, those in sorted(kinds.items())
     }
 
 
@@ -188,7 +208,12 @@ def load_of(recorded: Recorded, end_s: float, targets: Targets, directory: Path)
 def draw(recorded: Recorded, load: Load, machine: MachineModel, seed: int) -> Outcome:
     header, clock = recorded.header, VirtualClock()
     executor = TraceExecutor(
-        header.num_blocks, machine, clock, lambda _: NEVER, lambda name: name.startswith("online"), machine.noise, seed
+        header.num_blocks,
+        machine,
+        clock,
+        lambda _: NEVER,
+        lambda name: name.startswith("online"),
+        step_factors=machine.factors(seed),
     )
     model, _ = recorded.learnt(0.0)
     headroom = build_headroom(header.recipe["headroom"], header.num_blocks)
@@ -272,7 +297,8 @@ def print_prediction(found: Mapping[str, Any]) -> None:
             ratio = f" ({figures[name] / value:.3f})" if value else ""
             cells.append(f"{figures[name]:,.3g}{ratio}")
         rows.append([name, *cells])
-    rows += [[name, "", "", f"{before[name]:.3f}", f"{whole[name]:.3f}"] for name in OF_MACHINE]
+    of_machine = [*OF_MACHINE, *(name for name in whole if name.startswith("of_predicted_"))]
+    rows += [[name, "", "", *(f"{figures[name]:.3f}" for figures in (before, whole))] for name in of_machine]
     columns = ["", "real", "allowed", "simulated, known before", "simulated, known afterwards"]
     decided = found["decided_otherwise"] or "none"
     print_table(f"the simulator on this run; of {found['steps']} steps decided otherwise: {decided}", columns, rows)

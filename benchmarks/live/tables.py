@@ -1,7 +1,7 @@
 """What is printed of the live experiment."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.common import print_table
@@ -10,15 +10,19 @@ from neaptide.loadgen.client.recorder import attainment
 from neaptide.loadgen.percentiles import percentiles
 
 
+def in_ms(values_s: Iterable[float | None]) -> list[float] | None:
+    """p50, p90 and p99; None of none. A run in which no chat was answered has records, and no such figures."""
+    found = percentiles(values_s)
+    return None if math.isnan(found.p50) else [round(1e3 * value, 1) for value in found]
+
+
 def summary(name: str, window: Window, ttft_s: float, tpot_s: float) -> dict[str, Any]:
-    ttft = percentiles(r.ttft_s for r in window.records)
-    tpot = percentiles(r.tpot_s for r in window.records)
     return {
         "run": name,
         "online_requests": len(window.records),
         "online_failed": sum(r.error is not None for r in window.records),
-        "ttft_ms": [round(1e3 * v, 1) for v in ttft] if window.records else None,
-        "tpot_ms": [round(1e3 * v, 1) for v in tpot] if window.records else None,
+        "ttft_ms": in_ms(r.ttft_s for r in window.records),
+        "tpot_ms": in_ms(r.tpot_s for r in window.records),
         "attainment": round(attainment(window.records, ttft_s, tpot_s), 4) if window.records else None,
         "online_tokens_per_s": round(window.online_tokens_per_s, 1),
         "offline_tokens_per_s": round(window.offline_tokens_per_s, 1),

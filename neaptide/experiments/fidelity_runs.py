@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,9 @@ FIRST_TOKEN_ID = 10
 """Special tokens lie below."""
 WARM_UP_SHARE = 0.2
 """Of the run, before the window of measurement: what is known of the machine's drift comes from there."""
+STRETCH_STEPS = 40
+"""Of known steps, drawn together: a machine is slow for seconds, and an engine that notices leaves itself a smaller
+margin than one whose every step is off by chance."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -201,19 +204,39 @@ class MachineModel:
 
     def __init__(self, base: CostModel, known: Sequence[Step], *, drift: bool = True) -> None:
         self._base = base
-        self._host_s = float(np.median([step.host_s for step in known]))
+        self._host_s = float(np.mean([step.host_s for step in known]))
         measured_s = np.array([step.seconds for step in known])
         predicted_s = np.array([base.predict(step.shape).seconds for step in known])
-        self.drift = float(measured_s.sum() / predicted_s.sum()) if drift else 1.0
+        measured_drift = float(measured_s.sum() / predicted_s.sum())
+        self.drift = measured_drift if drift else 1.0
         residuals = np.log(measured_s / predicted_s)
         self.noise = float(1.4826 * np.median(np.abs(residuals - np.median(residuals))))
         """Standard deviation of the logarithm of one step's time; robust against outliers."""
+        # Of mean 1 over the time of the steps, not over the steps: an engine plans shorter ones while the machine is
+        # slow, and one that is simulated will do so, too.
+        self._factors = measured_s / predicted_s / measured_drift
 
     def predict(self, shape: BatchShape) -> Prediction:
         return Prediction(self._base.predict(shape).seconds * self.drift + self._host_s, 0.0)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """Learns nothing more."""
+
+    def factors(self, seed: int) -> Iterator[float]:
+        """What one step after another takes over its prediction, without end: the known steps' own, stalls and slow
+        seconds as they were, in stretches whose order is drawn.
+
+        Blocks of a circular series (Politis and Romano 1992), but each as often as any other: chance alone would make
+        of three stalls none or six.
+        """
+        rng = random.Random(seed)
+        while True:
+            begin = rng.randrange(len(self._factors))
+            series = np.roll(self._factors, -begin)
+            stretches = [series[at : at + STRETCH_STEPS] for at in range(0, len(series), STRETCH_STEPS)]
+            rng.shuffle(stretches)
+            for stretch in stretches:
+                yield from stretch.tolist()
 
     def error(self, steps: Sequence[Step]) -> float:
         """Mean relative error of these steps' times."""

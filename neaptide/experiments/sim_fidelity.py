@@ -9,6 +9,7 @@ is a wrong profile: the check fails for it.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -37,6 +38,7 @@ from neaptide.experiments.fidelity_runs import (
     OFFLINE_OUT,
     ONLINE_IN,
     ONLINE_OUT,
+    STRETCH_STEPS,
     Load,
     MachineModel,
     Outcome,
@@ -209,11 +211,13 @@ class Fidelity:
 
     def _draw(self, load: Load, machine: MachineModel, seed: int) -> Outcome:
         clock = VirtualClock()
-        return drive(self._core(load, simulated_machine(machine, clock, machine.noise, seed), clock), clock, load)
+        return drive(self._core(load, simulated_machine(machine, clock, machine.factors(seed)), clock), clock, load)
 
 
-def simulated_machine(truth: CostModel, clock: VirtualClock, noise: float, seed: int) -> TraceExecutor:
-    return TraceExecutor(NUM_BLOCKS, truth, clock, lambda _: NEVER, lambda name: name.startswith("online"), noise, seed)
+def simulated_machine(truth: CostModel, clock: VirtualClock, factors: Iterator[float]) -> TraceExecutor:
+    return TraceExecutor(
+        NUM_BLOCKS, truth, clock, lambda _: NEVER, lambda name: name.startswith("online"), step_factors=factors
+    )
 
 
 def _config(load: Load) -> EngineConfig:
@@ -241,8 +245,9 @@ def result_of(model: str, found: Findings) -> ExperimentResult:
         f"{1e3 * load.tpot_slo_s:.0f} ms; {len(real.steps)} real steps.",
         "Drift correction: the calibrated step time times measured over predicted time of the "
         f"{len(real.steps_before_window())} real steps before the window, here {machine.drift:.2f}; nothing of the "
-        f"window goes in. Steps scattered by {machine.noise:.1%} then, which the simulation draws anew, {DRAWS} times: "
-        f"its figures are medians over these. Mean error of a step in the window {machine.error(window):.1%}.",
+        f"window goes in. Steps scattered by {machine.noise:.1%} then, which the simulation draws anew in stretches of "
+        f"{STRETCH_STEPS} steps, {DRAWS} times: its figures are medians over these. Mean error of a step in the window "
+        f"{machine.error(window):.1%}.",
         f"Within the window the real steps took {_wander(real, machine)} of the corrected time, by tenths of the "
         "window: what the machine's speed did there, no prediction could know.",
         f"Without the correction the mean error of a step is {plain:.1%}, and "

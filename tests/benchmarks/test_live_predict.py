@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.live import predict as live_predict
 from benchmarks.live.plan import Targets, Window
-from benchmarks.live.predict import ERROR_OF, holds, predict, print_prediction
+from benchmarks.live.predict import ERROR_OF, by_kind, holds, predict, print_prediction
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
@@ -16,13 +16,13 @@ from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.steps.plan import BatchShape
-from neaptide.estimator.cost.iteration_time import Regime
+from neaptide.estimator.cost.iteration_time import ConstantCostModel, Regime
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import StepCost
 from neaptide.estimator.recipes import build_headroom, recipe_of
 from neaptide.executors.simulated.trace_executor import TraceExecutor
-from neaptide.experiments.fidelity_runs import Load, Outcome, drive
+from neaptide.experiments.fidelity_runs import Load, Outcome, Step, drive
 from neaptide.loadgen.client.recorder import Record
 
 NUM_BLOCKS = 1024
@@ -145,3 +145,19 @@ def test_it_is_printed_side_by_side(steady: dict[str, Any], capsys: pytest.Captu
     assert "known afterwards" in said
     print_prediction({"failed": "no log"})
     assert capsys.readouterr().out == "no prediction: no log\n"
+
+
+def test_what_steps_of_a_kind_took_stands_beside_what_was_predicted(steady: dict[str, Any]) -> None:
+    shares = {name: value for name, value in steady["known_before"].items() if name.startswith("of_predicted_")}
+    # Beside offline work without end every step has decodes and prompts.
+    assert shares == pytest.approx({"of_predicted_mixed": 1.0}, abs=0.03)
+
+
+def test_a_kind_that_is_off_is_told_from_the_others() -> None:
+    """Decodes take 30 ms and prompts 40, planning 2 ms; a profile that knows no prompts has 30 for both."""
+    decode, prompt = BatchShape(), BatchShape()
+    decode.add(1, 9)
+    prompt.add(16, 0)
+    steps = [Step(0.0, 0.028, 0.002, decode), Step(0.03, 0.038, 0.002, prompt), Step(0.2, 0.028, 0.002, decode)]
+    model = ConstantCostModel(0.03)
+    assert by_kind(model, steps) == pytest.approx({"after_idle": 1.0, "decode": 1.0, "prefill": 4 / 3}, abs=1e-4)

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import random
+from itertools import islice, pairwise, repeat
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +113,20 @@ def test_the_scatter_of_known_steps_does_not_hang_on_the_drift_or_on_one_stalled
     assert noise == pytest.approx(0.05, rel=0.1)
 
 
+def test_known_steps_come_again_in_stretches_each_as_often_as_any_other() -> None:
+    """200 steps, each a little longer than the one before."""
+    machine = MachineModel(ConstantCostModel(STEP_S), steps_of([STEP_S * (1.0 + k / 200) for k in range(200)]))
+    drawn = {seed: list(islice(machine.factors(seed), 400)) for seed in (0, 1)}
+    for factors in drawn.values():
+        for once in (factors[:200], factors[200:]):
+            assert sorted(once) == pytest.approx([(1.0 + k / 200) / machine.drift for k in range(200)])
+            which = np.argsort(np.argsort(once)).tolist()
+            # Five stretches of 40 steps, in an order that is not their own.
+            assert 195 <= sum((after - before) % 200 == 1 for before, after in pairwise(which)) < 199
+    assert drawn[0] != drawn[1]
+    assert drawn[0][:200] != drawn[0][200:]
+
+
 def test_without_drift_the_profile_is_taken_as_it_is() -> None:
     machine = MachineModel(ConstantCostModel(STEP_S), steps_of([3 * STEP_S] * 100), drift=False)
     assert machine.predict(BatchShape()).seconds == pytest.approx(STEP_S + 0.001)
@@ -152,7 +168,8 @@ def compare(
     """A machine of ``COST`` with some scatter, that is now 1.1 times slower than when it was calibrated."""
     clock = VirtualClock()
     truth = SlowerFromThen(costs_times(dict.fromkeys(Regime, 1.1)), clock, slower_from_s)
-    executor = simulated_machine(truth, clock, 0.02, seed=100)
+    scatter = random.Random(100)
+    executor = simulated_machine(truth, clock, (scatter.lognormvariate(-2e-4, 0.02) for _ in repeat(None)))
     return Fidelity(executor, clock, profile, directory).run(duration_s, vocab=1000)
 
 

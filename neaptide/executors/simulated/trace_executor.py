@@ -5,7 +5,7 @@ token is the end-of-sequence token, which the engine does not keep but which a c
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,7 @@ class TraceExecutor:
         output_tokens: asked once for each request, at its first step.
         is_online: the same.
         step_noise: standard deviation of the logarithm of a step's time over what it takes on average; 0 for none.
+        step_factors: what the steps take over the truth, one after the other, in place of noise.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TraceExecutor:
         is_online: Callable[[str], bool],
         step_noise: float = 0.0,
         seed: int = 0,
+        step_factors: Iterator[float] | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._truth = truth
@@ -73,6 +75,7 @@ class TraceExecutor:
         self._is_online = is_online
         self._step_noise = step_noise
         self._random = random.Random(seed)
+        self._step_factors = step_factors
         self._num_seen = 0
         self._device = DeviceTime()
         self._facts = np.zeros((0, len(FACTS)), np.int64)
@@ -97,7 +100,9 @@ class TraceExecutor:
         for new in plan.new_requests:
             self._take_in(new)
         seconds = self._truth.predict(plan.shape).seconds
-        if self._step_noise:
+        if self._step_factors is not None:
+            seconds *= next(self._step_factors)
+        elif self._step_noise:
             # With median 1 they would take exp(sigma^2 / 2) longer on average than the truth says.
             seconds *= self._random.lognormvariate(-0.5 * self._step_noise**2, self._step_noise)
         result = StepResult(self._run(plan), model_s=seconds)

@@ -98,3 +98,14 @@ def test_noise_makes_steps_neither_longer_nor_shorter_on_average() -> None:
     for position in range(1, 4000):
         engine.submit(plan(part("row", 9 + position, 1, position))).wait()
     assert clock.now() / 4000 == pytest.approx(0.5, rel=0.02)
+
+
+def test_factors_that_are_given_take_the_place_of_noise() -> None:
+    clock = VirtualClock()
+    engine = TraceExecutor(
+        8, ConstantCostModel(0.5), clock, {"row": 3}.__getitem__, lambda _: False, 0.3, step_factors=iter([1.0, 3.0])
+    )
+    engine.submit(plan(part("row", 0, 10, 0), new=("row",))).wait()
+    assert clock.now() == 0.5
+    engine.submit(plan(part("row", 10, 1, 1))).wait()
+    assert clock.now() == 2.0
