@@ -20,7 +20,10 @@ from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape
 
 ITL_FACTOR = 1.5
-"""Slack that a stream has banked may not be spent in one stall: a gap is at most this many TPOT targets."""
+"""A gap that streams cannot spare, or that offline work makes, is at most this many TPOT targets."""
+STALL_FACTOR = 2.5
+"""The same of a gap that online prompts make out of what streams have put by. A prompt that is one step instead of two
+or three leaves sooner, and the next one finds it gone."""
 PACE_SHARE = 0.9
 """Of the TPOT target: however many online prompts come, they may make a step so long whatever the streams can spare, so
 that they always move. Below 1, so that streams still gain on their deadlines."""
@@ -65,7 +68,8 @@ class StepBounds:
     """Upper bounds on the step's duration, in seconds; infinite where nothing asks for one."""
 
     itl_s: float
-    """The gap that running online streams may see: nothing, online prompts included, may stall them longer."""
+    """The gap that running online streams may see; a longer one only where online prompts spend what streams have put
+    by."""
     slack_s: float
     """What running online streams can spare before their next token is due."""
     idle_s: float
@@ -143,7 +147,7 @@ class SlackTracker:
         idle_s = self._idle_bound_s(stretch)
         if not self._bounds_prompts:
             return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s, itl_s)
-        prompts_s = min(itl_s, max(prompts_slack_s, pace_s))
+        prompts_s = max(pace_s, min(prompts_slack_s, STALL_FACTOR * tightest_s, longest_s))
         return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s, PACE_SHARE * tightest_s)
 
     def _least_slack_s(self, left_s: FloatArray, num_output: IntArray, tpot_slo_s: FloatArray, share: float) -> float:
