@@ -1,6 +1,7 @@
 """The documents say what is there."""
 
 import ast
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,7 +18,7 @@ from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.schemas import ChatBody, CompletionBody
 from neaptide.server.shadow.metrics import ShadowMetrics
 from tests.acceptance import ROWS, load_ratchet
-from tools import settings_page
+from tools import live_page, settings_page
 
 REPOSITORY = Path(__file__).parents[1]
 MOST_FILES = 15
@@ -30,6 +31,10 @@ def text(name: str) -> str:
 
 def test_the_page_of_settings_is_what_the_settings_say() -> None:
     assert text("docs/settings.md") == settings_page.page()
+
+
+def test_readmes_figures_are_those_of_the_line_of_the_live_run() -> None:
+    assert live_page.paragraph(json.loads(text("docs/live.json"))) in text("README.md")
 
 
 def test_every_metric_is_documented() -> None:

@@ -1,5 +1,6 @@
 """What the live experiment has measured so far, and the figures made of it: one that is cut short has them too."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +100,7 @@ class Findings:
             "ratios": ratios,
             "window_s": list(self.window_s),
             "checked_tokens": self.checked_tokens,
+            "cpus": os.cpu_count(),
             "ceilings_tokens_per_s": {n: round(w.offline_tokens_per_s, 1) for n, w in self.ceilings.items()},
             "loads": figures,
         }
