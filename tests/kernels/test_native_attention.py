@@ -194,8 +194,11 @@ def test_shared_prefixes_of_wider_heads_in_bf16(dim: int) -> None:
 
 
 @needs_compiler
-def test_slots_behind_an_odd_context_are_not_read_in_bf16() -> None:
-    """Keys are weighed in pairs: what lies beside the last of them may be anything."""
-    case = Case([(1, 40), (1, 64), (2, 33), (20, 10)], dim=64, dtype=torch.bfloat16)
-    assert case.run("native").isfinite().all()
-    assert case.cache.isnan().any()
+def test_the_last_key_of_an_odd_context_has_no_partner_in_bf16() -> None:
+    """Values are weighed in pairs of keys; where a tile ends with one, nothing of the tile before may stand beside it."""
+    case = Case([(1, 31), (1, 6)], dim=64, dtype=torch.bfloat16)
+    case.full[0][7] = float("nan")
+    case.cache[case.tables[0, 0], 7] = float("nan")
+    out = case.run("native")
+    assert out[0].isnan().all()
+    torch.testing.assert_close(out[1].double(), case.expected()[1], atol=3e-2, rtol=3e-2)

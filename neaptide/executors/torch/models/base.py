@@ -16,7 +16,8 @@ from neaptide.models.config import ModelConfig
 def row_tiles(hidden: Tensor) -> Sequence[Tensor]:
     """Rows of [num_tokens, hidden_size] that a feed-forward takes one run after the other: all at once on a GPU, on a
     CPU no more than a product computes at once, so that what lies between its two products needs no second copy."""
-    return torch.split(hidden, TILE_ROWS) if hidden.device.type == "cpu" else (hidden,)
+    is_one = hidden.shape[0] <= TILE_ROWS or hidden.device.type != "cpu"  # a split of one costs as much as a norm
+    return (hidden,) if is_one else torch.split(hidden, TILE_ROWS)
 
 
 class Destination(NamedTuple):
