@@ -10,9 +10,9 @@ from neaptide.engine.arrays import FloatArray, IntArray
 LEAST_SHARE = 1.0
 """Of its TPOT target, the slack that a stream keeps after every step: one step that overruns, its last one above all,
 must not make it late."""
-MOST_SHARE = 3.0
-"""Where prompts come in bursts that stall the streams for longer. Online prompts spend of it as well, which makes dips
-deeper: a deeper cushion follows these up, for one part of first tokens in a hundred and several of the offline ones."""
+MOST_SHARE = 6.0
+"""Where prompts come in bursts that stall the streams for longer. Beyond it, streams of usual length end before they
+have gained it."""
 LEAST_TOKENS_TO_GAIN = 10
 """From its first token on, because to make all streams short of it wait for nothing but each other wastes whole steps.
 Streams share their steps, and among many there is always one that has just begun: what it gains with a token, every

@@ -86,24 +86,24 @@ class PerToken(Machine):
         return Prediction(TOKEN_S * shape.num_tokens, 0.0)
 
 
-@pytest.mark.parametrize(("after_s", "share"), [(0.0, 3.0), (60.0, 1.5), (120.0, 1.0), (180.0, 1.0)])
+@pytest.mark.parametrize(("after_s", "share"), [(0.0, 4.0), (60.0, 2.0), (120.0, 1.0), (180.0, 1.0)])
 def test_a_cushion_is_as_deep_as_the_last_dip_and_loses_half_of_it_in_a_minute(after_s: float, share: float) -> None:
     cushion = Cushion()
-    cushion.observe(5.0, 3.0)
+    cushion.observe(5.0, 4.0)
     assert cushion.share(5.0 + after_s) == share
 
 
 def test_a_dip_that_is_less_than_what_is_left_of_the_deepest_changes_nothing() -> None:
     cushion = Cushion()
-    cushion.observe(0.0, 3.0)
-    cushion.observe(60.0, 1.25)
-    assert cushion.share(60.0) == 1.5
+    cushion.observe(0.0, 4.0)
+    cushion.observe(60.0, 1.5)
+    assert cushion.share(60.0) == 2.0
 
 
-def test_a_cushion_is_never_more_than_three_targets_however_late_streams_have_been() -> None:
+def test_a_cushion_is_never_more_than_six_targets_however_late_streams_have_been() -> None:
     cushion = Cushion()
     cushion.observe(0.0, 100.0)
-    assert (cushion.share(0.0), cushion.share(60.0)) == (3.0, 1.5)
+    assert (cushion.share(0.0), cushion.share(60.0)) == (6.0, 3.0)
 
 
 @pytest.mark.parametrize(
