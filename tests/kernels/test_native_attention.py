@@ -195,7 +195,7 @@ def test_shared_prefixes_of_wider_heads_in_bf16(dim: int) -> None:
 
 @needs_compiler
 def test_the_last_key_of_an_odd_context_has_no_partner_in_bf16() -> None:
-    """Values are weighed in pairs of keys; where a tile ends with one, nothing of the tile before may stand beside it."""
+    """Values are weighed in pairs of keys; where a tile ends with one, none of the tile before may stand beside it."""
     case = Case([(1, 31), (1, 6)], dim=64, dtype=torch.bfloat16)
     case.full[0][7] = float("nan")
     case.cache[case.tables[0, 0], 7] = float("nan")
