@@ -17,9 +17,9 @@ ABOUT = "throughput of one offline pool on 1 to 64 simulated replicas, by the pl
 
 PROFILE = "a100-40g-llama-3.1-8b"
 POOL = "batchllm-2048-2048-s16"
-FULL_ROWS, FULL_REPLICAS = 19_200, (1, 4, 16, 64)
+FULL_ROWS, FULL_REPLICAS = 12_800, (1, 4, 16, 64)
 QUICK_ROWS, QUICK_REPLICAS = 2_048, (1, 8)
-"""256 to 300 rows for each of the most replicas."""
+"""256 or 200 rows for each of the most replicas."""
 MIN_SCALING, MAX_LOST = 0.95, 0.02
 JUDGED: Placement = "partition"
 FOR_EVER_S = 1e9

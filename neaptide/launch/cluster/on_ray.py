@@ -20,6 +20,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.util import get_node_ip_address
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from neaptide.launch.cluster.gateway import build_gateway, check_shared, question_headers
 from neaptide.launch.cluster.process import LAST_S, ReplicaProcess, replica_settings
@@ -96,6 +97,7 @@ class Gateway:
     async def __init__(self, replicas: Any, arguments: dict[str, Any]) -> None:  # type: ignore[misc]
         """``replicas`` is the handle of their deployment."""
         self._gateway = build_gateway(load_settings(arguments))
+        self._gateway.app.add_middleware(RequestIdByRay)
         self._following = asyncio.create_task(follow(replicas, self._gateway.replicas))
         # Another one has the requests until this one is ready; one that knows nobody would refuse them.
         with suppress(TimeoutError):
@@ -107,6 +109,22 @@ class Gateway:
     async def __del__(self) -> None:
         self._following.cancel()
         await self._gateway.close()
+
+
+class RequestIdByRay:
+    """Takes the request's id off replies: Serve's proxy, which has given it to requests without one, puts it on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [pair for pair in message["headers"] if pair[0].lower() != b"x-request-id"]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, send_on)
 
 
 async def follow(handle: Any, replicas: Replicas) -> None:
