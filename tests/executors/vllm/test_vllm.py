@@ -1,11 +1,10 @@
 """The vllm executor, tested in vLLM's own interpreter: one process for each model and runner."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.executors.vllm.interpreter import PYTHON, REPOSITORY, needs_vllm
+from tests.executors.vllm.interpreter import PYTHON, needs_vllm
 from tests.inside import run_inside
 
 INSIDE = Path(__file__).parent / "inside"
@@ -16,12 +15,11 @@ V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 SHORT = {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}
 """For kernels that are interpreted."""
 TWO_RANKS = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-V2_IN_WORKERS = {
-    "PYTHONPATH": os.pathsep.join([str(INSIDE / "second_runner"), str(REPOSITORY)]),
-    "VLLM_COMPUTE_NANS_IN_LOGITS": "0",
-}
-FAMILIES = ("llama", "qwen3", "qwen3-moe", "opt")
-every_family = pytest.mark.parametrize("family", FAMILIES)
+OTHERS = ("qwen3", "qwen3-moe", "opt")
+LOGPROBS = (
+    "test_sampling.py::test_logprobs_are_raw_and_as_many_as_asked",
+    "test_sampling.py::test_prompt_logprobs",
+)
 
 
 def run(*tests: str, **environment: str) -> None:
@@ -34,7 +32,7 @@ def test_llama() -> None:
 
 
 @full
-@pytest.mark.parametrize("family", FAMILIES[1:])
+@pytest.mark.parametrize("family", OTHERS)
 def test_other_families(family: str) -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_host_cache.py", "test_same_as_llm.py")
     run(*files, NEAPTIDE_TEST_FAMILY=family)
@@ -55,26 +53,24 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 @pytest.mark.timeout(3600)
 def test_the_second_runner() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py")
-    run(*files, "test_host_cache.py", "test_same_as_llm.py", **V2, **SHORT)
+    run(*files, "test_host_cache.py", **V2, **SHORT)
 
 
 @full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("family", FAMILIES[1:])
+@pytest.mark.parametrize("family", OTHERS)
 def test_other_families_on_the_second_runner(family: str) -> None:
-    run("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", **V2, NEAPTIDE_TEST_FAMILY=family)
+    run("test_greedy.py", *LOGPROBS, **V2, NEAPTIDE_TEST_FAMILY=family)
 
 
 @full
-@every_family
-def test_two_ranks(family: str) -> None:
+def test_two_ranks() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", "test_host_cache.py")
-    run(*files, **TWO_RANKS, NEAPTIDE_TEST_FAMILY=family)
+    run(*files, **TWO_RANKS)
 
 
 @full
 @pytest.mark.timeout(3600)
-@every_family
-def test_two_ranks_on_the_second_runner(family: str) -> None:
-    files = ("test_greedy.py", "test_sampling.py", "test_same_as_llm.py")
-    run(*files, **V2, **TWO_RANKS, **V2_IN_WORKERS, NEAPTIDE_TEST_FAMILY=family)
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_on_two_ranks(family: str) -> None:
+    run("test_greedy.py", "test_same_as_llm.py", *LOGPROBS, **TWO_RANKS, NEAPTIDE_TEST_FAMILY=family)

@@ -1,7 +1,6 @@
 """What the tests that run in vLLM's interpreter share: one executor, for vLLM keeps one model in a process.
 
 The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_RANKS (1), and what ``second_runner`` names.
-There two ranks need that folder on the path and VLLM_COMPUTE_NANS_IN_LOGITS=0, for they are other processes.
 """
 
 import os
@@ -25,8 +24,7 @@ RANKS = int(os.environ.get("NEAPTIDE_TEST_RANKS", "1"))
 
 if second_runner.is_wanted():  # before any test imports vLLM
     second_runner.pretend_a_back_end()
-    if os.environ.get("VLLM_COMPUTE_NANS_IN_LOGITS") != "0":
-        second_runner.count_nans_in_torch()
+    second_runner.count_nans_in_torch()
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,9 @@ import json
 import os
 import sys
 
-from tests.executors.vllm.inside import second_runner
-
 
 def main() -> None:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    if second_runner.is_wanted():
-        second_runner.pretend_a_back_end()
     from vllm import LLM, SamplingParams
 
     llm = LLM(
