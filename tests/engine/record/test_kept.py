@@ -16,11 +16,12 @@ ROUNDS = 4
 WINDOWS = {
     "neaptide.engine.core.EngineCore._planning_s",
     "neaptide.engine.scheduler.controller.OverrunController._overran",
+    "neaptide.engine.scheduler.cushion.Cushion._answers",
     "neaptide.engine.scheduler.slack.SlackTracker._arrivals",
     "neaptide.engine.scheduler.slack.SlackTracker._arrival_times_s",
     "neaptide.engine.scheduler.slack.SlackTracker._tokens_before",
 }
-"""Of the last steps and arrivals, so many at most."""
+"""Of the last steps, arrivals and answers, so many at most."""
 
 
 def visits(harness: Harness, recorder: TrafficRecorder, directory: Path, number: int) -> None:
