@@ -150,7 +150,7 @@ class SlackRouter(Router):
 
     reads_prompts = True
 
-    def __init__(self, conceded_share: float = 0.05, by_prefix: bool = True) -> None:
+    def __init__(self, conceded_share: float = 0.1, by_prefix: bool = True) -> None:
         super().__init__()
         self._conceded_share = conceded_share
         self._by_prefix = by_prefix

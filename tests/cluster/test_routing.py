@@ -47,8 +47,8 @@ def test_the_longest_cached_prefix_wins_among_replicas_with_next_to_the_most_sla
 
 
 def test_a_prefix_does_not_count_where_it_would_cost_more_slack_than_is_conceded() -> None:
-    """Of 129 tokens one is left to compute on b; a would have 871 ms left, and 50 are conceded."""
-    for slack_ms, chosen in ((822.0, "b"), (821.0, "a")):
+    """Of 129 tokens one is left to compute on b; a would have 871 ms left, and 100 are conceded."""
+    for slack_ms, chosen in ((772.0, "b"), (771.0, "a")):
         router = SlackRouter()
         router.report("a", figures(1000.0))
         router.report("b", figures(slack_ms, hashes(0, 8)))
