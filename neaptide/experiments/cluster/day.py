@@ -29,6 +29,8 @@ CONTEXT_TOKENS = 16_384
 JOBS_AT = (0.0, 0.25, 0.5, 0.75)
 """Of the day; each job is due ``DEADLINE`` later."""
 DEADLINE, NOON = 0.25, 0.5
+START_UP = 1 / 144
+"""Ten minutes: what a replica takes to start, for against a ramp it is what counts how long that is of a day."""
 CONCEDED = 0.01
 FIXED, FIXED_LOSS, SCALED = "fixed fleet", "fixed fleet, a replica lost", "autoscaled, a replica lost"
 
@@ -48,14 +50,14 @@ class Size:
         return DAY_S / self.speed
 
 
-FULL = Size(60.0, 2.4, 1200)
+FULL = Size(20.0, 2.4, 3600)
 QUICK = Size(240.0, 2.4, 300)
 
 
 def run(quick: bool) -> ExperimentResult:
     logger, size = logging.getLogger(__name__), QUICK if quick else FULL
     scenario, day_s = _scenario(size), size.day_s
-    fixed = Fleet(replicas=PEAK_REPLICAS, start_up_s=day_s / 48, lease_s=15.0)
+    fixed = Fleet(replicas=PEAK_REPLICAS, start_up_s=START_UP * day_s, lease_s=15.0)
     scale = Scale(1, PEAK_REPLICAS, down_after_s=day_s / 24)
     fleets = {
         FIXED: fixed,
@@ -71,8 +73,8 @@ def run(quick: bool) -> ExperimentResult:
         f"{CURVE} at {size.speed:g} times its speed, {len(scenario.online):,} chats with the lengths of ShareGPT, and "
         f"{len(JOBS_AT)} jobs of {size.rows:,} rows ({POOL}), each due a quarter of a day after it came; {PROFILE}, "
         f"TTFT {TTFT_SLO_S:g} s, TPOT {1e3 * TPOT_SLO_S:.0f} ms.",
-        f"A replica takes {day_s / 48:.0f} s to start, half an hour of this day: ramps are as much steeper than real "
-        f"ones as the day is shorter. What a lost replica had claimed waits for {fixed.lease_s:g} s.",
+        f"A replica takes {START_UP * day_s:.1f} s to start, ten minutes of this day: ramps are as much steeper than "
+        f"real ones as the day is shorter. What a lost replica had claimed waits for {fixed.lease_s:g} s.",
         "Attainment counts requests that were lost with their replica as missed. Replica hours are the day's.",
     ]
     data = {name: _numbers(result) for name, result in found.items()}
