@@ -40,6 +40,9 @@ FIRST_REPLICA_S = 20.0
 """A new gateway waits so long at most to have heard of a replica that takes work, before requests are given to it."""
 FOLLOW_S, FOLLOW_TIMEOUT_S = 1.0, 5.0
 """Between two looks at which replicas there are."""
+LAST_WORK_S = 3.0
+"""A replica that is to stop takes requests for so long: in an update Serve stops it as soon as another has started, and
+gateways hear of that one with their next look, and then how it is."""
 
 
 class Replica:
@@ -85,6 +88,7 @@ class Replica:
     async def __del__(self) -> None:
         # Ray asks for it also where the server could not be started.
         if self._process is not None:
+            await asyncio.sleep(LAST_WORK_S)
             await self._process.stop()
             await self._questions.aclose()
         if self._lock is not None:
@@ -141,10 +145,11 @@ async def follow(handle: Any, replicas: Replicas) -> None:
 
 
 def update(replicas: Replicas, found: dict[str, str]) -> None:
-    """Those found, by name with where they listen, and no others."""
+    """Those found, by name with where they listen, and those that Serve stops until they take no work any more."""
     known = {replica.name: replica.url for replica in replicas.all}
     for name in known.keys() - found.keys():
-        replicas.leave(name)
+        if not replicas.is_ready(name):
+            replicas.leave(name)
     for name, url in found.items():
         if known.get(name) != url:
             replicas.join(name, url)
@@ -181,7 +186,7 @@ def build(arguments: dict[str, Any]) -> Any:
     Raises:
         SettingsError: they make no sense.
     """
-    stop_s = load_settings(arguments).drain_timeout_s + LAST_S + STOP_MARGIN_S
+    stop_s = LAST_WORK_S + load_settings(arguments).drain_timeout_s + LAST_S + STOP_MARGIN_S
     replica = serve.deployment(
         name="replica",
         health_check_period_s=HEALTH_S,
