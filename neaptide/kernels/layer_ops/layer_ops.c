@@ -60,6 +60,14 @@ static void share(some_rows_t some_rows, const void *job, int64_t rows, const th
     else ((parallel_t)threads->parallel)(take_parts, &shared, (unsigned)threads->count, 0);
 }
 
+/* What threads share, of a function that is compiled for fp32 and for bf16. */
+#define IN_BOTH_TYPES(name, of_type, job_t)                               \
+    static void name(const void *argument, int64_t first, int64_t last) { \
+        const job_t *job = argument;                                      \
+        if (job->is_bfloat16) of_type(job, first, last, 1);               \
+        else of_type(job, first, last, 0);                                \
+    }
+
 INLINE int64_t item(int half) { return half ? 2 : 4; }
 
 /* x / sqrt(mean(x^2) + epsilon) * weight; y may be x. */
@@ -83,11 +91,7 @@ INLINE void norm_rows(const rows_t *job, int64_t first, int64_t last, int half) 
              job->epsilon, half);
 }
 
-static void norm_some(const void *argument, int64_t first, int64_t last) {
-    const rows_t *job = argument;
-    if (job->is_bfloat16) norm_rows(job, first, last, 1);
-    else norm_rows(job, first, last, 0);
-}
+IN_BOTH_TYPES(norm_some, norm_rows, rows_t)
 
 void neaptide_rms_norm(const rows_t *job) { share(norm_some, job, job->rows, &job->threads); }
 
@@ -100,11 +104,7 @@ INLINE void norm_heads(const heads_t *job, int64_t first, int64_t last, int half
         }
 }
 
-static void norm_some_heads(const void *argument, int64_t first, int64_t last) {
-    const heads_t *job = argument;
-    if (job->is_bfloat16) norm_heads(job, first, last, 1);
-    else norm_heads(job, first, last, 0);
-}
+IN_BOTH_TYPES(norm_some_heads, norm_heads, heads_t)
 
 void neaptide_norm_heads(const heads_t *job) { share(norm_some_heads, job, job->tokens, &job->threads); }
 
@@ -136,11 +136,7 @@ INLINE void gate_rows(const rows_t *job, int64_t first, int64_t last, int half) 
     }
 }
 
-static void gate_some(const void *argument, int64_t first, int64_t last) {
-    const rows_t *job = argument;
-    if (job->is_bfloat16) gate_rows(job, first, last, 1);
-    else gate_rows(job, first, last, 0);
-}
+IN_BOTH_TYPES(gate_some, gate_rows, rows_t)
 
 void neaptide_silu_multiply(const rows_t *job) { share(gate_some, job, job->rows, &job->threads); }
 
@@ -163,10 +159,6 @@ INLINE void rotate_and_store(const store_t *job, int64_t first, int64_t last, in
     }
 }
 
-static void store_some(const void *argument, int64_t first, int64_t last) {
-    const store_t *job = argument;
-    if (job->is_bfloat16) rotate_and_store(job, first, last, 1);
-    else rotate_and_store(job, first, last, 0);
-}
+IN_BOTH_TYPES(store_some, rotate_and_store, store_t)
 
 void neaptide_rotate_and_store(const store_t *job) { share(store_some, job, job->tokens, &job->threads); }

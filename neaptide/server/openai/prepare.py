@@ -26,6 +26,7 @@ from neaptide.server.openai.responses.bodies import ResponsesBody
 from neaptide.server.openai.responses.replies import Asked
 from neaptide.server.openai.responses.shape import asked_of
 from neaptide.server.openai.responses.translate import as_chat, own_name
+from neaptide.server.openai.sampling import sampling_params
 from neaptide.server.openai.schemas import Body, ChatBody, CompletionBody, GenerationBody
 from neaptide.server.structured.constraints import Constraint, constraint_of
 from neaptide.server.text.prompts import MAX_CHOICES, completion_prompts, encode_conversation, offered_tools
@@ -243,7 +244,13 @@ def _finish(
         prompt_texts=asked.texts,
         n=body.n,
         max_tokens=max_tokens,
-        params=_sampling(body, context, asked),
+        params=sampling_params(
+            body,
+            context,
+            logprobs=asked.logprobs,
+            echo=asked.echo,
+            grammar="" if asked.constraint is None else asked.constraint.grammar,
+        ),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
@@ -334,65 +341,6 @@ def _tier(value: str, default_tier: Tier) -> tuple[Tier, TierName]:
         "flex": Tier.FLEX,
     }[value]
     return tier, _SHOWN_TIERS[tier]
-
-
-# ---- sampling --------------------------------------------------------------------------------------------
-
-
-def _sampling(body: GenerationBody, context: ServingContext, asked: _Asked) -> SamplingParams:
-    defaults = context.generation_defaults
-    temperature = defaults.temperature if body.temperature is None else body.temperature
-    top_p = defaults.top_p if body.top_p is None else body.top_p
-    top_k = defaults.top_k if body.top_k is None else max(0, body.top_k)
-    if top_p == 0:
-        temperature, top_p = 0.0, 1.0
-    if any(token_id >= context.vocab_size for token_id in body.stop_token_ids):
-        raise InvalidRequestError("A token id is outside the vocabulary.", param="stop_token_ids", code="invalid_value")
-    _check_ends(body, context)
-    return SamplingParams(
-        min_tokens=body.min_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=min(top_k, context.vocab_size),
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
-        logit_bias=_logit_bias(body.logit_bias, context.vocab_size),
-        seed=body.seed,
-        stop_token_ids=tuple(body.stop_token_ids),
-        ignore_eos=body.ignore_eos,
-        logprobs=asked.logprobs,
-        prompt_logprobs=asked.logprobs if asked.echo else None,
-        grammar="" if asked.constraint is None else asked.constraint.grammar,
-    )
-
-
-def _check_ends(body: GenerationBody, context: ServingContext) -> None:
-    """Raises InvalidRequestError where ``min_tokens`` has more ends to hold back than the executor can."""
-    limit = context.max_masked_ends
-    if not body.min_tokens or limit is None:
-        return
-    ends = {*body.stop_token_ids, *(() if body.ignore_eos else context.eos_token_ids)}
-    if len(ends) > limit:
-        raise InvalidRequestError(
-            f"With min_tokens, there may be {limit} stop tokens at most, the model's own included; these are "
-            f"{len(ends)}.",
-            param="stop_token_ids",
-            code="invalid_value",
-        )
-
-
-def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
-    result: dict[int, float] = {}
-    for key, value in bias.items():
-        is_number = key.isascii() and key.isdigit() and len(key) <= 10
-        if not is_number or int(key) >= vocab_size:
-            raise InvalidRequestError(
-                "Keys must be token ids of the vocabulary.", param="logit_bias", code="invalid_value"
-            )
-        result[int(key)] = value
-    return result
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:
