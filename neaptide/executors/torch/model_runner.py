@@ -9,6 +9,7 @@ from torch import Tensor
 from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.models.base import TorchModel
+from neaptide.executors.torch.recorded_layers import RecordedLayers, record_layers
 from neaptide.kernels.kv_copy import slot_copier
 from neaptide.kernels.paged_attention import attention_planner
 from neaptide.kernels.transfer import to_device
@@ -58,6 +59,10 @@ class ModelRunner:
         self._host_cache = torch.empty(
             (num_host_blocks, config.num_layers, *shape[1:]), dtype=dtype, pin_memory=device.type == "cuda"
         )
+        self.recorded: dict[int, RecordedLayers] = {}
+        """By the number of a step's tokens."""
+        if self.plan_attention.kernels == "native":
+            self.recorded = record_layers(model, self.kv_cache, self.plan_attention)
 
     def save(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks to slots of host memory, and waits for it."""
@@ -94,7 +99,11 @@ class ModelRunner:
 
     def hidden_states(self, batch: InputBatch) -> Tensor:
         """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after."""
-        return self.model.forward(batch.token_ids, batch.positions, self.kv_cache, batch.attention)
+        plan = batch.attention
+        recorded = self.recorded.get(len(batch.token_ids))
+        if recorded is not None and recorded.takes(plan):
+            return recorded.forward(batch.token_ids, batch.positions, plan)
+        return self.model.forward(batch.token_ids, batch.positions, self.kv_cache, plan)
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
         """Logits of some token rows, [len(rows), vocab_size] fp32."""

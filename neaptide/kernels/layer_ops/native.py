@@ -13,6 +13,7 @@ from torch import Tensor
 from neaptide.kernels.layer_ops.reference import TorchLayerOps
 from neaptide.kernels.native import load_library, openmp_parallel
 from neaptide.kernels.paged_attention.reference import HasSlots
+from neaptide.kernels.recording import call, empty
 
 SOURCE = Path(__file__).with_name("layer_ops.c")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -80,10 +81,10 @@ class NativeLayerOps(TorchLayerOps):
         rows, size = x.shape
         if not self._takes(x, weight) or not weight.is_contiguous() or weight.shape != (size,):
             return super().rms_norm(x, weight, eps)
-        y, is_bfloat16 = x.new_empty(rows, size), x.dtype == torch.bfloat16
+        y, is_bfloat16 = empty((rows, size), x.dtype), x.dtype == torch.bfloat16
         pointers, threads = (x.data_ptr(), weight.data_ptr(), y.data_ptr()), self._threads(rows)
         job = _Rows(*pointers, rows, size, x.stride(0), is_bfloat16, threads, eps)
-        self._rms_norm(ctypes.byref(job))
+        call(self._rms_norm, job)
         return y
 
     def norm_heads_(self, heads: Tensor, weight: Tensor, eps: float) -> None:
@@ -95,16 +96,16 @@ class NativeLayerOps(TorchLayerOps):
         is_bfloat16, stride = heads.dtype == torch.bfloat16, heads.stride(0)
         pointers, threads = (heads.data_ptr(), weight.data_ptr()), self._threads(tokens)
         job = _Heads(*pointers, tokens, num_heads, dim, stride, is_bfloat16, threads, eps)
-        self._norm_heads(ctypes.byref(job))
+        call(self._norm_heads, job)
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         if not self._takes(gate_up):
             return super().silu_multiply(gate_up)
-        y, is_bfloat16 = gate_up.new_empty(rows, size), gate_up.dtype == torch.bfloat16
+        y, is_bfloat16 = empty((rows, size), gate_up.dtype), gate_up.dtype == torch.bfloat16
         pointers, threads = (gate_up.data_ptr(), None, y.data_ptr()), self._threads(rows)
         job = _Rows(*pointers, rows, size, gate_up.stride(0), is_bfloat16, threads, 0.0)
-        self._silu_multiply(ctypes.byref(job))
+        call(self._silu_multiply, job)
         return y
 
     def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
@@ -129,7 +130,7 @@ class NativeLayerOps(TorchLayerOps):
             qkv.dtype == torch.bfloat16,
             self._threads(tokens),
         )
-        self._rotate_and_store(ctypes.byref(job))
+        call(self._rotate_and_store, job)
 
     def _within(self, slots: Tensor, count: int) -> bool:
         """Looked at once for all layers of a step; torch says what is wrong with others."""

@@ -191,10 +191,10 @@ void neaptide_linear(job_t *job) {
         multiply(job);
         return;
     }
-    int64_t adds = job->adds;
-    widen_rows(job, job->x_stride);
-    job->x_stride = job->k;
-    job->adds = 0;
-    multiply(job);
-    narrow_rows(job, adds);
+    job_t wide = *job; /* the caller's stays as it is: it may be run again */
+    widen_rows(&wide, job->x_stride);
+    wide.x_stride = wide.k;
+    wide.adds = 0;
+    multiply(&wide);
+    narrow_rows(&wide, job->adds);
 }

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from neaptide.kernels.native import load_library, openmp_parallel
+from neaptide.kernels.recording import call, empty, scratch
 
 SOURCE = Path(__file__).with_name("linear.c")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -81,7 +82,7 @@ class PackedLinear:
         Raises:
             ValueError: not such a tensor; nothing has been read.
         """
-        y = torch.empty(x.shape[0], self.out_features, dtype=x.dtype)
+        y = empty((x.shape[0], self.out_features), x.dtype)
         self._run(x, y, None if self._bias is None else self._bias.data_ptr(), adds=False)
         return y
 
@@ -109,9 +110,9 @@ class PackedLinear:
             job.scratch, job.num_threads = self._scratch.data_ptr(), num_threads
         job.x_stride, job.rows, job.bias, job.adds = x.stride(0), rows, bias, adds
         if x.dtype == torch.bfloat16:
-            wide = torch.empty(rows * (self.in_features + self.out_features))
+            wide = scratch(rows * (self.in_features + self.out_features))
             job.narrow_x, job.narrow_y, job.x = x.data_ptr(), y.data_ptr(), wide.data_ptr()
             job.y = job.x + 4 * rows * self.in_features
         else:
             job.narrow_x, job.x, job.y = None, x.data_ptr(), y.data_ptr()
-        self._library.neaptide_linear(ctypes.byref(job))
+        call(self._library.neaptide_linear, job)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from neaptide.kernels.native import CompileError, load_library, openmp_parallel
 from neaptide.kernels.paged_attention.work_list import MAX_ROWS, IntArray, WorkList, build_work_list
+from neaptide.kernels.recording import call, empty
 
 SOURCE = Path(__file__).with_name("attention.c")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -168,17 +169,30 @@ class NativePlan:
             or query.stride()[1:] != (shape[1], 1)
         ):
             raise ValueError(f"queries of shape {tuple(query.shape)}, {query.dtype} are not what was planned")
+        self._check(kv_cache)
+        out = empty(query.shape, query.dtype)
+        job = self._job
+        job.query, job.query_stride = query.data_ptr(), query.stride(0)
+        job.cache, job.out = kv_cache.data_ptr(), out.data_ptr()
+        call(kernel.run, job, of_step=True)
+        return out
+
+    def job_for(self, kv_cache: Tensor) -> ctypes.Structure:
+        """What a recording of other steps' layers, on caches of this shape, needs of this one.
+
+        Raises:
+            ValueError: not such a cache.
+        """
+        self._check(kv_cache)
+        return self._job
+
+    def _check(self, kv_cache: Tensor) -> None:
+        kernel = self._kernel
         num_blocks, slot_shape = kv_cache.shape[0], (kernel.block_size, 2 * kernel.num_kv_heads, kernel.head_dim)
         if kv_cache.dtype != kernel.dtype or kv_cache.shape[1:] != slot_shape or not kv_cache.is_contiguous():
             raise ValueError(f"a cache of shape {tuple(kv_cache.shape)}, {kv_cache.dtype} is not what was planned")
         if self._id_range[0] < 0 or self._id_range[1] >= num_blocks:
             raise ValueError(f"block ids {self._id_range} in a cache of {num_blocks}")
-        out = torch.empty(query.shape, dtype=query.dtype)
-        job = self._job
-        job.query, job.query_stride = query.data_ptr(), query.stride(0)
-        job.cache, job.out = kv_cache.data_ptr(), out.data_ptr()
-        kernel.run(job)
-        return out
 
 
 def _units(work: WorkList, group: int, kv_heads: int, num_threads: int) -> tuple[npt.NDArray[np.int64], int]:

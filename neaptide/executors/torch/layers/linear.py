@@ -56,11 +56,11 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]."""
-        return self._product(x.shape[0])(x)
+        return self.product_of(x.shape[0])(x)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """``residual += x W^T + b`` in place."""
-        self._product(x.shape[0]).add_to(residual, x)
+        self.product_of(x.shape[0]).add_to(residual, x)
 
     def use(self, limits: Sequence[int], chosen: Sequence[Product]) -> None:
         """From now on ``chosen[i]`` computes what has ``limits[i]`` rows at most, the last one all above."""
@@ -68,7 +68,8 @@ class Linear:
         if not any(isinstance(product, TorchProduct) for product in chosen):
             self.weight = None
 
-    def _product(self, rows: int) -> Product:
+    def product_of(self, rows: int) -> Product:
+        """What computes so many rows."""
         for limit, product in zip(self._limits, self._products, strict=False):
             if rows <= limit:
                 return product

@@ -92,11 +92,14 @@ class Llama(TorchModel):
         self.rotary = Rotary(config, device)
 
     def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: StepAttention) -> Tensor:
-        hidden = self.embedding.index_select(0, token_ids)
-        rotation = self.rotary.at(positions)
+        hidden, rotation = self.inputs(token_ids, positions)
         for layer, layer_cache in zip(self.layers, kv_cache, strict=True):
             layer.forward_(hidden, rotation, layer_cache, plan)
         return hidden
+
+    def inputs(self, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the first layer: hidden states [num_tokens, hidden_size], and rotations as of ``Rotary.at``."""
+        return self.embedding.index_select(0, token_ids), self.rotary.at(positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(self.norm(hidden)).float()

@@ -1,0 +1,130 @@
+"""What the wrappers of kernels in C call them with, and who notes it (``recording.c`` repeats it)."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neaptide.kernels.native import load_library
+
+SOURCE = Path(__file__).with_name("recording.c")
+_FIRST = ctypes.c_int64 * 4
+
+
+class _Call(ctypes.Structure):
+    """``call_t`` of the source."""
+
+    _fields_ = [("run", ctypes.c_void_p), ("job", ctypes.c_void_p), ("first", _FIRST)]
+
+
+class Recording:
+    """Calls with all that they point to.
+
+    What is computed by torch in between is not noted: a recording has to be tried on other inputs.
+
+    Raises:
+        CompileError: the source cannot be compiled here.
+    """
+
+    def __init__(self) -> None:
+        library = load_library(SOURCE)
+        library.neaptide_recording_call_bytes.restype = ctypes.c_int64
+        assert library.neaptide_recording_call_bytes() == ctypes.sizeof(_Call)
+        self._replay = library.neaptide_replay
+        self._replay.restype, self._replay.argtypes = None, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        self._noted: list[_Call] = []
+        self._calls = (_Call * 0)()
+        self._kept: list[object] = []
+        self._buffers: list[Tensor] = []
+        self._next_buffer = 0
+        self._scratch = torch.empty(0)
+
+    def __len__(self) -> int:
+        """Calls that are noted."""
+        return len(self._noted)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Calls of this thread are noted, behind those that are there."""
+        token = _recording.set(self)
+        try:
+            yield
+        finally:
+            _recording.reset(token)
+            self._calls = (_Call * len(self._noted))(*self._noted)
+
+    def begin_layer(self) -> None:
+        """What has been computed so far may be overwritten, but for what is kept outside."""
+        self._next_buffer = 0
+
+    def replay(self, step_job: ctypes.Structure) -> None:
+        """Repeats the calls on what their memory holds by now.
+
+        Args:
+            step_job: for the calls that took a step's own job.
+        """
+        self._replay(self._calls, len(self._calls), ctypes.addressof(step_job))
+
+    def note(self, function: Callable[..., None], job: ctypes.Structure, *, of_step: bool) -> None:
+        """One call that is about to be made."""
+        run = ctypes.cast(function, ctypes.c_void_p)  # type: ignore[arg-type]
+        if of_step:
+            self._noted.append(_Call(run, None, _FIRST.from_buffer_copy(job)))
+            return
+        own = type(job).from_buffer_copy(job)
+        self._kept.append(own)
+        self._noted.append(_Call(run, ctypes.addressof(own)))
+
+    def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Uninitialised, the layer's own until the next one begins."""
+        if self._next_buffer < len(self._buffers):
+            found = self._buffers[self._next_buffer]
+            if found.shape == torch.Size(shape) and found.dtype == dtype:
+                self._next_buffer += 1
+                return found
+        made = torch.empty(shape, dtype=dtype)
+        self._kept.append(made)
+        self._buffers[self._next_buffer : self._next_buffer + 1] = [made]
+        self._next_buffer += 1
+        return made
+
+    def scratch(self, floats: int) -> Tensor:
+        """At least so many, for one call alone."""
+        if self._scratch.numel() < floats:
+            self._scratch = torch.empty(floats)
+            self._kept.append(self._scratch)
+        return self._scratch
+
+
+_recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+def call(function: Callable[[Any], None], job: ctypes.Structure, *, of_step: bool = False) -> None:
+    """Runs a kernel.
+
+    Args:
+        function: of a library.
+        job: its argument, whose memory a recording keeps no longer than the tensors that ``empty`` and ``scratch`` gave.
+        of_step: every step has a job of its own, whose first four fields differ by layer.
+    """
+    recording = _recording.get()
+    if recording is not None:
+        recording.note(function, job, of_step=of_step)
+    function(ctypes.byref(job))
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """For what a kernel computes: uninitialised, on the CPU."""
+    recording = _recording.get()
+    return torch.empty(shape, dtype=dtype) if recording is None else recording.buffer(shape, dtype)
+
+
+def scratch(floats: int) -> Tensor:
+    """For what a kernel keeps while it computes."""
+    recording = _recording.get()
+    return torch.empty(floats) if recording is None else recording.scratch(floats)
