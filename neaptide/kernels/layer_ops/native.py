@@ -84,7 +84,7 @@ class NativeLayerOps(TorchLayerOps):
         y, is_bfloat16 = empty((rows, size), x.dtype), x.dtype == torch.bfloat16
         pointers, threads = (x.data_ptr(), weight.data_ptr(), y.data_ptr()), self._threads(rows)
         job = _Rows(*pointers, rows, size, x.stride(0), is_bfloat16, threads, eps)
-        call(self._rms_norm, job)
+        call(self._rms_norm, job, x, weight, y)
         return y
 
     def norm_heads_(self, heads: Tensor, weight: Tensor, eps: float) -> None:
@@ -96,7 +96,7 @@ class NativeLayerOps(TorchLayerOps):
         is_bfloat16, stride = heads.dtype == torch.bfloat16, heads.stride(0)
         pointers, threads = (heads.data_ptr(), weight.data_ptr()), self._threads(tokens)
         job = _Heads(*pointers, tokens, num_heads, dim, stride, is_bfloat16, threads, eps)
-        call(self._norm_heads, job)
+        call(self._norm_heads, job, heads, weight)
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -105,7 +105,7 @@ class NativeLayerOps(TorchLayerOps):
         y, is_bfloat16 = empty((rows, size), gate_up.dtype), gate_up.dtype == torch.bfloat16
         pointers, threads = (gate_up.data_ptr(), None, y.data_ptr()), self._threads(rows)
         job = _Rows(*pointers, rows, size, gate_up.stride(0), is_bfloat16, threads, 0.0)
-        call(self._silu_multiply, job)
+        call(self._silu_multiply, job, gate_up, y)
         return y
 
     def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
@@ -130,7 +130,7 @@ class NativeLayerOps(TorchLayerOps):
             qkv.dtype == torch.bfloat16,
             self._threads(tokens),
         )
-        call(self._rotate_and_store, job)
+        call(self._rotate_and_store, job, qkv, rotation, slots, kv_cache)
 
     def _within(self, slots: Tensor, count: int) -> bool:
         """Looked at once for all layers of a step; torch says what is wrong with others."""

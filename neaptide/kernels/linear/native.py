@@ -115,4 +115,4 @@ class PackedLinear:
             job.y = job.x + 4 * rows * self.in_features
         else:
             job.narrow_x, job.x, job.y = None, x.data_ptr(), y.data_ptr()
-        call(self._library.neaptide_linear, job)
+        call(self._library.neaptide_linear, job, x, y, self._packed, self._scratch)

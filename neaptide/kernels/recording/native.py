@@ -70,8 +70,11 @@ class Recording:
         """
         self._replay(self._calls, len(self._calls), ctypes.addressof(step_job))
 
-    def note(self, function: Callable[..., None], job: ctypes.Structure, *, of_step: bool) -> None:
+    def note(
+        self, function: Callable[..., None], job: ctypes.Structure, tensors: Sequence[Tensor], *, of_step: bool
+    ) -> None:
         """One call that is about to be made."""
+        self._kept.extend(tensors)  # one that torch has made is the wrong one next time, but must still be there
         run = ctypes.cast(function, ctypes.c_void_p)  # type: ignore[arg-type]
         if of_step:
             self._noted.append(_Call(run, None, _FIRST.from_buffer_copy(job)))
@@ -104,17 +107,20 @@ class Recording:
 _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
-def call(function: Callable[[Any], None], job: ctypes.Structure, *, of_step: bool = False) -> None:
+def call(
+    function: Callable[[Any], None], job: ctypes.Structure, *tensors: Tensor, of_step: bool = False
+) -> None:
     """Runs a kernel.
 
     Args:
         function: of a library.
-        job: its argument, whose memory a recording keeps no longer than the tensors that ``empty`` and ``scratch`` gave.
+        job: its argument; what it points to beside tensors and ``scratch`` has to last.
+        tensors: that it points to.
         of_step: every step has a job of its own, whose first four fields differ by layer.
     """
     recording = _recording.get()
     if recording is not None:
-        recording.note(function, job, of_step=of_step)
+        recording.note(function, job, tensors, of_step=of_step)
     function(ctypes.byref(job))
 
 
