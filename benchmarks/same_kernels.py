@@ -13,6 +13,7 @@ the other.
     python -m benchmarks.same_kernels --vllm .vllm/bin/python --workload W1    # or W2 (see ``same_kernels_offline``)
 
 Prints a table for each load, then one JSON line, in which ``bars`` says how ours stands to online alone and to vLLM.
+``--keep DIR`` keeps the step logs of our runs of W5, from which ``benchmarks.live.late`` tells why chats were late.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import torch
 
 from benchmarks import same_kernels_offline
 from benchmarks.common import model_111m
+from benchmarks.live import late
 from benchmarks.live.plan import CEILING_LINES, LAX_S, TPOT_OVER_ALONE, Plan, Targets, Window, slo_flags
 from benchmarks.live.run import check, run
 from benchmarks.live.tables import print_runs, summary
@@ -42,7 +44,7 @@ RIVALS = (*PRIORITY_RIVALS, FCFS)
 
 
 async def measure_load(
-    plan: Plan, machine: Machine, rivals: Sequence[Rival], load: float, ceiling_per_s: float
+    plan: Plan, machine: Machine, rivals: Sequence[Rival], load: float, ceiling_per_s: float, kept_in: Path | None
 ) -> dict[str, Any]:
     """All engines at one load, one after the other."""
     plan = plan.at_load(load, ceiling_per_s)
@@ -61,9 +63,17 @@ async def measure_load(
         runs.append(summary(name, window, targets.ttft_s, targets.tpot_s))
         print(f"{name}: {json.dumps(runs[-1])}", flush=True)  # lest a run that is cut short shows nothing
 
-    keep("ours, online alone", await run(plan, flags, online=True, offline=False))
+    async def run_ours(name: str, offline: bool) -> Window:
+        if kept_in is None:
+            return await run(plan, flags, online=True, offline=offline)
+        path = kept_in / f"load-{load:g}-seed-{plan.seed}-{name}"
+        window = await run(plan, flags, online=True, offline=offline, step_log=late.log_of(path))
+        late.keep(path, window, targets)
+        return window
+
+    keep("ours, online alone", await run_ours("alone", False))
     keep(f"{rivals[0].name}, online alone", probes[1])
-    keep(OURS, await run(plan, flags, online=True, offline=True))
+    keep(OURS, await run_ours("beside", True))
     for rival in rivals:
         keep(rival.name, await run_rival(plan, machine, rival, offline=True))
     return {
@@ -102,12 +112,13 @@ async def measure(plan: Plan, machine: Machine, rivals: Sequence[Rival], args: a
     lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
     ceiling = await run(plan, lax, online=False, offline=True)
     print(f"ceiling: {ceiling.offline_tokens_per_s:.0f} tok/s", flush=True)
+    ceiling_per_s = ceiling.offline_tokens_per_s
     loads = [
-        await measure_load(replace(plan, seed=plan.seed + repeat), machine, rivals, load, ceiling.offline_tokens_per_s)
+        await measure_load(replace(plan, seed=plan.seed + repeat), machine, rivals, load, ceiling_per_s, args.keep)
         for repeat in range(args.repeats)
         for load in args.loads
     ]
-    return {"ceiling": round(ceiling.offline_tokens_per_s, 1), "loads": loads}
+    return {"ceiling": round(ceiling_per_s, 1), "loads": loads}
 
 
 def check_texts(model: Path, machine: Machine) -> int:
@@ -139,7 +150,7 @@ def main() -> None:
             print_runs(f"same kernels, {model.name}, load {load['load']}", load["runs"])
         print(json.dumps({"checked_tokens": checked} | result))
         return
-    repeats = 1 if args.quick else args.repeats or 5
+    repeats = 1 if args.quick else args.repeats or 6
     offline = same_kernels_offline.measure(
         args.workload, model, machine, FCFS, count=args.requests, repeats=repeats, seed=args.seed
     )
@@ -151,11 +162,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="interpreter with vLLM")
     parser.add_argument("--workload", choices=("W5", *same_kernels_offline.WORKLOADS), default="W5")
     parser.add_argument("--quick", action="store_true", help="no repeat; W5: 60 s a run, load 0.20, two rivals")
-    parser.add_argument("--repeats", type=int, help="in place of 2 (W5) or 5")
+    parser.add_argument("--repeats", type=int, help="in place of 2 (W5) or 6; multiples of 3 favour no place")
     parser.add_argument("--loads", type=float, nargs="+", help="of W5, in place of 0.20 0.10 0.40")
     parser.add_argument("--requests", type=int, default=64, help="of W1 and W2")
     parser.add_argument("--duration-s", type=float, help="of a run of W5, in place of 300 or 60")
     parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, help="of W5's first run; must not run out")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="for the step logs of our runs of W5")
     parser.add_argument("--model", type=Path, help="directory; the 111M model unless given")
     parser.add_argument("--check-model", type=Path, help="whose texts are checked, in place of the model itself")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -166,6 +178,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="neither engine compiles the model")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
     if args.workload != "W5" and args.device != "cpu":
         parser.error("W1 and W2 keep both servers up, for which a GPU has no room")
     if args.dtype is None:

@@ -2,7 +2,8 @@
 
 W1: 64 requests of 256 tokens in / 64 out. W2: 64 requests in 4 groups, 1,024 shared tokens and 64 own in / 32 out,
 shuffled. All are sent at once, greedy, to vLLM's own server and to ours, to ours also as flex. Both servers are up all
-the time and take turns, in another order each time; every turn has other prompts, so that no cache helps the next.
+the time and take turns; every turn has other prompts, so that no cache helps the next. In three turns every contender
+has every place once: a machine whose speed wanders would favour who always stands in the middle.
 """
 
 import asyncio
@@ -15,14 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from benchmarks.common import print_table, random_prompts, vocab_size
 from benchmarks.live.plan import LAX_S, START_TIMEOUT_S
+from benchmarks.live.run import scrape
 from benchmarks.vllm_server import Machine, Rival, vllm_server
 from neaptide.commands.server_process import ServerProcess
+from neaptide.loadgen.client.prometheus import Samples
 
 MAX_MODEL_LEN = 2048
 LEAST_RATIO = 0.97
@@ -55,37 +58,72 @@ def _grouped(count: int, vocab: int, seed: int) -> list[list[int]]:
 WORKLOADS = {"W1": Workload(64, _equal), "W2": Workload(32, _grouped)}
 
 
+class Work(NamedTuple):
+    """What our engine did in a turn: whether one contender is slower by more steps, more tokens, or longer steps."""
+
+    steps: int
+    tokens: int
+    """Computed; what the prefix cache had is not."""
+    step_s: float
+    """All steps together, planned, run and committed: the rest of the turn was not the engine's."""
+
+    @classmethod
+    def between(cls, before: Samples, after: Samples) -> "Work":
+        def delta(name: str, **labels: str) -> float:
+            return after.sum(name, **labels) - before.sum(name, **labels)
+
+        step_s = sum(delta("neaptide_step_seconds_sum", phase=phase) for phase in ("total", "schedule", "commit"))
+        steps = delta("neaptide_step_seconds_count", phase="total")
+        return cls(round(steps), round(delta("neaptide_step_tokens_total")), round(step_s, 3))
+
+
 async def measure(
     name: str, model: Path, machine: Machine, rival: Rival, *, count: int, repeats: int, seed: int
 ) -> dict[str, Any]:
-    """Total tokens/s of every contender in every turn, and what ours are to vLLM's."""
+    """Total tokens/s of every contender in every turn, what ours are to vLLM's, and what our engine did for them."""
     workload, vocab = WORKLOADS[name], vocab_size(model)
     machine = replace(machine, max_model_len=MAX_MODEL_LEN)
     rates: dict[str, list[float]] = {contender: [] for contender in BODIES}
+    work: dict[str, list[Work]] = {contender: [] for contender in (OURS, FLEX)}
     async with AsyncExitStack() as stack:
         ours, theirs = await _start(stack, model, machine, rival)
         servers = {VLLM: theirs, OURS: ours, FLEX: ours}
         seeds = itertools.count(1000 * seed)
         for turn in range(-1, repeats):  # the first warms up
-            order = list(BODIES) if turn % 2 else list(BODIES)[::-1]
-            for contender in order:
+            for contender in order_of(turn):
                 prompts = workload.prompts(count, vocab, next(seeds))
+                before = await scrape(ours)
                 rate = await tokens_per_s(servers[contender], prompts, workload.tokens_out, BODIES[contender])
                 print(f"{'warm-up' if turn < 0 else f'turn {turn}'}, {contender}: {rate:.0f} tok/s", flush=True)
                 if turn >= 0:
                     rates[contender].append(rate)
-    ratios = {
-        contender: statistics.median(us / them for us, them in zip(rates[contender], rates[VLLM], strict=True))
-        for contender in (OURS, FLEX)
-    }
+                    if contender in work:
+                        work[contender].append(Work.between(before, await scrape(ours)))
     return {
         "workload": name,
         "requests": count,
         "total_tokens_per_s": {contender: [round(rate, 1) for rate in found] for contender, found in rates.items()},
+        "engine": {contender: [one._asdict() for one in found] for contender, found in work.items()},
         "bars": {
             contender: {"of_vllm": round(ratio, 4), "is_met": ratio >= LEAST_RATIO}
-            for contender, ratio in ratios.items()
+            for contender, ratio in ratios(rates).items()
         },
+    }
+
+
+def order_of(turn: int) -> list[str]:
+    """Of the contenders: everyone has every place once in so many turns as there are contenders."""
+    names = list(BODIES)
+    first = turn % len(names)
+    return names[first:] + names[:first]
+
+
+def ratios(rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Ours to vLLM's, the geometric mean of the turns: in it what a place is worth cancels out, in a median it does
+    not."""
+    return {
+        contender: statistics.geometric_mean(us / them for us, them in zip(rates[contender], rates[VLLM], strict=True))
+        for contender in (OURS, FLEX)
     }
 
 
@@ -132,6 +170,6 @@ def print_result(result: dict[str, Any]) -> None:
         bar = result["bars"].get(contender)
         ratio = "-" if bar is None else f"{bar['of_vllm']:.3f}"
         rows.append([contender, f"{statistics.median(rates):.0f}", f"{min(rates):.0f} - {max(rates):.0f}", ratio])
-    columns = ["server", "total tok/s, median", "least - most", "of vLLM's, median of turns"]
+    columns = ["server", "total tok/s, median", "least - most", "of vLLM's, mean of turns"]
     print_table(f"{result['workload']}: {result['requests']} requests, same kernels", columns, rows)
     print(json.dumps(result))

@@ -6,7 +6,8 @@ from collections import Counter
 import httpx
 import pytest
 
-from benchmarks.same_kernels_offline import WORKLOADS, tokens_per_s
+from benchmarks.same_kernels_offline import FLEX, OURS, VLLM, WORKLOADS, Work, order_of, ratios, tokens_per_s
+from neaptide.loadgen.client.prometheus import Samples
 
 
 def test_prompts_of_w1_share_nothing() -> None:
@@ -47,3 +48,32 @@ async def test_a_reply_of_another_length_counts_for_nothing() -> None:
     async with server(3, []) as http:
         with pytest.raises(SystemExit, match="asked for 2 tokens in and 4 out"):
             await tokens_per_s(http, [[7, 8]], 4, {})
+
+
+def test_in_three_turns_every_contender_has_every_place_once() -> None:
+    orders = [order_of(turn) for turn in range(3)]
+    assert orders == [[VLLM, OURS, FLEX], [OURS, FLEX, VLLM], [FLEX, VLLM, OURS]]
+    assert order_of(-1) == order_of(2)
+
+
+def test_a_machine_that_slows_down_favours_no_place() -> None:
+    """All three are equal, and every turn of one is a tenth slower than the turn before it."""
+    rates: dict[str, list[float]] = {VLLM: [], OURS: [], FLEX: []}
+    for at, name in enumerate(name for turn in range(6) for name in order_of(turn)):
+        rates[name].append(1000.0 * 0.9**at)
+    assert ratios(rates) == pytest.approx({OURS: 1.0, FLEX: 1.0})
+
+
+def test_what_the_engine_did_in_a_turn_is_told_from_two_scrapes() -> None:
+    def scraped(steps: int, tokens: int, seconds: float) -> Samples:
+        series = [
+            f'neaptide_step_seconds_count{{phase="total"}} {steps}',
+            f'neaptide_step_seconds_sum{{phase="total"}} {seconds}',
+            f'neaptide_step_seconds_sum{{phase="schedule"}} {seconds / 10}',
+            f'neaptide_step_seconds_sum{{phase="model"}} {seconds / 2}',
+            f'neaptide_step_tokens_total{{class="offline",phase="prefill"}} {tokens}',
+            f'neaptide_step_tokens_total{{class="online",phase="decode"}} {tokens}',
+        ]
+        return Samples("\n".join(series) + "\n")
+
+    assert Work.between(scraped(3, 100, 1.0), scraped(40, 350, 13.0)) == Work(37, 500, 13.2)

@@ -11,7 +11,7 @@ from neaptide.engine.kv.prefix_index import chained_hash
 from neaptide.engine.messages import CancelBatch
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
-from tests.engine.harness import Harness, batch, online
+from tests.engine.harness import Harness, batch, flex, online
 
 A, B = [1] * 32, [2] * 32
 """Documents of two units, eight blocks each."""
@@ -108,6 +108,23 @@ def test_rows_that_come_later_want_a_prefix_that_others_have_begun(tmp_path: Pat
     harness.core.handle(msgspec.structs.replace(job, rows=[2], params_index=[0]))
     (segment,) = harness.core.scheduler.queues.pool.pop().segments[:-1]
     assert segment.num_wanting == 2
+
+
+def test_flex_requests_alone_are_served_step_by_step_as_chats_alone() -> None:
+    """Two documents in no order, the first request a step before the others; targets that bind nobody."""
+    prompts = [[*document, *[own] * 5] for own, document in enumerate([A, B, A, A, B, B, A, B], start=50)]
+    steps = []
+    for ask in (online, flex):
+        harness = Harness(max_num_batched_tokens=48, ttft_slo_s=3600.0, tpot_slo_s=3600.0)
+        messages = [ask(f"r{i}", p, ttft_slo_s=3600.0, tpot_slo_s=3600.0) for i, p in enumerate(prompts)]
+        harness.core.handle(messages[0])
+        steps.append([harness.step()])
+        for message in messages[1:]:
+            harness.core.handle(message)
+        steps[-1] += harness.run()
+        assert list(cached_tokens(harness).values()).count(32) == 6
+    assert steps[0] == steps[1]
+    assert steps[0][:2] == [{"r0": 37}, {"r0": 1, "r1": 37, "r2": 5, "r3": 5}]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "bs+e"])
