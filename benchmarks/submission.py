@@ -2,10 +2,10 @@
 
 One real server with a steady load of chats, by turns alone and beside a submission: upload, check, hand-over to the
 engine, and under a policy that plans its pool the plan; every second pair goes the other way round. Offline work is
-paused, and the chats of five seconds come again and again, so that steps are made of the same chats at all times: what
-they take longer the submission has cost, not the lines nor the draw. A step's time is the step log's, from where its
-planning begins to its end. Targets are what the chats alone are worth: 2.4 times the median of their time per token,
-and five times that for the first one.
+paused, and the chats of five seconds come again and again, in turns that last a whole number of these, so that steps
+are made of the same chats at all times: what they take longer the submission has cost, not the lines nor the draw. A
+step's time is the step log's, from where its planning begins to its end. Targets are what the chats alone are worth:
+2.4 times the median of their time per token, and five times that for the first one.
 
     python -m benchmarks.submission [--lines 50000] [--pairs 4] [--policy blendserve] [--model DIR]
 
@@ -48,7 +48,7 @@ HEAD_LINES, HEAD_BYTES, LINE_BYTES = 500, 200, 600
 LINE_OUT = 16
 WARM_UP_S, DRAIN_S, POLL_S = 10.0, 5.0, 0.2
 PERIOD_S = 5.0
-"""Of the chats' arrivals; turns alone last some of them."""
+"""Of the chats' arrivals; every turn lasts some of them, or one chat that is late would count more in one turn."""
 LONGEST_S = 1800.0
 
 
@@ -68,9 +68,9 @@ class Plan:
     pairs: int
     rate_rps: float
     turn_s: float
-    """Of chats alone; a submission takes as long as it takes."""
+    """Of chats alone, whole periods; a submission takes as long as it takes."""
     settle_s: float
-    """Behind the check of a file: it is handed over, and planned."""
+    """Behind the check of a file, at least: it is handed over, and planned."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,6 +107,11 @@ def repeated_arrivals(rate_rps: float, period_s: float, duration_s: float, seed:
     rng = random.Random(seed)
     pattern = sorted(rng.uniform(0.0, period_s) for _ in range(round(rate_rps * period_s)))
     return [k * period_s + at_s for k in range(math.ceil(duration_s / period_s)) for at_s in pattern]
+
+
+def whole_periods(duration_s: float) -> float:
+    """As long or longer."""
+    return PERIOD_S * math.ceil(duration_s / PERIOD_S)
 
 
 async def measure(plan: Plan, model: Path, flags: Sequence[str]) -> Measured:
@@ -158,8 +163,9 @@ async def _submission(http: httpx.AsyncClient, plan: Plan, content: bytes) -> Wi
     """The batch is cancelled behind it."""
     begin_s = asyncio.get_running_loop().time()
     batch = await wait_until_it_runs(http, await submit_batch(http, "lines.jsonl", content))
-    await asyncio.sleep(plan.settle_s)
-    window = Window(begin_s, asyncio.get_running_loop().time())
+    now_s = asyncio.get_running_loop().time()
+    window = Window(begin_s, begin_s + whole_periods(now_s + plan.settle_s - begin_s))
+    await asyncio.sleep(window.end_s - now_s)
     (await http.post(f"/v1/batches/{batch['id']}/cancel")).raise_for_status()
     while batch["status"] not in TERMINAL:
         await asyncio.sleep(POLL_S)
@@ -258,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     model = args.model or model_111m()
     flags = ["--executor", args.executor, "--policy", args.policy, "--num-threads", str(args.threads)]
-    plan = Plan(args.lines, args.pairs, args.rate, args.turn_s, args.settle_s)
+    plan = Plan(args.lines, args.pairs, args.rate, whole_periods(args.turn_s), args.settle_s)
     found = asyncio.run(measure(plan, model, flags))
     result = summary(found, is_planned=POLICIES[args.policy].planned_order is not None)
     rows = [

@@ -6,7 +6,16 @@ import pytest
 
 from benchmarks import submission
 from benchmarks.common import EMBEDDED
-from benchmarks.submission import HEAD_LINES, Measured, Pair, Window, content_of, repeated_arrivals, summary
+from benchmarks.submission import (
+    HEAD_LINES,
+    Measured,
+    Pair,
+    Window,
+    content_of,
+    repeated_arrivals,
+    summary,
+    whole_periods,
+)
 from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine
 from neaptide.loadgen.client.recorder import Record
 
@@ -86,6 +95,11 @@ def test_every_turn_has_the_same_prompts_that_meet() -> None:
     assert turns[1] == pytest.approx(turns[0])
     assert turns[2] == pytest.approx(turns[0])
     assert len(arrivals_s) == 30
+
+
+@pytest.mark.parametrize(("duration_s", "whole_s"), [(0.1, 5.0), (5.0, 5.0), (17.3, 20.0), (25.0, 25.0)])
+def test_turns_last_whole_periods(duration_s: float, whole_s: float) -> None:
+    assert whole_periods(duration_s) == whole_s
 
 
 def test_lines_share_the_heads_of_their_groups() -> None:
