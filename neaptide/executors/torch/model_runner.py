@@ -9,7 +9,7 @@ from torch import Tensor
 from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.models.base import TorchModel
-from neaptide.executors.torch.recorded_layers import RecordedLayers, record_layers
+from neaptide.executors.torch.models.recorded import RecordedLayers, record_layers
 from neaptide.kernels.kv_copy import slot_copier
 from neaptide.kernels.paged_attention import attention_planner
 from neaptide.kernels.transfer import to_device

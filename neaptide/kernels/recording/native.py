@@ -107,9 +107,7 @@ class Recording:
 _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
-def call(
-    function: Callable[[Any], None], job: ctypes.Structure, *tensors: Tensor, of_step: bool = False
-) -> None:
+def call(function: Callable[[Any], None], job: ctypes.Structure, *tensors: Tensor, of_step: bool = False) -> None:
     """Runs a kernel.
 
     Args:
