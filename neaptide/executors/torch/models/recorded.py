@@ -81,7 +81,7 @@ class _Slots:
 def record_layers(
     model: TorchModel, kv_cache: list[Tensor], plan_attention: AttentionPlanner
 ) -> dict[int, RecordedLayers]:
-    """By number of tokens, those that compute what the model does; before anything is in the cache, which they write to.
+    """By number of tokens, those that compute what the model does; before anything is in the cache, which is written to.
 
     Args:
         model: with its weights.
