@@ -1,12 +1,16 @@
 """W1 and W2 of ``benchmarks.same_kernels``, without servers."""
 
+import asyncio
 import json
 from collections import Counter
+from pathlib import Path
 
 import httpx
 import pytest
 
+from benchmarks import same_kernels_offline
 from benchmarks.same_kernels_offline import FLEX, OURS, VLLM, WORKLOADS, Work, order_of, ratios, tokens_per_s
+from benchmarks.vllm_server import FCFS, Machine
 from neaptide.loadgen.client.prometheus import Samples
 
 
@@ -77,3 +81,42 @@ def test_what_the_engine_did_in_a_turn_is_told_from_two_scrapes() -> None:
         return Samples("\n".join(series) + "\n")
 
     assert Work.between(scraped(3, 100, 1.0), scraped(40, 350, 13.0)) == Work(37, 500, 13.2)
+
+
+def test_every_turn_asks_all_three_and_tells_what_our_engine_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Our server has done a step more, of ten tokens and a quarter of a second, with every request; vLLM's has no such
+    series."""
+    num_asked = {"ours": 0, "theirs": 0}
+
+    def client(name: str) -> httpx.AsyncClient:
+        def answer(request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/metrics":
+                assert name == "ours"
+                count = num_asked[name]
+                series = [
+                    f'neaptide_step_seconds_count{{phase="total"}} {count}',
+                    f'neaptide_step_seconds_sum{{phase="total"}} {0.25 * count}',
+                    f'neaptide_step_tokens_total{{class="offline"}} {10 * count}',
+                ]
+                return httpx.Response(200, text="\n".join(series) + "\n")
+            num_asked[name] += 1
+            body = json.loads(request.content)
+            return httpx.Response(200, json={"usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": 64}})
+
+        return httpx.AsyncClient(base_url=f"http://{name}", transport=httpx.MockTransport(answer))
+
+    async def start(*args: object) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
+        return client("ours"), client("theirs")
+
+    monkeypatch.setattr(same_kernels_offline, "_start", start)
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    machine = Machine(Path("python"), 1, "bfloat16", 128, 1.0, True, "cpu", 1024)
+    found = asyncio.run(same_kernels_offline.measure("W1", tmp_path, machine, FCFS, count=2, repeats=3, seed=0))
+    assert num_asked == {"ours": 2 * 2 * 4, "theirs": 2 * 4}
+    assert {name: len(rates) for name, rates in found["total_tokens_per_s"].items()} == {VLLM: 3, OURS: 3, FLEX: 3}
+    assert found["engine"] == {name: 3 * [{"steps": 2, "tokens": 20, "step_s": 0.5}] for name in (OURS, FLEX)}
+    assert set(found["bars"]) == {OURS, FLEX}
+    same_kernels_offline.print_result(found)
+    assert "of vLLM's, mean of turns" in capsys.readouterr().out
