@@ -179,6 +179,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.keep is not None:
+        args.keep = args.keep.absolute()  # engines need not run where we do
         args.keep.mkdir(parents=True, exist_ok=True)
     if args.workload != "W5" and args.device != "cpu":
         parser.error("W1 and W2 keep both servers up, for which a GPU has no room")
