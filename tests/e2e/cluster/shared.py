@@ -1,4 +1,4 @@
-"""Real servers that share one database and one directory of blobs, each with a data directory of its own."""
+"""Real servers that share one database and one place for blobs, each with a data directory of its own."""
 
 import os
 import signal
@@ -17,14 +17,21 @@ LEASE_S = 2
 
 
 class SharedServers:
-    """``servers`` on one new database; started one after another."""
+    """``servers`` on one new database; started one after another. Their blobs lie in a directory, if ``blobs`` names no
+    other place."""
 
     def __init__(
-        self, root: Path, postgres: PostgresServer, count: int = 2, step_ms: int = 10, flags: Sequence[str] = ()
+        self,
+        root: Path,
+        postgres: PostgresServer,
+        count: int = 2,
+        step_ms: int = 10,
+        flags: Sequence[str] = (),
+        blobs: str | None = None,
     ) -> None:
         self._postgres = postgres
         self.database = postgres.new_database()
-        flags = [*flags, "--store", postgres.url(self.database), "--blobs", f"file://{root}/blobs"]
+        flags = [*flags, "--store", postgres.url(self.database), "--blobs", blobs or f"file://{root}/blobs"]
         flags += ["--chunk-lease-s", str(LEASE_S), "--shadow", "off", "--max-num-seqs", "32"]
         env = SIM | {"NEAPTIDE_SIM_STEP_MS": str(step_ms)}
         self.servers = [RunningServer(root / f"server-{number}", *flags, env=env) for number in range(count)]

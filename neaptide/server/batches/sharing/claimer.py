@@ -235,7 +235,7 @@ class Claimer:
             if record.plan_blob is None:
                 raise ValueError("the batch names no plan")
             stem, scratch = self._p.stem(record.id), self._p.files.directory
-            plan = await asyncio.to_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
+            plan = await self._blobs.in_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
             while len(self._plans) >= KNOWN_PLANS:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[record.id] = plan

@@ -77,7 +77,7 @@ class LeasedHold:
         plan = await asyncio.to_thread(read_plan, stem)
         chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine))
         key = batch_key(record.id, self._lease.epoch)
-        await asyncio.to_thread(put_plan, self._blobs, stem, key)
+        await self._blobs.in_thread(put_plan, self._blobs, stem, key)
         fingerprint = self._p.compiler.fingerprint
         return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)
 
@@ -90,7 +90,7 @@ class LeasedHold:
         if file is None:
             return None
         key = f"{batch_key(record.id, self._lease.epoch)}.jsonl"
-        await asyncio.to_thread(self._blobs.put, self._p.files.path(file.id), key)
+        await self._blobs.in_thread(self._blobs.put, self._p.files.path(file.id), key)
         return replace(file, blob=key)
 
     async def tidy(self, record: BatchRecord) -> None:
@@ -98,7 +98,7 @@ class LeasedHold:
         if record.plan_blob is None:
             return
         try:
-            await asyncio.to_thread(remove_plan_blobs, self._blobs, record.plan_blob)
+            await self._blobs.in_thread(remove_plan_blobs, self._blobs, record.plan_blob)
         except BlobsUnavailableError as error:
             # Leftovers, which ``neaptide data prune`` finds.
             logger.warning("batch %s: its plan is left on the shared storage: %s", record.id, error)

@@ -198,7 +198,7 @@ class FileStore:
 
     async def _put(self, record: FileRecord) -> None:
         if self._blobs is not None and record.blob is not None:
-            await asyncio.to_thread(self._blobs.put, self.path(record.id), record.blob)
+            await self._blobs.in_thread(self._blobs.put, self.path(record.id), record.blob)
 
     async def get(self, file_id: str, owner: str) -> FileRecord:
         """Raises NotFoundError for unknown, expired and other owners' files alike."""
@@ -241,7 +241,7 @@ class FileStore:
         try:
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
             if self._blobs is not None and blob is not None:
-                await asyncio.to_thread(self._blobs.remove, blob)
+                await self._blobs.in_thread(self._blobs.remove, blob)
         except OSError as error:
             logger.error("cannot remove %s: %s", file_id, error.strerror or error)
             return False
@@ -255,22 +255,17 @@ class FileStore:
             FileDamagedError: the bytes are not those that were stored.
             OSError: it cannot be read.
         """
-        return await asyncio.to_thread(self._verify if self._blobs is None else self._verify_copy, record)
-
-    def _verify_copy(self, record: FileRecord) -> os.stat_result:
-        """Fetches the file where there is no copy of it, or one that is damaged."""
-        path = self.path(record.id)
-        if path.exists():
-            try:
-                return self._verify(record)
-            except FileDamagedError:
-                path.unlink(missing_ok=True)
         try:
-            if self._blobs is not None and record.blob is not None:
-                self._blobs.fetch(record.blob, path, self.directory)
+            return await asyncio.to_thread(self._verify, record)
+        except (NotFoundError, FileDamagedError):
+            if self._blobs is None or record.blob is None:
+                raise
+        # There is no copy of it, or one that is damaged.
+        try:
+            await self._blobs.in_thread(self._blobs.fetch, record.blob, self.path(record.id), self.directory)
         except FileNotFoundError:
             raise no_such_file() from None
-        return self._verify(record)
+        return await asyncio.to_thread(self._verify, record)
 
     def _verify(self, record: FileRecord) -> os.stat_result:
         try:

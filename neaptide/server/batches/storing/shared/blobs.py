@@ -4,14 +4,17 @@ A key is written once and never again, and nobody reads it before a row of the d
 lock and no rename: what was cut off is a blob that no row names.
 """
 
+import asyncio
 import os
 import secrets
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from neaptide.engine.private_files import DIRECTORY_MODE, FILE_MODE, private_opener
 from neaptide.server.batches.storing.data_dir import StoreError, sync_directory
@@ -19,6 +22,11 @@ from neaptide.server.batches.storing.data_dir import StoreError, sync_directory
 MARK_KEY = "neaptide-blobs"
 """Names the storage; the database knows the same name."""
 UPLOADS = "files"
+NUM_THREADS = 16
+"""More than the ten connections that a client of S3 opens."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class BlobsUnavailableError(OSError):
@@ -63,10 +71,20 @@ class Blobs:
             self._fs, root = fsspec.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
             raise StoreError(f"there are no blobs at {url.partition('://')[0]}://: {error}") from error
+        if url.startswith("s3://"):
+            # Its library tries what a network refuses five times, and each of these tries is as many of botocore's: a
+            # silent bucket would be waited for 25 times. Botocore's remain, as AWS_MAX_ATTEMPTS says.
+            self._fs.retries = 1
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "blobs")
         self._root = str(root).rstrip("/")
         self._is_local = isinstance(self._fs, LocalFileSystem)
         # An address may hold a password.
         self.name = f"{url.partition('://')[0]}://{self._root.rpartition('@')[2]}"
+
+    async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs what asks the storage in a thread that nothing else needs: a storage that is silent holds up whoever
+        waits for it, not the database's readers."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     # ---- the storage as a whole ----
 

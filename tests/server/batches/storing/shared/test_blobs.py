@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,8 @@ from neaptide.server.batches.storing.offline import Prune, check, leftover_blobs
 from neaptide.server.batches.storing.shared.blobs import MARK_KEY, Blobs, BlobsUnavailableError, batch_key
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.errors import UnavailableError
+from tests.s3 import BUCKET
 from tests.server.batches.fakes import Server, numbered
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[None]:
-    """A server of Amazon's protocol on this machine, with a bucket of the name ``test``."""
-    reason = "no S3 server to test with (pip install neaptide[s3] moto[server])"
-    s3fs = pytest.importorskip("s3fs", reason=reason)
-    server = pytest.importorskip("moto.server", reason=reason).ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "test")
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        s3fs.S3FileSystem().mkdir("test")
-        yield
-    server.stop()
 
 
 @pytest.fixture(params=["file", "memory", "s3"])
@@ -45,7 +28,7 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     where = {
         "file": f"file://{tmp_path}/blobs",
         "memory": f"memory://{tmp_path.name}",
-        "s3": f"s3://test/{tmp_path.name}",
+        "s3": f"s3://{BUCKET}/{tmp_path.name}",
     }
     blobs = Blobs(where[request.param])
     blobs.set_mark("test")
