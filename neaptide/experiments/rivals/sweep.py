@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.experiments.price import price
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
@@ -39,7 +40,9 @@ NAME = "tuned-rivals"
 ABOUT = "offline tokens/s against fcfs and priority at the step tokens and seats that suit each trace best"
 
 OURS = PolicyPoint("neaptide")
-"""At its defaults."""
+"""At its defaults ..."""
+SERVED_PLAN: dict[str, Any] = {"plan": TWO_ENDS, "planner_is_told": False}
+"""... and so with the plan of the pool that a server makes on a GPU, which knows no answer before it has ended."""
 RIVALS = ("priority", "fcfs")
 STEP_TOKENS = (512, 1024, 1536, 2048, 4096, 8192)
 SEATS = (128, 256, 1024)
@@ -200,12 +203,16 @@ class _Sweep:
 
     def _point(self, load: Load, point: PolicyPoint, least_attainment: float = 0.0, *, alone: bool = False) -> Point:
         name = f"{point} on {load.title}{', online alone' if alone else ''}"
+        is_planned = point == OURS and not alone
+        if is_planned:
+            name += ", planned as in a server"
         code = self._our_code if point == OURS else self._rivals_code
 
         def simulated() -> SimResult:
             logging.getLogger(__name__).info("%s", name)
             scenario = self._scenario(load)
             scenario = replace(scenario, offline=()) if alone else scenario
+            scenario = replace(scenario, **SERVED_PLAN) if is_planned else scenario
             scenario = replace(point.of(scenario), with_bounds=point == OURS)
             return simulate(scenario, least_attainment=least_attainment).result
 
@@ -216,7 +223,7 @@ class _Sweep:
         scenario = self._scenario(load)
         window_s = (scenario.online[0].arrival_s, scenario.online[-1].arrival_s)
         limits = StepLimits(window_s)
-        simulate(OURS.of(scenario), observers=[limits])
+        simulate(replace(OURS.of(scenario), **SERVED_PLAN), observers=[limits])
         return str(limits)
 
     def _scenario(self, load: Load) -> Scenario:
@@ -305,7 +312,8 @@ def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
         ],
         f"{PROFILE}, steps with {STEP_NOISE:.0%} noise, planning time charged, TTFT {TTFT_SLO_S:g} s, TPOT "
         f"{1e3 * TPOT_SLO_S:g} ms, max_tokens {CLIENT_LIMIT_TOKENS:,}; context by trace (data.settings). neaptide has "
-        f"2,048 tokens and 256 seats everywhere; percentages are attainment of both targets.",
+        "2,048 tokens and 256 seats everywhere, and the plan of the pool that a server makes on a GPU, which is told of "
+        "no answer before it has ended; percentages are attainment of both targets.",
         f"A rival's point counts if it attains at most {100 * CONCEDED:g} point less than ours; a run ends when it no "
         "longer can (data.out_of_reach). Fewer step tokens than seats are left out: vLLM refuses them.",
         "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown. A "

@@ -1,11 +1,13 @@
 """What counts as a rival's best point, and as its one best setting, on results made by hand; one small real sweep."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from neaptide.engine.observer import EngineObserver
 from neaptide.experiments.rivals import loads, sweep
 from neaptide.experiments.rivals.kept import KeptRuns
 from neaptide.experiments.rivals.loads import Load, scenario_of
@@ -136,8 +138,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_sweep_compares_every_rival_on_every_trace() -> None:
+def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours follows the plan that a server makes of its pool, which is told of no answer; no other run has a plan."""
+    plans: dict[tuple[str, bool], set[tuple[str | None, bool]]] = {}
+
+    def noted(scenario: Scenario, *, least_attainment: float = 0.0, observers: Sequence[EngineObserver] = ()) -> Run:
+        plan = (scenario.plan, scenario.planner_is_told)
+        plans.setdefault((scenario.policy, bool(scenario.offline)), set()).add(plan)
+        return simulate(scenario, least_attainment=least_attainment, observers=observers)
+
+    monkeypatch.setattr(sweep, "simulate", noted)
     result = sweep.run(quick=True)
+    assert plans == {
+        ("neaptide", True): {("ends", False)},
+        ("neaptide", False): {(None, True)},
+        ("priority", True): {(None, True)},
+        ("fcfs", True): {(None, True)},
+    }
     assert set(result.data["runs"]) == {"chats", "azure_code_2023"}
     names = {"neaptide", "priority@2048x64", "fcfs@2048x64", "online alone"}
     for trace_name, points in result.data["runs"].items():
@@ -149,7 +166,7 @@ def test_a_sweep_compares_every_rival_on_every_trace() -> None:
     assert len(shares) == 2
     assert min(shares) > 0
     slower = {row.case.split(":")[0] for row in result.rows if "best point" in row.case and (row.ratio or 1.0) < 1.0}
-    said = {note.split(":")[0] for note in result.notes if "What ended our steps' offline work: " in note}
+    said = {note.split(":")[0] for note in result.notes if "What ended the offline work of our steps: " in note}
     assert said == slower
     assert not result.failed
 
