@@ -312,8 +312,8 @@ def _notes(runs: Runs, short: dict[str, str]) -> list[str]:
         ],
         f"{PROFILE}, steps with {STEP_NOISE:.0%} noise, planning time charged, TTFT {TTFT_SLO_S:g} s, TPOT "
         f"{1e3 * TPOT_SLO_S:g} ms, max_tokens {CLIENT_LIMIT_TOKENS:,}; context by trace (data.settings). neaptide has "
-        "2,048 tokens and 256 seats everywhere, and the plan of the pool that a server makes on a GPU, which is told of "
-        "no answer before it has ended; percentages are attainment of both targets.",
+        "2,048 tokens and 256 seats everywhere, and the plan of the pool that a server makes on a GPU, told of no "
+        "answer before it has ended; percentages are attainment of both targets.",
         f"A rival's point counts if it attains at most {100 * CONCEDED:g} point less than ours; a run ends when it no "
         "longer can (data.out_of_reach). Fewer step tokens than seats are left out: vLLM refuses them.",
         "The bound knows all lengths and arrivals (docs/simulation.md); how much of it can be had, no one has shown. A "
