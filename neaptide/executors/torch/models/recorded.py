@@ -81,7 +81,7 @@ class _Slots:
 def record_layers(
     model: TorchModel, kv_cache: list[Tensor], plan_attention: AttentionPlanner
 ) -> dict[int, RecordedLayers]:
-    """By number of tokens, those that compute what the model does; before anything is in the cache, which is written to.
+    """By number of tokens, those that compute what the model does. The cache is written to: nothing may be in it yet.
 
     Args:
         model: with its weights.
