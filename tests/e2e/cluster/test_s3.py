@@ -160,3 +160,15 @@ def test_while_a_bucket_is_silent_everything_else_is_answered(shared: SharedServ
     assert num_files(first) == files_before + len(taken)
     for file_id in taken:
         assert second.http.get(f"/v1/files/{file_id}/content").raise_for_status().content == CONTENT
+
+
+def test_no_server_starts_without_its_bucket_and_says_so(shared: SharedServers, passage: Passage) -> None:
+    _, second = shared.servers
+    second.kill_both()
+    passage.shut()
+    with pytest.raises(AssertionError, match="the server ended"):
+        second.start()
+    assert second.log.splitlines()[-1].startswith("neaptide serve: the blobs cannot be used: s3://")
+    passage.open()
+    second.start()
+    chats(second)
