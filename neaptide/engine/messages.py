@@ -97,6 +97,8 @@ class TwoEnds(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Of the memory that these starts are for."""
     num_first: int = 0
     """So many rows at the front, whatever their density, come before either end."""
+    tile_tokens: int = 1
+    """Of the device: steps should have multiples of so many tokens."""
 
 
 class PlanReady(_Message):
@@ -290,6 +292,8 @@ class EngineReady(_Message):
     """What the device takes to compute one more token of a full step ..."""
     kv_token_s: float = 0.0
     """... and to read one more cached one, as predicted at the start."""
+    tile_tokens: int = 1
+    """Its steps should have multiples of so many tokens."""
 
 
 class StepOutputs(_Message):

@@ -19,7 +19,7 @@ def density_model(profile: DeviceProfile) -> DensityModel:
     last = len(cost.gemm_curve_s) - 1
     width = gemm_knot(last) - gemm_knot(last - 1)
     token_s = (cost.gemm_curve_s[last] - cost.gemm_curve_s[last - 1]) / width
-    return DensityModel.in_seconds(token_s + cost.token_s, cost.kv_token_s, cost.pair_s)
+    return DensityModel.in_seconds(token_s + cost.token_s, cost.kv_token_s, cost.pair_s, profile.tile_tokens)
 
 
 def marginal_seconds(cost_model: CostModel, step_tokens: int, kv_tokens: int) -> tuple[float, float]:

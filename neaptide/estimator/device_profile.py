@@ -91,6 +91,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     build: str = ""
     """What else step times depend on: version and arguments of the software that computes; empty where it is ours."""
     tensor_parallel: int = 1
+    tile_tokens: int = 1
+    """Of its matrix products: a step takes as long as one with the next multiple of so many tokens. 1 where the curve
+    of the costs tells all; no calibration measures it."""
     planning: PlanningCost = PlanningCost()
     efficiencies: Efficiencies | None = None
     """Only analytic."""
@@ -151,6 +154,8 @@ def _decode(data: bytes, name: str) -> DeviceProfile:
             if regime.value not in profile.costs:
                 raise ValueError(f"it has no costs of {regime} steps")
             _check_cost(profile.costs[regime.value], regime)
+        if profile.tile_tokens < 1:
+            raise ValueError(f"tile_tokens is {profile.tile_tokens}, not at least 1")
         if not all(0.0 <= seconds < MAX_COST_S for seconds in msgspec.structs.astuple(profile.planning)):
             raise ValueError(f"planning takes {profile.planning}")
     except (msgspec.MsgspecError, ValueError) as error:

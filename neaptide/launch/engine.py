@@ -75,6 +75,7 @@ def build_engine(config: EngineConfig, clock: Clock) -> tuple[EngineCore, Engine
         planned_order=_planned_order(core.scheduler, config.offline_plan),
         token_s=token_s,
         kv_token_s=kv_token_s,
+        tile_tokens=cost_model.base.tile_tokens,
     )
     return core, ready
 

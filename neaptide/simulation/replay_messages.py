@@ -96,7 +96,7 @@ class ReplayMessages:
             held_tokens, lasting_steps, turns = map(raw, (line.held_tokens, line.lasting_steps, line.turns))
             windows, prices = (line.densities, line.memory_s), (root_density, token_s, kv_token_s)
             table = raw(line.starts), line.kv_tokens
-            ends = TwoEnds(held_tokens, lasting_steps, *windows, *prices, turns, *table, num_first=line.first)
+            ends = TwoEnds(held_tokens, lasting_steps, *windows, *prices, turns, *table, line.first, line.tile)
         return PlanReady(batch_ids, raw(batches), raw(rows), ends)
 
     def row_rank(self, tokens: TokenFile, row: int) -> int:

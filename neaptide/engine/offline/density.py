@@ -27,12 +27,16 @@ class DensityModel:
     attention_flops_per_pair: float = 0.0
     """Prefill attention per (query, key) pair: ``4 * H * L``. 0 leaves it out, as the paper does after defining it: it
     is small for prompts of a few hundred tokens. The paper counts all p^2 pairs; a causal kernel computes half."""
+    tile_tokens: int = 1
+    """Steps should have multiples of so many tokens, where prompts are paced."""
 
     @classmethod
-    def in_seconds(cls, token_s: float, kv_token_s: float, pair_s: float = 0.0) -> "DensityModel":
+    def in_seconds(
+        cls, token_s: float, kv_token_s: float, pair_s: float = 0.0, tile_tokens: int = 1
+    ) -> "DensityModel":
         """From what a device profile tells: seconds for a token's matrix products, to read a cached token, and for a
         (query, key) pair. A causal kernel computes half of the pairs."""
-        return cls(token_s / 2.0, 1.0, 1.0, kv_token_s, pair_s / 2.0)
+        return cls(token_s / 2.0, 1.0, 1.0, kv_token_s, pair_s / 2.0, tile_tokens)
 
     def compute_s(self, input_tokens: Tokens, output_tokens: Tokens) -> Tokens:
         """``Comp(r) = (2 (p + d) P + 4 p^2 H L) / compute``."""

@@ -62,6 +62,8 @@ class Ends:
     """Of the memory that it is for."""
     num_first: int = 0
     """Rows at the front that come before either end."""
+    tile_tokens: int = 1
+    """Steps should have multiples of so many tokens."""
 
     @classmethod
     def of(cls, message: TwoEnds) -> "Ends":
@@ -72,7 +74,8 @@ class Ends:
         root_density, token_s, kv_token_s = message.root_density, message.token_s, message.kv_token_s
         windows, starts = (message.densities, message.memory_s), np.frombuffer(message.starts, RAW).astype(np.int64)
         prices = root_density, token_s, kv_token_s
-        return cls(held, lasting, *windows, *prices, turns, starts, message.kv_tokens, message.num_first)
+        others = message.kv_tokens, message.num_first, message.tile_tokens
+        return cls(held, lasting, *windows, *prices, turns, starts, *others)
 
     def density(self, rank: int) -> float:
         return self.densities[rank // window_rows(len(self.held_tokens))]

@@ -126,6 +126,8 @@ class OrderLine(_Line, tag="order"):
     """... and the memory that it is for."""
     first: int = 0
     """Rows at the front that come before either end."""
+    tile: int = 1
+    """Tokens of which steps should have multiples."""
 
 
 class ObserveLine(_Line, tag="observe"):

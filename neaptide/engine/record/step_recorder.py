@@ -328,6 +328,7 @@ class StepRecorder(EngineObserver):
             )
             line.memory_s, line.turns = ends.window_memory_s, ends.turns.tolist()
             line.starts, line.kv_tokens, line.first = ends.starts.tolist(), ends.kv_tokens, ends.num_first
+            line.tile = ends.tile_tokens
         self._write(line)
 
     def _name_file(self, line: BatchLine, path: str, num_rows: int) -> None:

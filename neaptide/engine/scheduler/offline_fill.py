@@ -9,7 +9,7 @@ from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.segments import segment_after
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.draft import Draft, Limit
-from neaptide.engine.scheduler.residual import num_paced
+from neaptide.engine.scheduler.residual import in_whole_tiles, num_paced
 from neaptide.engine.steps.plan import BatchShape
 
 USUAL_CHUNK_TOKENS = 16
@@ -80,7 +80,9 @@ class OfflineFill:
         if ends is None or density is None:
             return
         paced = num_paced(ends, density, before, budget.shape, budget.least_s(), draft.pool.usual_step)
-        budget.tokens_left = min(budget.tokens_left, paced)
+        budget.tokens_left = min(
+            budget.tokens_left, in_whole_tiles(paced, budget.shape.num_tokens, ends.tile_tokens)
+        )
 
     def _chunk(
         self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0

@@ -69,6 +69,15 @@ def paced_tokens(ends: Ends, density: float, num_decodes: int, read_tokens: int)
     return max(int(computed_tokens) - num_decodes, LEAST_PACED_TOKENS)
 
 
+def in_whole_tiles(num_prompt_tokens: int, num_others: int, tile_tokens: int) -> int:
+    """Prompt tokens beside so many others, as near to what is wanted as a step of whole tiles has them, and one at
+    least. What is too much in one step is too little in another: what is left of the plan says what comes next."""
+    step_tokens = (num_others + num_prompt_tokens + tile_tokens // 2) // tile_tokens * tile_tokens
+    if step_tokens <= num_others:
+        step_tokens += tile_tokens
+    return step_tokens - num_others
+
+
 def usual_step(left: WorkLeft, kv_tokens: int) -> StepMeans:
     """Of the steps until all of this is done in so much memory, none for the moment perhaps, which runs dry at their
     end."""

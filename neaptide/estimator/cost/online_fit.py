@@ -96,7 +96,7 @@ class OnlineCostModel:
         """What it has learnt by now, as a model that learns no more."""
         factors = {regime: (a, b, c, d, e, f) for regime, (a, b, c, d, e, f) in self._factors.items()}
         costs = {regime: cost.scaled(factors[regime]) for regime, cost in self.base.costs.items()}
-        return RooflineModel(costs, self.base.overlap_kappa)
+        return RooflineModel(costs, self.base.overlap_kappa, self.base.tile_tokens)
 
     def predict(self, shape: BatchShape) -> Prediction:
         return self._prediction(self.base.terms(shape), regime_of(shape))

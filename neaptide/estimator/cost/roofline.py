@@ -29,11 +29,15 @@ class RooflineModel:
     Args:
         costs: coefficients for each regime.
         overlap_kappa: share of the overlappable time that is not overlapped; 1 is a serial engine.
+        tile_tokens: see ``StepFormula``.
     """
 
-    def __init__(self, costs: Mapping[Regime, StepCost] | None = None, overlap_kappa: float = 1.0) -> None:
+    def __init__(
+        self, costs: Mapping[Regime, StepCost] | None = None, overlap_kappa: float = 1.0, tile_tokens: int = 1
+    ) -> None:
         self.costs = dict(costs or dict.fromkeys(Regime, GENERIC))
         self.overlap_kappa = overlap_kappa
+        self.tile_tokens = tile_tokens
         self._compile()
 
     @classmethod
@@ -51,7 +55,8 @@ class RooflineModel:
             raise ValueError(f"overlap_kappa is {overlap_kappa}, not in 0..1")
         if overlap_kappa != 1.0 and profile.source == "measured":
             raise ValueError(f"profile {profile.name} is measured: it knows no overlap, only overlap_kappa = 1")
-        return cls({regime: profile.costs[regime.value] for regime in Regime}, overlap_kappa)
+        costs = {regime: profile.costs[regime.value] for regime in Regime}
+        return cls(costs, overlap_kappa, profile.tile_tokens)
 
     def terms(self, shape: BatchShape) -> Terms:
         """The parts of the predicted time."""
@@ -73,4 +78,6 @@ class RooflineModel:
         self._compile()
 
     def _compile(self) -> None:
-        self._formulas = {regime: StepFormula(cost, self.overlap_kappa) for regime, cost in self.costs.items()}
+        self._formulas = {
+            regime: StepFormula(cost, self.overlap_kappa, self.tile_tokens) for regime, cost in self.costs.items()
+        }

@@ -81,13 +81,17 @@ class StepFormula:
     Serial time = max(compute, weights) + prefill attention + KV reads + rest; its lower bound under operator
     overlap = max(compute + prefill attention, weights + KV reads) + rest; between them ``overlap_kappa`` of the way.
     Copies beside the work cost what they take longer than it.
+
+    Args:
+        tile_tokens: matrix products take as long as those of the next multiple of so many tokens.
     """
 
-    def __init__(self, cost: StepCost, overlap_kappa: float = 1.0) -> None:
+    def __init__(self, cost: StepCost, overlap_kappa: float = 1.0, tile_tokens: int = 1) -> None:
         if len(cost.gemm_curve_s) < 2:
             raise ValueError("the curve of matrix products needs the times of 1 and 2 tokens at least")
         self._cost = cost
         self._kappa = overlap_kappa
+        self._tile_tokens = tile_tokens
         curve = cost.gemm_curve_s
         self._last = len(curve) - 2
         self._knots = tuple(map(gemm_knot, range(len(curve))))
@@ -101,6 +105,8 @@ class StepFormula:
         """Compute time of the matrix products."""
         if num_tokens <= 0:
             return 0.0
+        if self._tile_tokens > 1:
+            num_tokens += -num_tokens % self._tile_tokens
         k = min(gemm_segment(num_tokens), self._last)
         return self._curve[k] + self._slopes[k] * (num_tokens - self._knots[k])
 

@@ -44,7 +44,7 @@ class StepParts:
     def __init__(self, profile: DeviceProfile, overlap_kappa: float) -> None:
         self._model = RooflineModel.from_profile(profile, overlap_kappa)
         self._cost = profile.costs[Regime.MIXED.value]
-        self._formula = StepFormula(self._cost)
+        self._formula = StepFormula(self._cost, tile_tokens=profile.tile_tokens)
         self._parts = array("d")
 
     def predict(self, shape: BatchShape) -> Prediction:

@@ -152,6 +152,7 @@ def _ordered(
         raw(turns),
         *((b"", 0) if starts is None else (raw(starts), pool.kv_tokens)),
         len(first),
+        model.tile_tokens,
     )
 
 

@@ -118,6 +118,7 @@ def _request(info: EngineReady, rows: Sequence[Callable[[], JobRows]], running: 
         kv_token_s=info.kv_token_s,
         kv_tokens=info.num_blocks * info.block_size,
         unit_tokens=info.block_size,
+        tile_tokens=info.tile_tokens,
     )
 
 

@@ -43,6 +43,8 @@ class PlanRequest(msgspec.Struct, array_like=True, frozen=True):
     """... and to read a cached one."""
     kv_tokens: int
     unit_tokens: int
+    tile_tokens: int = 1
+    """Of which steps should have multiples."""
 
 
 class PlanFailed(msgspec.Struct, tag=True, frozen=True):
@@ -99,6 +101,8 @@ def _check_ends(ends: TwoEnds, num_rows: int) -> None:
     starts = unpacked(ends.starts)
     if len(starts) not in (0, num_rows) or (np.diff((starts >= 0).astype(np.int64)) < 0).any() or ends.kv_tokens < 0:
         raise ValueError("the plan has a timetable of other rows")
+    if ends.tile_tokens < 1:
+        raise ValueError("the plan wants steps of no tokens")
     if not 0 <= ends.num_first <= num_rows:
         raise ValueError("the plan puts other rows first than it has")
     if {len(ends.densities), len(ends.memory_s)} != {math.ceil(num_rows / window_rows(num_rows))}:

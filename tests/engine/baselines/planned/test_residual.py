@@ -5,6 +5,8 @@ from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from neaptide.engine.offline.planned import Ends
 from neaptide.engine.offline.planning.work_left import StepMeans, WorkLeft
@@ -12,6 +14,7 @@ from neaptide.engine.scheduler.residual import (
     LEAST_LEFT,
     LEAST_PACED_TOKENS,
     Residual,
+    in_whole_tiles,
     num_paced,
     paced_tokens,
     usual_step,
@@ -120,3 +123,25 @@ def test_steps_to_come_are_those_that_memory_needs_and_those_in_which_it_runs_dr
 def test_where_nothing_is_left_to_hold_a_step_has_nothing() -> None:
     assert usual_step(WorkLeft(2.0, 0.0, 0.0, 0.0), 4000) == (0.0, 0.0)
     assert usual_step(WorkLeft(2.0, 400_000.0, 200_000.0, 0.0), 0) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("num_paced_tokens", "num_others", "expected"),
+    [
+        (500, 140, 500),  # 640 are five tiles
+        (563, 140, 500),  # 703: five are nearer than six
+        (564, 140, 628),  # 704 is halfway: six
+        (128, 100, 156),  # a short step has two and not one
+        (10, 128, 128),  # some tokens there are always
+    ],
+)
+def test_a_step_has_whole_tiles(num_paced_tokens: int, num_others: int, expected: int) -> None:
+    assert in_whole_tiles(num_paced_tokens, num_others, tile_tokens=128) == expected
+
+
+@given(st.integers(LEAST_PACED_TOKENS, 10_000), st.integers(0, 3000), st.sampled_from([1, 16, 64, 128, 256]))
+def test_whole_tiles_are_the_nearest_ones(num_paced_tokens: int, num_others: int, tile_tokens: int) -> None:
+    found = in_whole_tiles(num_paced_tokens, num_others, tile_tokens)
+    assert (found + num_others) % tile_tokens == 0
+    assert found > 0
+    assert abs(found - num_paced_tokens) <= tile_tokens // 2 or found <= tile_tokens
