@@ -1,5 +1,6 @@
 """What a token costs, from a profile and from a cost model."""
 
+import msgspec
 import pytest
 
 from neaptide.estimator.cost.roofline import RooflineModel
@@ -18,3 +19,9 @@ def test_a_cost_model_of_a_profile_tells_what_the_profile_does() -> None:
 def test_what_is_free_is_not_quite() -> None:
     token_s, kv_token_s = marginal_seconds(RooflineModel.from_profile(load_profile("a100-80g-llama-3.1-8b")), 2, 64)
     assert min(token_s, kv_token_s) >= LEAST_S
+
+
+def test_the_tiles_of_a_profile_are_those_of_its_cost_model_and_of_its_plans() -> None:
+    profile = msgspec.structs.replace(load_profile("a100-80g-llama-3.1-8b"), tile_tokens=128)
+    assert RooflineModel.from_profile(profile).tile_tokens == 128
+    assert density_model(profile).tile_tokens == 128

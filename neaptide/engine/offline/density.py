@@ -31,9 +31,7 @@ class DensityModel:
     """Steps should have multiples of so many tokens, where prompts are paced."""
 
     @classmethod
-    def in_seconds(
-        cls, token_s: float, kv_token_s: float, pair_s: float = 0.0, tile_tokens: int = 1
-    ) -> "DensityModel":
+    def in_seconds(cls, token_s: float, kv_token_s: float, pair_s: float = 0.0, tile_tokens: int = 1) -> "DensityModel":
         """From what a device profile tells: seconds for a token's matrix products, to read a cached token, and for a
         (query, key) pair. A causal kernel computes half of the pairs."""
         return cls(token_s / 2.0, 1.0, 1.0, kv_token_s, pair_s / 2.0, tile_tokens)

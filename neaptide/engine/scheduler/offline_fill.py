@@ -80,9 +80,7 @@ class OfflineFill:
         if ends is None or density is None:
             return
         paced = num_paced(ends, density, before, budget.shape, budget.least_s(), draft.pool.usual_step)
-        budget.tokens_left = min(
-            budget.tokens_left, in_whole_tiles(paced, budget.shape.num_tokens, ends.tile_tokens)
-        )
+        budget.tokens_left = min(budget.tokens_left, in_whole_tiles(paced, budget.shape.num_tokens, ends.tile_tokens))
 
     def _chunk(
         self, draft: Draft, num_tokens: int, context_tokens: int, limit_s: float, swapped_blocks: int = 0

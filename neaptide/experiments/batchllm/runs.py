@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neaptide.engine.arrays import FloatArray, IntArray
+from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.offline.planning.plan import Pool
 from neaptide.estimator.device_profile import DeviceProfile
+from neaptide.estimator.recipes import DEFAULT_HEADROOM
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.scenario import Scenario
 from neaptide.simulation.simulator import simulate
 
+NOTHING_KEPT = "fixed@0"
 FOR_EVER_S = 1e9
 """End of the window: a run ends when its work does."""
 SEATS = 256
@@ -27,6 +30,9 @@ class Engine:
     policy: str = "fcfs"
     seats: int = SEATS
     step_tokens: int = 2048
+    has_all_memory: bool = False
+    """Nothing is kept for online work, of which there is none. A policy that keeps some drops rows where seats are as
+    many as all of the memory has room for."""
 
 
 def seats_by_memory(pool: Pool) -> int:
@@ -61,6 +67,8 @@ def run_to_the_end(
 ) -> Outcome:
     """Under ``fcfs`` the engine admits rows in exactly this order as memory and seats allow."""
     scenario = Scenario(
+        headroom=NOTHING_KEPT if engine.has_all_memory else DEFAULT_HEADROOM,
+        offline_max_kv_ratio=1.0 if engine.has_all_memory else SchedulerConfig().offline_max_kv_ratio,
         profile=profile,
         offline=[OfflineSet(name, [requests[row] for row in rows.tolist()], synthetic=True)],
         policy=engine.policy,

@@ -55,7 +55,7 @@ def run(quick: bool) -> ExperimentResult:
         for run_name, (policy, scheduler) in RUNS.items():
             logger.info("%s, %s", name, run_name)
             (order,) = plan_pool(pool, policy)
-            engine = Engine(scheduler, min(SEATS // scale, seats_by_memory(pool)))
+            engine = Engine(scheduler, min(SEATS // scale, seats_by_memory(pool)), has_all_memory=True)
             found[name][run_name] = saving = run_to_the_end(name, set_.requests, order, profile, engine).saving
             lru, groups = PAPER.get(case, (None, None))
             paper = {"fcfs, shuffled": lru, "batchllm": groups}.get(run_name)

@@ -126,6 +126,12 @@ def test_the_curve_is_linear_between_knots_and_beyond_the_last() -> None:
     assert [formula.gemm_s(n) for n in (0, 1, 2, 3, 4, 5, 6, 8)] == [0.0, 1.0, 3.0, 4.0, 4.5, 5.5, 6.5, 8.5]
 
 
+def test_products_take_whole_tiles() -> None:
+    cost = StepCost(fixed_s=0.0, gemm_curve_s=(1.0, 3.0, 4.0, 4.5, 6.5), pair_s=0.0, kv_token_s=0.0)
+    formula = StepFormula(cost, tile_tokens=4)
+    assert [formula.gemm_s(n) for n in (0, 1, 4, 5, 8, 9)] == [0.0, 4.5, 4.5, 8.5, 8.5, 12.5]
+
+
 def test_a_curve_of_one_point_is_refused() -> None:
     with pytest.raises(ValueError, match="at least"):
         StepFormula(StepCost(fixed_s=0.0, gemm_curve_s=(1.0,), pair_s=0.0, kv_token_s=0.0))

@@ -185,6 +185,7 @@ WITH_STARTS = msgspec.structs.replace(ENDS, starts=packed([-1, -1, -1, 3, 0, 1])
         ({"ends": msgspec.structs.replace(ENDS, kv_tokens=-1)}, "timetable of other rows"),
         ({"ends": msgspec.structs.replace(ENDS, num_first=7)}, "puts other rows first"),
         ({"ends": msgspec.structs.replace(ENDS, num_first=-1)}, "puts other rows first"),
+        ({"ends": msgspec.structs.replace(ENDS, tile_tokens=0)}, "steps of no tokens"),
         ({"ends": msgspec.structs.replace(ENDS, root_density=float("nan"))}, "numbers that are none"),
         ({"ends": msgspec.structs.replace(ENDS, densities=[1.0] * 5 + [-1.0])}, "numbers that are none"),
     ],
