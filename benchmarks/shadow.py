@@ -10,6 +10,8 @@ all or nearly none meet their targets, every gauge is right.
 Prints tables, then one JSON line. ``--quick``: 170 s a run, one turn. Else 420 s, so that its windows have their full
 length, and two turns. ``--turns 0`` is the run under ``priority`` alone, five minutes with ``--quick``. ``--model
 neaptide-tiny`` has many more requests in a window than the 111M model, and so less chance in its figures.
+``--cost`` asks only what the gauge costs, without probes: one run of 150 s with it and one without, at ``--rate-rps``
+and ``--targets-ms``; under six minutes. The first round begins two minutes after the first request.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from neaptide.loadgen.percentiles import percentiles
 
 LOAD = 0.20
 PROBE_S = 60.0
+COST_S = 150.0
 TARGET_QUANTILE = 0.75
 ROUND_S = 120.0
 """For a round of the gauge that began before the load ended."""
@@ -52,8 +55,10 @@ class Outcome:
         return None if found != found else found
 
     @property
-    def tpot_p99_ms(self) -> float:
-        return 1e3 * percentiles(r.tpot_s for r in self.records).p99
+    def tpot_ms(self) -> tuple[float, float]:
+        """p50 and p99."""
+        found = percentiles(r.tpot_s for r in self.records)
+        return round(1e3 * found.p50, 1), round(1e3 * found.p99, 1)
 
     def figures(self, policy: str) -> dict[str, Any]:
         return {
@@ -129,7 +134,7 @@ async def measure(plan: Plan, turns: int) -> dict[str, Any]:
         with_gauge.append(await served(plan, targets.flags))
         without.append(await served(plan, targets.flags, has_gauge=False))
     other = with_gauge[-1].figures("priority") if turns else None
-    tpots_ms = [[round(one.tpot_p99_ms, 1) for one in runs] for runs in (with_gauge, without)]
+    tpots_ms = [[one.tpot_ms[1] for one in runs] for runs in (with_gauge, without)]
     gauges = (priority, *with_gauge)
     cores = [(one.value("cpu_seconds_total") or 0.0) / one.duration_s for one in with_gauge or gauges]
     return {
@@ -152,6 +157,26 @@ async def measure(plan: Plan, turns: int) -> dict[str, Any]:
     }
 
 
+async def measure_cost(plan: Plan, targets: Targets) -> dict[str, Any]:
+    """TPOT p50 and p99 with the gauge over those without it, and the processor time that it took."""
+    gauge = await served(plan, targets.flags)
+    none = await served(plan, targets.flags, has_gauge=False)
+    with_ms, without_ms = gauge.tpot_ms, none.tpot_ms
+    cpu_s = gauge.value("cpu_seconds_total") or 0.0
+    return {
+        "ratios": {
+            "core_share": round(cpu_s / gauge.duration_s, 5),
+            "tpot_p50_vs_without": _over(with_ms[0], without_ms[0]),
+            "tpot_p99_vs_without": _over(with_ms[1], without_ms[1]),
+        },
+        "rate_rps": round(plan.rate_rps, 3),
+        "cpu_s": round(cpu_s, 3),
+        "rounds": gauge.value("rounds_total", outcome="compared"),
+        "chats": [len(gauge.records), len(none.records)],
+        "tpot_ms": [with_ms, without_ms],
+    }
+
+
 def _minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else round(one - other, 4)
 
@@ -161,6 +186,9 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 
 def show(result: dict[str, Any]) -> None:
+    print_table("differences", list(result["ratios"]), [[_text(value) for value in result["ratios"].values()]])
+    if "priority" not in result:
+        return
     columns = [
         "served under",
         "requests",
@@ -178,7 +206,6 @@ def show(result: dict[str, Any]) -> None:
         attained, offline = zip(one["real"], one["shadow"], strict=True)
         rows.append([policy, *(_text(cell) for cell in (one["requests"], one["window_s"], *attained, *offline))])
     print_table("the shadow gauge against what was", columns, rows)
-    print_table("differences", list(result["ratios"]), [[_text(value) for value in result["ratios"].values()]])
 
 
 def _text(value: float | None) -> str:
@@ -187,16 +214,25 @@ def _text(value: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="170 s a run instead of 420, one turn")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--quick", action="store_true", help="170 s a run instead of 420, one turn")
+    form.add_argument("--cost", action="store_true", help="150 s with the gauge and 150 s without, nothing else")
     parser.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"({MODELS[0]})")
     parser.add_argument("--turns", type=int, help="with and without the gauge (2, quick 1; 0: neither)")
+    parser.add_argument("--rate-rps", type=float, default=1.4, help="of chats, with --cost (%(default)s)")
+    parser.add_argument("--targets-ms", default="284,57", metavar="TTFT,TPOT", help="with --cost (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    duration_s = 170.0 if args.quick else 420.0
+    duration_s = COST_S if args.cost else 170.0 if args.quick else 420.0
     model = EMBEDDED if args.model == EMBEDDED.name else model_111m()
     plan = Plan(duration_s, (0.0, duration_s), model, args.seed)
     turns = args.turns if args.turns is not None else 1 if args.quick else 2
-    result = asyncio.run(measure(plan, turns))
+    if args.cost:
+        ttft_ms, tpot_ms = (float(text) for text in args.targets_ms.split(","))
+        plan = plan.at_load(LOAD, args.rate_rps * (ONLINE_IN + ONLINE_OUT) / LOAD)
+        result = asyncio.run(measure_cost(plan, Targets(ttft_ms / 1e3, tpot_ms / 1e3)))
+    else:
+        result = asyncio.run(measure(plan, turns))
     show(result)
     print(json.dumps(result))
 

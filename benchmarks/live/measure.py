@@ -98,7 +98,7 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
     flags, is_first = [*engine.flags, *targets.flags], engine == experiment.engines[0]
     keep(ALONE, await run(plan, flags, online=True, offline=False))
     if is_first or experiment.caps_every_engine:
-        keep(CAPPED, await run(plan, [*engine.flags, *targets.cap_flags], online=False, offline=True))
+        keep(CAPPED, await run(plan, [*engine.flags, *targets.capping.flags], online=False, offline=True))
     with TemporaryDirectory() as directory:
         is_headline = is_first and case == experiment.cases[0]
         log = Path(directory) / "steps.jsonl" if is_headline and experiment.predicts else None

@@ -103,7 +103,7 @@ class Targets:
         return slo_flags(self.ttft_s, self.tpot_s)
 
     @property
-    def cap_flags(self) -> list[str]:
+    def capping(self) -> "Targets":
         """Without online work a step may take ``IDLE_SHARE`` of the TTFT target less egress (``overlap_depth`` 0): so a
         target can stand for a cap on steps."""
-        return slo_flags(self.tpot_s / IDLE_SHARE + EGRESS_MS / 1e3, self.tpot_s)
+        return Targets(self.tpot_s / IDLE_SHARE + EGRESS_MS / 1e3, self.tpot_s)

@@ -8,20 +8,25 @@ simulator's own error, as it would have learnt them from the whole run.
 The simulator ends at the engine. What a client waits besides, until its request has been read and from the end of the
 step that made its first token until it has that, is measured on the run's own requests (their median) and added: on
 those of before the window for the first simulation, on all for the second.
+
+A machine that changes its speed between two runs makes ``share`` what it likes, for the capped ceiling is a run of its
+own. So that ceiling is simulated, too, on the machine that this run had: what is short of it is the scheduler's doing.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import msgspec
+
 from benchmarks.common import FIRST_TOKEN_ID, print_table, random_prompts
 from benchmarks.live.plan import ONLINE_IN, Targets, Window
 from neaptide.engine.clock import VirtualClock
-from neaptide.engine.config import CacheConfig, EngineConfig
+from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.messages import StepOutputs
@@ -43,6 +48,8 @@ MAX_HOST_S = 0.05
 """Between two steps; a longer gap means that there was nothing to do."""
 VOCABULARY = 1000
 AFTER_IDLE = "after_idle"
+CAPPED_DRAWS = 3
+"""Of a whole run's steps; nothing in it waits for a single one."""
 OF_MACHINE = ("step_error", "step_noise", "way_to_engine_ms", "way_to_client_ms")
 """Beside the figures."""
 ERROR_OF = {
@@ -150,10 +157,14 @@ def predict(log: Path, real: Window, targets: Targets) -> dict[str, Any]:
         simulated(recorded, until_s, window_s, targets, way) for until_s, way in zip(window_s, ways, strict=True)
     )
     measured = real_figures(real, targets, recorded)
+    capped = capped_tokens_per_s(recorded, window_s, targets)
+    left = capped - measured["online_tokens_per_s"]
     return {
         "steps": len(recorded.steps),
         "decided_otherwise": recorded.difference,
         "real": measured,
+        "capped_tokens_per_s": round(capped, 1),
+        "share_of_it": round(measured["offline_tokens_per_s"] / left, 4) if left > 0.0 else None,
         "known_before": before,
         "known_afterwards": whole,
         "holds": {
@@ -205,7 +216,24 @@ def load_of(recorded: Recorded, end_s: float, targets: Targets, directory: Path)
     return Load(recorded.arrivals_s, prompts, stem, recorded.rows, end_s, targets.ttft_s, targets.tpot_s)
 
 
-def draw(recorded: Recorded, load: Load, machine: MachineModel, seed: int) -> Outcome:
+def capped_tokens_per_s(recorded: Recorded, window_s: Sequence[float], targets: Targets) -> float:
+    """Of offline work alone in steps capped at the TPOT target, as the machine was in this run; a median over draws."""
+    model, known = recorded.learnt(window_s[1])
+    machine, cap = MachineModel(model.as_it_is(), known), targets.capping
+    scheduler = msgspec.structs.replace(recorded.header.scheduler, ttft_slo_s=cap.ttft_s, tpot_slo_s=cap.tpot_s)
+    with TemporaryDirectory() as name:
+        load = replace(load_of(recorded, window_s[1], targets, Path(name)), arrivals_s=(), prompts=[])
+        outcomes = [draw(recorded, load, machine, seed, scheduler) for seed in range(CAPPED_DRAWS)]
+    return median(_offline_tokens_per_s(outcome, window_s) for outcome in outcomes)
+
+
+def draw(
+    recorded: Recorded, load: Load, machine: MachineModel, seed: int, scheduler: SchedulerConfig | None = None
+) -> Outcome:
+    """
+    Args:
+        scheduler: in place of the recorded one.
+    """
     header, clock = recorded.header, VirtualClock()
     executor = TraceExecutor(
         header.num_blocks,
@@ -218,7 +246,7 @@ def draw(recorded: Recorded, load: Load, machine: MachineModel, seed: int) -> Ou
     model, _ = recorded.learnt(0.0)
     headroom = build_headroom(header.recipe["headroom"], header.num_blocks)
     cache = CacheConfig(block_size=header.block_size, enable_prefix_cache=header.prefix_cache)
-    config = EngineConfig(cache=cache, scheduler=header.scheduler)
+    config = EngineConfig(cache=cache, scheduler=scheduler or header.scheduler)
     return drive(EngineCore(config, executor, model, headroom, clock), clock, load)
 
 
@@ -227,16 +255,23 @@ def figures_of(outcome: Outcome, window_s: Sequence[float], targets: Targets, wa
     records = [one for one in outcome.measures.online.values() if begin_s <= one.arrival_s < end_s]
     steps = outcome.measures.steps((begin_s, end_s))
     computed = sum(step.shape.num_tokens for step in outcome.steps if begin_s < step.end_s <= end_s)
-    offline, again = float(steps["computed_tokens"].sum()), float(steps["recomputed_tokens"].sum())
+    offline = float(steps["computed_tokens"].sum())
     in_engine_s = [one.first_s - one.arrival_s for one in records]
     return _figures(
         in_engine_s,
         [ttft_s + way.seconds for ttft_s in in_engine_s],
         [one.tpot_s for one in records],
         sum(_met(one, targets, way) for one in records) / len(records),
-        (offline - again) / (end_s - begin_s),
+        _offline_tokens_per_s(outcome, window_s),
         (computed - offline) / (end_s - begin_s),
     )
+
+
+def _offline_tokens_per_s(outcome: Outcome, window_s: Sequence[float]) -> float:
+    """Without what was computed again."""
+    begin_s, end_s = window_s
+    steps = outcome.measures.steps((begin_s, end_s))
+    return float(steps["computed_tokens"].sum() - steps["recomputed_tokens"].sum()) / (end_s - begin_s)
 
 
 def _met(record: OnlineRecord, targets: Targets, way: Way) -> bool:
@@ -301,4 +336,8 @@ def print_prediction(found: Mapping[str, Any]) -> None:
     rows += [[name, "", "", *(f"{figures[name]:.3f}" for figures in (before, whole))] for name in of_machine]
     columns = ["", "real", "allowed", "simulated, known before", "simulated, known afterwards"]
     decided = found["decided_otherwise"] or "none"
+    share = "-" if found["share_of_it"] is None else f"{found['share_of_it']:.3f}"
+    print(
+        f"capped ceiling of this run's own machine, simulated: {found['capped_tokens_per_s']:,.0f} tok/s; share {share}"
+    )
     print_table(f"the simulator on this run; of {found['steps']} steps decided otherwise: {decided}", columns, rows)

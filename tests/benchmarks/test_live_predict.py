@@ -88,6 +88,7 @@ def few_draws() -> Iterator[None]:
     """Steps do not scatter here: a median over nine draws would say the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_predict, "DRAWS", 1)
+        patch.setattr(live_predict, "CAPPED_DRAWS", 1)
         yield
 
 
@@ -125,10 +126,23 @@ def test_the_way_to_the_engine_and_back_is_measured_and_added(tmp_path: Path, st
     assert steady["real"][in_engine] == steady["real"]["ttft_p50_ms"]
 
 
-def test_a_machine_that_changes_in_the_window_is_not_predicted_from_what_came_before(tmp_path: Path) -> None:
+def test_the_share_of_the_runs_own_machine_is_what_its_capped_ceiling_leaves(steady: dict[str, Any]) -> None:
+    real, ceiling = steady["real"], steady["capped_tokens_per_s"]
+    assert real["offline_tokens_per_s"] + real["online_tokens_per_s"] < ceiling
+    left = ceiling - real["online_tokens_per_s"]
+    assert 0.85 < steady["share_of_it"] < 1.0  # 0.43 of a ceiling whose steps are not capped
+    assert steady["share_of_it"] == pytest.approx(real["offline_tokens_per_s"] / left, abs=1e-3)
+
+
+def test_a_machine_that_changes_in_the_window_is_not_predicted_from_what_came_before(
+    tmp_path: Path, steady: dict[str, Any]
+) -> None:
+    """Its capped ceiling is that of the slower machine: less than the even one's by more than the factor, for a step
+    has a fixed part."""
     found = predict(tmp_path / "log", recorded(tmp_path, tmp_path / "log", BEGIN_S, 1.4), TARGETS)
     assert not found["holds"]["known_before"]
     assert found["known_afterwards"]["step_error"] < 0.5 * found["known_before"]["step_error"]
+    assert 0.5 < found["capped_tokens_per_s"] / steady["capped_tokens_per_s"] < 1 / 1.4
 
 
 @pytest.mark.parametrize("name", ERROR_OF)
