@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from neaptide.server.batches.storing.shared import blobs as blobs_module
+from neaptide.server.batches.storing.shared.blobs import Blobs, BlobsUnavailableError
 from tests.e2e.cluster.shared import SharedServers, submit
 from tests.e2e.server import RunningServer, get_batch, result_lines, wait_terminal
 from tests.postgres import PostgresServer
@@ -172,3 +175,23 @@ def test_no_server_starts_without_its_bucket_and_says_so(shared: SharedServers, 
     passage.open()
     second.start()
     chats(second)
+
+
+def test_a_bucket_that_takes_a_request_and_says_nothing_is_away_after_a_while(
+    passage: Passage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", passage.url)
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    blobs = Blobs(f"s3://{BUCKET}/alone")
+    source = tmp_path / "source"
+    source.write_bytes(CONTENT)
+    blobs.put(source, "files/file-1")
+    monkeypatch.setattr(blobs_module, "PUT_S", 0.1)
+    passage.silence()
+    with pytest.raises(BlobsUnavailableError, match="TimeoutError"):
+        blobs.put(source, "files/file-2")
+    passage.open()
+    monkeypatch.undo()
+    blobs.put(source, "files/file-3")
+    blobs.fetch("files/file-3", tmp_path / "target", tmp_path)
+    assert (tmp_path / "target").read_bytes() == CONTENT

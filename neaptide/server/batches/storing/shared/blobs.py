@@ -24,6 +24,8 @@ MARK_KEY = "neaptide-blobs"
 UPLOADS = "files"
 NUM_THREADS = 16
 """More than the ten connections that a client of S3 opens."""
+PUT_S, SLOWEST_BYTES_PER_S = 60.0, 1_000_000
+"""What a bucket is given to take a blob: its library waits without end for leave to send one."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,8 +74,8 @@ class Blobs:
         except (ImportError, ValueError, OSError) as error:
             raise StoreError(f"there are no blobs at {url.partition('://')[0]}://: {error}") from error
         if url.startswith("s3://"):
-            # Its library tries what a network refuses five times, and each of these tries is as many of botocore's: a
-            # silent bucket would be waited for 25 times. Botocore's remain, as AWS_MAX_ATTEMPTS says.
+            # Its library tries what a network refuses five times, and each of these tries is several of botocore's.
+            # Botocore's remain, as AWS_MAX_ATTEMPTS says.
             self._fs.retries = 1
         self._threads = ThreadPoolExecutor(NUM_THREADS, "blobs")
         self._root = str(root).rstrip("/")
@@ -122,7 +124,13 @@ class Blobs:
                 # A directory that is not mounted any more looks like a blank one.
                 self._require_mark()
                 self._fs.makedirs(self._fs._parent(self._path(key)), exist_ok=True)
-            self._fs.put_file(str(source), self._path(key))
+            if self._fs.async_impl:
+                from fsspec.asyn import sync
+
+                limit_s = PUT_S + source.stat().st_size / SLOWEST_BYTES_PER_S
+                sync(self._fs.loop, _put_within, limit_s, self._fs, str(source), self._path(key))
+            else:
+                self._fs.put_file(str(source), self._path(key))
             self._make_durable(key)
 
     def fetch(self, key: str, target: Path, scratch: Path) -> None:
@@ -190,6 +198,10 @@ class Blobs:
         except Exception as error:
             # Each storage has errors of its own, not all of them OSError.
             raise BlobsUnavailableError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+
+async def _put_within(limit_s: float, fs: Any, source: str, path: str) -> None:
+    await asyncio.wait_for(fs._put_file(source, path), limit_s)
 
 
 def _unix_s(at: datetime) -> float:
