@@ -92,6 +92,8 @@ async def served(plan: Plan, flags: list[str], *, has_gauge: bool = True) -> Out
                 )
             )
             await asyncio.sleep(plan.duration_s)
+            if (await scrape(http)).sum("neaptide_requests_waiting", **{"class": "offline"}) == 0:
+                raise SystemExit("the batch ran out under the load: the figures would be wrong")
             end = await (first_round(http) if has_gauge else scrape(http))
             await give_time([load])
             return Outcome(end, records, plan.duration_s)
