@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,9 @@ from neaptide.experiments.models import path_of_111m
 
 REPOSITORY = Path(__file__).parents[1]
 EMBEDDED = REPOSITORY / "neaptide" / "data" / "neaptide-tiny"
+CLIENT_LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
+"""Of clients of servers that wait for their turn: after 5 s many servers end a connection, perhaps just when the client
+asks on it again."""
 FIRST_TOKEN_ID = 10
 """Random prompts use no id below it: those are special tokens."""
 GAP = {torch.float32: 1e-3, torch.bfloat16: 5e-2}

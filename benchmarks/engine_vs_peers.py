@@ -36,7 +36,7 @@ from typing import Any, Protocol
 import httpx
 import torch
 
-from benchmarks.common import Reference, model_111m, print_table, random_prompts, vocab_size
+from benchmarks.common import CLIENT_LIMITS, Reference, model_111m, print_table, random_prompts, vocab_size
 from benchmarks.live.plan import LAX_S, START_TIMEOUT_S, Plan, slo_flags
 from benchmarks.live.run import check
 from benchmarks.other_server import server_process
@@ -123,8 +123,9 @@ async def contenders(args: argparse.Namespace) -> AsyncIterator[dict[str, Conten
             urls[name] = await stack.enter_async_context(server)
         found: dict[str, Contender] = {}
         for name, url in urls.items():
-            limits = httpx.Limits(max_connections=None)
-            http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=3600.0, limits=limits))
+            http = await stack.enter_async_context(
+                httpx.AsyncClient(base_url=url, timeout=3600.0, limits=CLIENT_LIMITS)
+            )
             found[name] = Server(http)
         torch.set_num_threads(args.threads)
         if not args.without_transformers:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.common import print_table, random_prompts, vocab_size
+from benchmarks.common import CLIENT_LIMITS, print_table, random_prompts, vocab_size
 from benchmarks.live.plan import LAX_S, START_TIMEOUT_S
 from benchmarks.live.run import scrape
 from benchmarks.vllm_server import Machine, Rival, vllm_server
@@ -137,8 +137,7 @@ async def _start(
     ours = ServerProcess([*flags, "--max-model-len", str(MAX_MODEL_LEN)], directory, START_TIMEOUT_S)
     await stack.enter_async_context(ours)
     theirs = await stack.enter_async_context(vllm_server(machine, model, rival, directory / "vllm.log"))
-    limits = httpx.Limits(max_connections=None)
-    clients = [httpx.AsyncClient(base_url=url, timeout=3600.0, limits=limits) for url in (ours.base_url, theirs)]
+    clients = [httpx.AsyncClient(base_url=url, timeout=3600.0, limits=CLIENT_LIMITS) for url in (ours.base_url, theirs)]
     for client in clients:
         await stack.enter_async_context(client)
     return clients[0], clients[1]
