@@ -107,8 +107,9 @@ $(VENV)/.installed-test: $(VENV)/.installed
 
 $(VENV)/.installed-cluster: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable ".[test,cluster]"
-# Not under the lock: the client of S3 wants an older dateutil than plots have.
-	$(BIN)/python -m pip install --quiet --editable ".[s3]" "$(MOTO)"
+# Not under the lock: the client of S3 wants an older dateutil than plots have. It and moto want one botocore: named
+# before moto, its version settles moto's, where pip would try one release of boto3 after the other for minutes.
+	$(BIN)/python -m pip install --quiet --editable ".[s3]" aiobotocore "$(MOTO)"
 	touch $@
 
 clean:

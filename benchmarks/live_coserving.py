@@ -19,8 +19,9 @@ draws every point.
     python -m benchmarks.live_coserving --plot live.svg     # hours: 300 s a run, two repeats by turns
 
 What ends before its end (``--limit-min``, SIGINT, SIGTERM, a server that dies) prints and draws what it has; the exit
-status is then 1. ``--picture`` draws the headline's load alone, small enough for a README; ``--from`` draws the line of
-an earlier run again.
+status is then 1. ``--keep`` keeps step logs, from which ``benchmarks.live.late`` tells why chats were late.
+``--picture`` draws the headline's load alone, small enough for a README; ``--from`` draws the line of an earlier run
+again.
 
 Prints tables, then one JSON line; its ratios are those of load 0.20, means over the repeats. ``ttft_p99_vs_rival`` is
 against the rival with the lowest, ``offline_vs_rival`` against the most that a rival did at an equal or better TPOT
@@ -91,10 +92,16 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="every point, as .svg or .png")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="the headline's load alone, for a README")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the last line, also there")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="for the step logs of our runs at the headline's target"
+    )
     parser.add_argument("--limit-min", type=float, metavar="M", help="minutes after which it ends with what it has")
     parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="measure nothing: draw this line")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
+    if args.keep is not None:
+        args.keep = args.keep.absolute()  # engines need not run where we do
+        args.keep.mkdir(parents=True, exist_ok=True)
     try:
         for path in filter(None, (args.plot, args.picture)):
             check_plot(path)
@@ -136,6 +143,7 @@ def experiment_of(args: argparse.Namespace) -> Experiment:
         args.ttft_over_alone,
         not args.quick if args.predict is None else args.predict,
         caps_every_engine=not args.medium,
+        kept_in=args.keep,
     )
 
 

@@ -30,7 +30,7 @@ import torch
 from benchmarks import same_kernels_offline
 from benchmarks.common import model_111m
 from benchmarks.live import late
-from benchmarks.live.plan import CEILING_LINES, LAX_S, TPOT_OVER_ALONE, Plan, Targets, Window, slo_flags
+from benchmarks.live.plan import CEILING_LINES, LAX_S, TPOT_OVER_ALONE, Case, Plan, Targets, Window, slo_flags
 from benchmarks.live.run import check, run
 from benchmarks.live.tables import print_runs, summary
 from benchmarks.vllm_server import CPU_KV_GIB, FCFS, MAX_MODEL_LEN, PRIORITY_RIVALS, Machine, Rival, run_rival
@@ -64,12 +64,8 @@ async def measure_load(
         print(f"{name}: {json.dumps(runs[-1])}", flush=True)  # lest a run that is cut short shows nothing
 
     async def run_ours(name: str, offline: bool) -> Window:
-        if kept_in is None:
-            return await run(plan, flags, online=True, offline=offline)
-        path = kept_in / f"load-{load:g}-seed-{plan.seed}-{name}"
-        window = await run(plan, flags, online=True, offline=offline, step_log=late.log_of(path))
-        late.keep(path, window, targets)
-        return window
+        path = None if kept_in is None else late.path_of(kept_in, Case(load), plan.seed, name)
+        return await late.run_kept(path, plan, flags, targets, offline=offline)
 
     keep("ours, online alone", await run_ours("alone", False))
     keep(f"{rivals[0].name}, online alone", probes[1])

@@ -2,10 +2,11 @@
 
     python -m benchmarks.live.late KEPT/load-0.4-seed-0-beside [KEPT/load-0.4-seed-0-alone ...]
 
-``benchmarks.same_kernels --keep KEPT`` writes what is read here: of every run of ours the step log and what the clients
-saw. The log is replayed; for every step the engine's cost model, as it was then, is asked for its online decodes alone,
-with the online prompts, and with everything. What each adds is its part of the step; what the step took beyond is the
-machine's, or the model's fault. The parts of a chat make up what its client saw, to the microsecond.
+``--keep KEPT`` of ``benchmarks.live_coserving`` and ``benchmarks.same_kernels`` writes what is read here: of runs of
+ours the step log and what the clients saw. The log is replayed; for every step the engine's cost model, as it was then,
+is asked for its online decodes alone, with the online prompts, and with everything. What each adds is its part of the
+step; what the step took beyond is the machine's, or the model's fault. The parts of a chat make up what its client saw,
+to the microsecond.
 
 The last lines say how many of the late chats would have been in time without one of the parts: where no part alone does
 it, the load is too high for the targets, or several came together.
@@ -24,7 +25,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.common import print_table
-from benchmarks.live.plan import Targets, Window
+from benchmarks.live.plan import Case, Plan, Targets, Window
+from benchmarks.live.run import run
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.messages import StepOutputs
 from neaptide.engine.observer import EngineObserver
@@ -38,7 +40,7 @@ from neaptide.loadgen.client.recorder import Record
 from neaptide.simulation.measures import Copied, Measures, OnlineRecord
 from neaptide.simulation.replay import replay
 
-LOG_SUFFIX, CHATS_SUFFIX = ".steps.jsonl.gz", ".chats.json"
+LOG_SUFFIX, CHATS_SUFFIX = ".steps.jsonl", ".chats.json"
 COLUMNS = ("before", "decodes", "prompts", "offline", "beyond", "between", "way")
 """Of the table, in the order of ``Parts``."""
 
@@ -68,6 +70,21 @@ class SeenRun(msgspec.Struct, frozen=True):
     tpot_slo_s: float
     chats: list[SeenChat]
     """Of the window of measurement."""
+
+
+async def run_kept(path: Path | None, plan: Plan, flags: list[str], targets: Targets, *, offline: bool) -> Window:
+    """A run with online work whose step log and clients are kept, if there is a ``path`` for them."""
+    log = None if path is None else log_of(path)
+    window = await run(plan, flags, online=True, offline=offline, step_log=log)
+    if path is not None:
+        keep(path, window, targets)
+    return window
+
+
+def path_of(directory: Path, case: Case, seed: int, name: str) -> Path:
+    """Without the suffixes."""
+    shape = "" if case.shape == Case(case.load).shape else f"-{case.shape}"
+    return directory / f"load-{case.load:g}{shape}-seed-{seed}-{name}"
 
 
 def keep(path: Path, window: Window, targets: Targets) -> None:

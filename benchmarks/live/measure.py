@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.live import late
 from benchmarks.live.curve import point_of
 from benchmarks.live.engines import Engine
 from benchmarks.live.findings import ALONE, BOTH, CAPPED, CEILING, CaseFindings, Findings, curve_name
@@ -31,6 +32,8 @@ class Experiment:
     """Whether the headline's run is simulated as well."""
     caps_every_engine: bool = True
     """Or the headline's alone: no point of a curve needs the capped ceiling."""
+    kept_in: Path | None = None
+    """For the step logs of the headline's engine, alone and beside, and what its clients saw."""
 
     @property
     def has_curve(self) -> bool:
@@ -96,13 +99,16 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
         return window
 
     flags, is_first = [*engine.flags, *targets.flags], engine == experiment.engines[0]
-    keep(ALONE, await run(plan, flags, online=True, offline=False))
-    if is_first or experiment.caps_every_engine:
-        keep(CAPPED, await run(plan, [*engine.flags, *targets.capping.flags], online=False, offline=True))
+    is_headline = is_first and case == experiment.cases[0]
     with TemporaryDirectory() as directory:
-        is_headline = is_first and case == experiment.cases[0]
-        log = Path(directory) / "steps.jsonl" if is_headline and experiment.predicts else None
-        both = keep(BOTH, await run(plan, flags, online=True, offline=True, step_log=log))
+        path = Path(directory) / "beside" if is_headline and experiment.predicts else None
+        alone_path = None
+        if is_first and experiment.kept_in is not None:
+            alone_path, path = (late.path_of(experiment.kept_in, case, plan.seed, name) for name in ("alone", "beside"))
+        keep(ALONE, await late.run_kept(alone_path, plan, flags, targets, offline=False))
+        if is_first or experiment.caps_every_engine:
+            keep(CAPPED, await run(plan, [*engine.flags, *targets.capping.flags], online=False, offline=True))
+        both = keep(BOTH, await late.run_kept(path, plan, flags, targets, offline=True))
         for multiple in experiment.over_alone:
             if multiple != TPOT_OVER_ALONE:
                 name, other = curve_name(multiple), alone.targets(multiple, experiment)
@@ -111,9 +117,10 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
         for rival in engine.rivals:
             window = keep(rival.name, await rival.run(plan, targets))
             found.rivals.append(point_of(rival.name, window, targets))
-        if log is not None:  # last: it is minutes of the processor, and may be done without
+        if path is not None and is_headline and experiment.predicts:
+            # Last: it is minutes of the processor, and may be done without.
             try:
-                found.prediction = predict(log, both, targets)
+                found.prediction = predict(late.log_of(path), both, targets)
             except ValueError as error:
                 found.prediction = {"failed": str(error)}
 

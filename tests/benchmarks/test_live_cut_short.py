@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import live_coserving
-from benchmarks.live import engines, measure
+from benchmarks.live import engines, late, measure
 from benchmarks.live.plan import Plan, Window
 from neaptide.commands.server_process import ServerDiedError
 from neaptide.loadgen.client.recorder import Record
@@ -39,6 +39,7 @@ class Servers:
     ends_at: int
     end: Callable[[], None]
     flags: list[Sequence[str]] = field(default_factory=list)
+    logs: list[Path | None] = field(default_factory=list)
 
     async def check(self, plan: Plan, more_flags: Sequence[str] = ()) -> int:
         return 48
@@ -51,6 +52,7 @@ class Servers:
             self.end()
             await asyncio.Event().wait()
         self.flags.append(flags)
+        self.logs.append(step_log)
         name = RUNS[number]
         assert (online, offline) == (name not in ("ceiling", "capped"), name not in ("probe", "online alone"))
         tpot_s = 0.02 + OFFLINE.get(name, 0.0) / 1e5
@@ -67,6 +69,7 @@ def shown(
     """Exit status, last line, and what was started."""
     servers = Servers(ends_at, end)
     monkeypatch.setattr(measure, "run", servers.run)
+    monkeypatch.setattr(late, "run", servers.run)
     monkeypatch.setattr(engines, "run", servers.run)
     monkeypatch.setattr(measure, "check", servers.check)
     monkeypatch.setattr(live_coserving, "model_111m", lambda: Path("111m"))
@@ -105,6 +108,14 @@ def test_the_medium_form_measures_every_point(tmp_path: Path, monkeypatch: pytes
     }
     tpot_targets_ms = [flags[flags.index("--tpot-slo-ms") + 1] for flags in servers.flags[-5:]]
     assert [round(float(each), 6) for each in tpot_targets_ms] == [48.0, 24.0, 96.0, 48.0, 48.0]
+
+
+def test_step_logs_of_the_headlines_two_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, servers = shown(tmp_path, monkeypatch, len(RUNS), nothing, "--keep", str(tmp_path / "kept"))
+    paths = [tmp_path / "kept" / f"load-0.2-seed-0-{name}" for name in ("alone", "beside")]
+    logs = {RUNS[number]: log for number, log in enumerate(servers.logs) if log is not None}
+    assert logs == dict(zip(("online alone", "both"), map(late.log_of, paths), strict=True))
+    assert sorted((tmp_path / "kept").iterdir()) == [path.with_name(path.name + late.CHATS_SUFFIX) for path in paths]
 
 
 @pytest.mark.parametrize("ends_at", range(len(RUNS)))

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks import same_kernels
+from benchmarks.live import late
 from benchmarks.live.late import SeenRun
 from benchmarks.live.plan import Plan, Window
 from benchmarks.vllm_server import PRIORITY_RIVALS, Machine
@@ -43,13 +44,14 @@ def test_step_logs_of_our_two_runs_are_kept_beside_what_the_clients_saw(
         return Window(1.0, records=[chat(1.0, 0.1, 0.03), chat(2.0, 0.2, 0.03)])
 
     monkeypatch.setattr(same_kernels, "run", run)
+    monkeypatch.setattr(late, "run", run)
     monkeypatch.setattr(same_kernels, "run_rival", run_rival)
     plan = Plan(60.0, (6.0, 57.0), tmp_path, seed=3)
     kept_in = tmp_path if keeps else None
     found = asyncio.run(same_kernels.measure_load(plan, MACHINE, PRIORITY_RIVALS[:1], 0.4, 1000.0, kept_in))
     assert found["targets_ms"] == {"ttft": 300.0, "tpot": 60.0}
     assert found["bars"]["attainment_minus_alone"] == -0.5
-    logs = [tmp_path / f"load-0.4-seed-3-{name}.steps.jsonl.gz" if keeps else None for name in ("alone", "beside")]
+    logs = [tmp_path / f"load-0.4-seed-3-{name}.steps.jsonl" if keeps else None for name in ("alone", "beside")]
     assert asked == [(False, None), (False, logs[0]), (True, logs[1])]
     assert sorted(path.name for path in tmp_path.iterdir()) == (
         ["load-0.4-seed-3-alone.chats.json", "load-0.4-seed-3-beside.chats.json"] if keeps else []
