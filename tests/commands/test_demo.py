@@ -1,16 +1,20 @@
 """``neaptide demo``: its sizing, its sentence and its charts; the whole of it in the long form."""
 
+import argparse
+import asyncio
 import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from neaptide.commands.demo import command
 from neaptide.commands.demo.chart import ASCII, bin_s, binned_rates, latency_chart, latency_row, rate_chart, tops
-from neaptide.commands.demo.lines import computed_texts, line_tokens, make_batch, right_answers
+from neaptide.commands.demo.lines import batch_jsonl, computed_texts, line_tokens, make_batch, right_answers
 from neaptide.commands.demo.state import DemoState, Moment
 from neaptide.commands.demo.verdict import LEAST_LINES, MOST_LINES, Measured, lines_for, sentence, unfinished
 from neaptide.data import skills
@@ -48,6 +52,21 @@ def test_a_few_shot_line_costs_its_question_and_answer_only() -> None:
     assert computed_texts(examples[0]) == [*(m["content"] for m in examples[0].messages), examples[0].answer]
     assert computed_texts(examples[1]) == [examples[1].messages[-1]["content"], examples[1].answer]
     assert all(10 < tokens < 300 for tokens in line_tokens(make_batch(64, seed=0)))
+
+
+async def test_lines_are_made_beside_the_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    def made(lines: int, seed: int) -> list[skills.Example]:
+        assert goes_on.wait(PATIENCE_S), "nothing else went on"
+        return make_batch(lines, seed)
+
+    monkeypatch.setattr(command, "make_batch", made)
+    making = asyncio.create_task(command.sized_batch(DemoState(), argparse.Namespace(lines=4, seed=0)))
+    await asyncio.sleep(0)
+    goes_on.set()
+    examples, content = await making
+    assert (len(examples), content) == (4, batch_jsonl(examples))
 
 
 def test_only_exact_answers_of_lines_that_succeeded_are_right() -> None:

@@ -120,8 +120,8 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
                 async with _chatting(stage, args) as arrivals:
                     stage.state.act = CHAT_ALONE
                     await stage.watch(args.lead_seconds)
-                    examples = _sized_batch(stage.state, args)
-                    began, ended = await _both(stage, examples)
+                    examples, content = await sized_batch(stage.state, args)
+                    began, ended = await _both(stage, content)
                     await _last_chats(stage, arrivals)
             return await _report(stage, examples, (began, ended), args.dir, console)
 
@@ -169,8 +169,14 @@ async def _chatting(stage: _Stage, args: argparse.Namespace) -> AsyncIterator[li
         await asyncio.gather(chats, return_exceptions=True)
 
 
-def _sized_batch(state: DemoState, args: argparse.Namespace) -> list[skills.Example]:
-    """As many lines as were asked for, or as take ``BOTH_S`` beside the chat by what each tier did alone."""
+async def sized_batch(state: DemoState, args: argparse.Namespace) -> tuple[list[skills.Example], bytes]:
+    """As many lines as were asked for, or as take ``BOTH_S`` beside the chat by what each tier did alone; and their
+    file. It is a second of work, in which chats have to go on."""
+    examples = await asyncio.to_thread(_sized, state, args)
+    return examples, await asyncio.to_thread(batch_jsonl, examples)
+
+
+def _sized(state: DemoState, args: argparse.Namespace) -> list[skills.Example]:
     if args.lines is not None:
         return make_batch(args.lines, args.seed)
     since = [moment for moment in state.moments if moment.elapsed_s >= state.chat_start_s]
@@ -179,14 +185,14 @@ def _sized_batch(state: DemoState, args: argparse.Namespace) -> list[skills.Exam
     return make_batch(lines_for(BOTH_S, state.batch_alone_per_s, chat_per_s, sample), args.seed)
 
 
-async def _both(stage: _Stage, examples: list[skills.Example]) -> tuple[Moment, Moment]:
+async def _both(stage: _Stage, content: bytes) -> tuple[Moment, Moment]:
     """The batch beside the chat; returns the moments at which it began and ended."""
     state = stage.state
     state.act = BOTH
     await stage.look()
     began = state.moments[-1]
     state.both_start_s = began.elapsed_s
-    state.batch = await submit_batch(stage.http, "demo.jsonl", batch_jsonl(examples))
+    state.batch = await submit_batch(stage.http, "demo.jsonl", content)
     await stage.watch()
     return began, state.moments[-1]
 
