@@ -41,6 +41,7 @@ from typing import Any
 import httpx
 
 from benchmarks.common import model_111m
+from benchmarks.live import late
 from benchmarks.live.engines import Engine, ours, over_vllm
 from benchmarks.live.findings import Findings, from_json, jsonable
 from benchmarks.live.measure import Experiment, measure
@@ -93,15 +94,12 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="the headline's load alone, for a README")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the last line, also there")
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="for the step logs of our runs at the headline's target"
+        "--keep", type=late.kept_in, metavar="DIR", help="for the step logs of our runs at the headline's target"
     )
     parser.add_argument("--limit-min", type=float, metavar="M", help="minutes after which it ends with what it has")
     parser.add_argument("--from", type=Path, dest="earlier", metavar="FILE", help="measure nothing: draw this line")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    if args.keep is not None:
-        args.keep = args.keep.absolute()  # engines need not run where we do
-        args.keep.mkdir(parents=True, exist_ok=True)
     try:
         for path in filter(None, (args.plot, args.picture)):
             check_plot(path)

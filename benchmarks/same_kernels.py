@@ -163,7 +163,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=64, help="of W1 and W2")
     parser.add_argument("--duration-s", type=float, help="of a run of W5, in place of 300 or 60")
     parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, help="of W5's first run; must not run out")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="for the step logs of our runs of W5")
+    parser.add_argument("--keep", type=late.kept_in, metavar="DIR", help="for the step logs of our runs of W5")
     parser.add_argument("--model", type=Path, help="directory; the 111M model unless given")
     parser.add_argument("--check-model", type=Path, help="whose texts are checked, in place of the model itself")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -174,9 +174,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="neither engine compiles the model")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if args.keep is not None:
-        args.keep = args.keep.absolute()  # engines need not run where we do
-        args.keep.mkdir(parents=True, exist_ok=True)
     if args.workload != "W5" and args.device != "cpu":
         parser.error("W1 and W2 keep both servers up, for which a GPU has no room")
     if args.dtype is None:

@@ -11,7 +11,7 @@ Prints tables, then one JSON line. ``--quick``: 170 s a run, one turn. Else 420 
 length, and two turns. ``--turns 0`` is the run under ``priority`` alone, five minutes with ``--quick``. ``--model
 neaptide-tiny`` has many more requests in a window than the 111M model, and so less chance in its figures.
 ``--cost`` asks only what the gauge costs, without probes: one run of 150 s with it and one without, at ``--rate-rps``
-and ``--targets-ms``; under six minutes. The first round begins two minutes after the first request.
+and ``--targets-ms``. The first round begins two minutes after the first request.
 """
 
 import argparse

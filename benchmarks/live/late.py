@@ -81,6 +81,13 @@ async def run_kept(path: Path | None, plan: Plan, flags: list[str], targets: Tar
     return window
 
 
+def kept_in(text: str) -> Path:
+    """The directory of ``--keep``, made where there is none; engines need not run where we do."""
+    directory = Path(text).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
 def path_of(directory: Path, case: Case, seed: int, name: str) -> Path:
     """Without the suffixes."""
     shape = "" if case.shape == Case(case.load).shape else f"-{case.shape}"

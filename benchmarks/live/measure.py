@@ -99,9 +99,9 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
         return window
 
     flags, is_first = [*engine.flags, *targets.flags], engine == experiment.engines[0]
-    is_headline = is_first and case == experiment.cases[0]
+    predicts = experiment.predicts and is_first and case == experiment.cases[0]
     with TemporaryDirectory() as directory:
-        path = Path(directory) / "beside" if is_headline and experiment.predicts else None
+        path = Path(directory) / "beside" if predicts else None
         alone_path = None
         if is_first and experiment.kept_in is not None:
             alone_path, path = (late.path_of(experiment.kept_in, case, plan.seed, name) for name in ("alone", "beside"))
@@ -117,7 +117,7 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
         for rival in engine.rivals:
             window = keep(rival.name, await rival.run(plan, targets))
             found.rivals.append(point_of(rival.name, window, targets))
-        if path is not None and is_headline and experiment.predicts:
+        if path is not None and predicts:
             # Last: it is minutes of the processor, and may be done without.
             try:
                 found.prediction = predict(late.log_of(path), both, targets)
