@@ -115,7 +115,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         feasible, relegated = self._waiting_prompts(draft, bounds)
         reserved = draft.budget.tokens_left // 10 if relegated else 0
         ends_s = self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
-        return min(ends_s, self._pack_prompts(draft, relegated, min(bounds.late_prompts_s, ends_s), 0))
+        return min(ends_s, self._pack_prompts(draft, relegated, min(bounds.pace_s, ends_s), 0))
 
     def _pack_prompts(self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int) -> float:
         """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.

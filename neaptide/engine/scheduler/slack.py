@@ -31,10 +31,16 @@ DEMAND_WINDOW_S = 10.0
 """In which arrivals are counted: a longer one would still call it calm when the load has risen."""
 MIN_DEMAND_WINDOW_S = 1.0
 """So many seconds stand for the time before, as long as less is known."""
-CALM_SHARE, CROWDED_SHARE = 0.25, 0.75
+CALM_SHARE, CROWDED_SHARE = 0.5, 0.75
 """Of the time that the running streams leave. While the prompts of late need no more than the first, one may stall the
-streams up to the bound on a gap, for they will soon catch up; from the second on it keeps their pace. Between the two
-the bound falls evenly: a threshold would make what a prompt gets hang on the last digit of a prediction."""
+streams, for they will soon catch up; from the second on it keeps their pace. Between the two the bound falls evenly: a
+threshold would make what a prompt gets hang on the last digit of a prediction."""
+WHOLE_SHARE, CUT_SHARE = 0.6, 0.8
+"""Of the TTFT target. A prompt that takes no more than the first is not cut while it is calm, for every piece of it
+pays for a step of its own; one that takes the second makes streams wait for a first token that is hardly in time. What
+a prompt gets falls evenly between the two."""
+CATCH_UP_TOKENS = 8
+"""No stall puts a stream further behind than it makes good with so many tokens: most answers have them still to come."""
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
@@ -78,9 +84,8 @@ class StepBounds:
     prompts_s: float
     """For online prompts: what the streams can spare, and more while few prompts come."""
     pace_s: float
-    """What they may make a step in the long run, whatever the streams can spare for the moment ..."""
-    late_prompts_s: float
-    """... and what those may that cannot be in time: what streams have to spare is not for them."""
+    """What they may make a step in the long run, whatever the streams can spare for the moment. Those that cannot be in
+    time get no more: what streams have to spare is not for them."""
 
 
 class SlackTracker:
@@ -126,7 +131,7 @@ class SlackTracker:
         table, streams = draft.table, draft.streams()
         longest_s = self._longest_step_s()
         if not len(streams):
-            return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0), longest_s, longest_s, longest_s)
+            return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0), longest_s, longest_s)
         tpot_slo_s, total = table.tpot_slo_s[streams], table.total[streams]
         tightest_s = float(np.minimum.reduce(tpot_slo_s))
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
@@ -140,15 +145,17 @@ class SlackTracker:
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             draft.dip, itl_s = 0.0, max(itl_s, ITL_FACTOR * alone_s)
-            return StepBounds(itl_s, math.inf, self._idle_bound_s(MAX_STRETCH), itl_s, itl_s, itl_s)
+            return StepBounds(itl_s, math.inf, self._idle_bound_s(MAX_STRETCH), itl_s, itl_s)
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
-        pace_s = self._pace_s(draft.now_s, alone_s, tightest_s, itl_s)
+        behind_s = CATCH_UP_TOKENS * (tightest_s - alone_s)
+        stall_s = min(self._whole_prompt_s(decodes), float(np.minimum.reduce(left_s)) + behind_s, longest_s)
+        pace_s = self._pace_s(draft, alone_s, tightest_s, max(itl_s, stall_s))
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         idle_s = self._idle_bound_s(stretch)
         if not self._bounds_prompts:
-            return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s, itl_s)
+            return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s)
         prompts_s = max(pace_s, min(prompts_slack_s, STALL_FACTOR * tightest_s, longest_s))
-        return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s, PACE_SHARE * tightest_s)
+        return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s)
 
     def _least_slack_s(self, left_s: FloatArray, num_output: IntArray, tpot_slo_s: FloatArray, share: float) -> float:
         """Of streams with so much time left and so many tokens, beyond a cushion of so many TPOT targets."""
@@ -192,20 +199,30 @@ class SlackTracker:
                 ahead = steps
             yield can_make_it
 
-    def _pace_s(self, now_s: float, alone_s: float, tightest_s: float, itl_s: float) -> float:
+    def _whole_prompt_s(self, decodes: BatchShape) -> float:
+        """How long a step may be for the sake of a typical prompt that is not cut, beside these decodes."""
+        seconds, margin_s = self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0))
+        too_long = (seconds / self._tightest_ttft_s - WHOLE_SHARE) / (CUT_SHARE - WHOLE_SHARE)
+        return (1.0 - min(max(too_long, 0.0), 1.0)) * (seconds + margin_s)
+
+    def _pace_s(self, draft: Draft, alone_s: float, tightest_s: float, calm_s: float) -> float:
         """How long online prompts may make a step though the streams cannot spare it."""
         left_share = 1.0 - alone_s / tightest_s
-        crowd = (self._prompt_demand(now_s) / left_share - CALM_SHARE) / (CROWDED_SHARE - CALM_SHARE)
-        return itl_s - min(max(crowd, 0.0), 1.0) * (itl_s - PACE_SHARE * tightest_s)
+        crowd = (self._prompt_demand(draft) / left_share - CALM_SHARE) / (CROWDED_SHARE - CALM_SHARE)
+        return calm_s - min(max(crowd, 0.0), 1.0) * (calm_s - PACE_SHARE * tightest_s)
 
-    def _prompt_demand(self, now_s: float) -> float:
-        """Seconds of prefill that arrive in a second, of late."""
-        first = bisect_right(self._arrival_times_s, now_s - DEMAND_WINDOW_S)
+    def _prompt_demand(self, draft: Draft) -> float:
+        """Seconds of prefill that arrive in a second, of late. Where more prompts than that wait from before, they are
+        as many again: a crowd is not over because nobody joins it."""
+        first = bisect_right(self._arrival_times_s, draft.now_s - DEMAND_WINDOW_S)
         num_recent = len(self._arrival_times_s) - first
+        if (num_waiting := len(draft.waiting_online)) > num_recent:
+            num_tokens = self._tokens_before[-1] // len(self._arrivals)
+            return num_waiting * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / DEMAND_WINDOW_S
         if not num_recent:
             return 0.0
         # What came before the first arrival that is remembered is not known.
-        window_s = min(DEMAND_WINDOW_S, max(now_s - self._arrivals[0][2], MIN_DEMAND_WINDOW_S))
+        window_s = min(DEMAND_WINDOW_S, max(draft.now_s - self._arrivals[0][2], MIN_DEMAND_WINDOW_S))
         num_tokens = (self._tokens_before[-1] - self._tokens_before[first]) // num_recent
         return num_recent * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / window_s
 
