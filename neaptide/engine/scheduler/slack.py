@@ -35,21 +35,19 @@ CALM_SHARE, CROWDED_SHARE = 0.5, 0.75
 """Of the time that the running streams leave. While the prompts of late need no more than the first, one may stall the
 streams, for they will soon catch up; from the second on it keeps their pace. Between the two the bound falls evenly: a
 threshold would make what a prompt gets hang on the last digit of a prediction."""
-WHOLE_SHARE, CUT_SHARE = 0.6, 0.8
-"""Of the TTFT target. A prompt that takes no more than the first is not cut while it is calm, for every piece of it
-pays for a step of its own; one that takes the second makes streams wait for a first token that is hardly in time. What
-a prompt gets falls evenly between the two."""
 CATCH_UP_TOKENS = 8
-"""No stall puts a stream further behind than it makes good with so many tokens: most answers have them still to come."""
+"""That stall is as long as a typical prompt takes, for every piece of one that is cut pays for a step of its own, but it
+puts no stream further behind than it makes good with so many tokens: most answers have them still to come."""
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
 """No online prompt makes a step longer than this, or than half of the tightest TTFT target if that is more: whoever
 cancels a request or asks for the batches' state waits for the end of a step. Longer ones are worth their wait only to
 those who set a target to match: weights are read, and prompts gathered, less often."""
-IDLE_SHARE = 0.5
+IDLE_SHARE, IDLE_SHARE_BESIDE = 0.5, 0.7
 """Of what the TTFT target leaves to a request that arrives in the middle of a step, less its prompt beside the decodes
-of now: the rest is for a second arrival."""
+of now: the rest is for a second arrival, and for steps that take longer than expected. Beside streams, which ask for
+steps that are short as it is, it may be less."""
 MIN_IDLE_SHARE = 0.75
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
@@ -131,7 +129,7 @@ class SlackTracker:
         table, streams = draft.table, draft.streams()
         longest_s = self._longest_step_s()
         if not len(streams):
-            return StepBounds(longest_s, math.inf, self._idle_bound_s(1.0), longest_s, longest_s)
+            return StepBounds(longest_s, math.inf, self._idle_bound_s(IDLE_SHARE, 1.0), longest_s, longest_s)
         tpot_slo_s, total = table.tpot_slo_s[streams], table.total[streams]
         tightest_s = float(np.minimum.reduce(tpot_slo_s))
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
@@ -145,13 +143,13 @@ class SlackTracker:
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
             draft.dip, itl_s = 0.0, max(itl_s, ITL_FACTOR * alone_s)
-            return StepBounds(itl_s, math.inf, self._idle_bound_s(MAX_STRETCH), itl_s, itl_s)
+            return StepBounds(itl_s, math.inf, self._idle_bound_s(IDLE_SHARE_BESIDE, MAX_STRETCH), itl_s, itl_s)
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         behind_s = CATCH_UP_TOKENS * (tightest_s - alone_s)
         stall_s = min(self._whole_prompt_s(decodes), float(np.minimum.reduce(left_s)) + behind_s, longest_s)
         pace_s = self._pace_s(draft, alone_s, tightest_s, max(itl_s, stall_s))
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
-        idle_s = self._idle_bound_s(stretch)
+        idle_s = self._idle_bound_s(IDLE_SHARE_BESIDE, stretch)
         if not self._bounds_prompts:
             return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s)
         prompts_s = max(pace_s, min(prompts_slack_s, STALL_FACTOR * tightest_s, longest_s))
@@ -200,10 +198,8 @@ class SlackTracker:
             yield can_make_it
 
     def _whole_prompt_s(self, decodes: BatchShape) -> float:
-        """How long a step may be for the sake of a typical prompt that is not cut, beside these decodes."""
-        seconds, margin_s = self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0))
-        too_long = (seconds / self._tightest_ttft_s - WHOLE_SHARE) / (CUT_SHARE - WHOLE_SHARE)
-        return (1.0 - min(max(too_long, 0.0), 1.0)) * (seconds + margin_s)
+        """What a typical prompt takes beside these decodes if it is not cut."""
+        return sum(self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0)))
 
     def _pace_s(self, draft: Draft, alone_s: float, tightest_s: float, calm_s: float) -> float:
         """How long online prompts may make a step though the streams cannot spare it."""
@@ -232,7 +228,7 @@ class SlackTracker:
     def _prefill_s(self, draft: Draft, request: Request) -> float:
         return prefill_seconds(self._cost_model, draft.kv.num_uncomputed(request), draft.kv.num_computed(request))
 
-    def _idle_bound_s(self, stretch: float) -> float:
+    def _idle_bound_s(self, share: float, stretch: float) -> float:
         """Half a wait that was only guessed needs no second reserve: it is for what a step is expected to take. On a
         noisy machine a margin would be a third of every step."""
         if not self._bounds_idle:
@@ -241,4 +237,4 @@ class SlackTracker:
         if self._typical_prompt_tokens:
             prefill_s = stretch * prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
         bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
-        return max(MIN_IDLE_SHARE * self._config.tpot_slo_s, IDLE_SHARE * bound_s / (1 + self._config.overlap_depth))
+        return max(MIN_IDLE_SHARE * self._config.tpot_slo_s, share * bound_s / (1 + self._config.overlap_depth))

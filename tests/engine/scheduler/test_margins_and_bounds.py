@@ -185,15 +185,15 @@ def test_streams_gain_their_cushion_slowly_where_answers_are_long(answer: int, t
     assert harness.step() == {"a": 1, "f": tokens - 1}
 
 
-def busy_harness(num_prompts: int) -> Harness:
+def busy_harness(num_prompts: int, ago_s: float = 0.0) -> Harness:
     """A stream with a target of 64 tokens' time, when so many prompts of 200 tokens have just come and gone."""
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness = Harness(256, PerToken(), egress_s=0.0, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0, arrival_s=-20.0))
     harness.step()
     gone = [f"gone{k}" for k in range(num_prompts)]
     for request_id in gone:
-        now_s = harness.clock.now()
-        harness.core.handle(online(request_id, [9] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S, arrival_s=now_s))
+        came_s = harness.clock.now() - ago_s
+        harness.core.handle(online(request_id, [9] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S, arrival_s=came_s))
     harness.core.handle(AbortRequest(gone))
     return harness
 
@@ -208,18 +208,53 @@ def test_where_many_come_an_online_prompt_takes_what_the_streams_can_spare(banke
     assert harness.step() == {"a": 1, "b": tokens - 1}
 
 
-def test_where_few_come_a_prompt_may_stall_the_streams_up_to_the_bound_on_a_gap() -> None:
+def test_where_few_come_a_prompt_is_not_cut() -> None:
+    harness = busy_harness(20, ago_s=20.0)
+    harness.core.handle(online("b", [8] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": 200}
+
+
+def test_a_prompt_that_is_longer_than_most_is_cut_where_most_would_end() -> None:
+    harness = busy_harness(20, ago_s=20.0)
+    harness.core.handle(online("b", [8] * 300, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": 200}
+
+
+def test_a_short_prompt_may_stall_the_streams_up_to_the_bound_on_a_gap() -> None:
     harness = busy_harness(0)
     harness.core.handle(online("b", [8] * 100, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
     assert harness.step() == {"a": 1, "b": 95}
 
 
+@pytest.mark.parametrize(("behind", "tokens"), [(5, 64 - 5 * 64 + 8 * 63), (6, 64 - 6 * 64 + 8 * 63), (8, 96)])
+def test_a_stall_puts_no_stream_further_behind_than_it_makes_good_with_eight_tokens(behind: int, tokens: int) -> None:
+    harness = busy_harness(20, ago_s=20.0)
+    harness.core.scheduler.queues.running_online["a"].first_token_s -= behind * 64 * TOKEN_S
+    harness.core.handle(online("b", [8] * 300, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": min(tokens, 201) - 1}
+
+
 def test_between_few_and_many_the_bound_falls_evenly() -> None:
-    """321 tokens of prompts in the time of 640, of which the stream leaves 630: 51%, so 52% of the way from 96 to 57.6
-    tokens, the stream's own included."""
+    """392 tokens of prompts in the time of 640, of which the stream leaves 630: 62.2%, so 48.9% of the way from 193
+    tokens, the stream's own included, to 57.6."""
     harness = busy_harness(1)
-    harness.core.handle(online("b", [8] * 120, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
-    assert harness.step() == {"a": 1, "b": 75}
+    harness.core.handle(online("b", [8] * 192, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": 125}
+
+
+@pytest.mark.parametrize(("num_waiting", "tokens"), [(1, 201), (2, 139), (3, 57)])
+def test_prompts_that_wait_from_before_are_a_crowd_although_nobody_comes(num_waiting: int, tokens: int) -> None:
+    """Two of 191 tokens, the mean of all, are 60.6% of 630, so 42.5% of the way to 57.6; three are more than 75%."""
+    harness = busy_harness(20, ago_s=20.0)
+    for k in range(num_waiting):
+        harness.core.handle(online(f"b{k}", [8 + k] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S, arrival_s=-20.0))
+    assert harness.step() == {"a": 1, "b0": tokens - 1}
+
+
+def test_a_prompt_that_is_late_is_not_cut_either() -> None:
+    harness = busy_harness(20, ago_s=20.0)
+    harness.core.handle(online("b", [8] * 200, ttft_slo_s=TOKEN_S, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": 200}
 
 
 def test_no_online_prompt_makes_a_step_longer_than_five_seconds() -> None:
@@ -254,7 +289,8 @@ def test_an_idle_step_leaves_time_for_egress() -> None:
 
 
 def test_a_step_beside_streams_leaves_time_for_the_next_prompt_beside_their_decodes() -> None:
-    """Prompts of 50 tokens with targets of 200 tokens' time: beside 32 decodes of 64 they take 100, so 50 are left."""
+    """Prompts of 50 tokens with targets of 200 tokens' time: beside 32 decodes of 64 they take 100, and seven tenths of
+    what is left are for the step."""
     harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=200 * TOKEN_S, tpot_slo_s=64 * TOKEN_S)
     for k in range(32):
         harness.core.handle(online(f"stream{k}", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
@@ -266,7 +302,7 @@ def test_a_step_beside_streams_leaves_time_for_the_next_prompt_beside_their_deco
         harness.core.handle(online(request_id, [9] * 50, ttft_slo_s=200 * TOKEN_S, arrival_s=harness.clock.now()))
     harness.core.handle(AbortRequest(gone))
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
-    assert harness.step()["f"] == 50 - 32
+    assert harness.step()["f"] == 70 - 32
 
 
 def test_a_step_beside_a_stream_leaves_time_for_egress() -> None:
