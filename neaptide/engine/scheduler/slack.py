@@ -31,13 +31,18 @@ DEMAND_WINDOW_S = 10.0
 """In which arrivals are counted: a longer one would still call it calm when the load has risen."""
 MIN_DEMAND_WINDOW_S = 1.0
 """So many seconds stand for the time before, as long as less is known."""
-CALM_SHARE, CROWDED_SHARE = 0.5, 0.75
+CALM_SHARE, CROWDED_SHARE = 0.25, 0.75
 """Of the time that the running streams leave. While the prompts of late need no more than the first, one may stall the
-streams, for they will soon catch up; from the second on it keeps their pace. Between the two the bound falls evenly: a
-threshold would make what a prompt gets hang on the last digit of a prediction."""
+streams up to the bound on a gap, for they will soon catch up; from the second on it keeps their pace. Between the two
+the bound falls evenly: a threshold would make what a prompt gets hang on the last digit of a prediction."""
+CUT_SHARE, WHOLE_SHARE = 0.3, 0.45
+"""Of the TTFT target. A typical prompt that takes no more than the first beside the decodes of now is cut as the streams
+like it: it is in time so. One that takes the second in such pieces is not cut, for every piece pays for a step of its
+own. Between the two the bound rises evenly from that on a gap ..."""
+WHOLE_CALM_SHARE = 0.5
+"""... and so does what is calm, for many prompts are sooner done whole."""
 CATCH_UP_TOKENS = 8
-"""That stall is as long as a typical prompt takes, for every piece of one that is cut pays for a step of its own, but it
-puts no stream further behind than it makes good with so many tokens: most answers have them still to come."""
+"""No prompt puts a stream further behind than it makes good with so many tokens: most answers have them still to come."""
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
@@ -146,8 +151,8 @@ class SlackTracker:
             return StepBounds(itl_s, math.inf, self._idle_bound_s(IDLE_SHARE_BESIDE, MAX_STRETCH), itl_s, itl_s)
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         behind_s = CATCH_UP_TOKENS * (tightest_s - alone_s)
-        stall_s = min(self._whole_prompt_s(decodes), float(np.minimum.reduce(left_s)) + behind_s, longest_s)
-        pace_s = self._pace_s(draft, alone_s, tightest_s, max(itl_s, stall_s))
+        stall_s = min(float(np.minimum.reduce(left_s)) + behind_s, longest_s)
+        pace_s = self._pace_s(draft, decodes, tightest_s, itl_s, stall_s)
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         idle_s = self._idle_bound_s(IDLE_SHARE_BESIDE, stretch)
         if not self._bounds_prompts:
@@ -197,14 +202,20 @@ class SlackTracker:
                 ahead = steps
             yield can_make_it
 
-    def _whole_prompt_s(self, decodes: BatchShape) -> float:
-        """What a typical prompt takes beside these decodes if it is not cut."""
-        return sum(self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0)))
+    def _pace_s(self, draft: Draft, decodes: BatchShape, tightest_s: float, itl_s: float, stall_s: float) -> float:
+        """How long online prompts may make a step though the streams cannot spare it.
 
-    def _pace_s(self, draft: Draft, alone_s: float, tightest_s: float, calm_s: float) -> float:
-        """How long online prompts may make a step though the streams cannot spare it."""
-        left_share = 1.0 - alone_s / tightest_s
-        crowd = (self._prompt_demand(draft) / left_share - CALM_SHARE) / (CROWDED_SHARE - CALM_SHARE)
+        Args:
+            stall_s: as long as they may make one at all.
+        """
+        alone_s = self._cost_model.predict(decodes).seconds
+        seconds, margin_s = self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0))
+        in_pieces_s = (seconds - alone_s) / max(1.0 - alone_s / itl_s, 1.0 / MAX_STRETCH)
+        need = (in_pieces_s / self._tightest_ttft_s - CUT_SHARE) / (WHOLE_SHARE - CUT_SHARE)
+        need = min(max(need, 0.0), 1.0)
+        calm_s = itl_s + need * max(min(seconds + margin_s, stall_s) - itl_s, 0.0)
+        calm = CALM_SHARE + need * (WHOLE_CALM_SHARE - CALM_SHARE)
+        crowd = (self._prompt_demand(draft) / (1.0 - alone_s / tightest_s) - calm) / (CROWDED_SHARE - calm)
         return calm_s - min(max(crowd, 0.0), 1.0) * (calm_s - PACE_SHARE * tightest_s)
 
     def _prompt_demand(self, draft: Draft) -> float:
