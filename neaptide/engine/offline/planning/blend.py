@@ -7,6 +7,7 @@ are pieces, each with prompts that share prefixes, ranked by density; the dual s
 from both ends.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,9 @@ from neaptide.engine.offline.prefix_tree import NO_NODE, PrefixTree
 
 KEPT_SHARING = 0.99
 """Of what the tree shares, splits leave at least so much."""
+REPEATED_SHARE = 0.01
+"""Of what is computed, splits of ours have at most so much computed twice. Where questions share documents 1% of the
+sharing is a sixth of all that is computed, and no blend is worth that."""
 CRUMB_SHARE = 1e-4
 """Of the pool's work: a smaller piece is not worth a split, for no step would notice."""
 MIN_DENSITY_RATIO = 1.05
@@ -115,14 +119,23 @@ def sort_layers(tree: PrefixTree, work: PoolWork) -> PrefixTree:
     return PrefixTree(rows, node, tree.parent, tree.depth_tokens, starts, starts + tree.num_wanted)
 
 
-def rank(tree: PrefixTree, work: PoolWork, kept_sharing: float = KEPT_SHARING) -> Ranked:
-    """Algorithms 1 and 2: the whole pool by density, in pieces that share."""
+def rank(
+    tree: PrefixTree, work: PoolWork, kept_sharing: float = KEPT_SHARING, repeated_share: float = math.inf
+) -> Ranked:
+    """Algorithms 1 and 2: the whole pool by density, in pieces that share.
+
+    Args:
+        kept_sharing: splits leave at least so much of what the tree shares.
+        repeated_share: splits have at most so much computed twice, of what is computed without them.
+    """
     tree = sort_layers(tree, work)
     lengths, outputs = work.prompt_tokens[tree.rows], work.output_tokens[tree.rows]
     shared_tokens = lengths - tree.new_tokens(lengths)
     compute_s = work.compute_s[tree.rows] * (1.0 - shared_tokens / (lengths + outputs))
     memory_s = work.memory_s[tree.rows]
+    computed_tokens = float((lengths - shared_tokens + outputs).sum())
     spare_tokens = (1.0 - kept_sharing) * float(shared_tokens.sum())
+    spare_tokens = min(spare_tokens, repeated_share * computed_tokens)
     # What a row shares with any other, so that the first row of a prefix does not look as if it were of another kind.
     prefix_tokens = np.append(tree.depth_tokens, 0)[tree.node]
     with_prefix_s = work.compute_s[tree.rows] * (1.0 - prefix_tokens / (lengths + outputs))

@@ -11,7 +11,7 @@ from neaptide.engine.messages import PlanReady, TwoEnds
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.dual_scan import dual_scan_order, window_densities, window_sums
 from neaptide.engine.offline.planned import FULL_SHARE, PROMPT_STEPS, raw
-from neaptide.engine.offline.planning.blend import PoolWork, rank
+from neaptide.engine.offline.planning.blend import REPEATED_SHARE, PoolWork, rank
 from neaptide.engine.offline.planning.lengths import estimated_outputs, sampled_rows
 from neaptide.engine.offline.planning.order import PromptOrder
 from neaptide.engine.offline.planning.plan import PLANNED_POLICIES, Pool, plan_pool
@@ -125,7 +125,8 @@ def _ordered(
     if order in PLANNED_POLICIES:
         (rows,) = plan_pool(pool, order)
         return rows, None
-    ranked = rank(pool.tree, pool.work)
+    repeated_share = REPEATED_SHARE if order == TWO_ENDS else math.inf  # BlendServe's has no such bound
+    ranked = rank(pool.tree, pool.work, repeated_share=repeated_share)
     if order == TWO_ENDS:
         ranked = spread(ranked, pool.tree, pool.work, pool.kv_tokens)
     ranked = ranked.with_first(first)

@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from neaptide.engine.offline.planning.blend import CRUMB_SHARE, node_densities, rank, sort_layers, split
+from neaptide.engine.offline.planned import RAW
+from neaptide.engine.offline.planning.blend import (
+    CRUMB_SHARE,
+    REPEATED_SHARE,
+    node_densities,
+    rank,
+    sort_layers,
+    split,
+)
 from neaptide.engine.offline.planning.plan import Pool
+from neaptide.engine.offline.planning.pooled import BY_DENSITY, TWO_ENDS, PooledJob, PooledRows
 from neaptide.engine.offline.prefix_tree import NO_NODE
-from tests.engine.offline.planning.files import Prompt
+from tests.engine.offline.planning.files import Prompt, written
 from tests.engine.offline.planning.pools import MODEL, OUTPUTS, PROMPTS, grouped, made
 
 
@@ -85,6 +94,29 @@ def test_what_would_cost_too_much_sharing_stays(tmp_path: Path) -> None:
     ranked = rank(pool.tree, pool.work)
     assert ranked.shared_tokens.sum() == pool.shared_tokens.sum()
     assert rank(pool.tree, pool.work, kept_sharing=0.9).rows.tolist()[-1] == 0
+
+
+def test_where_nearly_all_is_shared_a_split_must_be_worth_what_it_computes_again(tmp_path: Path) -> None:
+    # 301 short questions about a document of 1,600 tokens, one with a long answer: to part them is 0.3% of what they
+    # share, and 21% of the 7,603 tokens that are computed.
+    pool = made(tmp_path, grouped((301, 1600, 16)), [587, *[2] * 300])
+    computed_tokens = 1600 + 301 * 16 + 587 + 300 * 2
+    assert rank(pool.tree, pool.work).shared_tokens.sum() == 299 * 1600
+    for repeated_share, num_splits in ((1599.5 / computed_tokens, 0), (1600.5 / computed_tokens, 1)):
+        ranked = rank(pool.tree, pool.work, repeated_share=repeated_share)
+        assert ranked.shared_tokens.sum() == (300 - num_splits) * 1600
+    assert rank(pool.tree, pool.work, repeated_share=REPEATED_SHARE).shared_tokens.sum() == 300 * 1600
+
+
+@pytest.mark.parametrize(("order", "kept"), [(BY_DENSITY, 299), (TWO_ENDS, 300)])
+def test_only_ours_has_that_bound(tmp_path: Path, order: str, kept: int) -> None:
+    prompts, outputs = grouped((301, 1600, 16)), [587, *[2] * 300]
+    tokens = written(tmp_path, prompts)
+    rows = PooledRows([PooledJob("a", tokens, np.ones(301, np.bool_), np.full(301, 4096))], unit_tokens=16)
+    plan = rows.plan(order, [(0, row, float(output)) for row, output in enumerate(outputs)], MODEL, kv_tokens=100_000)
+    assert plan.ends is not None
+    held_tokens = np.frombuffer(plan.ends.held_tokens, RAW)
+    assert np.count_nonzero(held_tokens < 1600) == kept  # the others compute the document
 
 
 def test_a_crumb_is_not_split_off() -> None:
