@@ -8,14 +8,17 @@ without targets. Peers:
 - ``vllm``: its own server, prefix cache on, with the libraries preloaded that its notes on CPUs name (``--vllm``);
 - ``openvino``: GenAI's continuous batching with its prefix cache on, the cache in the type that is compared, behind a
   small server of ours (``--peers``, the directory that ``benchmarks/peers/install.sh`` has filled);
-- any OpenAI-compatible server: ``--peer 'llama_cpp=llama-server -m 111m.gguf --port {port}'``.
+- ``llama_cpp``: its own server, a slot for each request, weights in bf16 and cache in f16 where bf16 is compared
+  (``--peers`` as well);
+- any other server with OpenAI's API: ``--peer 'name=command --port {port}'``.
 
     python -m benchmarks.engine_vs_peers --vllm .vllm/bin/python --peers .peers        # three turns
     python -m benchmarks.engine_vs_peers --quick                        # one turn, transformers alone, a quarter of W1
 
 All servers are up all the time; a warm-up turn of a quarter of the requests is not counted. Most of the time goes into
-``generate``: ``--without-transformers`` and fewer ``--workloads`` are for less of it. Greedy texts of ours are compared
-with ``transformers`` first. Prints a table, then one JSON line; ratios above 1 mean that ours is faster.
+``generate``: ``--without-transformers`` and fewer ``--workloads`` are for less of it. Greedy tokens of ours, then of
+every server, are compared with ``transformers`` first. Prints a table, then one JSON line; ratios above 1 mean that
+ours is faster.
 """
 
 import argparse
@@ -27,7 +30,7 @@ import os
 import shlex
 import statistics
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,11 +136,46 @@ async def contenders(args: argparse.Namespace) -> AsyncIterator[dict[str, Conten
         yield found
 
 
+async def check_servers(args: argparse.Namespace, found: Mapping[str, Contender]) -> dict[str, int | None]:
+    """How many greedy tokens of each server are those of ``transformers`` in the same dtype; ``None`` for one that does
+    not say its tokens.
+
+    Raises:
+        SystemExit: one of them is another, and no near tie.
+    """
+    reference = Reference(args.model, getattr(torch, args.dtype))
+    prompts = random_prompts(3, ALONE_IN, vocab_size(args.model), seed=77)
+    checked: dict[str, int | None] = {}
+    for name, contender in found.items():
+        if not isinstance(contender, Server):
+            continue
+        body = {"model": "m", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        body |= {"return_token_ids": True, "logprobs": 1}
+        for prompt in prompts:
+            reply = await contender.http.post("/v1/completions", json=body | {"prompt": prompt})
+            token_ids = token_ids_of(reply.raise_for_status().json()["choices"][0])
+            if token_ids is None:
+                checked[name] = None
+                break
+            checked[name] = (checked.get(name) or 0) + reference.agreement(prompt, token_ids)
+    return checked
+
+
+def token_ids_of(choice: Mapping[str, Any]) -> list[int] | None:
+    """As vLLM and ours say them, or as llama.cpp does, beside log-probabilities; ``None`` where there are none."""
+    if (token_ids := choice.get("token_ids")) is not None:
+        return list(token_ids)
+    content = (choice.get("logprobs") or {}).get("content")
+    return None if content is None else [token["id"] for token in content]
+
+
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of every contender in every turn, and the medians of the ratios of turns."""
     vocab, seeds = vocab_size(args.model), itertools.count(1000 * args.seed)
     rates: dict[str, dict[str, list[float]]] = {workload: {} for workload in args.workloads}
     async with contenders(args) as found:
+        checked = await check_servers(args, found)
+        print(f"tokens that agree with transformers in {args.dtype}: {checked}", flush=True)
         for turn in range(-1, args.repeats):
             for workload in args.workloads:
                 names = [name for name, contender in found.items() if workload in contender.workloads]
@@ -148,7 +186,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                     if turn >= 0:
                         rates[workload].setdefault(name, []).append(rate)
                         print(f"turn {turn + 1}: {workload} {name} {rate:.1f} tok/s", flush=True)
-    return {"ratios": ratios(rates), "tokens_per_s": rates}
+    return {"ratios": ratios(rates), "tokens_per_s": rates, "checked_tokens_of": checked}
 
 
 def ratios(rates: dict[str, dict[str, list[float]]]) -> dict[str, float | None]:
@@ -199,7 +237,7 @@ def parsed() -> argparse.Namespace:
     args.model = (args.model or model_111m()).absolute()
     args.dtype = args.dtype or str(pick_dtype("auto", "bfloat16", torch.device("cpu"))).removeprefix("torch.")
     if args.peers is not None:
-        args.peer += installed(args.peers, args.threads, args.dtype)
+        args.peer += installed(args.peers, args.threads, args.dtype, args.requests, MAX_MODEL_LEN)
     return args
 
 

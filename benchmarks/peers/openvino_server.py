@@ -104,11 +104,11 @@ def app(engine: Engine) -> Starlette:
         tokens = engine.add(prompt, max_tokens)
         if body.get("stream"):
             return StreamingResponse(stream(tokens, len(prompt), max_tokens), media_type="text/event-stream")
-        count = 0
-        while count < max_tokens:
-            count += len(await tokens.get())
-        choice = {"index": 0, "text": "", "finish_reason": "length"}
-        return JSONResponse({"choices": [choice], "usage": usage(len(prompt), count)})
+        token_ids: list[int] = []
+        while len(token_ids) < max_tokens:
+            token_ids += await tokens.get()
+        choice = {"index": 0, "text": "", "finish_reason": "length", "token_ids": token_ids}
+        return JSONResponse({"choices": [choice], "usage": usage(len(prompt), len(token_ids))})
 
     routes = [Route("/health", health), Route("/v1/completions", completions, methods=["POST"])]
     return Starlette(routes=routes, lifespan=lifespan)

@@ -1,10 +1,11 @@
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.engine_vs_peers import ALONE, OURS, TRANSFORMERS, VLLM, named, ratios
+from benchmarks.engine_vs_peers import ALONE, OURS, TRANSFORMERS, VLLM, named, ratios, token_ids_of
 from benchmarks.peers.installed import installed
 
 
@@ -35,16 +36,42 @@ def test_what_names_no_server_is_refused(text: str) -> None:
 
 def test_what_was_installed_is_started(tmp_path: Path) -> None:
     directory = tmp_path / "with a blank"
-    for path in ("openvino/bin/python", "openvino-111m/openvino_model.xml"):
-        (directory / path).parent.mkdir(parents=True)
+    files = ("openvino/bin/python", "openvino-111m/openvino_model.xml", "llama-server", "llama-cpp-111m-bf16.gguf")
+    for path in files:
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).touch()
-    [(name, command)] = installed(directory, 2, "bfloat16")
-    words = [word.format(port=8123) for word in shlex.split(command)]
-    assert named(f"{name}={command}") == ("openvino", command)
-    assert words[0] == str(directory / "openvino/bin/python")
-    assert words[2:] == [str(directory / "openvino-111m"), "--port", "8123", "--threads", "2", "--dtype", "bf16"]
+    found = dict(named(f"{name}={command}") for name, command in installed(directory, 2, "bfloat16", 64, 2048))
+    words = {name: [word.format(port=8123) for word in shlex.split(command)] for name, command in sorted(found.items())}
+    assert list(words) == ["llama_cpp", "openvino"]
+    assert words["openvino"][0] == str(directory / "openvino/bin/python")
+    openvino = [str(directory / "openvino-111m"), "--port", "8123", "--threads", "2", "--dtype", "bf16"]
+    assert words["openvino"][2:] == openvino
+    llama_cpp = [str(directory / "llama-server"), "--model", str(directory / "llama-cpp-111m-bf16.gguf")]
+    llama_cpp += ["--port", "8123", "--threads", "2", "--parallel", "64", "--ctx-size", "131072", "--cache-ram", "0"]
+    assert words["llama_cpp"] == [*llama_cpp, "--offline", "--cache-type-k", "f16", "--cache-type-v", "f16"]
+
+
+def test_only_what_was_installed_for_the_dtype_is_started(tmp_path: Path) -> None:
+    for path in ("llama-server", "llama-cpp-111m-f32.gguf"):
+        (tmp_path / path).touch()
+    assert [name for name, _ in installed(tmp_path, 1, "float32", 4, 512)] == ["llama_cpp"]
+    with pytest.raises(SystemExit, match="holds no peer"):
+        installed(tmp_path, 1, "bfloat16", 4, 512)
+
+
+@pytest.mark.parametrize(
+    ("choice", "token_ids"),
+    [
+        ({"text": " a", "token_ids": [7, 8], "logprobs": {"token_logprobs": [-1.0, -2.0]}}, [7, 8]),
+        ({"text": " a", "logprobs": {"content": [{"id": 7, "logprob": -1.0}, {"id": 8, "logprob": -2.0}]}}, [7, 8]),
+        ({"text": " a", "logprobs": {"token_logprobs": [-1.0]}}, None),
+        ({"text": " a", "logprobs": None}, None),
+    ],
+)
+def test_tokens_of_a_reply(choice: dict[str, Any], token_ids: list[int] | None) -> None:
+    assert token_ids_of(choice) == token_ids
 
 
 def test_a_directory_without_peers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="holds no peer"):
-        installed(tmp_path, 2, "bfloat16")
+        installed(tmp_path, 2, "bfloat16", 64, 2048)
