@@ -1,4 +1,4 @@
-"""Compares what we rely on in vLLM with what is installed: fields and signatures. Run before a version is allowed.
+"""Compares what we rely on in vLLM (fields, signatures, arguments) with what is installed, before a version is allowed.
 
     .vllm/bin/python tools/vllm_contract.py            # says what differs; exit status 1 if anything does
     .vllm/bin/python tools/vllm_contract.py --write    # takes what is installed for the contract
@@ -47,6 +47,38 @@ CONSTANTS = {
     "vllm.v1.worker.gpu.sample.logit_bias": ("MAX_NUM_STOP_TOKEN_IDS", "MAX_NUM_LOGIT_BIAS_TOKENS"),
 }
 """Limits of the V2 runner that our API keeps to (``Kind.max_masked_ends``; 1,024 biases)."""
+ATTRIBUTES = {
+    "vllm.config:VllmConfig": (
+        "model_config",
+        "scheduler_config",
+        "cache_config",
+        "parallel_config",
+        "device_config",
+        "use_v2_model_runner",
+    ),
+    "vllm.config:ModelConfig": (
+        "model",
+        "dtype",
+        "runner_type",
+        "is_multimodal_model",
+        "is_encoder_decoder",
+        "is_hybrid",
+        "is_attention_free",
+        "use_mla",
+        "get_vocab_size",
+    ),
+    "vllm.config:SchedulerConfig": ("async_scheduling", "enable_chunked_prefill", "max_num_batched_tokens"),
+    "vllm.config:CacheConfig": ("num_gpu_blocks", "block_size"),
+    "vllm.config:ParallelConfig": ("world_size", "tensor_parallel_size"),
+    "vllm.config:DeviceConfig": ("device_type",),
+    "vllm.v1.kv_cache_interface:KVCacheConfig": ("num_blocks", "kv_cache_tensors", "kv_cache_groups"),
+    "vllm.v1.kv_cache_interface:KVCacheGroupSpec": ("kv_cache_spec",),
+    "vllm.v1.kv_cache_interface:KVCacheTensor": ("size",),
+    "vllm.v1.kv_cache_interface:FullAttentionSpec": ("block_size",),
+    "vllm.v1.kv_cache_interface:SlidingWindowSpec": ("block_size",),
+    "vllm.v1.kv_cache_interface:MLAAttentionSpec": ("block_size",),
+}
+"""What we read of what vLLM has made of a model; the last three are caches that are served, known by their names."""
 SAMPLING = [
     "temperature",
     "top_p",
@@ -123,8 +155,10 @@ def installed() -> dict[str, Any]:
     }
     sampling = _resolve("vllm", "SamplingParams")
     found["sampling"] = [name for name in SAMPLING if name in sampling.__struct_fields__]
+    found["attributes"] = {kind: _present(kind, names) for kind, names in ATTRIBUTES.items()}
     arguments = {field.name for field in dataclasses.fields(_resolve("vllm.engine.arg_utils", "EngineArgs"))}
     found["engine_arguments"] = [name for name in ENGINE_ARGUMENTS if name in arguments]
+    found["all_engine_arguments"] = sorted(arguments)
     return found
 
 
@@ -151,7 +185,11 @@ def differences(agreed: dict[str, Any], found: dict[str, Any]) -> list[str]:
         lines += [f"{name} is {'gone' if now is None else now}"] if now != value else []
     for kind in ("sampling", "engine_arguments"):
         lines += [f"{kind}: {name} is gone" for name in agreed[kind] if name not in found[kind]]
-    return lines
+    for kind, names in agreed["attributes"].items():
+        lines += [f"{kind}.{name} is gone" for name in names if name not in found["attributes"].get(kind, ())]
+    unknown = sorted(set(found["all_engine_arguments"]) - set(agreed["all_engine_arguments"]))
+    # What is not refused is passed on: whether it speaks to vLLM's scheduler is for ``executors/vllm/arguments.py``.
+    return lines + [f"engine_arguments: {name} is new" for name in unknown]
 
 
 def _resolve(module: str, name: str) -> Any:
@@ -162,6 +200,13 @@ def _resolve(module: str, name: str) -> Any:
     except (ImportError, AttributeError):
         return None
     return value
+
+
+def _present(kind: str, names: tuple[str, ...]) -> list[str]:
+    """Those that objects of this kind have."""
+    found = _resolve(*kind.split(":"))
+    fields = {field.name for field in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
+    return [name for name in names if name in fields or hasattr(found, name)]
 
 
 def _is_required(field: "dataclasses.Field[Any]") -> bool:

@@ -3,7 +3,7 @@
 import json
 from copy import deepcopy
 
-from tools.vllm_contract import CONTRACT, ENGINE_ARGUMENTS, SAMPLING, differences
+from tools.vllm_contract import ATTRIBUTES, CONTRACT, ENGINE_ARGUMENTS, SAMPLING, differences
 
 
 def test_the_same_does_not_differ_and_everything_that_we_rely_on_was_found() -> None:
@@ -12,6 +12,7 @@ def test_the_same_does_not_differ_and_everything_that_we_rely_on_was_found() -> 
     assert None not in [*agreed["fields"].values(), *agreed["signatures"].values(), *agreed["constants"].values()]
     assert agreed["sampling"] == SAMPLING
     assert agreed["engine_arguments"] == ENGINE_ARGUMENTS
+    assert agreed["attributes"] == {kind: list(names) for kind, names in ATTRIBUTES.items()}
 
 
 def test_every_difference_is_a_line() -> None:
@@ -21,6 +22,8 @@ def test_every_difference_is_a_line() -> None:
         "constants": {"m:MOST": 128, "m:LEAST": 1, "m:LOST": 2},
         "sampling": ["seed"],
         "engine_arguments": ["model"],
+        "attributes": {"m:C": ["a", "b"], "m:D": ["c"]},
+        "all_engine_arguments": ["model", "seed"],
     }
     found = {
         "fields": {"m:A": {"free": True, "new": False, "must": True}, "m:B": None},
@@ -28,6 +31,8 @@ def test_every_difference_is_a_line() -> None:
         "constants": {"m:MOST": 64, "m:LEAST": 1},
         "sampling": [],
         "engine_arguments": ["model"],
+        "attributes": {"m:C": ["b"]},
+        "all_engine_arguments": ["model", "policy"],
     }
     assert differences(agreed, found) == [
         "m:A.old is gone",
@@ -39,4 +44,7 @@ def test_every_difference_is_a_line() -> None:
         "m:MOST is 64",
         "m:LOST is gone",
         "sampling: seed is gone",
+        "m:C.a is gone",
+        "m:D.c is gone",
+        "engine_arguments: policy is new",
     ]

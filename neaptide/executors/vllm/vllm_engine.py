@@ -10,13 +10,12 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from neaptide.engine.config import EngineConfig
 from neaptide.executors.torch.device import cpu_flags
 from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line
+from neaptide.executors.vllm.refusals import refuse_cache, refuse_model
 from neaptide.executors.vllm.worker import ignore_stop_signals
-from neaptide.models.config import UnsupportedModelError
 
 CPU_KV_BYTES = 1 << 30
 """Unless configured; on a GPU vLLM takes its share of the memory (``gpu_memory_utilization``)."""
@@ -40,10 +39,11 @@ def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
     wanted = dataclasses.replace(_parsed(words), **_ours(config, max_step_tokens))
     vllm_config = wanted.create_engine_config(UsageContext.ENGINE_CONTEXT)
     check_device(config.executor.device, str(vllm_config.device_config.device_type))
-    _refuse_model(vllm_config)
+    refuse_model(vllm_config)
+    _check_block_size(vllm_config)
     engine = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
     try:
-        _refuse_cache(engine)
+        refuse_cache(config.executor.model_path, engine.scheduler.kv_cache_config.kv_cache_groups)
         if vllm_config.parallel_config.world_size > 1:
             engine.model_executor.collective_rpc(ignore_stop_signals)
     except BaseException:
@@ -98,30 +98,19 @@ def _dtype(config: EngineConfig) -> str:
     return config.executor.dtype
 
 
+def _check_block_size(vllm_config: Any) -> None:
+    """vLLM itself would say so after the weights have been read."""
+    if not _on_cpu() or vllm_config.model_config.use_mla:  # for which a CPU has one size, whatever is asked for
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size = vllm_config.cache_config.block_size
+    if not CPUAttentionBackend.supports_block_size(size):
+        sizes = CPUAttentionBackend.get_supported_kernel_block_sizes()
+        raise ValueError(f"block_size = {size} is not supported: vLLM's attention on a CPU takes {sizes}")
+
+
 def _on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
-
-
-def _refuse_model(vllm_config: Any) -> None:
-    model = vllm_config.model_config
-    reasons = {
-        "it generates no text": model.runner_type != "generate",
-        "it is multimodal": model.is_multimodal_model,
-        "it has an encoder": model.is_encoder_decoder,
-        "it has layers without attention": model.is_hybrid or model.is_attention_free,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise UnsupportedModelError(f"{model.model}: the vllm executor does not serve this model: {reason}")
-
-
-def _refuse_cache(engine: Any) -> None:
-    groups = engine.scheduler.kv_cache_config.kv_cache_groups
-    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups) or "none"
-        raise UnsupportedModelError(
-            f"{engine.vllm_config.model_config.model}: the vllm executor serves models whose KV cache is one group of "
-            f"full attention, not {kinds}"
-        )

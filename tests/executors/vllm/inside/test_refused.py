@@ -1,21 +1,32 @@
 """Models that a plan of ours cannot drive, or that would run code of their own, are refused in one line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import BertConfig, FalconH1Config, MambaConfig, PreTrainedConfig, Qwen2AudioConfig
+import torch
+from transformers import BartConfig, BertConfig, FalconH1Config, MambaConfig, PreTrainedConfig, Qwen2AudioConfig
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.executors.registry import start_executor
+from neaptide.executors.vllm.refusals import refuse_cache
 from neaptide.models.config import UnsupportedModelError
 from tests.executors.vllm.inside.families import CONFIGS, bring_own_code
 from tests.executors.vllm.inside.runs import LIMITS
 
 
-def start(directory: Path) -> None:
+def start(directory: Path, block_size: int = 32) -> None:
     config = EngineConfig(
-        cache=CacheConfig(num_blocks=48, block_size=32),
+        cache=CacheConfig(num_blocks=48, block_size=block_size),
         scheduler=SchedulerConfig(**LIMITS),
         executor=ExecutorConfig(kind="vllm", model_path=str(directory), dtype="float32", num_threads=1),
     )
@@ -27,6 +38,7 @@ def start(directory: Path) -> None:
     [
         ("Qwen2AudioForConditionalGeneration", Qwen2AudioConfig(), "it is multimodal"),
         ("BertModel", BertConfig(), "it generates no text"),
+        ("BartForConditionalGeneration", BartConfig(), "it has an encoder"),
         ("MambaForCausalLM", MambaConfig(max_position_embeddings=512), "it has layers without attention"),
         ("FalconH1ForCausalLM", FalconH1Config(), "it has layers without attention"),
     ],
@@ -52,3 +64,36 @@ def test_a_family_that_vllm_does_not_know_is_told_in_few_words(tmp_path: Path) -
     with pytest.raises(RuntimeError, match=r"^vLLM does not start: .*NoSuchModelForCausalLM") as refused:
         start(tmp_path)
     assert len(str(refused.value)) < 700
+
+
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_a_block_size_that_the_attention_does_not_take(block_size: int, tmp_path: Path) -> None:
+    """There are no weights here: they would be read later."""
+    CONFIGS["llama"].save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError) as refused:
+        start(tmp_path, block_size)
+    assert str(refused.value) == (
+        f"vLLM does not start: block_size = {block_size} is not supported: vLLM's attention on a CPU takes "
+        "[MultipleOf(32)]"
+    )
+
+
+SHAPE: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+FULL = FullAttentionSpec(**SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("specs", "told"),
+    [
+        ([SinkFullAttentionSpec(**SHAPE, sink_len=32)], "SinkFullAttentionSpec"),
+        ([FULL, SlidingWindowSpec(**SHAPE, sliding_window=8)], "FullAttentionSpec, SlidingWindowSpec"),
+    ],
+)
+def test_a_cache_that_no_plan_describes(specs: list[KVCacheSpec], told: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"its KV cache is {told}, not one kind of attention"):
+        refuse_cache("some/model", [KVCacheGroupSpec(["layer"], spec) for spec in specs])
+
+
+@pytest.mark.parametrize("spec", [FULL, MLAAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=8)])
+def test_caches_are_still_named_as_they_were(spec: KVCacheSpec) -> None:
+    refuse_cache("some/model", [KVCacheGroupSpec(["layer"], spec)])
