@@ -59,7 +59,6 @@ ATTRIBUTES = {
     "vllm.config:ModelConfig": (
         "model",
         "dtype",
-        "runner_type",
         "is_multimodal_model",
         "is_encoder_decoder",
         "is_hybrid",
@@ -73,7 +72,7 @@ ATTRIBUTES = {
     "vllm.config:DeviceConfig": ("device_type",),
     "vllm.v1.kv_cache_interface:KVCacheConfig": ("num_blocks", "kv_cache_tensors", "kv_cache_groups"),
     "vllm.v1.kv_cache_interface:KVCacheGroupSpec": ("kv_cache_spec",),
-    "vllm.v1.kv_cache_interface:KVCacheTensor": ("size",),
+    "vllm.v1.kv_cache_interface:KVCacheTensor": ("size", "offset"),
     "vllm.v1.kv_cache_interface:FullAttentionSpec": ("block_size",),
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": ("block_size",),
     "vllm.v1.kv_cache_interface:MLAAttentionSpec": ("block_size",),

@@ -106,9 +106,10 @@ class VllmExecutor:
     def kv_bytes_per_token(self) -> int:
         """Of all layers, over all ranks."""
         cache = self._engine.scheduler.kv_cache_config
-        spec_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors)
+        # Layers of another shape lie behind the first ones, in the same memory, whose whole size each of them states.
+        rank_bytes = sum(tensor.size for tensor in cache.kv_cache_tensors if tensor.offset == 0)
         ranks = self._vllm_config.parallel_config.tensor_parallel_size
-        return int(spec_bytes) * int(ranks) // (int(cache.num_blocks) * self.block_size)
+        return int(rank_bytes) * int(ranks) // (int(cache.num_blocks) * self.block_size)
 
     @property
     def build(self) -> str:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,6 +83,20 @@ def test_an_interpreter_without_vllm_says_what_to_do(monkeypatch: pytest.MonkeyP
     config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(embedded_model_path())))
     with pytest.raises(ValueError, match=r"needs vLLM, which this interpreter does not have .* engine_python"):
         start_executor(config, MonotonicClock())
+
+
+def test_what_vllm_says_in_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(*_: object) -> None:
+        raise ValueError("No kernel is fit. Reasons: \nA wants AMX.\n  B wants a GPU.")
+
+    folder = "neaptide.executors.vllm"
+    monkeypatch.setitem(sys.modules, f"{folder}.vllm_engine", SimpleNamespace(start_engine=raise_error))
+    monkeypatch.setitem(sys.modules, f"{folder}.vllm_executor", SimpleNamespace(VllmExecutor=None))
+    config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(embedded_model_path())))
+    with pytest.raises(RuntimeError) as failed:
+        start_executor(config, MonotonicClock())
+    reason = "No kernel is fit. Reasons: A wants AMX. B wants a GPU."
+    assert str(failed.value) == f"vLLM does not start: {reason}"
 
 
 def test_weights_that_are_pickles_alone_are_refused_before_vllm_is_asked(

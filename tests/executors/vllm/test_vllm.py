@@ -16,6 +16,8 @@ SHORT = {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}
 """For kernels that are interpreted."""
 TWO_RANKS = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 OTHERS = ("qwen3", "qwen3-moe", "opt")
+WITH_WINDOWS = ("mistral", "gemma3", "gemma4")
+"""On all layers, on some, on some of another shape than the rest."""
 LOGPROBS = (
     "test_sampling.py::test_logprobs_are_raw_and_as_many_as_asked",
     "test_sampling.py::test_prompt_logprobs",
@@ -36,6 +38,18 @@ def test_llama() -> None:
 def test_other_families(family: str) -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_host_cache.py", "test_same_as_llm.py")
     run(*files, NEAPTIDE_TEST_FAMILY=family)
+
+
+@full
+@pytest.mark.parametrize("family", WITH_WINDOWS)
+def test_layers_with_a_window(family: str) -> None:
+    run("test_greedy.py", "test_host_cache.py", "test_same_as_llm.py", NEAPTIDE_TEST_FAMILY=family)
+
+
+@full
+def test_quantized_weights() -> None:
+    """Of experts alone: what vLLM's build for CPUs computes everywhere; fp8 wants AMX there."""
+    run("test_same_as_llm.py", NEAPTIDE_TEST_FAMILY="qwen3-moe", NEAPTIDE_TEST_QUANTIZATION="int8_per_channel_weight_only")
 
 
 @full

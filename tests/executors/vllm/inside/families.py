@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of four families, with enough spread in their logits to have clear winners."""
+"""Tiny random checkpoints of some families, with enough spread in their logits to have clear winners."""
 
 import json
 import string
@@ -10,7 +10,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
     LlamaConfig,
+    MistralConfig,
     OPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -30,6 +33,12 @@ _SHAPE: dict[str, Any] = {
     "initializer_range": 0.25,
     "tie_word_embeddings": False,
 }
+_WINDOW: dict[str, Any] = {"sliding_window": 40}
+"""Tokens; prompts of the tests have up to 90."""
+_MIXED: dict[str, Any] = _WINDOW | {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "tie_word_embeddings": True,
+}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_COMMON, **_SHAPE),
     "qwen3": Qwen3Config(**_COMMON, **_SHAPE),
@@ -47,6 +56,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         pad_token_id=0,
         tie_word_embeddings=False,
     ),
+    "mistral": MistralConfig(**_COMMON, **_SHAPE, **_WINDOW),
+    "gemma3": Gemma3TextConfig(**_COMMON, **(_SHAPE | _MIXED), query_pre_attn_scalar=32),
+    "gemma4": Gemma4TextConfig(**_COMMON, **(_SHAPE | _MIXED), global_head_dim=64, hidden_size_per_layer_input=0),
 }
 
 
