@@ -110,6 +110,7 @@ ENGINE_ARGUMENTS = [
     "enable_chunked_prefill",
     "enable_prefix_caching",
     "disable_hybrid_kv_cache_manager",
+    "swa_bounded_replay",
     "generation_config",
     "disable_log_stats",
     "use_tqdm_on_load",

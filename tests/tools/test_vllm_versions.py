@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tools import vllm_versions
-from tools.vllm_versions import BEGIN, END, NOT_TRIED, Row, write
+from tools.vllm_versions import BEGIN, END, NOT_TRIED, Row, compared, write
 
 
 def row(version: str, v1: str = "3 passed", v2: str = NOT_TRIED) -> Row:
@@ -38,3 +38,13 @@ def test_rows_of_other_versions_stay_and_the_newest_stands_first(
 )
 def test_a_version_has_passed_if_no_test_failed(v1: str, v2: str, has_passed: bool) -> None:
     assert row("0.32.0", v1, v2).has_passed is has_passed
+
+
+def test_new_fields_are_counted_and_new_arguments_named(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    lines = ("m:A.x is new", "m:A.y is new", "engine_arguments: sched is new", "m:A.z is gone")
+    text = "\n".join((f"vLLM 0.33.0 against the contract of 0.32.0: {len(lines)} differences", *lines))
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    python.chmod(0o755)
+    named = "`engine_arguments: sched is new`; `m:A.z is gone`"
+    assert compared(python) == ("0.33.0", f"new fields: 2; {named}")

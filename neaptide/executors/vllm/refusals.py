@@ -24,7 +24,7 @@ def refuse_model(vllm_config: Any) -> None:
         "it is multimodal": model.is_multimodal_model,
         "it has an encoder": model.is_encoder_decoder,
         "it has layers without attention": model.is_hybrid or model.is_attention_free,
-        # We ask for chunks; what vLLM turns off by itself, its kernels compute wrongly.
+        # We ask for them. Where vLLM turns them off by itself, another text comes, and no error.
         "vLLM cannot compute its prompts in chunks here": not vllm_config.scheduler_config.enable_chunked_prefill,
     }
     for reason, applies in reasons.items():

@@ -76,6 +76,5 @@ def _reason(error: Exception) -> str:
     reason = str(error) or type(error).__name__
     if isinstance(error, ValidationError):  # its text names every field that there is
         reason = "; ".join(str(part["msg"]) for part in error.errors())
-    reason = " ".join(reason.split())  # for the log's sake, where vLLM lists its kernels line by line
     # Of a family that it does not know it names all that it knows.
     return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."

@@ -36,7 +36,11 @@ def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
     arguments = config.executor.arguments
     check_arguments(arguments)
     words = ["--model", config.executor.model_path, *command_line(arguments)]
-    wanted = dataclasses.replace(_parsed(words), **_ours(config, max_step_tokens))
+    wanted = _parsed(words)
+    ours = _ours(config, max_step_tokens)
+    if not hasattr(wanted, "swa_bounded_replay"):  # before 0.32
+        del ours["swa_bounded_replay"]
+    wanted = dataclasses.replace(wanted, **ours)
     vllm_config = wanted.create_engine_config(UsageContext.ENGINE_CONTEXT)
     check_device(config.executor.device, str(vllm_config.device_config.device_type))
     refuse_model(vllm_config)
@@ -85,6 +89,8 @@ def _ours(config: EngineConfig, max_step_tokens: int) -> dict[str, Any]:
         "enable_prefix_caching": False,
         # Layers with a window keep whole tables, as our block tables are.
         "disable_hybrid_kv_cache_manager": True,
+        # Or a window's keys would be missing behind a prefix from our cache.
+        "swa_bounded_replay": False,
         "generation_config": "vllm",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

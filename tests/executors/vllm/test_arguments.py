@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -35,6 +34,12 @@ from neaptide.models.config import UnsupportedModelError
         ("model_weights", "MODEL decides that"),
         ("distributed_executor_backend", "no workers on other machines"),
         ("reasoning_parser", "no front end of vLLM's, the server is ours"),
+        ("return_sampling_mask", "no front end of vLLM's, the server is ours"),
+        ("swa_bounded_replay", "vLLM's scheduler is not used, ours decides that"),
+        ("kv_sharing_fast_prefill", "no other log-probabilities than the model's own"),
+        ("limit_mm_per_prompt", "no images, sound or video"),
+        ("enable_elastic_ep", "no pipeline and data parallelism"),
+        ("enable_nccl_comm_suspend", "no sleep"),
     ],
 )
 def test_what_contradicts_us_is_refused_by_name(name: str, reason: str) -> None:
@@ -50,6 +55,9 @@ def test_what_concerns_the_workers_alone_passes() -> None:
         "gpu_memory_utilization",
         "enforce_eager",
         "kv_cache_dtype",
+        "enable_expert_parallel",
+        "attention_backend",
+        "cpu_offload_gb",
         "seed",
     )
     check_arguments(dict.fromkeys(names, "1"))
@@ -83,20 +91,6 @@ def test_an_interpreter_without_vllm_says_what_to_do(monkeypatch: pytest.MonkeyP
     config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(embedded_model_path())))
     with pytest.raises(ValueError, match=r"needs vLLM, which this interpreter does not have .* engine_python"):
         start_executor(config, MonotonicClock())
-
-
-def test_what_vllm_says_in_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_error(*_: object) -> None:
-        raise ValueError("No kernel is fit. Reasons: \nA wants AMX.\n  B wants a GPU.")
-
-    folder = "neaptide.executors.vllm"
-    monkeypatch.setitem(sys.modules, f"{folder}.vllm_engine", SimpleNamespace(start_engine=raise_error))
-    monkeypatch.setitem(sys.modules, f"{folder}.vllm_executor", SimpleNamespace(VllmExecutor=None))
-    config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(embedded_model_path())))
-    with pytest.raises(RuntimeError) as failed:
-        start_executor(config, MonotonicClock())
-    reason = "No kernel is fit. Reasons: A wants AMX. B wants a GPU."
-    assert str(failed.value) == f"vLLM does not start: {reason}"
 
 
 def test_weights_that_are_pickles_alone_are_refused_before_vllm_is_asked(

@@ -47,12 +47,6 @@ def test_layers_with_a_window(family: str) -> None:
 
 
 @full
-def test_quantized_weights() -> None:
-    """Of experts alone: what vLLM's build for CPUs computes everywhere; fp8 wants AMX there."""
-    run("test_same_as_llm.py", NEAPTIDE_TEST_FAMILY="qwen3-moe", NEAPTIDE_TEST_QUANTIZATION="int8_per_channel_weight_only")
-
-
-@full
 def test_models_that_are_refused() -> None:
     run("test_refused.py")
 

@@ -1,7 +1,6 @@
 """What the tests that run in vLLM's interpreter share: one executor, for vLLM keeps one model in a process.
 
-The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_RANKS (1), NEAPTIDE_TEST_QUANTIZATION (none;
-of what is read, by vLLM, which only ``test_same_as_llm.py`` is made for), and what ``second_runner`` names.
+The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_RANKS (1), and what ``second_runner`` names.
 """
 
 import os
@@ -21,7 +20,6 @@ from tests.executors.vllm.inside.runs import BLOCK_BYTES, BLOCK_SIZE, LIMITS, NU
 
 FAMILY = os.environ.get("NEAPTIDE_TEST_FAMILY", "llama")
 RANKS = int(os.environ.get("NEAPTIDE_TEST_RANKS", "1"))
-QUANTIZATION = os.environ.get("NEAPTIDE_TEST_QUANTIZATION")
 
 
 if second_runner.is_wanted():  # before any test imports vLLM
@@ -42,7 +40,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrain
 @pytest.fixture(scope="session")
 def started(checkpoint: tuple[Path, PreTrainedModel]) -> Iterator[StartedExecutor]:
     arguments = {"enforce_eager": "true"} | ({"tensor_parallel_size": str(RANKS)} if RANKS > 1 else {})
-    arguments |= {} if QUANTIZATION is None else {"quantization": QUANTIZATION}
     config = EngineConfig(
         cache=CacheConfig(
             num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, host_cache_bytes=NUM_HOST_BLOCKS * BLOCK_BYTES + 1

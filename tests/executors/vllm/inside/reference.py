@@ -19,7 +19,6 @@ def main() -> None:
         block_size=32,
         kv_cache_memory_bytes=1 << 28,
         tensor_parallel_size=int(os.environ.get("NEAPTIDE_TEST_RANKS", "1")),
-        quantization=os.environ.get("NEAPTIDE_TEST_QUANTIZATION"),
     )
     asked = [{"prompt_token_ids": prompt} for prompt in json.load(sys.stdin)]
     params = SamplingParams(temperature=0.0, max_tokens=int(sys.argv[2]), ignore_eos=True, detokenize=False)

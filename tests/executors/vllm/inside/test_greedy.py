@@ -4,13 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
-import vllm
+import vllm as package
 from transformers import PreTrainedModel
 
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import Tier
 from neaptide.executors.contract import StartedExecutor
 from tests.executors.vllm.inside import second_runner
+from tests.executors.vllm.inside.faults import vllm
 from tests.executors.vllm.inside.runs import BLOCK_BYTES, BLOCK_SIZE, NUM_OUTPUT, Run, assert_greedy, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
@@ -23,11 +24,16 @@ def test_what_its_step_times_depend_on_is_said(started: StartedExecutor) -> None
     assert profiled is not None
     runner = "V2" if second_runner.is_wanted() else "V1"
     ranks = os.environ.get("NEAPTIDE_TEST_RANKS", "1")
-    words = ["vllm", vllm.__version__, runner, "enforce_eager=true"]
+    words = ["vllm", package.__version__, runner, "enforce_eager=true"]
     words += [f"tensor_parallel_size={ranks}"] if ranks != "1" else []
     assert profiled.build == " ".join(words)
     assert profiled.device_name.startswith(f"{ranks} x ") == (ranks != "1")
     assert (profiled.dtype_name, profiled.kv_bytes_per_token) == ("float32", BLOCK_BYTES // BLOCK_SIZE)
+
+
+def test_a_prefix_from_the_cache_lacks_no_layer(started: StartedExecutor) -> None:
+    """Some of vLLM's models keep a window's keys out of prefixes, for its scheduler to compute them again."""
+    assert not getattr(vllm(started)._vllm_config.cache_config, "swa_bounded_replay", False)
 
 
 def test_alone(checkpoint: Checkpoint, started: StartedExecutor) -> None:
