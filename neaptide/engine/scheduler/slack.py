@@ -36,13 +36,13 @@ CALM_SHARE, CROWDED_SHARE = 0.25, 0.75
 streams up to the bound on a gap, for they will soon catch up; from the second on it keeps their pace. Between the two
 the bound falls evenly: a threshold would make what a prompt gets hang on the last digit of a prediction."""
 CUT_SHARE, WHOLE_SHARE = 0.3, 0.45
-"""Of the TTFT target. A typical prompt that takes no more than the first beside the decodes of now is cut as the streams
+"""Of the TTFT target. A typical prompt that takes no more than the first beside the decodes of now is cut as streams
 like it: it is in time so. One that takes the second in such pieces is not cut, for every piece pays for a step of its
 own. Between the two the bound rises evenly from that on a gap ..."""
 WHOLE_CALM_SHARE = 0.5
 """... and so does what is calm, for many prompts are sooner done whole."""
 CATCH_UP_TOKENS = 8
-"""No prompt puts a stream further behind than it makes good with so many tokens: most answers have them still to come."""
+"""No prompt puts a stream further behind than it makes good with so many tokens: most answers have them to come."""
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0
