@@ -152,7 +152,7 @@ class SlackTracker:
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         behind_s = CATCH_UP_TOKENS * (tightest_s - alone_s)
         stall_s = min(float(np.minimum.reduce(left_s)) + behind_s, longest_s)
-        pace_s = self._pace_s(draft, decodes, tightest_s, itl_s, stall_s)
+        pace_s = self._pace_s(draft, decodes, alone_s, tightest_s, itl_s, stall_s)
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         idle_s = self._idle_bound_s(IDLE_SHARE_BESIDE, stretch)
         if not self._bounds_prompts:
@@ -202,20 +202,25 @@ class SlackTracker:
                 ahead = steps
             yield can_make_it
 
-    def _pace_s(self, draft: Draft, decodes: BatchShape, tightest_s: float, itl_s: float, stall_s: float) -> float:
+    def _pace_s(
+        self, draft: Draft, decodes: BatchShape, alone_s: float, tightest_s: float, itl_s: float, stall_s: float
+    ) -> float:
         """How long online prompts may make a step though the streams cannot spare it.
 
         Args:
-            stall_s: as long as they may make one at all.
+            alone_s: what the streams' decodes take.
+            tightest_s: the smallest of their TPOT targets.
+            itl_s: the gap that all of them may see ...
+            stall_s: ... and the one that they may for a prompt that would be late in pieces.
         """
-        alone_s = self._cost_model.predict(decodes).seconds
         seconds, margin_s = self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0))
         in_pieces_s = (seconds - alone_s) / max(1.0 - alone_s / itl_s, 1.0 / MAX_STRETCH)
         need = (in_pieces_s / self._tightest_ttft_s - CUT_SHARE) / (WHOLE_SHARE - CUT_SHARE)
         need = min(max(need, 0.0), 1.0)
         calm_s = itl_s + need * max(min(seconds + margin_s, stall_s) - itl_s, 0.0)
-        calm = CALM_SHARE + need * (WHOLE_CALM_SHARE - CALM_SHARE)
-        crowd = (self._prompt_demand(draft) / (1.0 - alone_s / tightest_s) - calm) / (CROWDED_SHARE - calm)
+        calm_share = CALM_SHARE + need * (WHOLE_CALM_SHARE - CALM_SHARE)
+        crowd_share = self._prompt_demand(draft) / (1.0 - alone_s / tightest_s)
+        crowd = (crowd_share - calm_share) / (CROWDED_SHARE - calm_share)
         return calm_s - min(max(crowd, 0.0), 1.0) * (calm_s - PACE_SHARE * tightest_s)
 
     def _prompt_demand(self, draft: Draft) -> float:
