@@ -10,6 +10,7 @@ from neaptide.engine.clock import MonotonicClock, VirtualClock
 from neaptide.executors.torch.layers import linear, products
 from neaptide.executors.torch.layers.linear import Linear, choose_products
 from neaptide.executors.torch.layers.products import (
+    NATIVE,
     TILE_ROWS,
     TiledProduct,
     TorchProduct,
@@ -110,6 +111,13 @@ def test_another_kind_has_to_be_clearly_faster() -> None:
     assert choose(seconds) == {1: "a", 16: "a", 256: "b"}
 
 
+def test_few_rows_are_computed_in_c_unless_another_kind_is_far_faster() -> None:
+    """Elsewhere that in C has to be clearly faster itself."""
+    seconds = {4: {NATIVE: 1.6, "a": 1.0}, 16: {NATIVE: 0.9, "a": 1.0}, 64: {NATIVE: 9.0, "a": 1.0}}
+    assert choose(seconds) == {4: NATIVE, 16: "a", 64: "a"}
+    assert choose(seconds | {4: {NATIVE: 1.7, "a": 1.0}}) == {4: "a", 16: "a", 64: "a"}
+
+
 def test_rows_go_to_the_product_chosen_for_them() -> None:
     layer, _ = make(bias=False)
     seen: list[str] = []
@@ -140,7 +148,7 @@ def test_a_measurement_ends_in_time() -> None:
     layer, _ = make(bias=False)
     assert layer.weight is not None
     kinds = product_kinds(layer.weight, None, "auto")
-    assert list(rows_by_kind([(layer.weight, None)], kinds, Slow(), deadline_s=5.0)) == [1, 64]
+    assert list(rows_by_kind([(layer.weight, None)], kinds, Slow(), deadline_s=5.0)) == [4, 64]
 
 
 @needs_compiler

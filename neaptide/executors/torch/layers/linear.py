@@ -12,6 +12,7 @@ from neaptide.engine.clock import Clock
 from neaptide.executors.torch.device import free_bytes
 from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.layers.products import (
+    NATIVE,
     QUANTIZED,
     Product,
     TorchProduct,
@@ -100,7 +101,7 @@ def choose_products(
         assert first is not None
         kinds = product_kinds(first, same[0].bias, kernels)
         if first.dtype == torch.bfloat16 and has_no_room:
-            kinds.pop("native", None)
+            kinds.pop(NATIVE, None)
         if quantizer is not None and not is_last and not is_small(first):
             kinds[QUANTIZED] = partial(QuantizedProduct, quantizer=quantizer)
         if list(kinds) == ["torch"]:

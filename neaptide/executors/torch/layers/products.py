@@ -19,8 +19,11 @@ from neaptide.kernels.native import CompileError
 
 logger = logging.getLogger(__name__)
 
-MEASURED_ROWS = (64, 1, 16, 256, 4)
-"""In this order. What is best at one row only would be many times slower at the rows of a prompt."""
+MEASURED_ROWS = (64, 4, 16, 256, 1)
+"""In this order; each stands for up to twice as many. What is best at one row only would be many times slower at the
+rows of a prompt."""
+FEW_ROWS = 8
+"""Up to so many a step of nothing but products in C, and of what else it takes, is one call."""
 _ALWAYS_MEASURED = 2
 """So many of them, whatever the time: a busy machine takes many times as long."""
 BUDGET_S = 0.8
@@ -32,6 +35,9 @@ UNMEASURED_BYTES = 1 << 18
 """Smaller weights take the first kind: a measurement would be of the calls, not of the products."""
 _CLEARLY_FASTER = 0.85
 """A second kind for some rows, and so a second copy of the weights, has to take less than this share of the time."""
+_FAR_FASTER = 0.6
+"""For a few rows another kind than that in C has to take less than this share of its time: that they are one call is
+worth a quarter of a step, which no product by itself shows, and the noise of a start must not decide on it."""
 
 
 TILE_ROWS = 512
@@ -169,6 +175,8 @@ class OnednnProduct(TiledProduct):
 
 MakeProduct = Callable[[Tensor, Tensor | None], Product]
 
+NATIVE = "native"
+"""The kind that is written in C."""
 QUANTIZED = "w8a8"
 """The kind that computes something else: where it is faster it computes all rows of a layer, else none, so that a
 token's numbers do not depend on how many others are computed beside it."""
@@ -182,13 +190,13 @@ def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str
         bias: its own.
         kernels: ``torch`` leaves all others out.
     """
-    makers: dict[str, MakeProduct] = {"native": PackedLinear, "onednn": OnednnProduct, "torch": TorchProduct}
+    makers: dict[str, MakeProduct] = {NATIVE: PackedLinear, "onednn": OnednnProduct, "torch": TorchProduct}
     if kernels == "torch" or weight.device.type != "cpu":
         return {"torch": TorchProduct}
     if weight.dtype != torch.float32:
-        del makers["native"]
+        del makers[NATIVE]
     if weight.dtype == torch.bfloat16:
-        makers["native"] = PackedLinear  # for few rows; last, because unmeasured it would compute many, too
+        makers[NATIVE] = PackedLinear  # for few rows; last, because unmeasured it would compute many, too
     expected = TorchProduct(weight, bias)(torch.ones(2, weight.shape[1], dtype=weight.dtype)).float()
     found: dict[str, MakeProduct] = {}
     for name, make in makers.items():
@@ -233,8 +241,11 @@ def rows_by_kind(
 
 
 def choose(seconds: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
-    """The kind that does best over all rows, and for some rows another that is clearly faster there; for all rows that
-    of 8-bit numbers, if it takes less time for all measured rows together than the best of the others for each."""
+    """The kind that does best over all rows, for a few that in C, and for some another that is clearly faster there.
+
+    That of 8-bit numbers for all rows, if it takes less time for all measured rows together than the best of the others
+    for each, and else for none.
+    """
     names = next(iter(seconds.values()))
     if QUANTIZED in names:
         others = {rows: {name: times[name] for name in names if name != QUANTIZED} for rows, times in seconds.items()}
@@ -245,6 +256,8 @@ def choose(seconds: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
     best = min(overall, key=overall.__getitem__)
     chosen: dict[int, str] = {}
     for rows, times in seconds.items():
+        is_few = NATIVE in times and 2 * rows <= FEW_ROWS
+        usual, share = (NATIVE, _FAR_FASTER) if is_few else (best, _CLEARLY_FASTER)
         fastest = min(times, key=times.__getitem__)
-        chosen[rows] = fastest if times[fastest] < _CLEARLY_FASTER * times[best] else best
+        chosen[rows] = fastest if times[fastest] < share * times[usual] else usual
     return chosen

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neaptide.executors.torch.layers.products import FEW_ROWS
 from neaptide.executors.torch.models.base import TorchModel
 from neaptide.executors.torch.models.llama import Llama
 from neaptide.kernels.linear import PackedLinear
@@ -20,7 +21,7 @@ from neaptide.kernels.recording import Recording
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 4
+MOST_TOKENS = FEW_ROWS
 """Of a step that is recorded: with more the calls are a small part of it."""
 _TRIED_CONTEXT = 3
 """Tokens before those of the trial: it writes to other slots than what was recorded."""
