@@ -23,11 +23,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def answers(executor: TorchExecutor) -> list[Track]:
-    """Of three requests that come one after the other, so that steps have one to three tokens; long enough for a
-    second block."""
+    """Of six requests that come one after the other, so that steps have one to six tokens; long enough for a second
+    block."""
     driver = Driver(executor)
     tracks: list[Track] = []
-    for number, length in enumerate((5, 14, 1)):
+    for number, length in enumerate((5, 14, 1, 9, 3, 7)):
         tracks.append(driver.add(f"r{number}", [3 + (7 * number + 11 * i) % 120 for i in range(length)], EVERY_LOGPROB))
         driver.run(3 * number + 3)
     return tracks
@@ -38,7 +38,7 @@ def test_the_same_bits_as_call_by_call(family: str, tmp_path: Path) -> None:
     write_family(family, tmp_path, **FAMILIES[family])
     executor = make_executor(tmp_path)
     recorded = executor._runner.recorded
-    assert sorted(recorded) == [1, 2, 3, 4]
+    assert sorted(recorded) == [1, 2, 3, 4, 5, 6, 7, 8]
     ours = answers(executor)
     executor._runner.recorded = {}
     assert [(track.output, track.logprobs) for track in ours] == [
