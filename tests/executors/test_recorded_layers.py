@@ -76,7 +76,7 @@ def test_layers_that_torch_has_a_part_in_are_left_as_they_are(tmp_path: Path, mo
     monkeypatch.setattr("neaptide.executors.torch.models.llama.Llama.layer_class", Doubling)
     executor = make_executor(tmp_path)
     assert executor._runner.recorded == {}
-    assert len(answers(executor)[0].output) == 9
+    assert len(answers(executor)[0].output) == 18
 
 
 @pytest.mark.parametrize(
