@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.live.findings import ALONE, BOTH, CEILING
+from tools.pages import with_part
 
 REPOSITORY = Path(__file__).parents[1]
 LINE, PICTURE, README = (REPOSITORY / name for name in ("docs/live.json", "docs/live.svg", "README.md"))
@@ -50,22 +51,12 @@ def _met(run: Mapping[str, Any]) -> int:
     return round(run["attainment"] * run["online_requests"])
 
 
-def with_paragraph(readme: str, new: str) -> str:
-    """``readme`` with its paragraph replaced.
-
-    Raises:
-        ValueError: it has no such paragraph.
-    """
-    begin = readme.index(BEGIN)
-    return readme[:begin] + new + readme[readme.index(END, begin) :]
-
-
 def main() -> None:
     from benchmarks.live.findings import from_json
     from benchmarks.live.picture import draw_picture
 
     line = json.loads(LINE.read_text(encoding="utf-8"))
-    README.write_text(with_paragraph(README.read_text(encoding="utf-8"), paragraph(line)), encoding="utf-8")
+    README.write_text(with_part(README.read_text(encoding="utf-8"), BEGIN, END, paragraph(line)), encoding="utf-8")
     draw_picture(from_json(line)["curves"], PICTURE)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from neaptide.estimator.calibration.report import LEAST_BOUND, NOISE_FACTOR
 from neaptide.estimator.device_profile import DeviceProfile, Measurement, load_profile
+from tools.pages import with_part
 
 PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
 NAMES = ("cpu-neaptide-tiny", "cpu-111m")
@@ -70,19 +71,9 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def with_table(page: str, new: str) -> str:
-    """``page`` with its table replaced.
-
-    Raises:
-        ValueError: it has no such table.
-    """
-    begin = page.index(BEGIN)
-    return page[:begin] + new + page[page.index(END, begin) :]
-
-
 def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_table(page, table([load_profile(name) for name in NAMES])), encoding="utf-8")
+    PAGE.write_text(with_part(page, BEGIN, END, table([load_profile(name) for name in NAMES])), encoding="utf-8")
 
 
 if __name__ == "__main__":

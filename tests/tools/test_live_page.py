@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tools.live_page import WIDTH, paragraph, with_paragraph
+from tools.live_page import BEGIN, END, WIDTH, paragraph
+from tools.pages import with_part
 
 
 def line(met: float = 0.5, of_rivals: tuple[float, ...] = (0.0, 0.0)) -> dict[str, Any]:
@@ -38,8 +39,8 @@ def test_rivals_that_kept_some_are_said_by_the_best_of_them() -> None:
 
 def test_the_paragraph_takes_the_place_of_the_one_before() -> None:
     readme = "# N\n\nWhat that wins, of old\nfigures.\n\n![picture](docs/live.svg)\n\nEnd.\n"
-    assert with_paragraph(readme, "What that wins, new.") == (
+    assert with_part(readme, BEGIN, END, "What that wins, new.") == (
         "# N\n\nWhat that wins, new.\n\n![picture](docs/live.svg)\n\nEnd.\n"
     )
     with pytest.raises(ValueError, match="substring"):
-        with_paragraph("# N\n", "new")
+        with_part("# N\n", BEGIN, END, "new")

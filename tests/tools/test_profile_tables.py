@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from neaptide.estimator.device_profile import load_profile
-from tools.profile_tables import NAMES, OURS, PAGE, table, with_table
+from tools.pages import with_part
+from tools.profile_tables import BEGIN, END, NAMES, OURS, PAGE, table
 
 
 def test_the_page_says_what_the_profiles_say() -> None:
@@ -25,6 +26,6 @@ def test_errors_above_the_bound_and_above_a_rivals_are_told() -> None:
 
 def test_only_the_table_is_replaced() -> None:
     page = "# Page\n\n| mean relative error on held-out shapes | `old` |\n|---|---|\n| a | b |\n\nAnd on.\n"
-    assert with_table(page, "| new |") == "# Page\n\n| new |\n\nAnd on.\n"
+    assert with_part(page, BEGIN, END, "| new |") == "# Page\n\n| new |\n\nAnd on.\n"
     with pytest.raises(ValueError, match="substring not found"):
-        with_table("# Page without one\n", "| new |")
+        with_part("# Page without one\n", BEGIN, END, "| new |")

@@ -42,7 +42,8 @@ own. Between the two the bound rises evenly from that on a gap ..."""
 WHOLE_CALM_SHARE = 0.5
 """... and so does what is calm, for many prompts are sooner done whole."""
 CATCH_UP_TOKENS = 8
-"""No prompt puts a stream further behind than it makes good with so many tokens: most answers have them to come."""
+"""No stall beyond the bound on a gap puts a stream further behind than it makes good with so many tokens: most answers
+have them to come."""
 MAX_STRETCH = 10.0
 """Of a prompt's prefill time by the decodes beside it."""
 MAX_STEP_S = 5.0

@@ -21,8 +21,6 @@ from neaptide.kernels.recording import Recording
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = FEW_ROWS
-"""Of a step that is recorded: with more the calls are a small part of it."""
 _TRIED_CONTEXT = 3
 """Tokens before those of the trial: it writes to other slots than what was recorded."""
 
@@ -94,7 +92,7 @@ def record_layers(
         return found
     num_blocks, block_size = kv_cache[0].shape[:2]
     room = min(num_blocks * block_size, model.config.max_position_embeddings) - _TRIED_CONTEXT
-    for num_tokens in range(1, min(MOST_TOKENS, room) + 1):
+    for num_tokens in range(1, min(FEW_ROWS, room) + 1):
         if not all(isinstance(linear.product_of(num_tokens), PackedLinear) for linear in model.linears()[:-1]):
             break
         first, other = (_plan(plan_attention, start, num_tokens, block_size) for start in (0, _TRIED_CONTEXT))
