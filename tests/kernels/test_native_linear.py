@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from neaptide.kernels.linear import PackedLinear
+from neaptide.kernels.linear import PackedLinear, multiplies_pairs
 from neaptide.kernels.native import COMPILERS
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")
@@ -97,3 +97,54 @@ def test_rows_of_bf16_are_rounded_once(rows: int) -> None:
     expected += residual.double()
     packed.add_to(residual, x)
     torch.testing.assert_close(residual.double(), expected, rtol=2**-8 * 1.01, atol=2e-4)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([1, 2, 7, 13, 14, 15, 28, 29, 120, 200]),
+    st.sampled_from([1, 15, 16, 31, 32, 33, 100]),
+    st.sampled_from([1, 2, 6, 8, 254, 256, 301, 520]),
+    st.booleans(),
+)
+def test_bf16_against_float64(rows: int, outputs: int, inputs: int, biased: bool) -> None:
+    """Small whole numbers, of which every sum is exact: any number that is left out, or counted twice, shows."""
+    generator = torch.Generator().manual_seed(rows * outputs + inputs)
+
+    def small(*shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).bfloat16()
+
+    weight, bias, x, residual = small(outputs, inputs), small(outputs), small(rows, inputs), small(rows, outputs)
+    packed = PackedLinear(weight, bias if biased else None)
+    expected = x.float() @ weight.float().t() + (bias.float() if biased else 0.0)
+    assert torch.equal(packed(x), expected.bfloat16())
+    expected += residual.float()
+    packed.add_to(residual, x)
+    assert torch.equal(residual, expected.bfloat16())
+
+
+def test_a_row_of_bf16_is_the_same_bits_however_many_there_are(two_threads: None) -> None:
+    weight, bias = (each.bfloat16() for each in weights(70, 600, bfloat16=True))
+    packed, x = PackedLinear(weight, bias), torch.randn(130, 600).bfloat16()
+    whole = packed(x)
+    for rows in (1, 2, 13, 14, 15, 28, 97):
+        assert torch.equal(packed(x[:rows]), whole[:rows])
+    torch.set_num_threads(1)
+    assert torch.equal(packed(x), whole)
+
+
+def test_a_row_of_bf16_that_is_no_number_stays_the_only_one() -> None:
+    packed, x = PackedLinear(torch.ones(33, 64).bfloat16(), None), torch.ones(20, 64).bfloat16()
+    x[4, 3], x[9, 5] = float("nan"), float("inf")
+    found = packed(x)
+    assert found[4].isnan().all()
+    assert found[9].isinf().all()
+    assert torch.equal(found[[0, 19]], torch.full((2, 33), 64.0).bfloat16())
+
+
+def test_a_bf16_weight_that_is_multiplied_in_pairs_takes_bf16_alone() -> None:
+    packed = PackedLinear(torch.ones(20, 30).bfloat16(), None)
+    if multiplies_pairs():
+        with pytest.raises(ValueError, match="not what the weight takes"):
+            packed(torch.ones(2, 30))
+    else:
+        assert torch.equal(packed(torch.ones(2, 30)), torch.full((2, 20), 30.0))

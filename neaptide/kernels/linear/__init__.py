@@ -1,5 +1,5 @@
 """Linear layers with weights packed once."""
 
-from neaptide.kernels.linear.native import PackedLinear
+from neaptide.kernels.linear.native import DTYPES, PackedLinear, multiplies_pairs
 
-__all__ = ["PackedLinear"]
+__all__ = ["DTYPES", "PackedLinear", "multiplies_pairs"]

@@ -4,6 +4,7 @@
    are computed reading them is all there is to it. So are rows of bf16 numbers, whose results are rounded once. */
 
 #include "../numbers.h"
+#include "pairs.h"
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -30,7 +31,8 @@ typedef struct {
     const uint16_t *narrow_x; /* bf16 rows, or NULL: x and y, both without gaps, are then room for them in fp32 */
     uint16_t *narrow_y;       /* [rows, n], likewise without gaps */
     int64_t rows, k, n, x_stride, y_stride, is_bfloat16, adds;
-    float *scratch; /* [threads, DEPTH * PANEL] */
+    int64_t in_pairs; /* as pairs.h has it: rows are bf16, and x and y are not looked at */
+    float *scratch;   /* [threads, DEPTH * PANEL] */
     int64_t num_threads;
     void *parallel; /* GOMP_parallel of the process, or NULL */
     int64_t next, arrived;
@@ -132,13 +134,41 @@ static void run_panels(const job_t *job, int64_t begin, int64_t end, float *scra
     }
 }
 
+#if MULTIPLIES_PAIRS
+/* Panels [begin, end); what this thread is likely to take next begins with panel `then`. */
+static void run_panels_of_pairs(const job_t *job, int64_t begin, int64_t end, int64_t then) {
+    for (int64_t p = begin; p < end; p++) {
+        int64_t at = p * PAIR_PANEL, next = p + 1 < end ? p + 1 : then;
+        pair_panel_t panel = {job->narrow_x,
+                              job->narrow_y + at,
+                              job->bias ? job->bias + at : NULL,
+                              job->rows,
+                              job->k,
+                              job->x_stride,
+                              job->y_stride,
+                              least(PAIR_PANEL, job->n - at),
+                              job->adds};
+        const uint16_t *packed = (const uint16_t *)job->packed;
+        multiply_panel(&panel, packed + at * job->k, packed + next * PAIR_PANEL * job->k);
+    }
+}
+#endif
+
 static void work(void *argument) {
     job_t *job = argument;
     int64_t thread = __atomic_fetch_add(&job->arrived, 1, __ATOMIC_RELAXED);
     if (thread >= job->num_threads) return;
     int64_t panels = (job->n + PANEL - 1) / PANEL, parts = job->num_threads == 1 ? 1 : least(panels, 4 * job->num_threads);
-    for (int64_t part; (part = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < parts;)
-        run_panels(job, panels * part / parts, panels * (part + 1) / parts, job->scratch + thread * DEPTH * PANEL);
+    for (int64_t part; (part = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < parts;) {
+        int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
+#if MULTIPLIES_PAIRS
+        if (job->in_pairs) {
+            run_panels_of_pairs(job, begin, end, least(panels * (part + job->num_threads) / parts, panels - 1));
+            continue;
+        }
+#endif
+        run_panels(job, begin, end, job->scratch + thread * DEPTH * PANEL);
+    }
 }
 
 int64_t neaptide_linear_job_bytes(void) { return sizeof(job_t); }
@@ -147,6 +177,25 @@ int64_t neaptide_linear_scratch_floats(void) { return DEPTH * PANEL; }
 
 /* Outputs as packed: whole panels. */
 int64_t neaptide_linear_padded(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
+
+/* Whether bf16 rows of so many numbers are multiplied in pairs here. */
+int64_t neaptide_linear_takes_pairs(int64_t k) {
+#if MULTIPLIES_PAIRS
+    return k % 2 == 0;
+#else
+    return (void)k, 0;
+#endif
+}
+
+/* weight [n, k] bf16 -> packed as pairs.h has it. */
+void neaptide_linear_pack_pairs(const uint16_t *weight, int64_t n, int64_t k, uint16_t *packed) {
+    for (int64_t begin = 0; begin < n; begin += PANEL)
+        for (int64_t i = 0; i < k; i += 2)
+            for (int64_t j = begin; j < begin + PANEL; j++, packed += 2) {
+                if (j < n) memcpy(packed, weight + j * k + i, 4);
+                else memset(packed, 0, 4);
+            }
+}
 
 /* weight [n, k] fp32 -> packed [k / DEPTH][n / PANEL][DEPTH][PANEL], fp32 or the upper halves. */
 void neaptide_linear_pack(const float *weight, int64_t n, int64_t k, int64_t is_bfloat16, void *packed) {
@@ -187,7 +236,7 @@ static void multiply(job_t *job) {
 }
 
 void neaptide_linear(job_t *job) {
-    if (!job->narrow_x) {
+    if (!job->narrow_x || job->in_pairs) {
         multiply(job);
         return;
     }

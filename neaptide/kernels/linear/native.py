@@ -19,6 +19,7 @@ class _Job(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "bias", "y", "packed", "narrow_x", "narrow_y")),
         *((name, ctypes.c_int64) for name in ("rows", "k", "n", "x_stride", "y_stride", "is_bfloat16", "adds")),
+        ("in_pairs", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
         ("num_threads", ctypes.c_int64),
         ("parallel", ctypes.c_void_p),
@@ -26,9 +27,34 @@ class _Job(ctypes.Structure):
     ]
 
 
+def multiplies_pairs() -> bool:
+    """Whether this processor multiplies pairs of bf16 numbers, so that bf16 rows need not be widened.
+
+    Raises:
+        CompileError: as ``PackedLinear``.
+    """
+    return _takes_pairs(_library(), 2)
+
+
+def _takes_pairs(library: ctypes.CDLL, in_features: int) -> bool:
+    return bool(library.neaptide_linear_takes_pairs(ctypes.c_int64(in_features)))
+
+
+def _library() -> ctypes.CDLL:
+    library = load_library(SOURCE)
+    for name in ("padded", "scratch_floats", "job_bytes", "takes_pairs"):
+        getattr(library, f"neaptide_linear_{name}").restype = ctypes.c_int64
+    for name in ("neaptide_linear", "neaptide_linear_pack", "neaptide_linear_pack_pairs"):
+        getattr(library, name).restype = None
+    assert library.neaptide_linear_job_bytes() == ctypes.sizeof(_Job)
+    return library
+
+
 class PackedLinear:
-    """``y = x W^T + b`` in fp32; rows of bf16 are widened before and rounded after. A weight whose every number is a
-    bf16 one is kept in half the memory, exactly.
+    """``y = x W^T + b``, added up in fp32. A weight whose numbers all are bf16 ones is kept in half the memory, exactly.
+
+    Rows of bf16 are rounded after. Where the processor multiplies pairs of bf16 numbers, a bf16 weight takes rows of
+    bf16 alone; elsewhere they are widened before.
 
     Args:
         weight: [out_features, in_features] fp32 or bf16; not needed any more afterwards.
@@ -38,28 +64,23 @@ class PackedLinear:
         CompileError: the source cannot be compiled here.
     """
 
-    __slots__ = ("_bias", "_job", "_library", "_packed", "_scratch", "in_features", "out_features")
+    __slots__ = ("_bias", "_dtypes", "_job", "_library", "_packed", "_scratch", "in_features", "out_features")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        library = load_library(SOURCE)
-        library.neaptide_linear_padded.restype = ctypes.c_int64
-        library.neaptide_linear_scratch_floats.restype = ctypes.c_int64
-        library.neaptide_linear_job_bytes.restype = ctypes.c_int64
-        library.neaptide_linear.restype, library.neaptide_linear_pack.restype = None, None
-        assert library.neaptide_linear_job_bytes() == ctypes.sizeof(_Job)
-        self._library = library
+        self._library = library = _library()
         self.out_features, self.in_features = weight.shape
-        weight = weight.float().contiguous()
-        is_bfloat16 = torch.equal(weight, weight.bfloat16().float())
+        in_pairs = weight.dtype == torch.bfloat16 and _takes_pairs(library, self.in_features)
+        self._dtypes = (torch.bfloat16,) if in_pairs else DTYPES
+        weight = weight.contiguous() if in_pairs else weight.float().contiguous()
+        is_bfloat16 = in_pairs or torch.equal(weight, weight.bfloat16().float())
         padded = library.neaptide_linear_padded(ctypes.c_int64(self.out_features))
         self._packed = torch.empty(padded * self.in_features, dtype=torch.bfloat16 if is_bfloat16 else torch.float32)
-        library.neaptide_linear_pack(
-            ctypes.c_void_p(weight.data_ptr()),
-            ctypes.c_int64(self.out_features),
-            ctypes.c_int64(self.in_features),
-            ctypes.c_int64(is_bfloat16),
-            ctypes.c_void_p(self._packed.data_ptr()),
-        )
+        source, packed = ctypes.c_void_p(weight.data_ptr()), ctypes.c_void_p(self._packed.data_ptr())
+        sizes = ctypes.c_int64(self.out_features), ctypes.c_int64(self.in_features)
+        if in_pairs:
+            library.neaptide_linear_pack_pairs(source, *sizes, packed)
+        else:
+            library.neaptide_linear_pack(source, *sizes, ctypes.c_int64(is_bfloat16), packed)
         self._bias = None if bias is None else bias.float().contiguous()
         self._scratch = torch.empty(0)
         self._job = _Job(
@@ -68,6 +89,7 @@ class PackedLinear:
             n=self.out_features,
             y_stride=self.out_features,
             is_bfloat16=is_bfloat16,
+            in_pairs=in_pairs,
             parallel=openmp_parallel(),
         )
 
@@ -101,7 +123,7 @@ class PackedLinear:
             residual.add_(bias)
 
     def _run(self, x: Tensor, y: Tensor, bias: int | None, *, adds: bool) -> None:
-        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in DTYPES or x.stride(1) != 1:
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in self._dtypes or x.stride(1) != 1:
             raise ValueError(f"rows of shape {tuple(x.shape)}, {x.dtype} are not what the weight takes")
         job, num_threads, rows = self._job, torch.get_num_threads(), x.shape[0]
         if not self._scratch.numel() or num_threads != job.num_threads:
@@ -109,7 +131,9 @@ class PackedLinear:
             self._scratch = torch.empty(floats)
             job.scratch, job.num_threads = self._scratch.data_ptr(), num_threads
         job.x_stride, job.rows, job.bias, job.adds = x.stride(0), rows, bias, adds
-        if x.dtype == torch.bfloat16:
+        if job.in_pairs:
+            job.narrow_x, job.narrow_y = x.data_ptr(), y.data_ptr()
+        elif x.dtype == torch.bfloat16:
             wide = scratch(rows * (self.in_features + self.out_features))
             job.narrow_x, job.narrow_y, job.x = x.data_ptr(), y.data_ptr(), wide.data_ptr()
             job.y = job.x + 4 * rows * self.in_features

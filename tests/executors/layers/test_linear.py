@@ -118,6 +118,23 @@ def test_few_rows_are_computed_in_c_unless_another_kind_is_far_faster() -> None:
     assert choose(seconds | {4: {NATIVE: 1.7, "a": 1.0}}) == {4: "a", 16: "a", 64: "a"}
 
 
+def test_one_kind_is_the_one_that_is_best_over_all_rows() -> None:
+    seconds = {1: {"a": 1.0, "b": 3.0}, 16: {"a": 1.0, "b": 2.0}, 256: {"a": 10.0, "b": 1.0}}
+    assert choose(seconds) == {1: "a", 16: "a", 256: "b"}
+    assert choose(seconds, one_kind=True) == {1: "b"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("in_pairs", [True, False])
+def test_a_small_bfloat16_weight_is_computed_in_c_where_pairs_are_multiplied(
+    in_pairs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is measured: the first kind is taken."""
+    monkeypatch.setattr(products, "multiplies_pairs", lambda: in_pairs)
+    kinds = list(product_kinds(torch.ones(12, 20, dtype=torch.bfloat16), None, "auto"))
+    assert kinds.index(NATIVE) == (0 if in_pairs else len(kinds) - 1)
+
+
 def test_rows_go_to_the_product_chosen_for_them() -> None:
     layer, _ = make(bias=False)
     seen: list[str] = []
@@ -160,29 +177,22 @@ def test_a_weight_that_nothing_reads_is_dropped() -> None:
     torch.testing.assert_close(layer(x), before, rtol=1e-5, atol=1e-5)
 
 
-@needs_compiler
-@pytest.mark.parametrize(("dtype", "left_out"), [(torch.bfloat16, True), (torch.float32, False)])
-def test_a_second_copy_for_few_rows_needs_room(
-    dtype: torch.dtype, left_out: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twelve outputs of twenty inputs, twice; fp32 needs no second copy."""
-    seen: list[list[str]] = []
+def test_a_second_copy_for_few_rows_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve outputs of twenty inputs, twice."""
+    seen: list[bool] = []
 
-    def rows_by_kind(samples: object, kinds: dict[str, object], *_: object) -> dict[int, str]:
-        seen.append(sorted(kinds))
+    def rows_by_kind(*_: object, one_kind: bool) -> dict[int, str]:
+        seen.append(one_kind)
         return {1: "torch"}
 
     monkeypatch.setattr(linear, "rows_by_kind", rows_by_kind)
     monkeypatch.setattr(products, "UNMEASURED_BYTES", 1)
-    num_bytes = 2 * 12 * 20 * dtype.itemsize
+    num_bytes = 2 * 12 * 20 * torch.float32.itemsize
     for free in (4 * num_bytes - 1, 4 * num_bytes):
-        layers = [Linear(12, 20, bias=False, dtype=dtype, device=torch.device("cpu")) for _ in range(2)]
-        for layer in layers:
-            assert layer.weight is not None
-            layer.weight.fill_(1.0)
+        layers = [make(bias=False)[0] for _ in range(2)]
         monkeypatch.setattr(linear, "free_bytes", lambda _, free=free: free)
         choose_products([*layers], "auto", MonotonicClock())
-    assert ["native" in kinds for kinds in seen] == [not left_out] * 2 + [True] * 2
+    assert seen == [True, True, False, False]
 
 
 def test_torch_can_be_insisted_on() -> None:

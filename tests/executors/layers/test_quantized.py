@@ -88,7 +88,7 @@ def test_all_but_the_logits_and_small_weights_may_be_quantized(
 ) -> None:
     seen: list[list[str]] = []
 
-    def rows_by_kind(samples: Any, kinds: dict[str, Any], *_: Any) -> dict[int, str]:
+    def rows_by_kind(samples: Any, kinds: dict[str, Any], *_: Any, **__: Any) -> dict[int, str]:
         seen.append(list(kinds))
         return {1: list(kinds)[-1]}
 
@@ -110,7 +110,7 @@ def test_all_but_the_logits_and_small_weights_may_be_quantized(
 def test_whole_models_are_close(family: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, decodes and biases on layers that are all quantized, though they are small."""
     monkeypatch.setattr(products, "UNMEASURED_BYTES", 1)
-    monkeypatch.setattr(products, "choose", lambda seconds: {1: list(next(iter(seconds.values())))[-1]})
+    monkeypatch.setattr(products, "choose", lambda seconds, **_: {1: list(next(iter(seconds.values())))[-1]})
     model = write_family(family, tmp_path, spread=0.1)
     executor = make_executor(tmp_path, cpu_kernels=kernels, quantization="w8a8")
     assert executor.build.endswith("w8a8")

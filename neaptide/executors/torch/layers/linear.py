@@ -12,7 +12,6 @@ from neaptide.engine.clock import Clock
 from neaptide.executors.torch.device import free_bytes
 from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.layers.products import (
-    NATIVE,
     QUANTIZED,
     Product,
     TorchProduct,
@@ -100,8 +99,6 @@ def choose_products(
         first = same[0].weight
         assert first is not None
         kinds = product_kinds(first, same[0].bias, kernels)
-        if first.dtype == torch.bfloat16 and has_no_room:
-            kinds.pop(NATIVE, None)
         if quantizer is not None and not is_last and not is_small(first):
             kinds[QUANTIZED] = partial(QuantizedProduct, quantizer=quantizer)
         if list(kinds) == ["torch"]:
@@ -112,7 +109,8 @@ def choose_products(
         else:
             count = max(1, products.SAMPLE_BYTES // num_bytes)
             samples = [(each.weight, each.bias) for each in same[:count] if each.weight is not None]
-            chosen = rows_by_kind(samples, kinds, clock, clock.now() + products.BUDGET_S / len(by_shape))
+            deadline_s = clock.now() + products.BUDGET_S / len(by_shape)
+            chosen = rows_by_kind(samples, kinds, clock, deadline_s, one_kind=has_no_room)
         logger.info("linear layers of %d x %d: %s", *shape, _as_text(chosen))
         num_quantized += len(same) * (QUANTIZED in chosen.values())
         for linear in same:
@@ -122,7 +120,7 @@ def choose_products(
 
 
 def _has_no_room(linears: Sequence[Linear]) -> bool:
-    """For a second copy of the weights, which bf16 takes where few rows are computed in C, and the cache beside it."""
+    """For a second copy of the weights, which few rows take that another kind computes, and the cache beside it."""
     weights = [linear.weight for linear in linears if linear.weight is not None]
     free = free_bytes(weights[0].device) if weights else None
     return free is not None and free < _ROOM * sum(weight.numel() * weight.itemsize for weight in weights)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from neaptide.engine.clock import Clock
-from neaptide.kernels.linear import PackedLinear
+from neaptide.kernels.linear import DTYPES, PackedLinear, multiplies_pairs
 from neaptide.kernels.native import CompileError
 
 logger = logging.getLogger(__name__)
@@ -194,10 +194,10 @@ def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str
     makers: dict[str, MakeProduct] = {NATIVE: PackedLinear, "onednn": OnednnProduct, "torch": TorchProduct}
     if kernels == "torch" or weight.device.type != "cpu":
         return {"torch": TorchProduct}
-    if weight.dtype != torch.float32:
+    if weight.dtype == torch.bfloat16 and not _multiplies_pairs():
+        makers[NATIVE] = makers.pop(NATIVE)  # for few rows; last, because unmeasured it would compute many, too
+    elif weight.dtype not in DTYPES:
         del makers[NATIVE]
-    if weight.dtype == torch.bfloat16:
-        makers[NATIVE] = PackedLinear  # for few rows; last, because unmeasured it would compute many, too
     expected = TorchProduct(weight, bias)(torch.ones(2, weight.shape[1], dtype=weight.dtype)).float()
     found: dict[str, MakeProduct] = {}
     for name, make in makers.items():
@@ -212,8 +212,20 @@ def product_kinds(weight: Tensor, bias: Tensor | None, kernels: str) -> dict[str
     return found
 
 
+def _multiplies_pairs() -> bool:
+    try:
+        return multiplies_pairs()
+    except CompileError:
+        return False
+
+
 def rows_by_kind(
-    samples: Sequence[tuple[Tensor, Tensor | None]], kinds: Mapping[str, MakeProduct], clock: Clock, deadline_s: float
+    samples: Sequence[tuple[Tensor, Tensor | None]],
+    kinds: Mapping[str, MakeProduct],
+    clock: Clock,
+    deadline_s: float,
+    *,
+    one_kind: bool = False,
 ) -> dict[int, str]:
     """Measured rows -> the kind that computes them best; ascending, the first for all below and the last for all above.
 
@@ -222,6 +234,7 @@ def rows_by_kind(
         kinds: of product.
         clock: that times them.
         deadline_s: no measurement begins later, but for those that are always made.
+        one_kind: the same for all rows.
     """
     seconds: dict[int, dict[str, float]] = {}
     products = {name: [make(*sample) for sample in samples] for name, make in kinds.items()}
@@ -238,10 +251,10 @@ def rows_by_kind(
         seconds[rows] = {name: sum(times) for name, times in least_s.items()}
         if clock.now() > deadline_s and len(seconds) >= _ALWAYS_MEASURED:
             break
-    return choose(dict(sorted(seconds.items())))
+    return choose(dict(sorted(seconds.items())), one_kind=one_kind)
 
 
-def choose(seconds: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
+def choose(seconds: Mapping[int, Mapping[str, float]], *, one_kind: bool = False) -> dict[int, str]:
     """The kind that does best over all rows, for a few that in C, and for some another that is clearly faster there.
 
     That of 8-bit numbers for all rows, if it takes less time for all measured rows together than the best of the others
@@ -252,9 +265,11 @@ def choose(seconds: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
         others = {rows: {name: times[name] for name in names if name != QUANTIZED} for rows, times in seconds.items()}
         least_s = sum(min(times.values()) for times in others.values())
         is_faster = sum(times[QUANTIZED] for times in seconds.values()) < least_s
-        return {next(iter(seconds)): QUANTIZED} if is_faster else choose(others)
+        return {next(iter(seconds)): QUANTIZED} if is_faster else choose(others, one_kind=one_kind)
     overall = {name: sum(times[name] / min(times.values()) for times in seconds.values()) for name in names}
     best = min(overall, key=overall.__getitem__)
+    if one_kind:
+        return {next(iter(seconds)): best}
     chosen: dict[int, str] = {}
     for rows, times in seconds.items():
         is_few = NATIVE in times and 2 * rows <= FEW_ROWS
