@@ -84,7 +84,7 @@ class Steps:
 
     def call_by_call(self) -> None:
         """No step's layers are one call from now on."""
-        self.executor._runner.recorded = {}
+        self.executor._runner.recorded = None
 
     def run(self, shape: Shape) -> tuple[float, float]:
         """CPU seconds and seconds of one step."""

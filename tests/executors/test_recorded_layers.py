@@ -1,16 +1,20 @@
-"""Steps of a few tokens whose layers are one call in C: the same bits as call by call, or not taken."""
+"""Steps whose layers are one call in C: the same bits as call by call, or not taken."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from neaptide.executors.torch.layers.products import TILE_ROWS
 from neaptide.executors.torch.models.llama import DecoderLayer, Llama
+from neaptide.executors.torch.models.recorded import record_layers
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels.native import COMPILERS
+from neaptide.kernels.paged_attention import StepAttention
 from tests.executors.driver import EVERY_LOGPROB, Driver, Track, make_executor, write_family
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")
@@ -23,11 +27,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def answers(executor: TorchExecutor) -> list[Track]:
-    """Of six requests that come one after the other, so that steps have one to six tokens; long enough for a second
-    block."""
+    """Of six requests that come one after the other, so that steps have one to six decodes, and now and then a prompt
+    beside them; long enough for a second block."""
     driver = Driver(executor)
     tracks: list[Track] = []
-    for number, length in enumerate((5, 14, 1, 9, 3, 7)):
+    for number, length in enumerate((5, 14, 1, 40, 3, 7)):
         tracks.append(driver.add(f"r{number}", [3 + (7 * number + 11 * i) % 120 for i in range(length)], EVERY_LOGPROB))
         driver.run(3 * number + 3)
     return tracks
@@ -38,9 +42,10 @@ def test_the_same_bits_as_call_by_call(family: str, tmp_path: Path) -> None:
     write_family(family, tmp_path, **FAMILIES[family])
     executor = make_executor(tmp_path)
     recorded = executor._runner.recorded
-    assert sorted(recorded) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert recorded is not None
+    assert recorded.max_tokens == TILE_ROWS
     ours = answers(executor)
-    executor._runner.recorded = {}
+    executor._runner.recorded = None
     assert [(track.output, track.logprobs) for track in ours] == [
         (track.output, track.logprobs) for track in answers(executor)
     ]
@@ -75,7 +80,7 @@ def test_layers_that_torch_has_a_part_in_are_left_as_they_are(tmp_path: Path, mo
     write_family("llama", tmp_path)
     monkeypatch.setattr("neaptide.executors.torch.models.llama.Llama.layer_class", Doubling)
     executor = make_executor(tmp_path)
-    assert executor._runner.recorded == {}
+    assert executor._runner.recorded is None
     assert len(answers(executor)[0].output) == 18
 
 
@@ -85,17 +90,47 @@ def test_layers_that_torch_has_a_part_in_are_left_as_they_are(tmp_path: Path, mo
 )
 def test_where_they_cannot_be_had(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     write_family(family, tmp_path)
-    assert make_executor(tmp_path, **changes)._runner.recorded == {}
+    assert make_executor(tmp_path, **changes)._runner.recorded is None
+
+
+def planned(executor: TorchExecutor, num_tokens: int) -> StepAttention:
+    """Of a prompt whose tokens all lie in the first block."""
+    return executor._runner.plan_attention(*(np.array(each) for each in ([num_tokens], [num_tokens], [[0]])))
 
 
 def test_other_threads_than_at_start_compute_call_by_call(tmp_path: Path) -> None:
     write_family("llama", tmp_path)
     executor = make_executor(tmp_path)
-    runner = executor._runner
-    plan = runner.plan_attention(*(torch.tensor(each).numpy() for each in ([1], [1], [[0]])))
-    assert runner.recorded[1].takes(plan)
+    plan, recorded = planned(executor, 1), executor._runner.recorded
+    assert recorded is not None
+    assert recorded.takes(plan)
     torch.set_num_threads(2)
     try:
-        assert not runner.recorded[1].takes(plan)
+        assert not recorded.takes(plan)
     finally:
         torch.set_num_threads(1)
+
+
+@torch.inference_mode()
+def test_no_more_tokens_than_one_product_in_c_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family("llama", tmp_path)
+    executor = make_executor(tmp_path)
+    model = executor._runner.model
+    down = model.linears()[3]
+    (first,) = down._products
+    down.use([6], [first, OtherProduct()])
+    recorded = record_layers(model, executor._runner.kv_cache, executor._runner.plan_attention)
+    assert recorded is not None
+    assert [recorded.takes(planned(executor, count)) for count in (6, 7)] == [True, False]
+    down.use([], [OtherProduct()])
+    assert record_layers(model, executor._runner.kv_cache, executor._runner.plan_attention) is None
+
+
+class OtherProduct:
+    """Is never asked."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        raise NotImplementedError

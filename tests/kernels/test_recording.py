@@ -42,10 +42,13 @@ def plan(kernel: NativeAttention, context: int) -> NativePlan:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_repeated_on_other_numbers_and_again(dtype: torch.dtype) -> None:
-    """Sums in bf16 are made beside their place: a call that is repeated still adds."""
-    feed, recording = Feed(dtype), Recording()
-    first, *others = torch.randn(3, 2, 40, generator=torch.Generator().manual_seed(1)).to(dtype)
-    x = first.clone()
+    """Of as many rows and of others. Sums in bf16 are made beside their place: a call that is repeated still adds."""
+    feed, recording = Feed(dtype), Recording(4)
+    generator = torch.Generator().manual_seed(1)
+    first, *others = (torch.randn(rows, 40, generator=generator).to(dtype) for rows in (2, 2, 4, 1, 3))
+    memory = torch.zeros(4, 40, dtype=dtype)
+    x = memory[:2]
+    x.copy_(first)
     with recording.noting():
         for _ in range(2):
             recording.begin_layer()
@@ -56,15 +59,15 @@ def test_repeated_on_other_numbers_and_again(dtype: torch.dtype) -> None:
         expected = other.clone()
         feed(expected)
         feed(expected)
-        x.copy_(other)
-        recording.replay(job)
-        assert torch.equal(x, expected)
+        memory[: len(other)] = other
+        recording.replay(job, len(other))
+        assert torch.equal(memory[: len(other)], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_is_planned_anew_for_each_step(dtype: torch.dtype) -> None:
     """Two layers, whose queries and caches are their own; contexts of other lengths in other blocks."""
-    kernel, recording = attention(dtype), Recording()
+    kernel, recording = attention(dtype), Recording(4)
     generator = torch.Generator().manual_seed(2)
     queries, caches = (torch.randn(2, *shape, generator=generator).to(dtype) for shape in ((1, 4, 16), (9, 8, 4, 16)))
     with recording.noting():
@@ -74,7 +77,7 @@ def test_attention_is_planned_anew_for_each_step(dtype: torch.dtype) -> None:
         step = plan(kernel, context)
         other = plan(kernel, context)
         expected = [other.attend(query, query, cache) for query, cache in zip(queries, caches, strict=True)]
-        recording.replay(step.job_for(caches[0]))
+        recording.replay(step.job_for(caches[0]), 1)
         assert all(map(torch.equal, outs, expected))
 
 
@@ -88,7 +91,7 @@ def test_a_plan_for_another_cache_is_refused() -> None:
 
 def test_what_torch_computes_in_between_stays_as_it_was() -> None:
     """It is not repeated; that it is still there keeps a call from writing to memory that is somebody else's."""
-    feed, recording = Feed(torch.float32), Recording()
+    feed, recording = Feed(torch.float32), Recording(4)
     first = torch.randn(1, 40, generator=torch.Generator().manual_seed(3))
     with recording.noting():
         doubled = 2 * first
@@ -97,12 +100,19 @@ def test_what_torch_computes_in_between_stays_as_it_was() -> None:
     del doubled
     taken = [torch.full((1, 40), 7.0) for _ in range(50)]
     assert address not in [each.data_ptr() for each in taken]
-    recording.replay(plan(attention(torch.float32), 1).job_for(torch.zeros(2, 8, 4, 16)))
+    recording.replay(plan(attention(torch.float32), 1).job_for(torch.zeros(2, 8, 4, 16)), 1)
     assert all(bool((each == 7.0).all()) for each in taken)
 
 
+def test_more_rows_than_there_is_memory_for_are_refused() -> None:
+    recording, job = Recording(4), plan(attention(torch.float32), 1).job_for(torch.zeros(2, 8, 4, 16))
+    for rows in (0, 5):
+        with pytest.raises(ValueError, match=f"{rows} rows of 4"):
+            recording.replay(job, rows)
+
+
 def test_nothing_is_noted_outside() -> None:
-    feed, recording = Feed(torch.float32), Recording()
+    feed, recording = Feed(torch.float32), Recording(4)
     x = torch.ones(1, 40)
     with recording.noting():
         feed(x)

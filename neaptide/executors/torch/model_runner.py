@@ -59,8 +59,7 @@ class ModelRunner:
         self._host_cache = torch.empty(
             (num_host_blocks, config.num_layers, *shape[1:]), dtype=dtype, pin_memory=device.type == "cuda"
         )
-        self.recorded: dict[int, RecordedLayers] = {}
-        """By the number of a step's tokens."""
+        self.recorded: RecordedLayers | None = None
         if self.plan_attention.kernels == "native":
             self.recorded = record_layers(model, self.kv_cache, self.plan_attention)
 
@@ -100,7 +99,7 @@ class ModelRunner:
     def hidden_states(self, batch: InputBatch) -> Tensor:
         """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after."""
         plan = batch.attention
-        recorded = self.recorded.get(len(batch.token_ids))
+        recorded = self.recorded
         if recorded is not None and recorded.takes(plan):
             return recorded.forward(batch.token_ids, batch.positions, plan)
         return self.model.forward(batch.token_ids, batch.positions, self.kv_cache, plan)

@@ -7,6 +7,7 @@
 #include "../numbers.h"
 
 #define LANES 16
+#define NUMBERS_ALONE 16384 /* fewer take one thread less time than to wake the others */
 
 typedef struct {
     void *parallel; /* GOMP_parallel of the process, or NULL */
@@ -52,11 +53,11 @@ static void take_parts(void *argument) {
         shared->some_rows(shared->job, shared->rows * part / shared->parts, shared->rows * (part + 1) / shared->parts);
 }
 
-/* Several parts a thread: one that has lost its core keeps the others waiting for less. */
-static void share(some_rows_t some_rows, const void *job, int64_t rows, const threads_t *threads) {
+/* Rows of so many numbers each. Several parts a thread: one that has lost its core keeps the others waiting for less. */
+static void share(some_rows_t some_rows, const void *job, int64_t rows, int64_t size, const threads_t *threads) {
     typedef void (*parallel_t)(void (*)(void *), void *, unsigned, unsigned);
     shared_t shared = {some_rows, job, rows, 4 * threads->count, 0};
-    if (threads->count == 1 || !threads->parallel) some_rows(job, 0, rows);
+    if (threads->count == 1 || !threads->parallel || rows * size < NUMBERS_ALONE) some_rows(job, 0, rows);
     else ((parallel_t)threads->parallel)(take_parts, &shared, (unsigned)threads->count, 0);
 }
 
@@ -93,7 +94,7 @@ INLINE void norm_rows(const rows_t *job, int64_t first, int64_t last, int half) 
 
 IN_BOTH_TYPES(norm_some, norm_rows, rows_t)
 
-void neaptide_rms_norm(const rows_t *job) { share(norm_some, job, job->rows, &job->threads); }
+void neaptide_rms_norm(const rows_t *job) { share(norm_some, job, job->rows, job->size, &job->threads); }
 
 /* The same for each head, in place. */
 INLINE void norm_heads(const heads_t *job, int64_t first, int64_t last, int half) {
@@ -106,7 +107,9 @@ INLINE void norm_heads(const heads_t *job, int64_t first, int64_t last, int half
 
 IN_BOTH_TYPES(norm_some_heads, norm_heads, heads_t)
 
-void neaptide_norm_heads(const heads_t *job) { share(norm_some_heads, job, job->tokens, &job->threads); }
+void neaptide_norm_heads(const heads_t *job) {
+    share(norm_some_heads, job, job->tokens, job->heads * job->dim, &job->threads);
+}
 
 /* e^x to the last place or two, between e^-87 and e^88; NaN stays NaN. */
 INLINE float exp_(float x) {
@@ -138,7 +141,7 @@ INLINE void gate_rows(const rows_t *job, int64_t first, int64_t last, int half) 
 
 IN_BOTH_TYPES(gate_some, gate_rows, rows_t)
 
-void neaptide_silu_multiply(const rows_t *job) { share(gate_some, job, job->rows, &job->threads); }
+void neaptide_silu_multiply(const rows_t *job) { share(gate_some, job, job->rows, job->size, &job->threads); }
 
 /* Rotates interleaved pairs of queries and keys, and writes keys and values to the tokens' slots. */
 INLINE void rotate_and_store(const store_t *job, int64_t first, int64_t last, int half) {
@@ -161,4 +164,6 @@ INLINE void rotate_and_store(const store_t *job, int64_t first, int64_t last, in
 
 IN_BOTH_TYPES(store_some, rotate_and_store, store_t)
 
-void neaptide_rotate_and_store(const store_t *job) { share(store_some, job, job->tokens, &job->threads); }
+void neaptide_rotate_and_store(const store_t *job) {
+    share(store_some, job, job->tokens, (job->heads + 2 * job->kv_heads) * job->dim, &job->threads);
+}

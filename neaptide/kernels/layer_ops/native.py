@@ -17,8 +17,6 @@ from neaptide.kernels.recording import call, empty
 
 SOURCE = Path(__file__).with_name("layer_ops.c")
 DTYPES = (torch.float32, torch.bfloat16)
-_ROWS_OF_ONE_THREAD = 64
-"""More rows are shared by the threads that torch has: fewer take less time than to wake the others."""
 
 
 class _Threads(ctypes.Structure):
@@ -68,7 +66,6 @@ class NativeLayerOps(TorchLayerOps):
 
     def __init__(self) -> None:
         self._parallel = openmp_parallel()
-        self._alone = _Threads(self._parallel, 1)
         library = load_library(SOURCE)
         self._rms_norm, self._silu_multiply = library.neaptide_rms_norm, library.neaptide_silu_multiply
         self._norm_heads, self._rotate_and_store = library.neaptide_norm_heads, library.neaptide_rotate_and_store
@@ -82,7 +79,7 @@ class NativeLayerOps(TorchLayerOps):
         if not self._takes(x, weight) or not weight.is_contiguous() or weight.shape != (size,):
             return super().rms_norm(x, weight, eps)
         y, is_bfloat16 = empty((rows, size), x.dtype), x.dtype == torch.bfloat16
-        pointers, threads = (x.data_ptr(), weight.data_ptr(), y.data_ptr()), self._threads(rows)
+        pointers, threads = (x.data_ptr(), weight.data_ptr(), y.data_ptr()), self._threads()
         job = _Rows(*pointers, rows, size, x.stride(0), is_bfloat16, threads, eps)
         call(self._rms_norm, job, x, weight, y)
         return y
@@ -94,16 +91,16 @@ class NativeLayerOps(TorchLayerOps):
             super().norm_heads_(heads, weight, eps)
             return
         is_bfloat16, stride = heads.dtype == torch.bfloat16, heads.stride(0)
-        pointers, threads = (heads.data_ptr(), weight.data_ptr()), self._threads(tokens)
+        pointers, threads = (heads.data_ptr(), weight.data_ptr()), self._threads()
         job = _Heads(*pointers, tokens, num_heads, dim, stride, is_bfloat16, threads, eps)
-        call(self._norm_heads, job, heads, weight)
+        call(self._norm_heads, job, heads, weight, rows="tokens")
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         if not self._takes(gate_up):
             return super().silu_multiply(gate_up)
         y, is_bfloat16 = empty((rows, size), gate_up.dtype), gate_up.dtype == torch.bfloat16
-        pointers, threads = (gate_up.data_ptr(), None, y.data_ptr()), self._threads(rows)
+        pointers, threads = (gate_up.data_ptr(), None, y.data_ptr()), self._threads()
         job = _Rows(*pointers, rows, size, gate_up.stride(0), is_bfloat16, threads, 0.0)
         call(self._silu_multiply, job, gate_up, y)
         return y
@@ -128,9 +125,9 @@ class NativeLayerOps(TorchLayerOps):
             kv_heads,
             dim,
             qkv.dtype == torch.bfloat16,
-            self._threads(tokens),
+            self._threads(),
         )
-        call(self._rotate_and_store, job, qkv, rotation, slots, kv_cache)
+        call(self._rotate_and_store, job, qkv, rotation, slots, kv_cache, rows="tokens")
 
     def _within(self, slots: Tensor, count: int) -> bool:
         """Looked at once for all layers of a step; torch says what is wrong with others."""
@@ -141,8 +138,9 @@ class NativeLayerOps(TorchLayerOps):
             self._checked = slots, count
         return True
 
-    def _threads(self, rows: int) -> _Threads:
-        return self._alone if rows <= _ROWS_OF_ONE_THREAD else _Threads(self._parallel, torch.get_num_threads())
+    def _threads(self) -> _Threads:
+        """Those that torch has."""
+        return _Threads(self._parallel, torch.get_num_threads())
 
     def _takes(self, x: Tensor, other: Tensor | None = None) -> bool:
         """``other``: of the same type."""

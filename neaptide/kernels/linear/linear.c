@@ -28,7 +28,7 @@ typedef struct {
     const float *x, *bias; /* [rows, k]; [n] or NULL */
     float *y;              /* [rows, n] */
     const char *packed;
-    const uint16_t *narrow_x; /* bf16 rows, or NULL: x and y, both without gaps, are then room for them in fp32 */
+    const uint16_t *narrow_x; /* bf16 rows, or NULL: x is then room for rows of k and of n in fp32, without gaps */
     uint16_t *narrow_y;       /* [rows, n], likewise without gaps */
     int64_t rows, k, n, x_stride, y_stride, is_bfloat16, adds;
     int64_t in_pairs; /* as pairs.h has it: rows are bf16, and x and y are not looked at */
@@ -241,6 +241,7 @@ void neaptide_linear(job_t *job) {
         return;
     }
     job_t wide = *job; /* the caller's stays as it is: it may be run again */
+    wide.y = (float *)wide.x + wide.rows * wide.k;
     widen_rows(&wide, job->x_stride);
     wide.x_stride = wide.k;
     wide.adds = 0;

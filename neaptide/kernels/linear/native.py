@@ -51,7 +51,7 @@ def _library() -> ctypes.CDLL:
 
 
 class PackedLinear:
-    """``y = x W^T + b``, added up in fp32. A weight whose numbers all are bf16 ones is kept in half the memory, exactly.
+    """``y = x W^T + b``, added up in fp32. A weight of nothing but bf16 numbers is kept in half the memory, exactly.
 
     Rows of bf16 are rounded after. Where the processor multiplies pairs of bf16 numbers, a bf16 weight takes rows of
     bf16 alone; elsewhere they are widened before.
@@ -134,9 +134,8 @@ class PackedLinear:
         if job.in_pairs:
             job.narrow_x, job.narrow_y = x.data_ptr(), y.data_ptr()
         elif x.dtype == torch.bfloat16:
-            wide = scratch(rows * (self.in_features + self.out_features))
+            wide = scratch(rows, self.in_features + self.out_features)
             job.narrow_x, job.narrow_y, job.x = x.data_ptr(), y.data_ptr(), wide.data_ptr()
-            job.y = job.x + 4 * rows * self.in_features
         else:
             job.narrow_x, job.x, job.y = None, x.data_ptr(), y.data_ptr()
         call(self._library.neaptide_linear, job, x, y, self._packed, self._scratch)

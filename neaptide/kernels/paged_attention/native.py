@@ -174,7 +174,7 @@ class NativePlan:
         job = self._job
         job.query, job.query_stride = query.data_ptr(), query.stride(0)
         job.cache, job.out = kv_cache.data_ptr(), out.data_ptr()
-        call(kernel.run, job, query, kv_cache, out, of_step=True)
+        call(kernel.run, job, query, kv_cache, out, rows=None)
         return out
 
     def job_for(self, kv_cache: Tensor) -> ctypes.Structure:

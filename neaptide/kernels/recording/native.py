@@ -19,7 +19,7 @@ _FIRST = ctypes.c_int64 * 4
 class _Call(ctypes.Structure):
     """``call_t`` of the source."""
 
-    _fields_ = [("run", ctypes.c_void_p), ("job", ctypes.c_void_p), ("first", _FIRST)]
+    _fields_ = [("run", ctypes.c_void_p), ("job", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("first", _FIRST)]
 
 
 class Recording:
@@ -27,16 +27,21 @@ class Recording:
 
     What is computed by torch in between is not noted: a recording has to be tried on other inputs.
 
+    Args:
+        max_rows: that it may be repeated on, and so the rows of all that kernels compute.
+
     Raises:
         CompileError: the source cannot be compiled here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
         library = load_library(SOURCE)
         library.neaptide_recording_call_bytes.restype = ctypes.c_int64
         assert library.neaptide_recording_call_bytes() == ctypes.sizeof(_Call)
         self._replay = library.neaptide_replay
-        self._replay.restype, self._replay.argtypes = None, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        self._replay.restype = None
+        self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
         self._noted: list[_Call] = []
         self._calls = (_Call * 0)()
         self._kept: list[object] = []
@@ -62,42 +67,50 @@ class Recording:
         """What has been computed so far may be overwritten, but for what is kept outside."""
         self._next_buffer = 0
 
-    def replay(self, step_job: ctypes.Structure) -> None:
-        """Repeats the calls on what their memory holds by now.
+    def replay(self, step_job: ctypes.Structure, num_rows: int) -> None:
+        """Repeats the calls on what the first rows of their memory hold by now.
 
         Args:
             step_job: for the calls that took a step's own job.
+            num_rows: for the others, whatever it was when they were noted.
+
+        Raises:
+            ValueError: there is no memory for so many; nothing has been computed.
         """
-        self._replay(self._calls, len(self._calls), ctypes.addressof(step_job))
+        if not 0 < num_rows <= self.max_rows:
+            raise ValueError(f"{num_rows} rows of {self.max_rows}")
+        self._replay(self._calls, len(self._calls), ctypes.addressof(step_job), num_rows)
 
     def note(
-        self, function: Callable[..., None], job: ctypes.Structure, tensors: Sequence[Tensor], *, of_step: bool
+        self, function: Callable[..., None], job: ctypes.Structure, tensors: Sequence[Tensor], *, rows: str | None
     ) -> None:
         """One call that is about to be made."""
         self._kept.extend(tensors)  # one that torch has made is the wrong one next time, but must still be there
         run = ctypes.cast(function, ctypes.c_void_p)  # type: ignore[arg-type]
-        if of_step:
-            self._noted.append(_Call(run, None, _FIRST.from_buffer_copy(job)))
+        if rows is None:
+            self._noted.append(_Call(run, None, None, _FIRST.from_buffer_copy(job)))
             return
         own = type(job).from_buffer_copy(job)
         self._kept.append(own)
-        self._noted.append(_Call(run, ctypes.addressof(own)))
+        self._noted.append(_Call(run, ctypes.addressof(own), ctypes.addressof(own) + getattr(type(job), rows).offset))
 
     def buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Uninitialised, the layer's own until the next one begins."""
+        """Uninitialised, the layer's own until the next one begins; the first of ``max_rows`` rows."""
+        all_rows = torch.Size((self.max_rows, *shape[1:]))
         if self._next_buffer < len(self._buffers):
             found = self._buffers[self._next_buffer]
-            if found.shape == torch.Size(shape) and found.dtype == dtype:
+            if found.shape == all_rows and found.dtype == dtype:
                 self._next_buffer += 1
-                return found
-        made = torch.empty(shape, dtype=dtype)
+                return found[: shape[0]]
+        made = torch.empty(all_rows, dtype=dtype)
         self._kept.append(made)
         self._buffers[self._next_buffer : self._next_buffer + 1] = [made]
         self._next_buffer += 1
-        return made
+        return made[: shape[0]]
 
-    def scratch(self, floats: int) -> Tensor:
-        """At least so many, for one call alone."""
+    def scratch(self, floats_each: int) -> Tensor:
+        """At least so many for each row, for one call alone."""
+        floats = self.max_rows * floats_each
         if self._scratch.numel() < floats:
             self._scratch = torch.empty(floats)
             self._kept.append(self._scratch)
@@ -107,28 +120,29 @@ class Recording:
 _recording: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
-def call(function: Callable[[Any], None], job: ctypes.Structure, *tensors: Tensor, of_step: bool = False) -> None:
+def call(function: Callable[[Any], None], job: ctypes.Structure, *tensors: Tensor, rows: str | None = "rows") -> None:
     """Runs a kernel.
 
     Args:
         function: of a library.
         job: its argument; what it points to beside tensors and ``scratch`` has to last.
         tensors: that it points to.
-        of_step: every step has a job of its own, whose first four fields differ by layer.
+        rows: the field that says how many there are, of all that differs by step; None: every step has a job of its
+            own, whose first four fields differ by layer.
     """
     recording = _recording.get()
     if recording is not None:
-        recording.note(function, job, tensors, of_step=of_step)
+        recording.note(function, job, tensors, rows=rows)
     function(ctypes.byref(job))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """For what a kernel computes: uninitialised, on the CPU."""
+    """For the rows that a kernel computes: uninitialised, on the CPU."""
     recording = _recording.get()
     return torch.empty(shape, dtype=dtype) if recording is None else recording.buffer(shape, dtype)
 
 
-def scratch(floats: int) -> Tensor:
-    """For what a kernel keeps while it computes."""
+def scratch(num_rows: int, floats_each: int) -> Tensor:
+    """For what a kernel keeps of its rows while it computes."""
     recording = _recording.get()
-    return torch.empty(floats) if recording is None else recording.scratch(floats)
+    return torch.empty(num_rows * floats_each) if recording is None else recording.scratch(floats_each)

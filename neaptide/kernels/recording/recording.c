@@ -1,4 +1,4 @@
-/* Calls of this package's kernels, one after the other: what a step of few tokens computes, without a word of Python. */
+/* Calls of this package's kernels, one after the other: what a step's layers compute, without a word of Python. */
 
 #include <stdint.h>
 #include <string.h>
@@ -6,14 +6,16 @@
 typedef struct {
     void (*run)(void *);
     char *job;        /* its own; NULL: the step's, after it has been given what differs by layer */
+    int64_t *rows;    /* in a job of its own: how many there are */
     int64_t first[4]; /* the first fields of the step's job: three tensors and a stride */
 } call_t;
 
 int64_t neaptide_recording_call_bytes(void) { return sizeof(call_t); }
 
-void neaptide_replay(const call_t *calls, int64_t count, char *step_job) {
+void neaptide_replay(const call_t *calls, int64_t count, char *step_job, int64_t rows) {
     for (const call_t *call = calls; call < calls + count; call++) {
-        if (!call->job) memcpy(step_job, call->first, sizeof call->first);
+        if (call->job) *call->rows = rows;
+        else memcpy(step_job, call->first, sizeof call->first);
         call->run(call->job ? call->job : step_job);
     }
 }

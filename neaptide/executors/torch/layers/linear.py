@@ -1,6 +1,7 @@
 """Linear layers over a flat batch of tokens."""
 
 import logging
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -67,6 +68,14 @@ class Linear:
         self._limits, self._products = list(limits), list(chosen)
         if not any(isinstance(product, TorchProduct) for product in chosen):
             self.weight = None
+
+    def most_rows_in_c(self) -> int:
+        """So many are computed by one product in C, and so are fewer; 0 if not even one row is."""
+        first = self._products[0]
+        if not isinstance(first, PackedLinear):
+            return 0
+        others = zip(self._limits, self._products[1:], strict=True)
+        return next((limit for limit, product in others if product is not first), sys.maxsize)
 
     def product_of(self, rows: int) -> Product:
         """What computes so many rows."""

@@ -1,6 +1,6 @@
-"""Steps of one token or a few on a CPU, whose layers are one call in C.
+"""Steps on a CPU whose layers are one call in C.
 
-At one token of the 111M model a layer is nine calls from Python, an eighth of the step's time.
+A layer is nine calls from Python: an eighth of the step's time at one token of the 111M model.
 """
 
 import logging
@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neaptide.executors.torch.layers.products import FEW_ROWS
+from neaptide.executors.torch.layers.products import TILE_ROWS
 from neaptide.executors.torch.models.base import TorchModel
 from neaptide.executors.torch.models.llama import Llama
-from neaptide.kernels.linear import PackedLinear
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention
 from neaptide.kernels.paged_attention.native import NativePlan
@@ -23,36 +22,44 @@ logger = logging.getLogger(__name__)
 
 _TRIED_CONTEXT = 3
 """Tokens before those of the trial: it writes to other slots than what was recorded."""
+_RECORDED_TOKENS = 2
+_TRIED_TOKENS = (1, 5, 20)
+"""Other numbers than what was recorded: fewer, and more than kernels compute at once."""
 
 
 class RecordedLayers:
-    """The layers of a model for one number of tokens.
+    """The layers of a model for steps of any number of tokens up to a most.
 
     Args:
-        model: whose layers kernels in C compute alone.
+        model: whose layers kernels in C compute alone, up to so many tokens.
         kv_cache: as of ``TorchModel.forward``, always the same.
-        plan: of a step of so many tokens, on blocks that nobody uses: it is computed.
-        num_tokens: of every step.
+        plan: of a step on blocks that nobody uses: it is computed.
+        max_tokens: of a step.
 
     Raises:
         CompileError: there is no compiler.
     """
 
-    def __init__(self, model: Llama, kv_cache: list[Tensor], plan: NativePlan, num_tokens: int) -> None:
+    def __init__(self, model: Llama, kv_cache: list[Tensor], plan: NativePlan, max_tokens: int) -> None:
         self._model, self._kv_cache = model, kv_cache
+        self.max_tokens = max_tokens
         self._num_threads = torch.get_num_threads()
-        zeros = torch.zeros(num_tokens, dtype=torch.int64)
+        zeros, num_tokens = torch.zeros(max_tokens, dtype=torch.int64), len(plan.slots)
         self._hidden, self._rotation = model.inputs(zeros, zeros)
-        self._step = _Slots(plan.slots.clone(), plan)
-        self._recording = Recording()
+        self._slots = zeros
+        self._slots[:num_tokens] = plan.slots
+        self._recording = Recording(max_tokens)
+        hidden, rotation = self._hidden[:num_tokens], self._rotation[:num_tokens]
+        step = _Slots(self._slots[:num_tokens], plan)
         with self._recording.noting():
             for layer, layer_cache in zip(model.layers, kv_cache, strict=True):
                 self._recording.begin_layer()
-                layer.forward_(self._hidden, self._rotation, layer_cache, self._step)
+                layer.forward_(hidden, rotation, layer_cache, step)
 
     def takes(self, plan: StepAttention) -> TypeGuard[NativePlan]:
-        """Whether a step that is planned so, of as many tokens, can be computed."""
-        return isinstance(plan, NativePlan) and torch.get_num_threads() == self._num_threads
+        """Whether a step that is planned so can be computed."""
+        is_planned = isinstance(plan, NativePlan) and len(plan.slots) <= self.max_tokens
+        return is_planned and torch.get_num_threads() == self._num_threads
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: NativePlan) -> Tensor:
         """As ``TorchModel.forward``, with the same bits.
@@ -60,13 +67,13 @@ class RecordedLayers:
         Raises:
             ValueError: a plan for another cache.
         """
-        job = plan.job_for(self._kv_cache[0])
+        job, num_tokens = plan.job_for(self._kv_cache[0]), len(token_ids)
         hidden, rotation = self._model.inputs(token_ids, positions)
-        self._hidden.copy_(hidden)
-        self._rotation.copy_(rotation)
-        self._step.slots.copy_(plan.slots)
-        self._recording.replay(job)
-        return self._hidden.clone()
+        self._hidden[:num_tokens] = hidden
+        self._rotation[:num_tokens] = rotation
+        self._slots[:num_tokens] = plan.slots
+        self._recording.replay(job, num_tokens)
+        return self._hidden[:num_tokens].clone()
 
 
 class _Slots:
@@ -77,36 +84,36 @@ class _Slots:
         self.attend = plan.attend
 
 
-def record_layers(
-    model: TorchModel, kv_cache: list[Tensor], plan_attention: AttentionPlanner
-) -> dict[int, RecordedLayers]:
-    """By number of tokens, those that compute what the model does. The cache is written to: nothing may be in it yet.
+def record_layers(model: TorchModel, kv_cache: list[Tensor], plan_attention: AttentionPlanner) -> RecordedLayers | None:
+    """What computes as the model does, up to so many tokens as its products in C take. The cache is written to: nothing
+    may be in it yet.
 
     Args:
         model: with its weights.
         kv_cache: as of ``TorchModel.forward``.
         plan_attention: of its steps.
     """
-    found: dict[int, RecordedLayers] = {}
     if not isinstance(model, Llama):
-        return found
+        return None
     num_blocks, block_size = kv_cache[0].shape[:2]
     room = min(num_blocks * block_size, model.config.max_position_embeddings) - _TRIED_CONTEXT
-    for num_tokens in range(1, min(FEW_ROWS, room) + 1):
-        if not all(isinstance(linear.product_of(num_tokens), PackedLinear) for linear in model.linears()[:-1]):
-            break
-        first, other = (_plan(plan_attention, start, num_tokens, block_size) for start in (0, _TRIED_CONTEXT))
-        if not isinstance(first, NativePlan) or not isinstance(other, NativePlan):
-            break
-        try:
-            recorded = RecordedLayers(model, kv_cache, first, num_tokens)
-        except CompileError as error:
-            logger.warning("steps of a few tokens are computed call by call, which is slower: %s", error)
-            break
-        if not _computes_the_same(recorded, model, kv_cache, other, num_tokens):
-            break
-        found[num_tokens] = recorded
-    return found
+    max_tokens = min(TILE_ROWS, *(linear.most_rows_in_c() for linear in model.linears()[:-1]))
+    tried = [num_tokens for num_tokens in _TRIED_TOKENS if num_tokens <= min(room, max_tokens)]
+    if max_tokens < _RECORDED_TOKENS or not tried:
+        return None
+    plan = _plan(plan_attention, 0, _RECORDED_TOKENS, block_size)
+    if not isinstance(plan, NativePlan):
+        return None
+    try:
+        recorded = RecordedLayers(model, kv_cache, plan, max_tokens)
+    except CompileError as error:
+        logger.warning("steps are computed call by call, which is slower: %s", error)
+        return None
+    for num_tokens in tried:
+        plan = _plan(plan_attention, _TRIED_CONTEXT, num_tokens, block_size)
+        if not isinstance(plan, NativePlan) or not _computes_the_same(recorded, model, kv_cache, plan, num_tokens):
+            return None
+    return recorded
 
 
 def _plan(plan_attention: AttentionPlanner, start: int, num_tokens: int, block_size: int) -> StepAttention:
