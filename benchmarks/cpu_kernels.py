@@ -4,8 +4,8 @@ Greedy texts are compared with ``transformers`` first. Then every shape of step 
 often as ``--repeats`` says; times are CPU seconds of the process (other work on the machine hardly changes them) and,
 beside them, seconds by the clock. ``--parts`` says where a step's CPU time goes, in place of comparing;
 ``--batch-invariant`` compares that mode with none, ``--quantized`` 8-bit numbers with none (whose texts may differ:
-what they do to them says ``benchmarks.quantization``), ``--recorded`` steps of one token whose layers are one call with
-such that make every call, in place of torch's kernels with ours.
+what they do to them says ``benchmarks.quantization``), ``--recorded`` steps whose layers are one call with such that make
+every call, in place of torch's kernels with ours.
 
     python -m benchmarks.cpu_kernels --model 111m --threads 1
 
@@ -43,13 +43,12 @@ INVARIANT = ("batch-invariant", "auto")
 QUANTIZED = ("auto", "w8a8")
 RECORDED = ("call by call", "auto")
 TOKEN_ID = 11
-ONE = "decode 1, context 250"
 
 Shape = tuple[tuple[tuple[int, int], ...], int]
 """(tokens, context) of each request, and how many context tokens all of them share."""
 
 SHAPES: dict[str, Shape] = {
-    ONE: (((1, 250),), 0),
+    "decode 1, context 250": (((1, 250),), 0),
     "decode 8, context 250": (((1, 250),) * 8, 0),
     "decode 32, context 200-293": (tuple((1, 200 + 3 * i) for i in range(32)), 0),
     "decode 64, context 200-326": (tuple((1, 200 + 2 * i) for i in range(64)), 0),
@@ -141,10 +140,10 @@ def check(model: Path, both: dict[str, Steps]) -> int:
     )
 
 
-def compare(both: dict[str, Steps], repeats: int, shapes: dict[str, Shape]) -> list[dict[str, Any]]:
+def compare(both: dict[str, Steps], repeats: int) -> list[dict[str, Any]]:
     results = []
     base, ours = both
-    for name, shape in shapes.items():
+    for name, shape in SHAPES.items():
         times: dict[str, list[tuple[float, float]]] = {kernels: [] for kernels in both}
         for steps in both.values():
             steps.run(shape)
@@ -233,7 +232,7 @@ def main() -> None:
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--batch-invariant", action="store_true", help="compare that mode with none")
     modes.add_argument("--quantized", action="store_true", help="compare 8-bit numbers with none")
-    modes.add_argument("--recorded", action="store_true", help="compare steps of one token call by call with one call")
+    modes.add_argument("--recorded", action="store_true", help="compare layers call by call with one call")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # which products were chosen
     model = EMBEDDED if args.model == "neaptide-tiny" else model_111m()
@@ -249,12 +248,11 @@ def main() -> None:
         print(json.dumps({"kernels": args.parts, "threads": args.threads, "parts_ms": found}))
         return
     pair = INVARIANT if args.batch_invariant else QUANTIZED if args.quantized else KERNELS
-    shapes = SHAPES
     if args.recorded:
-        pair, shapes = RECORDED, {ONE: SHAPES[ONE]}
+        pair = RECORDED
     both = {kernels: Steps(model, kernels, args.dtype, args.threads) for kernels in pair}
     checked = check(model, both)
-    results = compare(both, args.repeats, shapes)
+    results = compare(both, args.repeats)
     columns = [
         "step",
         *(f"{each}, CPU ms" for each in pair),
