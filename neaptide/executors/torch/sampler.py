@@ -40,8 +40,8 @@ def sample(
         output_positions: index of the new token in the request's output.
         allowed: what the grammars of some rows allow.
     """
-    low, high = torch.aminmax(logits, dim=-1)  # both carry NaN
-    finite = torch.isfinite(low) & torch.isfinite(high)
+    # Both carry NaN. ``aminmax`` along a dimension takes twenty times as long on a CPU.
+    finite = torch.isfinite(logits.amin(dim=-1)) & torch.isfinite(logits.amax(dim=-1))
     edited = edit_logits(logits, states, output_positions, allowed)
     drawn_rows = [row for row, state in enumerate(states) if state.params.temperature > 0]
     if not drawn_rows:
