@@ -1,11 +1,14 @@
 """What the engine itself costs: plan, apply and commit of a step, with an executor that does nothing.
 
-``python -m benchmarks.scheduling [--running N] [--online N] [--pooled N] [--steps N] [--before DIR] [--profile]``
+``python -m benchmarks.scheduling [--running N] [--online N] [--pooled N] [--steps N] [--touched-mib N]
+[--before DIR] [--profile]``
 ``python -m benchmarks.scheduling --bars [--pooled N] [--steps N]``
 
 ``--before`` names another checkout of this project; its own form of this benchmark runs in turn with this one.
 ``--bars`` measures at 100 and at 1,000 running, streams among them and not, says which bars hold at the 99th
 percentile and what became of the slow steps, and exits with 1 if one does not hold. It wants a still machine.
+``--touched-mib``: in every step the executor touches so much memory, as a model on the same processor does: then
+planning finds nothing of its own in the caches.
 """
 
 import argparse
@@ -61,9 +64,10 @@ class HostClock:
 class NullExecutor:
     """Implements ``Executor``: every step takes ``STEP_S`` and samples one and the same token."""
 
-    def __init__(self, num_blocks: int, clock: HostClock) -> None:
+    def __init__(self, num_blocks: int, clock: HostClock, touched_mib: int = 0) -> None:
         self.num_blocks = num_blocks
         self._clock = clock
+        self._touched = np.zeros(touched_mib << 17)
         self._result = StepResult(np.zeros(0, np.int64))
 
     def submit(self, plan: StepPlan) -> "NullExecutor":
@@ -71,6 +75,7 @@ class NullExecutor:
         return self
 
     def wait(self) -> StepResult:
+        self._touched += 1.0
         self._clock.sleep_until(self._clock.now() + STEP_S)
         return self._result
 
@@ -85,13 +90,13 @@ def write_pool(stem: str, pooled: int) -> None:
             writer.append(rng.integers(6, 32_000, PROMPT_TOKENS, dtype=np.int32))
 
 
-def build(running: int, online: int, pooled: int, policy: str, stem: str) -> EngineCore:
+def build(running: int, online: int, pooled: int, policy: str, stem: str, touched_mib: int = 0) -> EngineCore:
     """An engine with these streams, and the batch that was written to ``stem``."""
     clock = HostClock()
     scheduler = SchedulerConfig(policy=policy, max_num_seqs=running, tpot_slo_s=1.0, offline_max_kv_ratio=1.0)
     num_blocks = running * (PROMPT_TOKENS + MAX_TOKENS) // 16 + 1000
     cost_model = OnlineCostModel(RooflineModel.generic())
-    executor = NullExecutor(num_blocks, clock)
+    executor = NullExecutor(num_blocks, clock, touched_mib)
     headroom = FixedHeadroom(num_blocks, 0.0)
     config = EngineConfig(cache=CacheConfig(), scheduler=scheduler)
     core = EngineCore(config, executor, cost_model, headroom, clock)
@@ -249,6 +254,7 @@ def main() -> int:
     parser.add_argument("--pooled", type=int, default=400_000)
     parser.add_argument("--steps", type=int, help="(300; with --bars 1000)")
     parser.add_argument("--policy", default="neaptide")
+    parser.add_argument("--touched-mib", type=int, default=0)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--profile", action="store_true", help="where the time goes")
     parser.add_argument("--bars", action="store_true", help="all sizes that have a bar")
@@ -269,7 +275,7 @@ def one_size(args: argparse.Namespace, stem: str) -> None:
     result: dict[str, object] = {}
     if args.before is not None:
         result["before"] = before(args.before, args)
-    core = build(args.running, args.online, args.pooled, args.policy, stem)
+    core = build(args.running, args.online, args.pooled, args.policy, stem, args.touched_mib)
     figures = figures_of(measure(core, args.running, args.steps))
     if args.profile:
         profile = cProfile.Profile()

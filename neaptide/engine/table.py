@@ -41,6 +41,17 @@ class ByClass(NamedTuple):
         return self.online if online else self.offline
 
 
+class Streams(NamedTuple):
+    """Rows that have put out a token, and what bounds on a step ask of each."""
+
+    rows: IntArray
+    total: IntArray
+    num_output: IntArray
+    tpot_slo_s: FloatArray
+    due_s: FloatArray
+    """When its next token is due."""
+
+
 class RequestTable:
     """Rows of running requests. A row's numbers mean something while ``live`` is set.
 
@@ -140,6 +151,8 @@ class RequestTable:
         return request
 
     def requests_of(self, rows: IntArray) -> "list[Request]":
+        if not len(rows):
+            return []
         requests = self.requests
         return [requests[seat] for seat in rows.tolist()]
 
@@ -158,6 +171,8 @@ class RequestTable:
         return Lacking(ones, (lacking > 1).nonzero()[0])
 
     def by_class(self, rows: IntArray) -> ByClass:
+        if not len(rows):
+            return ByClass(NO_ROWS, NO_ROWS)
         is_online = self.online[rows]
         num_online = np.count_nonzero(is_online)
         if not num_online:
@@ -166,9 +181,14 @@ class RequestTable:
             return ByClass(rows, NO_ROWS)
         return ByClass(rows[is_online], rows[~is_online])
 
-    def with_output(self, rows: IntArray) -> IntArray:
-        have_output = self.total[rows] > self.prompt[rows]
-        return rows if np.count_nonzero(have_output) == len(rows) else rows[have_output]
+    def with_output(self, rows: IntArray) -> Streams:
+        """Those of the rows that have put out a token, in their order: the very array that was given if all have."""
+        total = self.total[rows]
+        num_output = total - self.prompt[rows]
+        if np.count_nonzero(num_output) < len(rows):
+            return self.with_output(rows[num_output > 0])
+        tpot_slo_s = self.tpot_slo_s[rows]
+        return Streams(rows, total, num_output, tpot_slo_s, self.first_token_s[rows] + num_output * tpot_slo_s)
 
     def next_deadline_s(self, rows: IntArray) -> FloatArray:
         """When the next token of each is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""
@@ -178,14 +198,15 @@ class RequestTable:
             due_s = np.where(num_output == 0, self.arrival_s[rows] + self.ttft_slo_s[rows], due_s)
         return due_s
 
-    def by_deadline(self, rows: IntArray) -> IntArray:
+    def by_deadline(self, rows: IntArray, deadline_s: FloatArray | None = None) -> IntArray:
         """Earliest next deadline first; at equal deadline ``priority`` before ``default``, then the older, then by id.
 
-        ``scheduler.queues.deadline_order`` for rows.
+        ``scheduler.queues.deadline_order`` for rows. ``deadline_s``: their ``next_deadline_s``, if it is known.
         """
         if len(rows) < 2:
             return rows
-        deadline_s = self.next_deadline_s(rows)
+        if deadline_s is None:
+            deadline_s = self.next_deadline_s(rows)
         order = deadline_s.argsort()
         in_order = deadline_s[order]
         if not np.count_nonzero(in_order[1:] == in_order[:-1]):
@@ -196,12 +217,8 @@ class RequestTable:
         arrival_s, default = self.arrival_s[rows], ~self.priority[rows]
         order = np.lexsort((arrival_s, default, deadline_s))
         left, right = order[:-1], order[1:]
-        ties = (
-            (deadline_s[left] == deadline_s[right])
-            & (arrival_s[left] == arrival_s[right])
-            & (default[left] == default[right])
-        )
-        if ties.any():
+        ties = (deadline_s[left] == deadline_s[right]) & (arrival_s[left] == arrival_s[right])
+        if np.count_nonzero(ties) and np.count_nonzero(ties & (default[left] == default[right])):
             ids = [self.ids[seat] for seat in rows.tolist()]
             keys = list(zip(deadline_s.tolist(), default.tolist(), arrival_s.tolist(), ids, strict=True))
             order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)

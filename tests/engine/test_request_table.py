@@ -119,7 +119,24 @@ def test_rows_are_chosen_by_what_they_lack(hall: Hall, online: bool) -> None:
 @given(halls)
 def test_rows_with_output_keep_their_order(hall: Hall) -> None:
     expected = [request.request_id for request in hall.requests if request.num_output_tokens > 0]
-    assert hall.named(hall.table.with_output(hall.seats)) == expected
+    assert hall.named(hall.table.with_output(hall.seats).rows) == expected
+
+
+@for_halls
+@given(halls)
+def test_what_rows_with_output_are_bounded_by(hall: Hall) -> None:
+    streams = hall.table.with_output(hall.seats)
+    requests = hall.table.requests_of(streams.rows)
+    assert streams.total.tolist() == [request.num_tokens for request in requests]
+    assert streams.num_output.tolist() == [request.num_output_tokens for request in requests]
+    assert streams.tpot_slo_s.tolist() == [request.tpot_slo_s for request in requests]
+    assert streams.due_s.tolist() == [request.next_deadline_s for request in requests]
+
+
+def test_rows_that_all_have_output_are_the_array_that_was_given() -> None:
+    hall = Hall([Row(output_tokens=1), Row(output_tokens=3)], list(range(NUM_SEATS)))
+    seats = hall.seats
+    assert hall.table.with_output(seats).rows is seats
 
 
 @for_halls

@@ -153,7 +153,8 @@ class BlockPool:
         num_free = min(count, len(self._free))
         blocks = self.free_blocks(0, num_free)
         del self._free[len(self._free) - num_free :]
-        blocks += self._evict(count - num_free)
+        if num_free < count:
+            blocks += self._evict(count - num_free)
         is_online = owner is RequestClass.ONLINE
         ref_cnt, online_ref_cnt, online = self._ref_cnt, self._online_ref_cnt, int(is_online)
         for block in blocks:

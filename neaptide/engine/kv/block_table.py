@@ -47,8 +47,9 @@ class BlockTables:
         self.num_blocks[seat] += len(block_ids)
 
     def append_one_each(self, seats: IntArray, block_ids: Sequence[int]) -> None:
-        self.ids[seats, self.num_blocks[seats]] = block_ids
-        self.num_blocks[seats] += 1
+        held = self.num_blocks[seats]
+        self.ids[seats, held] = block_ids
+        self.num_blocks[seats] = held + 1
 
     def write(self, seat: int, block_ids: Sequence[int]) -> None:
         """Puts other entries in the place of all that the seat has."""

@@ -8,6 +8,8 @@ applied and a step committed.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.block_pool import BlockPool
 from neaptide.engine.kv.draft import KVDraft, PrefixHit
@@ -219,7 +221,10 @@ class KVCacheManager:
             return
         table, size = self.table, self.block_size
         next_block = (table.indexed[rows] + 1) * size
-        (due,) = ((num_tokens >= next_block) & (table.prompt[rows] >= next_block)).nonzero()
+        have_more = table.prompt[rows] >= next_block
+        if not np.count_nonzero(have_more):
+            return
+        (due,) = (have_more & (num_tokens >= next_block)).nonzero()
         for request, end in zip(table.requests_of(rows[due]), num_tokens[due].tolist(), strict=True):
             try:
                 self.publish(request, end)

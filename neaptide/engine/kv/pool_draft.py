@@ -26,7 +26,6 @@ class BlockPoolDraft:
         self._no_longer_cached: set[int] = set()
         self._newly_cached: dict[int, OrderedDict[int, None]] = {}
         """By bucket of the eviction order."""
-        self._num_newly_cached = 0
         self._emptied: set[int] = set()
         """Blocks that were evicted or freed: what is in them now belongs to other segments."""
         self._pool_buckets = iter(pool.buckets)
@@ -43,14 +42,10 @@ class BlockPoolDraft:
         self._hashes: dict[int, bytes | None] = {}
         self._found: dict[bytes, int | None] = {}
         """What the prefix index finds where it differs from the pool's."""
+        self.num_available = pool.num_available
         self.num_online = pool.num_online
         self.num_saved = 0
         """Evicted blocks that go to host memory."""
-
-    @property
-    def num_available(self) -> int:
-        num_free = self._pool.num_free - self._num_taken + len(self._freed)
-        return num_free + self._pool.num_cached - len(self._no_longer_cached) + self._num_newly_cached
 
     @property
     def num_blocks(self) -> int:
@@ -104,10 +99,11 @@ class BlockPoolDraft:
         blocks = self._take_free(count)
         if len(blocks) < count:
             blocks += self._evict(count - len(blocks))
-        is_online = owner is RequestClass.ONLINE
+        self.num_available -= count
         self._refs.update(dict.fromkeys(blocks, 1))
-        self._online_refs.update(dict.fromkeys(blocks, int(is_online)))
-        self.num_online += is_online * count
+        if owner is RequestClass.ONLINE:  # what is available has no online reader
+            self._online_refs.update(dict.fromkeys(blocks, 1))
+            self.num_online += count
         return blocks
 
     def acquire(self, block_ids: Sequence[int], owner: RequestClass) -> None:
@@ -117,6 +113,7 @@ class BlockPoolDraft:
         for block in block_ids:
             count = own.get(block, others[block])
             if count == 0:
+                self.num_available -= 1
                 self._uncache(block)
             own[block] = count + 1
             if is_online:
@@ -132,6 +129,7 @@ class BlockPoolDraft:
                 self._online_refs[block] = self._online_ref_cnt(block) - 1
                 self.num_online -= self._online_refs[block] == 0
             if self._refs[block] == 0:
+                self.num_available += 1
                 if self._hash_of(block) is None:
                     self._marked.pop(block, None)
                     self._emptied.add(block)
@@ -139,7 +137,6 @@ class BlockPoolDraft:
                 else:
                     bucket = self._pool.bucket_of(self._segments_of(block), owner)
                     self._newly_cached.setdefault(bucket, OrderedDict())[block] = None
-                    self._num_newly_cached += 1
 
     def publish(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """As ``BlockPool.publish``."""
@@ -186,7 +183,6 @@ class BlockPoolDraft:
         for blocks in self._newly_cached.values():
             if block in blocks:
                 del blocks[block]
-                self._num_newly_cached -= 1
                 return
         self._no_longer_cached.add(block)
 
@@ -234,5 +230,4 @@ class BlockPoolDraft:
         blocks = list(islice(newly_cached, count))
         for block in blocks:
             del newly_cached[block]
-        self._num_newly_cached -= len(blocks)
         return newest, blocks

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neaptide.engine.arrays import IntArray
+from neaptide.engine.arrays import IntArray, largest
 from neaptide.engine.interfaces import CostModel, Prediction
 from neaptide.engine.steps.plan import BatchShape
 
@@ -84,9 +84,7 @@ class StepBudget:
             return 0
         shape = self.shape
         first = contexts[:most]
-        all_s = self._seconds(
-            shape.plus_decodes(most, int(np.add.reduce(first)), int(np.maximum.reduce(first))), limit_s
-        )
+        all_s = self._seconds(shape.plus_decodes(most, int(np.add.reduce(first)), largest(first)), limit_s)
         if all_s <= limit_s:
             return most
         sums, longest = np.cumsum(contexts), np.maximum.accumulate(contexts)
@@ -125,7 +123,7 @@ class StepBudget:
         """Decodes on so many computed tokens each, at least one."""
         count = len(contexts)
         self.tokens_left -= count
-        self.shape.add_decodes(count, int(np.add.reduce(contexts)) + count, int(np.maximum.reduce(contexts)) + 1)
+        self.shape.add_decodes(count, int(np.add.reduce(contexts)) + count, largest(contexts) + 1)
 
     def add(self, num_tokens: int, context_tokens: int) -> None:
         self.tokens_left -= num_tokens

@@ -26,6 +26,7 @@ from neaptide.engine.scheduler.actions import (
 )
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.queues import Queues, deadline_order
+from neaptide.engine.table import Streams
 
 
 class Limit(StrEnum):
@@ -78,6 +79,7 @@ class Draft:
         self.preempted = PreemptionCount()
         self.has_offline = False
         self.num_parts = 0
+        self.num_running, self.num_running_offline = queues.num_running, len(queues.running_offline)
         lacking = self.table.lacking()
         self._decodes, self._prompts = self.table.by_class(lacking.ones), self.table.by_class(lacking.more)
         self._publishes = publishes_when_planned
@@ -91,6 +93,7 @@ class Draft:
         self._row_makes_way: BoolArray | None = None
         self._row_takes_part: BoolArray | None = None
         self._youngest_offline: list[Request] | None = None
+        self._streams: Streams | None = None
 
     # ---- the state with the draft done ----
 
@@ -98,15 +101,6 @@ class Draft:
     def waiting_online(self) -> list[Request]:
         """In the policy's order; not to be changed."""
         return self._waiting_online.requests
-
-    @property
-    def num_running(self) -> int:
-        return self._queues.num_running - len(self._makes_way) + len(self._admitted)
-
-    @property
-    def num_running_offline(self) -> int:
-        away = sum(not request.is_online for request in self._makes_way)
-        return len(self._queues.running_offline) - away + sum(not request.is_online for request in self._admitted)
 
     def is_running(self, request: Request) -> bool:
         if request in self._admitted:
@@ -148,10 +142,17 @@ class Draft:
         """Rows that lack one token and do not take part yet."""
         return self.rows(self._decodes.of(online))
 
-    def streams(self) -> IntArray:
-        """Rows of online requests that have put out a token and will put out another."""
-        rows, prompts = self._decodes.online, self._prompts.online
-        return self.table.with_output(np.concatenate((rows, prompts)) if len(prompts) else rows)
+    def streams(self) -> Streams:
+        """Online requests that have put out a token and will put out another."""
+        if self._streams is None:
+            rows, prompts = self._decodes.online, self._prompts.online
+            self._streams = self.table.with_output(np.concatenate((rows, prompts)) if len(prompts) else rows)
+        return self._streams
+
+    def decoding_streams(self) -> IntArray:
+        """``due_decodes`` of online requests, earliest deadline first."""
+        rows, streams = self.due_decodes(online=True), self.streams()
+        return self.table.by_deadline(rows, streams.due_s if rows is streams.rows else None)
 
     def prompt_rows(self, online: bool) -> IntArray:
         """Rows that lack more than one token and do not take part yet."""
@@ -211,6 +212,9 @@ class Draft:
         num_easy = min(len(rows), self.budget.tokens_left)
         if np.count_nonzero(are_full[:num_easy]) > spare_blocks:
             num_easy = int(np.searchsorted(are_full.cumsum(), spare_blocks, side="right"))
+        if num_easy == len(rows):
+            self._add_rows(rows, contexts, are_full)
+            return
         if num_easy:
             self._add_rows(rows[:num_easy], contexts[:num_easy], are_full[:num_easy])
         for request in self.table.requests_of(rows[num_easy:]):
@@ -229,6 +233,8 @@ class Draft:
             self.pool.take(request)
         self.kv.admit(request, hit)
         self._admitted[request] = None
+        self.num_running += 1
+        self.num_running_offline += not request.is_online
         self.actions.append(Admit(request, hit))
         self.add(request, num_tokens)
 
@@ -242,6 +248,8 @@ class Draft:
         self.preempted.add(victim, self.kv.num_computed(victim))
         self.kv.release(victim)
         self._makes_way.add(victim)
+        self.num_running -= 1
+        self.num_running_offline -= not victim.is_online
         self._row_makes_way = _marked(self._row_makes_way, victim.seat, self.table.num_seats)
         if victim.is_online:
             self._waiting_online.add(victim)

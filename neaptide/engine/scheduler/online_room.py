@@ -31,11 +31,11 @@ def online_room(scheduler: Scheduler) -> OnlineRoom:
     queues, kv, config, model = scheduler.queues, scheduler.kv, scheduler.config, scheduler.cost_model
     seats = np.array([request.seat for request in queues.running_online.values()], np.int64)
     streams = queues.table.with_output(seats)
-    least_s = model.predict(decodes_shape(np.ones(1, np.int64))).seconds
+    least_s = model.predict(decodes_shape(np.full(1, 2))).seconds
     alone_s = least_s
-    if len(streams):
-        alone_s = model.predict(decodes_shape(queues.table.total[streams] - 1)).seconds
-    stretch = 1.0 / max(1.0 - alone_s / config.tpot_slo_s, 1.0 / MAX_STRETCH) if len(streams) else 1.0
+    if len(streams.rows):
+        alone_s = model.predict(decodes_shape(streams.total)).seconds
+    stretch = 1.0 / max(1.0 - alone_s / config.tpot_slo_s, 1.0 / MAX_STRETCH) if len(streams.rows) else 1.0
     shape, draft = BatchShape(), kv.draft()
     num_missing_blocks = 0
     for request in queues.running_online.values():

@@ -103,8 +103,9 @@ class NeaptideScheduler(Scheduler, Divisible):
         return draft.whole_limit_s * factor
 
     def _pack_online_decodes(self, draft: Draft) -> None:
-        decodes = draft.table.by_deadline(draft.due_decodes(online=True))
-        draft.add_decodes(decodes, lambda request: self._room_to_grow(draft, request, 1), draft.kv.available)
+        draft.add_decodes(
+            draft.decoding_streams(), lambda request: self._room_to_grow(draft, request, 1), draft.kv.available
+        )
 
     def _pack_online_prefills(self, draft: Draft, bounds: StepBounds) -> float:
         """Prompts that can still make their deadline, then the relegated ones with at least a tenth of the tokens.
@@ -113,6 +114,8 @@ class NeaptideScheduler(Scheduler, Divisible):
         take for the sake of the first tokens that it brings.
         """
         feasible, relegated = self._waiting_prompts(draft, bounds)
+        if not feasible and not relegated:
+            return math.inf
         reserved = draft.budget.tokens_left // 10 if relegated else 0
         ends_s = self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
         return min(ends_s, self._pack_prompts(draft, relegated, min(bounds.pace_s, ends_s), 0))
@@ -208,6 +211,8 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def _unfinished_prompts(self, draft: Draft) -> list[Request]:
         """Online requests with prompt left after this step, in deadline order."""
-        waiting = draft.waiting_online
-        first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
-        return sorted(draft.unfinished_prompts(online=True) + waiting[first : first + LOOK_AHEAD], key=deadline_order)
+        waiting, unfinished = draft.waiting_online, draft.unfinished_prompts(online=True)
+        if waiting:
+            first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
+            unfinished += waiting[first : first + LOOK_AHEAD]
+        return sorted(unfinished, key=deadline_order)

@@ -4,13 +4,13 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
-from neaptide.engine.arrays import FloatArray, IntArray
+from neaptide.engine.arrays import FloatArray, IntArray, largest, smallest
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
@@ -18,6 +18,7 @@ from neaptide.engine.scheduler.budget import PromptSteps
 from neaptide.engine.scheduler.cushion import LEAST_SHARE, Cushion
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape
+from neaptide.engine.table import Streams
 
 ITL_FACTOR = 1.5
 """A gap that streams cannot spare, or that offline work makes, is at most this many TPOT targets."""
@@ -66,15 +67,14 @@ def prefill_seconds(cost_model: CostModel, num_tokens: int, context_tokens: int)
     return seconds + margin_s
 
 
-def decodes_shape(contexts: IntArray) -> BatchShape:
-    """A step of one decode on top of each of these contexts, at least one token each."""
-    shape, count = BatchShape(), len(contexts)
-    shape.add_decodes(count, int(np.add.reduce(contexts)) + count, int(np.maximum.reduce(contexts)) + 1)
+def decodes_shape(read_tokens: IntArray) -> BatchShape:
+    """A step of decodes that read so many KV tokens each, at least two."""
+    shape = BatchShape()
+    shape.add_decodes(len(read_tokens), int(np.add.reduce(read_tokens)), largest(read_tokens))
     return shape
 
 
-@dataclass(slots=True, frozen=True)
-class StepBounds:
+class StepBounds(NamedTuple):
     """Upper bounds on the step's duration, in seconds; infinite where nothing asks for one."""
 
     itl_s: float
@@ -132,19 +132,17 @@ class SlackTracker:
             self._cushion.observe(draft.now_s, draft.dip)
 
     def bounds(self, draft: Draft) -> StepBounds:
-        table, streams = draft.table, draft.streams()
+        streams = draft.streams()
         longest_s = self._longest_step_s()
-        if not len(streams):
+        if not len(streams.rows):
             return StepBounds(longest_s, math.inf, self._idle_bound_s(IDLE_SHARE, 1.0), longest_s, longest_s)
-        tpot_slo_s, total = table.tpot_slo_s[streams], table.total[streams]
-        tightest_s = float(np.minimum.reduce(tpot_slo_s))
+        tightest_s = smallest(streams.tpot_slo_s)
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
-        num_output = total - table.prompt[streams]
-        left_s = table.next_deadline_s(streams) - self._config.egress_s - draft.now_s
-        slack_s = prompts_slack_s = self._least_slack_s(left_s, num_output, tpot_slo_s, LEAST_SHARE)
+        left_s = streams.due_s - self._config.egress_s - draft.now_s
+        slack_s = prompts_slack_s = self._least_slack_s(left_s, streams, LEAST_SHARE)
         if self._cushion is not None and (share := self._cushion.share(draft.now_s)) != LEAST_SHARE:
-            slack_s = self._least_slack_s(left_s, num_output, tpot_slo_s, share)
-        decodes = decodes_shape(total - 1)
+            slack_s = self._least_slack_s(left_s, streams, share)
+        decodes = decodes_shape(streams.total)
         alone_s = self._cost_model.predict(decodes).seconds
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
@@ -152,7 +150,7 @@ class SlackTracker:
             return StepBounds(itl_s, math.inf, self._idle_bound_s(IDLE_SHARE_BESIDE, MAX_STRETCH), itl_s, itl_s)
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         behind_s = CATCH_UP_TOKENS * (tightest_s - alone_s)
-        stall_s = min(float(np.minimum.reduce(left_s)) + behind_s, longest_s)
+        stall_s = min(smallest(left_s) + behind_s, longest_s)
         pace_s = self._pace_s(draft, decodes, alone_s, tightest_s, itl_s, stall_s)
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         idle_s = self._idle_bound_s(IDLE_SHARE_BESIDE, stretch)
@@ -161,11 +159,11 @@ class SlackTracker:
         prompts_s = max(pace_s, min(prompts_slack_s, STALL_FACTOR * tightest_s, longest_s))
         return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s)
 
-    def _least_slack_s(self, left_s: FloatArray, num_output: IntArray, tpot_slo_s: FloatArray, share: float) -> float:
-        """Of streams with so much time left and so many tokens, beyond a cushion of so many TPOT targets."""
+    def _least_slack_s(self, left_s: FloatArray, streams: Streams, share: float) -> float:
+        """Of streams with so much time left, beyond a cushion of so many TPOT targets."""
         if self._cushion is not None:
-            left_s = left_s - self._cushion.in_hand(num_output, share) * tpot_slo_s
-        return float(np.minimum.reduce(left_s))
+            left_s = left_s - self._cushion.in_hand(streams.num_output, share) * streams.tpot_slo_s
+        return smallest(left_s)
 
     def prefill_slack_s(self, draft: Draft, unfinished: Iterable[Request]) -> float:
         """``min over i of (D_i - egress - t0 - W_i)``, W_i the prefill time left of i and of all before it.

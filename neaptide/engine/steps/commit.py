@@ -64,9 +64,8 @@ class Committer:
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
         rows, ends, sampled = plan.rows[current], ends[current], plan.sample[current]
-        first = sampled & (plan.output_position[current] == 0)
-        if np.count_nonzero(first):
-            table.first_token_s[rows[first]] = now_s
+        if np.count_nonzero(plan.output_position) < len(plan):
+            table.first_token_s[rows[sampled & (plan.output_position[current] == 0)]] = now_s
         token_ids = result.token_ids[current]
         if np.count_nonzero(sampled) == len(rows):
             stops = self._append(rows, ends, token_ids)
@@ -117,9 +116,12 @@ class Committer:
         if np.count_nonzero(stops):
             stops &= ends - table.prompt[rows] >= table.min_output[rows]
         table.tokens[rows, ends] = token_ids
-        known = ends + ~stops
-        table.known[rows] = known
-        table.total[rows] = np.where(stops, known, np.maximum(table.total[rows], known))
+        known = ends + 1
+        total = np.maximum(table.total[rows], known)
+        if np.count_nonzero(stops):
+            known[stops] -= 1
+            total[stops] = known[stops]
+        table.known[rows], table.total[rows] = known, total
         return stops
 
     def _report_rows(
@@ -129,7 +131,9 @@ class Committer:
         table = self._scheduler.queues.table
         limit = table.limit[rows]
         # A request that wants no output ends with its prompt.
-        is_full = (table.known[rows] == limit) & (sampled | (ends == limit))
+        is_full = table.known[rows] == limit
+        if np.count_nonzero(is_full):
+            is_full &= sampled | (ends == limit)
         (speaks,) = (stops | is_full | (sampled & table.streams[rows])).nonzero()
         if result.logprobs:
             self._keep_logprobs(rows[sampled], result)

@@ -162,11 +162,11 @@ def await_tokens(plan: StepPlan, first_token_s: float) -> None:
     table, rows, ends = plan.table, plan.rows, plan.num_computed + plan.num_tokens
     table.computed[rows] = ends
     table.last_step[rows] = plan.step
-    sampling = plan.sample & (ends + 1 < table.limit[rows])
+    total = ends + 1
+    sampling = plan.sample & (total < table.limit[rows])
     if np.count_nonzero(sampling) < len(rows):
-        rows, ends = rows[sampling], ends[sampling]
+        rows, ends, total = rows[sampling], ends[sampling], total[sampling]
     table.tokens[rows, ends] = PLACEHOLDER_TOKEN_ID
-    table.total[rows] = ends + 1
-    first = plan.sample & (plan.output_position == 0)
-    if np.count_nonzero(first):
-        table.first_token_s[plan.rows[first]] = first_token_s
+    table.total[rows] = total
+    if np.count_nonzero(plan.output_position) < len(plan):
+        table.first_token_s[plan.rows[plan.sample & (plan.output_position == 0)]] = first_token_s

@@ -99,7 +99,8 @@ class OnlineCostModel:
         return RooflineModel(costs, self.base.overlap_kappa, self.base.tile_tokens)
 
     def predict(self, shape: BatchShape) -> Prediction:
-        return self._prediction(self.base.terms(shape), regime_of(shape))
+        regime = regime_of(shape)
+        return self._prediction(self.base.formulas[regime].terms(shape), regime)
 
     def _prediction(self, terms: Terms, regime: Regime) -> Prediction:
         fixed, gemm, attention, kv, requests, swap = terms

@@ -60,7 +60,7 @@ class RooflineModel:
 
     def terms(self, shape: BatchShape) -> Terms:
         """The parts of the predicted time."""
-        return self._formulas[regime_of(shape)].terms(shape)
+        return self.formulas[regime_of(shape)].terms(shape)
 
     def predict(self, shape: BatchShape) -> Prediction:
         return Prediction(sum(self.terms(shape)), 0.0)
@@ -78,6 +78,6 @@ class RooflineModel:
         self._compile()
 
     def _compile(self) -> None:
-        self._formulas = {
+        self.formulas = {
             regime: StepFormula(cost, self.overlap_kappa, self.tile_tokens) for regime, cost in self.costs.items()
         }

@@ -1,5 +1,6 @@
 """The coefficients of one regime's step time, and the formula that uses them."""
 
+from bisect import bisect_right
 from itertools import pairwise
 
 import msgspec
@@ -107,7 +108,7 @@ class StepFormula:
             return 0.0
         if self._tile_tokens > 1:
             num_tokens += -num_tokens % self._tile_tokens
-        k = min(gemm_segment(num_tokens), self._last)
+        k = min(bisect_right(self._knots, num_tokens) - 1, self._last)
         return self._curve[k] + self._slopes[k] * (num_tokens - self._knots[k])
 
     def terms(self, shape: BatchShape) -> Terms:
