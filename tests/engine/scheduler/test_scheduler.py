@@ -423,3 +423,14 @@ def test_an_error_over_waiting_prompts_is_not_blamed_on_a_stream(monkeypatch: py
     with pytest.raises(RuntimeError, match="a bug in the slack policy"):
         harness.step()
     assert harness.ends == {}
+
+
+def test_the_first_token_of_one_leaves_that_of_another_where_it_was() -> None:
+    harness = Harness()
+    harness.core.handle(online("a", [8] * 3))
+    harness.step()
+    running = harness.core.scheduler.queues.running_online
+    first_token_s = running["a"].first_token_s
+    harness.core.handle(online("b", [9] * 3))
+    assert harness.step() == {"a": 1, "b": 3}
+    assert running["a"].first_token_s == first_token_s < running["b"].first_token_s
