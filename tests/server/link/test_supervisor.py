@@ -283,3 +283,43 @@ async def test_engine_imports_nothing_from_the_working_directory(
         assert (await supervisor.start()).num_blocks == 512
     finally:
         await supervisor.stop()
+
+
+async def test_engine_whose_words_cannot_be_taken_is_replaced(tmp_path: Path) -> None:
+    client = EngineClient()
+    supervisor = Supervisor(client, config(tmp_path))
+    told: list[str] = []
+
+    def fail_once(code: str) -> None:
+        told.append(code)
+        if len(told) == 1:
+            raise RuntimeError("nobody can count this")
+
+    client.add_error_listener(fail_once)
+    try:
+        await supervisor.start()
+        first = supervisor.engine_pid
+        assert await _collect(client, request("too long", 5000)) == []  # the second engine's words are heard
+        assert supervisor.engine_pid not in (first, None)
+        assert told == ["prompt and output exceed the context length or the KV cache"] * 2
+    finally:
+        await supervisor.stop()
+
+
+async def test_words_that_come_while_another_is_sent_are_heard(tmp_path: Path) -> None:
+    """The descriptor of the socket tells of a change once, and sending may be what takes notice of it."""
+    client = EngineClient()
+    supervisor = Supervisor(client, config(tmp_path))
+
+    async def read(request_id: str) -> int:
+        num_tokens = 0
+        async for output in client.generate(request(request_id, 6)):
+            num_tokens += len(output.new_token_ids)
+            client.abort(["nobody"])
+        return num_tokens
+
+    try:
+        await supervisor.start()
+        assert await asyncio.gather(*(read(str(k)) for k in range(8))) == [6] * 8
+    finally:
+        await supervisor.stop()
