@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from neaptide.engine.messages import (
     BatchOutlook,
     CancelBatch,
     PlanReady,
+    RequestOutput,
     SetOffline,
     StepOutputs,
     StepStats,
@@ -45,6 +46,8 @@ from neaptide.engine.table import RequestTable
 logger = logging.getLogger(__name__)
 
 PLANNING_WINDOW_STEPS = 100
+
+Publish = Callable[[list[RequestOutput]], None]
 
 
 def _kv_cache(config: CacheConfig, policy: type[Scheduler], num_blocks: int, table: RequestTable) -> KVCacheManager:
@@ -208,19 +211,23 @@ class EngineCore:
 
     # ---- one step ----
 
-    def step(self) -> StepOutputs:
+    def step(self, publish: Publish | None = None) -> StepOutputs:
         """Plans and starts a step, and commits the one before it while it runs (``overlap_depth`` 1) or itself (0).
 
         Returns everything there is to report, perhaps nothing.
+
+        Args:
+            publish: takes the outputs of a step as soon as they are known, before what it took is noted; they are not
+                returned then. Where one of them is an end all are returned: whoever hears of an end finds it counted.
         """
         step = self._start_step()
         stats: list[StepStats] = []
         if self._overlap_depth:
             running, self._in_flight = self._in_flight, step
             if running is not None:
-                stats.append(self._finish(running))
+                stats.append(self._finish(running, publish))
         elif step is not None:
-            stats.append(self._finish(step))
+            stats.append(self._finish(step, publish))
         return StepOutputs(self._committer.take_outputs(), stats)
 
     def _start_step(self) -> Step | None:
@@ -259,7 +266,7 @@ class EngineCore:
         for request in self.scheduler.queues.pool.take_first_looked_at():
             self._observers.row(request)
 
-    def _finish(self, step: Step) -> StepStats:
+    def _finish(self, step: Step, publish: Publish | None = None) -> StepStats:
         """Waits for a step and commits it, while the one in flight runs."""
         assert step.handle is not None
         timer, following = step.timer, self._in_flight
@@ -277,6 +284,8 @@ class EngineCore:
             self._in_flight.starts_s = max(self._in_flight.timer.scheduled_at_s, timer.executed_at_s)
         self._observers.executed(step, result)
         self._committer.commit(step, result, following, timer.executed_at_s)
+        if publish is not None and self._committer.has_tokens_alone:
+            publish(self._committer.take_outputs())
         self.scheduler.observe_held(timer.executed_at_s)
         if result.is_whole:
             self._cost_model.observe(step.plan.shape, timer.execute_s)

@@ -11,8 +11,10 @@ from neaptide.engine.interfaces import MessageSink, MessageSource
 from neaptide.engine.messages import (
     EngineReady,
     FromEngine,
+    RequestOutput,
     Shutdown,
     StepOutputs,
+    StepStats,
     ToEngine,
     from_engine_encoder,
     to_engine_decoder,
@@ -56,6 +58,31 @@ class EngineSocket:
         self._context.term()
 
 
+class _Publisher:
+    """Sends new tokens while the engine still notes what their step took: where cores are few, the API process works on
+    them while one of the cores has nothing to compute. What a step took is told with the next tokens, for every message
+    wakes the other process.
+    """
+
+    def __init__(self, sink: MessageSink) -> None:
+        self._sink = sink
+        self._stats: list[StepStats] = []
+        self._has_sent = False
+        """In this step."""
+
+    def send(self, outputs: list[RequestOutput]) -> None:
+        stats, self._stats = self._stats, []
+        self._has_sent = True
+        self._sink.send(StepOutputs(outputs, stats))
+
+    def rest(self, step: StepOutputs, *, goes_on: bool) -> StepOutputs:
+        """What is to be said of the step now; statistics wait where tokens have been sent and others will come."""
+        stats = self._stats + step.stats
+        waits = self._has_sent and goes_on and not step.outputs
+        self._has_sent, self._stats = False, stats if waits else []
+        return StepOutputs(step.outputs, [] if waits else stats)
+
+
 def run_engine(
     core: EngineCore,
     ready: EngineReady,
@@ -67,6 +94,7 @@ def run_engine(
     """Serves until ``Shutdown``. The heartbeat goes out even when nothing happens."""
     room = RoomTeller(core.scheduler)
     core.subscribe(room)
+    publisher = _Publisher(sink)
     sink.send(ready)
     # What start-up has allocated never becomes garbage: keep the collector from walking it in the loop.
     gc.collect()
@@ -81,17 +109,18 @@ def run_engine(
         wait_s = min(core.plan_at_s - clock.now(), HEARTBEAT_S)
         if wait_s > MIN_WAIT_S:
             continue  # planned late, so that what arrives until then waits for one step, not two
-        outputs = core.step() if core.has_work else StepOutputs([], [])
+        step = core.step(publisher.send) if core.has_work else StepOutputs([], [])
         wait_s = 0.0
         if not core.has_work:
             wait_s = HEARTBEAT_S
-        elif not outputs.stats and not core.has_step_in_flight:
+        elif not step.stats and not core.has_step_in_flight:
             wait_s = BLOCKED_POLL_S
+        outputs = publisher.rest(step, goes_on=core.has_work)
         outputs.outlooks = core.report_outlooks()
         now_s = clock.now()
         if traffic is not None:
             outputs.traffic = traffic.take(now_s) or None
-        outputs.room = room.take(now_s, outputs.stats)
+        outputs.room = room.take(now_s, step.stats)
         told = (outputs.outlooks, outputs.traffic, outputs.room)
         has_news = outputs.outputs or outputs.stats or any(news is not None for news in told)
         if has_news or now_s - last_sent_s >= HEARTBEAT_S:

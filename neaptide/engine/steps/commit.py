@@ -39,6 +39,11 @@ class Committer:
     def has_outputs(self) -> bool:
         return bool(self._outputs)
 
+    @property
+    def has_tokens_alone(self) -> bool:
+        """There are outputs, and none of them is an end."""
+        return bool(self._outputs) and all(output.finish_reason is None for output in self._outputs)
+
     def take_outputs(self) -> list[RequestOutput]:
         outputs, self._outputs = self._outputs, []
         return outputs

@@ -8,11 +8,12 @@ import shutil
 import signal
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from neaptide.engine.config import EngineConfig
 from neaptide.engine.messages import (
@@ -57,28 +58,73 @@ class EngineStartError(Exception):
 
 
 class _Engine:
-    """One life of the engine process, and the socket to it."""
+    """One life of the engine process, and the socket to it.
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, path: Path, witness_fd: int
-    ) -> None:
+    The socket is read by the event loop itself: a future, a task and a timer for every message would take longer than
+    all else that is done for a token here.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.Socket[bytes], path: Path, witness_fd: int):
         self.process = process
         self._socket = socket
         self._path = path
         self._witness_fd = witness_fd
         self._longest_step_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._listener: Callable[[FromEngine], None] | None = None
+        self.num_heard = 0
+        self.heard_s = self._loop.time()
+        """When it last said something."""
+        self.failed: asyncio.Future[Any] = self._loop.create_future()
+        """Has an exception once a message could not be taken."""
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._read)
+
+    def listen(self, listener: Callable[[FromEngine], None] | None) -> None:
+        """From now on it hears every message; without one they wait."""
+        self._listener = listener
+        self._read()
 
     def send(self, message: ToEngine) -> None:
-        # The queue is unbounded, so this never waits: the coroutine's future is done when send returns.
-        self._socket.send(to_engine_encoder.encode(message))
+        # The queue is unbounded, so this never waits.
+        self._socket.send(to_engine_encoder.encode(message), zmq.NOBLOCK)
+        # The descriptor tells of changes, and sending takes notice of those that came meanwhile.
+        self._loop.call_soon(self._read)
 
-    async def receive(self) -> FromEngine:
-        message = from_engine_decoder.decode(await self._socket.recv())
+    def hear_out(self) -> None:
+        """Takes all messages that are there: of a process that has ended."""
+        while self._take():
+            pass
+
+    def _read(self) -> None:
+        """Takes one message: what follows from it goes first, then comes the next."""
+        if self._take():
+            self._loop.call_soon(self._read)
+
+    def _take(self) -> bool:
+        if self._listener is None or self._socket.closed or self.failed.done():
+            return False
+        try:
+            data = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        try:
+            message = from_engine_decoder.decode(data)
+            self._note(message)
+            self._listener(message)
+        except Exception as error:
+            self.failed.set_exception(error)
+            return False
+        return True
+
+    def _note(self, message: FromEngine) -> None:
+        self.num_heard += 1
+        self.heard_s = self._loop.time()
         if isinstance(message, EngineReady):
             self._longest_step_s = message.longest_step_s
         elif isinstance(message, StepOutputs):
-            self._longest_step_s = max(self._longest_step_s, *(s.duration_s for s in message.stats), 0.0)
-        return message
+            for stats in message.stats:
+                self._longest_step_s = max(self._longest_step_s, stats.duration_s)
 
     @property
     def silence_s(self) -> float:
@@ -98,6 +144,7 @@ class _Engine:
         """
         evidence = Evidence.WEAK if was_killed_from_outside(self.process.returncode) else Evidence.STRONG
         await end_child(self.process)
+        self._loop.remove_reader(self._fd)
         self._socket.close(linger=0)
         self._path.unlink(missing_ok=True)
         suspects = read_witness(self._witness_fd)
@@ -112,7 +159,7 @@ class Supervisor:
         self._client = client
         self._config = config
         self._interpreter = interpreter or Interpreter()
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self.directory = Path(tempfile.mkdtemp(prefix="neaptide-"))  # mode 0700
         self._task: asyncio.Task[None] | None = None
         self._first_ready: asyncio.Future[EngineReady] | None = None
@@ -218,18 +265,26 @@ class Supervisor:
         return _Engine(process, socket, path, witness_fd)
 
     async def _wait_ready(self, engine: _Engine) -> EngineReady:
-        received = asyncio.ensure_future(engine.receive())
-        ended = asyncio.ensure_future(engine.process.wait())
+        first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def hear(message: FromEngine) -> None:
+            engine.listen(None)  # what follows is for the client
+            first.set_result(message)
+
+        engine.listen(hear)
+        ended: asyncio.Future[Any] = asyncio.ensure_future(engine.process.wait())
         try:
-            await asyncio.wait({received, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not received.done():
+            await asyncio.wait({first, ended, engine.failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
                 # Its last words may still be on their way.
-                await asyncio.wait({received}, timeout=1.0)
-            message = received.result() if received.done() else None
+                await asyncio.wait({first, engine.failed}, timeout=1.0)
+            if engine.failed.done():
+                engine.failed.result()
+            message = first.result() if first.done() else None
         finally:
-            received.cancel()
+            engine.listen(None)
             ended.cancel()
-            await asyncio.gather(received, ended, return_exceptions=True)
+            await asyncio.gather(ended, return_exceptions=True)
         if isinstance(message, EngineReady):
             return message
         if isinstance(message, EngineFatal):
@@ -238,24 +293,29 @@ class Supervisor:
 
     async def _pump(self, engine: _Engine) -> None:
         """Passes messages on until the process ends or falls silent."""
-        ended = asyncio.ensure_future(engine.process.wait())
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Any] = asyncio.ensure_future(engine.process.wait())
+        engine.listen(self._client.on_message)
+        is_last_chance = False
         try:
             while True:
-                received = asyncio.ensure_future(engine.receive())
-                for patience_s in (engine.silence_s, LAST_CHANCE_S):
-                    done, _ = await asyncio.wait(
-                        {received, ended}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if done:
-                        break
-                if received not in done:
-                    received.cancel()
-                    await asyncio.gather(received, return_exceptions=True)
-                    if ended not in done:
-                        logger.error("the engine said nothing for %.0f s; it is killed", engine.silence_s)
-                        await engine.dump_stacks()
+                num_heard = engine.num_heard
+                left_s = LAST_CHANCE_S if is_last_chance else engine.heard_s + engine.silence_s - loop.time()
+                done, _ = await asyncio.wait(
+                    {ended, engine.failed}, timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED
+                )
+                if engine.failed in done:
+                    engine.failed.result()
+                if ended in done:
+                    engine.hear_out()
                     return
-                self._client.on_message(received.result())
+                is_silent = engine.num_heard == num_heard
+                if is_silent and is_last_chance:
+                    logger.error("the engine said nothing for %.0f s; it is killed", engine.silence_s)
+                    await engine.dump_stacks()
+                    return
+                is_last_chance = is_silent
         finally:
+            engine.listen(None)
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import stat
 from collections.abc import Sequence
@@ -9,15 +10,24 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
-from neaptide.engine.messages import AddRequest, RequestOutput
+from neaptide.engine.messages import (
+    AbortRequest,
+    AddRequest,
+    FromEngine,
+    RequestOutput,
+    StepOutputs,
+    from_engine_encoder,
+)
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.row_id import RowId
 from neaptide.launch.serve import embedded_model_path
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
-from neaptide.server.link.supervisor import EngineStartError, Supervisor
+from neaptide.server.link.supervisor import EngineStartError, Supervisor, _Engine
+from tests.server.asgi import settle
 from tests.server.link.loop_clock import LoopClock
 
 FOR_EVER_S = 1000.0
@@ -283,3 +293,62 @@ async def test_engine_imports_nothing_from_the_working_directory(
         assert (await supervisor.start()).num_blocks == 512
     finally:
         await supervisor.stop()
+
+
+async def test_engine_whose_words_cannot_be_taken_is_replaced(tmp_path: Path) -> None:
+    client = EngineClient()
+    supervisor = Supervisor(client, config(tmp_path))
+    told: list[str] = []
+
+    def fail_once(code: str) -> None:
+        told.append(code)
+        if len(told) == 1:
+            raise RuntimeError("nobody can count this")
+
+    client.add_error_listener(fail_once)
+    try:
+        await supervisor.start()
+        first = supervisor.engine_pid
+        assert await _collect(client, request("too long", 5000)) == []  # the second engine's words are heard
+        assert supervisor.engine_pid not in (first, None)
+        assert told == ["prompt and output exceed the context length or the KV cache"] * 2
+    finally:
+        await supervisor.stop()
+
+
+async def test_words_that_come_before_another_message_is_sent_are_heard(tmp_path: Path) -> None:
+    """The descriptor of the socket tells of a change once, and sending takes notice of it."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
+        ours.bind(f"ipc://{tmp_path}/socket")
+        theirs.connect(f"ipc://{tmp_path}/socket")
+        engine = _Engine(None, ours, tmp_path, -1)  # type: ignore[arg-type]
+        heard: list[FromEngine] = []
+        try:
+            engine.listen(heard.append)
+            await settle()
+            theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
+            select.select([ours.getsockopt(zmq.FD)], [], [], 30.0)
+            engine.send(AbortRequest(["nobody"]))
+            assert select.select([ours.getsockopt(zmq.FD)], [], [], 0.0)[0] == []
+            await settle()
+            assert len(heard) == 1
+        finally:
+            asyncio.get_running_loop().remove_reader(int(ours.getsockopt(zmq.FD)))
+
+
+async def test_last_words_of_an_engine_that_has_ended_are_heard(tmp_path: Path) -> None:
+    """All of them at once: nobody waits for another turn of the loop."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
+        ours.bind(f"ipc://{tmp_path}/socket")
+        theirs.connect(f"ipc://{tmp_path}/socket")
+        engine = _Engine(None, ours, tmp_path, -1)  # type: ignore[arg-type]
+        heard: list[FromEngine] = []
+        try:
+            engine.listen(heard.append)
+            for _ in range(5):
+                theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
+            while len(heard) < 5 and select.select([ours.getsockopt(zmq.FD)], [], [], 30.0)[0]:
+                engine.hear_out()
+            assert len(heard) == 5
+        finally:
+            asyncio.get_running_loop().remove_reader(int(ours.getsockopt(zmq.FD)))
