@@ -14,6 +14,8 @@ the other.
 
 Prints a table for each load, then one JSON line, in which ``bars`` says how ours stands to online alone and to vLLM.
 ``--keep DIR`` keeps the step logs of our runs of W5, from which ``benchmarks.live.late`` tells why chats were late.
+``--part NAME --state FILE`` runs one part of W5 at one load, in this order: ceiling (with the check of texts), targets,
+ours, rivals. FILE has what earlier parts found; the last line is of all so far.
 """
 
 import argparse
@@ -21,10 +23,11 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from benchmarks import same_kernels_offline
@@ -41,44 +44,79 @@ from neaptide.loadgen.percentiles import percentiles
 LOADS = (0.20, 0.10, 0.40)
 OURS = "ours over vLLM's workers"
 RIVALS = (*PRIORITY_RIVALS, FCFS)
+ALONE, VLLM_ALONE = "ours, online alone", f"{RIVALS[0].name}, online alone"
+PARTS = ("ceiling", "targets", "ours", "rivals")
+"""Of W5."""
+SERVERS_OF_A_PART = 2
+"""At most, one after the other, with ``--quick``."""
+QUICK_S = 60.0
+
+
+@dataclass(slots=True)
+class LoadRuns:
+    """One load, as far as it has been measured."""
+
+    load: float
+    seed: int
+    tpot_s: float = 0.0
+    """The target; 0: no probe has run."""
+    windows: dict[str, Window] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> Targets:
+        return Targets.of_tpot(self.tpot_s)
+
+    def keep(self, name: str, window: Window) -> None:
+        self.windows[name] = window
+        shown = summary(name, window, self.targets.ttft_s, self.targets.tpot_s)
+        print(f"{name}: {json.dumps(shown)}", flush=True)  # lest a run that is cut short shows nothing
+
+    def result(self, rate_rps: float) -> dict[str, Any]:
+        rivals = [rival.name for rival in RIVALS if rival.name in self.windows]
+        order = [name for name in (ALONE, VLLM_ALONE, OURS, *rivals) if name in self.windows]
+        has_bars = {ALONE, OURS} <= self.windows.keys()
+        ttft_s, tpot_s = self.targets.ttft_s, self.targets.tpot_s
+        return {
+            "load": self.load,
+            "rate_rps": round(rate_rps, 3),
+            "targets_ms": {"ttft": round(1e3 * ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
+            "bars": bars(self.windows, rivals, self.targets) if has_bars else None,
+            "runs": [summary(name, self.windows[name], ttft_s, tpot_s) for name in order],
+        }
+
+
+async def find_targets(plan: Plan, machine: Machine, runs: LoadRuns) -> None:
+    """Both engines online alone, without targets; vLLM's run stays one of those that are shown."""
+    lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
+    probes = [await run(plan, lax, online=True, offline=False)]
+    probes.append(await run_rival(plan, machine, RIVALS[0], offline=False))
+    runs.tpot_s = TPOT_OVER_ALONE * min(percentiles(r.tpot_s for r in probe.records).p50 for probe in probes)
+    print(f"load {runs.load}: {plan.rate_rps:.2f} requests/s, TPOT target {1e3 * runs.tpot_s:.0f} ms", flush=True)
+    runs.keep(VLLM_ALONE, probes[1])
+
+
+async def measure_ours(plan: Plan, machine: Machine, runs: LoadRuns, kept_in: Path | None) -> None:
+    """Alone and beside the batch."""
+    flags = [*machine.our_flags, "--dtype", machine.dtype, *runs.targets.flags]
+    for name, short, offline in ((ALONE, "alone", False), (OURS, "beside", True)):
+        path = None if kept_in is None else late.path_of(kept_in, Case(runs.load), plan.seed, short)
+        runs.keep(name, await late.run_kept(path, plan, flags, runs.targets, offline=offline))
+
+
+async def measure_rivals(plan: Plan, machine: Machine, runs: LoadRuns, rivals: Sequence[Rival]) -> None:
+    for rival in rivals:
+        runs.keep(rival.name, await run_rival(plan, machine, rival, offline=True))
 
 
 async def measure_load(
     plan: Plan, machine: Machine, rivals: Sequence[Rival], load: float, ceiling_per_s: float, kept_in: Path | None
 ) -> dict[str, Any]:
     """All engines at one load, one after the other."""
-    plan = plan.at_load(load, ceiling_per_s)
-    lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
-    probes = [await run(plan, lax, online=True, offline=False)]
-    probes.append(await run_rival(plan, machine, rivals[0], offline=False))
-    tpot_s = TPOT_OVER_ALONE * min(percentiles(r.tpot_s for r in probe.records).p50 for probe in probes)
-    targets = Targets.of_tpot(tpot_s)
-    print(f"load {load}: {plan.rate_rps:.2f} requests/s, TPOT target {1e3 * tpot_s:.0f} ms", flush=True)
-    flags = [*machine.our_flags, "--dtype", machine.dtype, *targets.flags]
-    windows: dict[str, Window] = {}
-    runs: list[dict[str, Any]] = []
-
-    def keep(name: str, window: Window) -> None:
-        windows[name] = window
-        runs.append(summary(name, window, targets.ttft_s, targets.tpot_s))
-        print(f"{name}: {json.dumps(runs[-1])}", flush=True)  # lest a run that is cut short shows nothing
-
-    async def run_ours(name: str, offline: bool) -> Window:
-        path = None if kept_in is None else late.path_of(kept_in, Case(load), plan.seed, name)
-        return await late.run_kept(path, plan, flags, targets, offline=offline)
-
-    keep("ours, online alone", await run_ours("alone", False))
-    keep(f"{rivals[0].name}, online alone", probes[1])
-    keep(OURS, await run_ours("beside", True))
-    for rival in rivals:
-        keep(rival.name, await run_rival(plan, machine, rival, offline=True))
-    return {
-        "load": load,
-        "rate_rps": round(plan.rate_rps, 3),
-        "targets_ms": {"ttft": round(1e3 * targets.ttft_s, 1), "tpot": round(1e3 * tpot_s, 1)},
-        "bars": bars(windows, [rival.name for rival in rivals], targets),
-        "runs": runs,
-    }
+    plan, runs = plan.at_load(load, ceiling_per_s), LoadRuns(load, plan.seed)
+    await find_targets(plan, machine, runs)
+    await measure_ours(plan, machine, runs, kept_in)
+    await measure_rivals(plan, machine, runs, rivals)
+    return runs.result(plan.rate_rps)
 
 
 def bars(windows: Mapping[str, Window], rivals: Sequence[str], targets: Targets) -> dict[str, Any]:
@@ -93,28 +131,87 @@ def bars(windows: Mapping[str, Window], rivals: Sequence[str], targets: Targets)
     def tpot_p50_s(name: str) -> float:
         return percentiles(r.tpot_s for r in windows[name].records).p50
 
-    ours, alone = windows[OURS], "ours, online alone"
+    ours = windows[OURS]
     as_good = [name for name in rivals if tpot_p50_s(name) <= tpot_p50_s(OURS)]
     best = max((windows[name].offline_tokens_per_s for name in as_good), default=None)
     return {
-        "attainment_minus_alone": round(met(OURS) - met(alone), 4),
-        "ttft_p99_vs_alone": round(ttft_p99_s(OURS) / ttft_p99_s(alone), 4),
+        "attainment_minus_alone": round(met(OURS) - met(ALONE), 4),
+        "ttft_p99_vs_alone": round(ttft_p99_s(OURS) / ttft_p99_s(ALONE), 4),
         "rivals_with_equal_or_better_tpot_p50": as_good,
         "offline_vs_best_of_those": None if not best else round(ours.offline_tokens_per_s / best, 4),
     }
 
 
-async def measure(plan: Plan, machine: Machine, rivals: Sequence[Rival], args: argparse.Namespace) -> dict[str, Any]:
+async def find_ceiling(plan: Plan, machine: Machine) -> float:
+    """Offline tokens/s of ours without online work."""
     lax = [*machine.our_flags, "--dtype", machine.dtype, *slo_flags(LAX_S, LAX_S)]
     ceiling = await run(plan, lax, online=False, offline=True)
     print(f"ceiling: {ceiling.offline_tokens_per_s:.0f} tok/s", flush=True)
-    ceiling_per_s = ceiling.offline_tokens_per_s
+    return ceiling.offline_tokens_per_s
+
+
+async def measure(plan: Plan, machine: Machine, rivals: Sequence[Rival], args: argparse.Namespace) -> dict[str, Any]:
+    ceiling_per_s = await find_ceiling(plan, machine)
     loads = [
         await measure_load(replace(plan, seed=plan.seed + repeat), machine, rivals, load, ceiling_per_s, args.keep)
         for repeat in range(args.repeats)
         for load in args.loads
     ]
     return {"ceiling": round(ceiling_per_s, 1), "loads": loads}
+
+
+# ---- in parts, each a process of its own -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class State:
+    """What the parts that have run leave to those that follow."""
+
+    checked_tokens: int = 0
+    ceiling_per_s: float = 0.0
+    loads: list[LoadRuns] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "State":
+        return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else cls()
+
+    def of_load(self, load: float, seed: int) -> LoadRuns:
+        for runs in self.loads:
+            if (runs.load, runs.seed) == (load, seed):
+                return runs
+        self.loads.append(LoadRuns(load, seed))
+        return self.loads[-1]
+
+    def result(self, plan: Plan) -> dict[str, Any]:
+        return {
+            "checked_tokens": self.checked_tokens,
+            "ceiling": round(self.ceiling_per_s, 1),
+            "loads": [
+                runs.result(plan.at_load(runs.load, self.ceiling_per_s).rate_rps) for runs in self.loads if runs.tpot_s
+            ],
+        }
+
+
+async def measure_part(part: str, plan: Plan, machine: Machine, state: State, args: argparse.Namespace) -> None:
+    """
+    Raises:
+        SystemExit: a part that it builds on has not run.
+    """
+    if part == "ceiling":
+        state.ceiling_per_s = await find_ceiling(plan, machine)
+        state.loads.clear()  # they were shares of another
+        return
+    if not state.ceiling_per_s:
+        raise SystemExit("--part ceiling comes first: it makes the rate of all others")
+    runs = state.of_load(args.loads[0], plan.seed)
+    plan = plan.at_load(runs.load, state.ceiling_per_s)
+    if part == "targets":
+        return await find_targets(plan, machine, runs)
+    if not runs.tpot_s:
+        raise SystemExit(f"--part targets of load {runs.load} comes first: it makes the targets")
+    if part == "ours":
+        return await measure_ours(plan, machine, runs, args.keep)
+    await measure_rivals(plan, machine, runs, RIVALS[:SERVERS_OF_A_PART] if args.quick else RIVALS)
 
 
 def check_texts(model: Path, machine: Machine) -> int:
@@ -133,24 +230,31 @@ def main() -> None:
         args.vllm.absolute(), args.threads, args.dtype, args.block_size, kv_gib, args.eager, args.device, MAX_MODEL_LEN
     )
     os.environ.update(machine.environment)  # of our servers, whose engines inherit it
-    checked = check_texts(args.check_model or model, machine)
+    state = State() if args.state is None else State.read(args.state)
+    if args.part in (None, "ceiling"):
+        state.checked_tokens = check_texts(args.check_model or model, machine)
     if args.workload == "W5":
         args.repeats = 1 if args.quick else args.repeats or 2
         args.loads = args.loads or (LOADS[:1] if args.quick else LOADS)
-        duration_s = args.duration_s or (60.0 if args.quick else 300.0)
+        duration_s = args.duration_s or (QUICK_S if args.quick else 300.0)
         # The first tenth warms up; the end leaves streams their time.
         window_s = (0.1 * duration_s, 0.95 * duration_s)
         plan = Plan(duration_s, window_s, model, args.seed, offline_lines=args.ceiling_lines)
-        result = asyncio.run(measure(plan, machine, RIVALS[:2] if args.quick else RIVALS, args))
+        if args.part is not None:
+            asyncio.run(measure_part(args.part, plan, machine, state, args))
+            args.state.write_bytes(msgspec.json.encode(state))
+            result = state.result(plan)
+        else:
+            result = asyncio.run(measure(plan, machine, RIVALS[:SERVERS_OF_A_PART] if args.quick else RIVALS, args))
         for load in result["loads"]:
             print_runs(f"same kernels, {model.name}, load {load['load']}", load["runs"])
-        print(json.dumps({"checked_tokens": checked} | result))
+        print(json.dumps({"checked_tokens": state.checked_tokens} | result))
         return
     repeats = 1 if args.quick else args.repeats or 6
     offline = same_kernels_offline.measure(
         args.workload, model, machine, FCFS, count=args.requests, repeats=repeats, seed=args.seed
     )
-    same_kernels_offline.print_result({"checked_tokens": checked} | asyncio.run(offline))
+    same_kernels_offline.print_result({"checked_tokens": state.checked_tokens} | asyncio.run(offline))
 
 
 def parsed() -> argparse.Namespace:
@@ -163,6 +267,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=64, help="of W1 and W2")
     parser.add_argument("--duration-s", type=float, help="of a run of W5, in place of 300 or 60")
     parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, help="of W5's first run; must not run out")
+    parser.add_argument("--part", choices=PARTS, help="of W5 at one load; needs --state")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="of the parts that have run")
     parser.add_argument("--keep", type=late.kept_in, metavar="DIR", help="for the step logs of our runs of W5")
     parser.add_argument("--model", type=Path, help="directory; the 111M model unless given")
     parser.add_argument("--check-model", type=Path, help="whose texts are checked, in place of the model itself")
@@ -176,6 +282,10 @@ def parsed() -> argparse.Namespace:
     args = parser.parse_args()
     if args.workload != "W5" and args.device != "cpu":
         parser.error("W1 and W2 keep both servers up, for which a GPU has no room")
+    if (args.part is None) != (args.state is None):
+        parser.error("--part and --state go together")
+    if args.part is not None and (args.workload != "W5" or args.repeats or len(args.loads or [0]) > 1):
+        parser.error("--part is for W5 at one load, once")
     if args.dtype is None:
         args.dtype = str(pick_dtype("auto", "bfloat16", torch.device(args.device))).removeprefix("torch.")
     return args

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from benchmarks.gpu.correctness import SCENARIOS, check_correctness
 from neaptide.kernels.launching import why_not
 
 OWN_STAGES = ("correctness", "kernels", "ceilings", "calibration")
-VLLM_STAGES = ("vllm", "vllm_w5")
+W5_STAGES = tuple(f"vllm_w5_{part}" for part in vllm.W5_PARTS)
+VLLM_STAGES = ("vllm", *W5_STAGES)
 """Unless asked for by name, left out where there is no vLLM."""
 STAGES = OWN_STAGES + VLLM_STAGES
 LIMIT_S = 570.0
-"""Calibration is ended in time for the run up to there to stay under this."""
+"""Calibration is ended in time for our own stages to stay under this together; each other stage has as long itself."""
 OUTPUT_TOKENS, DRY_OUTPUT_TOKENS = 32, 4
 DRY_EXECUTOR: dict[str, Any] = {
     "scenarios": SCENARIOS[-1:],
@@ -82,6 +84,12 @@ class Run:
         self._write(f"{name}.json", found)
         self.say(f"{name}: {found['status']}" + (f" ({found['reason']})" if "reason" in found else ""))
 
+    def work_of(self, name: str) -> Callable[[], dict[str, Any]]:
+        if name in W5_STAGES:
+            return partial(self.vllm_w5, vllm.W5_PARTS[W5_STAGES.index(name)])
+        work: Callable[[], dict[str, Any]] = getattr(self, name)
+        return work
+
     def correctness(self) -> dict[str, Any]:
         found = check_correctness(self.device, DRY_OUTPUT_TOKENS if self.dry else OUTPUT_TOKENS)
         for case in found["cases"]:
@@ -124,12 +132,19 @@ class Run:
     def vllm(self) -> dict[str, Any]:
         return vllm.measure_steps(self._vllm_python(), self.device, dry=self.dry, progress=self.say)
 
-    def vllm_w5(self) -> dict[str, Any]:
+    def vllm_w5(self, part: str) -> dict[str, Any]:
         if missing := vllm.missing_packages():
             raise Skipped(f"this interpreter has no {', '.join(missing)}, which the server needs")
         if self.results["stages"].get("vllm", {}).get("status") == "failed":
             raise Skipped("what the executor does beside its rivals means nothing while it fails by itself")
-        return vllm.measure_w5(self._vllm_python(), self.device, dry=self.dry, progress=self.say)
+        state = self.out / "vllm_w5_state.json"
+        if part == vllm.W5_PARTS[0]:
+            state.unlink(missing_ok=True)
+        elif not state.exists():
+            raise Skipped(f"vllm_w5_{vllm.W5_PARTS[0]} leaves nothing to go on from in {self.out}")
+        found = vllm.measure_w5(self._vllm_python(), self.device, part, state, dry=self.dry, progress=self.say)
+        self._write("vllm_w5.json", found)
+        return found
 
     @staticmethod
     def _vllm_python() -> Path:
@@ -167,10 +182,11 @@ def _commit() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.sh", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="the same path on the CPU at tiny sizes")
-    parser.add_argument("--stages", metavar="NAME,...", help=f"of {', '.join(STAGES)}")
+    parser.add_argument("--stages", metavar="NAME,...", help=f"of {', '.join(STAGES)}; vllm_w5 is its four")
     args = parser.parse_args(argv)
     has_vllm = vllm.find_python() is not None
-    stages = args.stages.split(",") if args.stages else STAGES if has_vllm else OWN_STAGES
+    asked = args.stages.split(",") if args.stages else STAGES if has_vllm else OWN_STAGES
+    stages = [stage for name in asked for stage in (W5_STAGES if name == "vllm_w5" else (name,))]
     if unknown := set(stages) - set(STAGES):
         parser.error(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
     if not args.dry and not torch.cuda.is_available():
@@ -182,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.say(f"no interpreter has vLLM (PYTHON_VLLM names one): without {', '.join(VLLM_STAGES)}")
     for name in STAGES:
         if name in stages:
-            run.stage(name, getattr(run, name))
+            run.stage(name, run.work_of(name))
     return run.finish()
 
 

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # What a GPU can do, whether the executor and its kernels are right on it, and its measured profile: under 10 minutes, no
-# network. Then, where an interpreter has vLLM, the vllm executor: under 10 minutes for its steps, half an hour or more for W5.
+# network. Then, where an interpreter has vLLM, the vllm executor: its steps, and W5 in four stages, each ended after 570 s.
 #
-#   benchmarks/gpu/run.sh [--dry] [--stages correctness,kernels,ceilings,calibration,vllm,vllm_w5]
+#   benchmarks/gpu/run.sh [--dry] [--stages correctness,kernels,ceilings,calibration,vllm,vllm_w5_ceiling,vllm_w5_targets,vllm_w5_ours,vllm_w5_rivals]
+#
+# vllm_w5 is its four stages. Each goes on from where the one before left off, by vllm_w5_state.json in the folder of results: they may be
+# run one by one, into the same $OUT.
 #
 # Needs python3 with torch and numpy, and this checkout; the stage kernels Triton, which torch's builds for CUDA bring.
 # msgspec, safetensors and rich (with markdown-it-py, mdurl and pygments) may be missing there: put their wheels into
 # benchmarks/gpu/wheels/. Results go to $OUT, or to
 # benchmarks/results/<date>-<device>/; the commit is git's, or $COMMIT where the checkout has no history. vLLM's interpreter
-# is $PYTHON_VLLM, or .vllm/bin/python, or $PYTHON itself; vllm_w5 needs all packages of the server beside it.
+# is $PYTHON_VLLM, or .vllm/bin/python, or $PYTHON itself; W5 needs all packages of the server beside it.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

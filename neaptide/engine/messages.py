@@ -222,6 +222,8 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     """... and back, for requests that this step admitted."""
     blocks_reserved: int = 0
     """That offline admissions leave for online work, those that it holds included."""
+    memory_ran_out: int = 0
+    """Times in this step; the executor then computes it in pieces."""
 
 
 class Outlook(StrEnum):

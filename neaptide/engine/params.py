@@ -38,6 +38,8 @@ INVALID_TOKEN = "invalid_token"  # noqa: S105
 """A token id outside the vocabulary got past the edge."""
 INTERNAL_ERROR = "internal_error"
 """The engine raised while it worked on this request."""
+OUT_OF_MEMORY = "out_of_memory"
+"""The device's memory does not hold what a single token of this request takes."""
 GRAMMAR_ERROR = "grammar_error"
 """The grammar that this request's output has to follow could not be followed any further."""
 

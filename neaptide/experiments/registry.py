@@ -52,6 +52,7 @@ _MODULES = {
     "blend-mixes": "blend.mixes",
     "blend-dp": "blend.parallel",
     "blend-live": "blend.live",
+    "stop-between-layers": "w5.stop_between_layers",
     "cluster-scaling": "cluster.scaling",
     "cluster-routing": "cluster.routing",
     "cluster-day": "cluster.day",

@@ -12,6 +12,7 @@ from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation.measures import Window
 from neaptide.simulation.offline_feed import NO_DEADLINE_S
+from neaptide.simulation.replicas.stopping import Stops
 from neaptide.simulation.result import Settings
 
 
@@ -72,6 +73,8 @@ class Scenario:
     with_bounds: bool = True
     """The result says what an endless cache would save, and what no policy could pass; seconds of work where many rows
     wait."""
+    stops: Stops | None = None
+    """Steps of offline work alone are left between layers when an online request comes: see ``replicas.stopping``."""
     cost_model: Recipe | None = None
     """What the scheduler believes; None takes the profile's model, corrected online."""
 

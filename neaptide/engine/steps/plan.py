@@ -234,12 +234,10 @@ class StepPlan:
     def part(self, indices: IntArray) -> "StepPlan":
         """The plan for some of its parts."""
         ids = [self.request_ids[i] for i in indices.tolist()]
-        named, shape = set(ids), BatchShape()
-        for num_tokens, num_computed in zip(self.num_tokens[indices], self.num_computed[indices], strict=True):
-            shape.add(int(num_tokens), int(num_computed))
+        named = set(ids)
         return StepPlan(
             self.step,
-            shape,
+            _shape_of(self.num_tokens[indices], self.num_computed[indices]),
             self.table,
             self.rows[indices],
             self.num_tokens[indices],
@@ -253,6 +251,34 @@ class StepPlan:
             loads=self.loads,
             _request_ids=ids,
         )
+
+    def cut(self, indices: IntArray, num_tokens: IntArray, num_computed: IntArray) -> "StepPlan":
+        """What is to be computed of some of its parts, and nothing else: requests are made known and blocks copied.
+
+        Args:
+            indices: [cut parts] the parts.
+            num_tokens: [cut parts] of each.
+            num_computed: [cut parts] tokens before those; only where they end with the part is there a new token.
+        """
+        ends = self.num_computed[indices] + self.num_tokens[indices]
+        return StepPlan(
+            self.step,
+            _shape_of(num_tokens, num_computed),
+            self.table,
+            self.rows[indices],
+            num_tokens,
+            num_computed,
+            self.sample[indices] & (num_computed + num_tokens == ends),
+            self.output_position[indices],
+            _request_ids=[self.request_ids[i] for i in indices.tolist()],
+        )
+
+
+def _shape_of(num_tokens: IntArray, num_computed: IntArray) -> BatchShape:
+    shape = BatchShape()
+    for count, context in zip(num_tokens.tolist(), num_computed.tolist(), strict=True):
+        shape.add(count, context)
+    return shape
 
 
 @dataclass(slots=True)
@@ -273,6 +299,8 @@ class StepResult:
     sample_s: float = 0.0
     is_whole: bool = True
     """False: the step had to be run in parts, so its time says nothing."""
+    memory_ran_out: int = 0
+    """Times that there was too little memory for what was to be computed at once. The executor went on in pieces."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepResult":

@@ -54,4 +54,5 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         saved_blocks=len(plan.saves),
         loaded_blocks=len(plan.loads),
         blocks_reserved=scheduler.headroom.headroom_blocks(timer.end_s),
+        memory_ran_out=result.memory_ran_out,
     )

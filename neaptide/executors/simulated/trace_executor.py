@@ -82,6 +82,8 @@ class TraceExecutor:
         """[requests with a first step and no end, FACTS]."""
         self._index: dict[str, int] = {}
         """Row of each in ``_facts``."""
+        self._before = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        """Rows of the requests in the step submitted last, and what they had reached before it."""
         self._free: list[int] = []
         self._index_of_seat = np.zeros(0, np.int64)
         """The same by row of the engine's table, for requests that have taken part in a step since they took it."""
@@ -108,15 +110,32 @@ class TraceExecutor:
         result = StepResult(self._run(plan), model_s=seconds)
         return SimHandle(self._clock, self._device.add(self._clock.now(), seconds), result)
 
+    @property
+    def free_s(self) -> float:
+        """When it is done with what it has been given."""
+        return self._device.free_s
+
+    def leave(self) -> None:
+        """Whoever drives computes what was given itself: the device is free."""
+        self._device.free_s = self._clock.now()
+
+    def take_back(self, plan: StepPlan) -> None:
+        """The step submitted last was given up: nothing came of it."""
+        rows, reached = self._before
+        self._facts[rows, REACHED] = reached
+        del self.tallies[plan.step]
+
     def close(self) -> None:
         self._index.clear()
 
     def _take_in(self, new: NewRequest) -> None:
-        if not self._free:
+        if new.request_id not in self._index and not self._free:
             count = len(self._facts)
             self._facts = np.concatenate((self._facts, np.zeros((max(count, 64), len(FACTS)), np.int64)))
             self._free = list(range(len(self._facts) - 1, count - 1, -1))
-        index = self._index[new.request_id] = self._free.pop()
+        index = self._index.get(new.request_id, -1)
+        if index < 0:  # else it is told of again, for its first step was given up
+            index = self._index[new.request_id] = self._free.pop()
         last_position = self._output_tokens(new.request_id) - 1
         is_offline = not self._is_online(new.request_id)
         self._facts[index] = (
@@ -139,6 +158,7 @@ class TraceExecutor:
             self._note_seats(plan)
         rows = self._index_of_seat[plan.rows]
         prompt, last_position, token_id, offline, reached = self._facts[rows].T
+        self._before = rows, reached
         start, end, tally = plan.num_computed, plan.num_computed + plan.num_tokens, StepTally()
         tally.again_tokens = int(np.maximum(np.minimum(end, reached) - start, 0).sum())
         now_reached = np.maximum(reached, end)

@@ -11,7 +11,7 @@ from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.grammar_masks import Follower
 from neaptide.executors.recent_tokens import RecentTokens
 from neaptide.executors.torch.placeholders import SampledRow
-from neaptide.executors.torch.random_stream import request_seed
+from neaptide.executors.torch.sampling.random_stream import request_seed
 
 
 class RequestState:

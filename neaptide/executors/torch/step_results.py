@@ -8,7 +8,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.clock import Clock
 from neaptide.engine.params import NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepResult
-from neaptide.executors.torch.logprobs import Scored, to_host
+from neaptide.executors.torch.sampling.logprobs import Scored, to_host
 from neaptide.kernels.transfer import HostCopy
 
 
@@ -48,9 +48,20 @@ class Pending:
     """A step that has been submitted."""
 
     result: StepResult
-    sampled: SampledTokens | None = None
-    scores: TokenScores | None = None
+    sampled: list[SampledTokens] = field(default_factory=list)
+    scores: list[TokenScores] = field(default_factory=list)
     prompt_scores: list[PromptScores] = field(default_factory=list)
+
+    def take(self, piece: "Pending", parts: IntArray) -> None:
+        """Takes in what was submitted of a piece of the step, whose parts are these of the step's."""
+        result, found = self.result, piece.result
+        result.errors |= found.errors
+        result.prepare_s += found.prepare_s
+        result.model_s += found.model_s
+        result.sample_s += found.sample_s
+        self.sampled += [SampledTokens(each.request_ids, parts[each.parts], each.on_host) for each in piece.sampled]
+        self.scores += piece.scores
+        self.prompt_scores += piece.prompt_scores
 
 
 class TorchHandle:
@@ -68,11 +79,11 @@ class TorchHandle:
             return result
         self._done = True
         start_s = self._clock.now()
-        if pending.sampled is not None:
-            _collect_tokens(result, pending.sampled)
-        if pending.scores is not None:
-            records = to_host(Scored(*pending.scores.on_host.wait()), pending.scores.tops)
-            result.logprobs.update(zip(pending.scores.request_ids, records, strict=True))
+        for sampled in pending.sampled:
+            _collect_tokens(result, sampled)
+        for scores in pending.scores:
+            records = to_host(Scored(*scores.on_host.wait()), scores.tops)
+            result.logprobs.update(zip(scores.request_ids, records, strict=True))
         for part in pending.prompt_scores:
             _collect_prompt_scores(result, part)
         for request_id in result.errors:

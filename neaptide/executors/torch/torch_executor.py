@@ -12,21 +12,22 @@ from torch import Tensor
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
-from neaptide.engine.params import INVALID_TOKEN, SamplingParams
+from neaptide.engine.params import INVALID_TOKEN, OUT_OF_MEMORY, SamplingParams
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.executors.grammar_masks import Constrained, GrammarMasks, StepMask
 from neaptide.executors.torch.batch_invariance import pick_invariant_dtype, try_invariance, use_invariant_products
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
+from neaptide.executors.torch.in_pieces import Piece, Remainder, TokenLimit, free_cached, is_out_of_memory
 from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.layers.linear import choose_products
 from neaptide.executors.torch.layers.quantized import quantizer_of
-from neaptide.executors.torch.logits_edits import Allowed
-from neaptide.executors.torch.logprobs import score
 from neaptide.executors.torch.model_runner import ModelRunner
 from neaptide.executors.torch.models.base import TorchModel
 from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.request_state import RequestState
-from neaptide.executors.torch.sampler import sample
+from neaptide.executors.torch.sampling.logits_edits import Allowed
+from neaptide.executors.torch.sampling.logprobs import score
+from neaptide.executors.torch.sampling.sampler import sample
 from neaptide.executors.torch.step_results import Pending, PromptScores, SampledTokens, TokenScores, TorchHandle
 from neaptide.executors.torch.weights import load_weights
 from neaptide.kernels.layer_ops import layer_ops
@@ -81,6 +82,7 @@ class TorchExecutor:
         self._states: dict[str, RequestState] = {}
         self._constrained: set[str] = set()
         """Requests with a grammar."""
+        self._limit = TokenLimit()
         model = self.model_config
         self._grammar_masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
         self._grammar_masks.warm_up()
@@ -190,14 +192,55 @@ class TorchExecutor:
             del self._runner
 
     def _run(self, plan: StepPlan, pending: Pending) -> None:
+        """All at once, or in pieces where memory does not hold that much."""
+        start_s = self._clock.now()
+        self._count_tokens(plan)
+        mask = self._fill_mask(plan) if self._constrained else None
+        result, limit, rest = pending.result, self._limit, Remainder(plan)
+        limit.begin_step(int(plan.num_tokens.sum()))
+        result.prepare_s = self._clock.now() - start_s
+        while (piece := rest.next_piece(limit.max_tokens)) is not None:
+            if self._fits(piece, pending, mask):
+                limit.fitted(piece.num_tokens)
+                rest.done(piece)
+                continue
+            result.memory_ran_out += 1
+            if piece.num_tokens > 1:
+                now_at_once = limit.lower(piece.num_tokens)
+                logger.warning(
+                    "%d tokens at once do not fit into memory: up to %d are computed at once from now on. If it "
+                    "stays so, lower max_num_batched_tokens or kv_cache_gib",
+                    piece.num_tokens,
+                    now_at_once,
+                )
+            else:
+                request_id = piece.plan.request_ids[0]
+                logger.error("request %s is given up: memory does not hold one token of it", request_id)
+                result.errors[request_id] = OUT_OF_MEMORY
+                rest.give_up(piece.parts)
+                limit.take_back()
+
+    def _fits(self, piece: Piece, pending: Pending, mask: "Future[StepMask] | None") -> bool:
+        """Computes a piece; False if memory ran out."""
+        found = Pending(StepResult.of(piece.plan))
+        try:
+            self._compute(piece.plan, found, mask)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            pending.take(found, piece.parts)
+            return True
+        free_cached(self.device)  # what the attempt held is free only now that its error is gone
+        return False
+
+    def _compute(self, plan: StepPlan, pending: Pending, mask: "Future[StepMask] | None") -> None:
         start_s = self._clock.now()
         runner, result = self._runner, pending.result
         batch = build_input_batch(
             plan, runner.plan_attention, self.model_config.vocab_size, self.device, self._sampled_token
         )
         result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
-        self._count_tokens(plan)
-        mask = self._fill_mask(plan) if self._constrained else None
         prepared_s = self._clock.now()
         hidden = runner.hidden_states(batch)
         sampling = np.flatnonzero(plan.sample[batch.parts])
@@ -238,7 +281,7 @@ class TorchExecutor:
         allowed = None if mask is None else self._allowed(mask.result(), request_ids, pending)
         sampled = sample(logits, states, output_positions, allowed)
         on_host = HostCopy(sampled)
-        pending.sampled = SampledTokens(request_ids, parts, on_host)
+        pending.sampled.append(SampledTokens(request_ids, parts, on_host))
         for row, (state, output_position) in enumerate(zip(states, output_positions, strict=True)):
             state.recent_tokens.keep(output_position, SampledRow(sampled.token_ids, on_host, row))
         wanted = [(row, s.params.logprobs) for row, s in enumerate(states) if s.params.logprobs is not None]
@@ -246,7 +289,7 @@ class TorchExecutor:
             rows = to_device(torch.tensor([row for row, _ in wanted]), self.device)
             tops = [top for _, top in wanted]
             scored = score(logits[rows], sampled.token_ids[rows], max(tops))
-            pending.scores = TokenScores([request_ids[row] for row, _ in wanted], tops, HostCopy(scored))
+            pending.scores.append(TokenScores([request_ids[row] for row, _ in wanted], tops, HostCopy(scored)))
 
     def _allowed(self, mask: StepMask, request_ids: list[str], pending: Pending) -> Allowed:
         for request_id, error in mask.errors.items():

@@ -98,7 +98,8 @@ class CpuRuns:
 
 def run_case(case: CpuCase, seeds: Iterable[int]) -> CpuRuns:
     """The measurement's workload: Poisson arrivals at 1/s for 60 s beside 512 requests submitted at once."""
-    offline = OfflineSet("cpu-flood", _requests("cpu-flood", [0.0] * case.num_offline, FLOOD_LENGTHS), synthetic=True)
+    flood = requests_at("cpu-flood", [0.0] * case.num_offline, FLOOD_LENGTHS)
+    offline = OfflineSet("cpu-flood", flood, synthetic=True)
     scenario = Scenario(
         profile=_cpu_profile(),
         truth=VllmCpuCost(),
@@ -112,7 +113,7 @@ def run_case(case: CpuCase, seeds: Iterable[int]) -> CpuRuns:
     results = []
     for seed in seeds:
         arrivals_s = poisson_arrivals(np.random.default_rng(seed), np.full(1, ONLINE_RPS), ONLINE_SECONDS)
-        online = _requests("cpu-online", arrivals_s, ONLINE_LENGTHS)
+        online = requests_at("cpu-online", arrivals_s, ONLINE_LENGTHS)
         results.append(simulate(replace(scenario, online=online)).result)
     return CpuRuns(case, results)
 
@@ -133,7 +134,7 @@ def _cpu_profile() -> DeviceProfile:
     )
 
 
-def _requests(name: str, arrivals_s: list[float], lengths: tuple[int, int]) -> list[TraceRequest]:
+def requests_at(name: str, arrivals_s: list[float], lengths: tuple[int, int]) -> list[TraceRequest]:
     """Nothing is shared between them."""
     base = content_base(name)
     prompt, output = lengths

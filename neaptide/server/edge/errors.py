@@ -28,7 +28,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from neaptide.engine.params import GRAMMAR_ERROR, INTERNAL_ERROR, NUMERICAL_ERROR
+from neaptide.engine.params import GRAMMAR_ERROR, INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY
 from neaptide.server.link.engine_client import EngineUnavailableError
 from neaptide.server.openai.replies import ErrorReply
 
@@ -164,10 +164,13 @@ class EngineFailedError(ApiError):
     code = "engine_error"
 
     def __init__(self, reason: str | None = None) -> None:
-        code = reason if reason in (GRAMMAR_ERROR, NUMERICAL_ERROR, INTERNAL_ERROR) else None
+        code = reason if reason in (GRAMMAR_ERROR, NUMERICAL_ERROR, INTERNAL_ERROR, OUT_OF_MEMORY) else None
+        text = "The engine could not complete this request."
+        if code == OUT_OF_MEMORY:
+            text = "The device's memory does not hold what this request takes."
         # It would fail again, and might take others with it.
         headers = {"x-should-retry": "false"}
-        super().__init__("The engine could not complete this request.", code=code, headers=headers)
+        super().__init__(text, code=code, headers=headers)
 
 
 class UnavailableError(ApiError):

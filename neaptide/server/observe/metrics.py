@@ -12,7 +12,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import StepStats
-from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, Tier
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, Tier
 from neaptide.server.observe.exposition import expose
 from neaptide.server.observe.request_log import RequestRecord, log_request
 from neaptide.server.observe.timing import RequestTiming
@@ -38,13 +38,18 @@ _COUNTED = (
     ),
     ("saved_blocks", "neaptide_kv_blocks_saved_total", "Number of KV blocks that were copied to host memory."),
     ("loaded_blocks", "neaptide_kv_blocks_loaded_total", "Number of KV blocks that came back from host memory."),
+    (
+        "memory_ran_out",
+        "neaptide_memory_ran_out_total",
+        "Number of times that a step did not fit into memory and went on in smaller pieces.",
+    ),
 )
 """Fields of ``StepStats`` that are summed up, with the series and its help."""
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
 
-ENGINE_ERRORS = (NUMERICAL_ERROR, INTERNAL_ERROR, "other")
+ENGINE_ERRORS = (NUMERICAL_ERROR, INTERNAL_ERROR, OUT_OF_MEMORY, "other")
 
 
 class MetricsSink(Protocol):

@@ -22,6 +22,10 @@ class RowLedger:
         self._submitted_s[job], self._deadline_s[job] = now_s, deadline_s
         self._num_rows[job] = self._open[job] = self._unstarted[job] = num_rows
 
+    def has_started(self, request_id: str) -> bool:
+        """And not ended."""
+        return request_id in self._started_ids
+
     def started(self, request_id: str, now_s: float) -> float:
         """Returns how long the row has waited."""
         job = _job_of(request_id)

@@ -28,6 +28,7 @@ from neaptide.simulation.offline_feed import OFFLINE_PREFIX
 from neaptide.simulation.pools.inline_planner import InlinePlanner
 from neaptide.simulation.pools.ledger import RowLedger
 from neaptide.simulation.pools.served_planner import ServedPlanner
+from neaptide.simulation.replicas.stopping import StoppingCore
 from neaptide.simulation.scenario import Scenario
 
 ONLINE_PREFIX = "online-"
@@ -141,15 +142,7 @@ class Replica:
         """Of the step that was done last ..."""
         self._copied = Copied()  # ... and what it copied
         self._executor = self._build_executor()
-        self.core = EngineCore(
-            scenario.engine_config(),
-            self._executor,
-            build_cost_model(scenario.recipe()["cost_model"]),
-            build_headroom(scenario.headroom, scenario.num_blocks),
-            self._clock,
-            frozenset({END_TOKEN_ID}),
-            observers=[_Watch(self), *observers],
-        )
+        self.core = self._build_core([_Watch(self), *observers])
 
     def _build_planner(self) -> InlinePlanner | None:
         scenario = self._scenario
@@ -172,11 +165,29 @@ class Replica:
             scenario.seed,
         )
 
+    def _build_core(self, observers: Sequence[EngineObserver]) -> EngineCore:
+        scenario = self._scenario
+        arguments = (
+            scenario.engine_config(),
+            self._executor,
+            build_cost_model(scenario.recipe()["cost_model"]),
+            build_headroom(scenario.headroom, scenario.num_blocks),
+            self._clock,
+            frozenset({END_TOKEN_ID}),
+            observers,
+        )
+        return EngineCore(*arguments) if scenario.stops is None else StoppingCore(*arguments, scenario.stops)
+
     # ---- from outside ----
 
     @property
     def now_s(self) -> float:
         return self._clock.now()
+
+    @property
+    def num_left(self) -> int:
+        """Steps that were left between layers."""
+        return self.core.num_left if isinstance(self.core, StoppingCore) else 0
 
     @property
     def has_online(self) -> bool:
@@ -214,6 +225,8 @@ class Replica:
         elif core.plan_at_s > clock.now():
             clock.sleep_until(min(core.plan_at_s, change_s))
         else:
+            if isinstance(core, StoppingCore):
+                core.next_arrival_s = min(self._inbox[0][1].arrival_s if self._inbox else math.inf, until_s)
             outputs = core.step()
             self._take_in(outputs)
             if outputs.stats or core.has_step_in_flight:
@@ -318,6 +331,8 @@ class Replica:
         self._copied = Copied.by(step.plan)
 
     def row_started(self, request_id: str, now_s: float) -> None:
+        if self.ledger.has_started(request_id):  # in a step that was given up
+            return
         self.measures.offline_started(self.ledger.started(request_id, now_s))
         if self._planner is not None:
             self._planner.started(request_id)

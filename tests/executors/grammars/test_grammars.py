@@ -14,8 +14,8 @@ from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.params import GRAMMAR_ERROR, INTERNAL_ERROR, FinishReason, SamplingParams
 from neaptide.engine.steps.plan import NewRequest
 from neaptide.executors.grammar_masks import Follower
-from neaptide.executors.torch.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.request_state import RequestState
+from neaptide.executors.torch.sampling.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.launch.serve import embedded_model_path
 from neaptide.models.grammars import GrammarError, Grammars
@@ -114,6 +114,16 @@ def test_one_step_ahead_gives_the_same_tokens(model: Path) -> None:
         ask_all(run)
         run.finish()
     assert ahead.tokens == after.tokens
+
+
+def test_steps_in_pieces_give_the_same_tokens(model: Path) -> None:
+    at_once, in_pieces = Run(model), Run(model)
+    in_pieces.executor._limit.lower(14)
+    for run in (at_once, in_pieces):
+        ask_all(run)
+        run.finish()
+    assert in_pieces.executor._limit.max_tokens == 7
+    assert in_pieces.tokens == at_once.tokens
 
 
 def test_free_text_beside_it_is_what_it_is_alone(model: Path) -> None:

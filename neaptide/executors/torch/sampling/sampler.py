@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from neaptide.executors.torch.logits_edits import Allowed, edit_logits
-from neaptide.executors.torch.random_stream import uniforms
 from neaptide.executors.torch.request_state import RequestState
+from neaptide.executors.torch.sampling.logits_edits import Allowed, edit_logits
+from neaptide.executors.torch.sampling.random_stream import uniforms
 from neaptide.kernels.transfer import to_device
 
 _MIN_TEMPERATURE = 1e-30

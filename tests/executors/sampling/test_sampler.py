@@ -17,10 +17,10 @@ from transformers import (
 
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest
-from neaptide.executors.torch.logits_edits import edit_logits
-from neaptide.executors.torch.random_stream import request_seed, uniforms
 from neaptide.executors.torch.request_state import RequestState
-from neaptide.executors.torch.sampler import draw, filtered_probabilities, sample
+from neaptide.executors.torch.sampling.logits_edits import edit_logits
+from neaptide.executors.torch.sampling.random_stream import request_seed, uniforms
+from neaptide.executors.torch.sampling.sampler import draw, filtered_probabilities, sample
 
 EOS = (2,)
 
