@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide.loadgen.workloads.offline_sets import load_offline
+from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.loadgen.workloads.trace_reader import read_trace
 from neaptide.loadgen.workloads.traces import load_online
 
@@ -256,6 +257,14 @@ def test_a_faulty_file_is_refused_and_the_place_is_told(tmp_path: Path, fault: s
     assert str(raised.value).startswith("mine.txt")
     assert complaint in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_pipe_or_a_directory_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for path in (pipe, tmp_path):
+        for load in (load_online, online_requests, lambda path: load_offline(path, seed=1)):
+            with pytest.raises(ValueError, match=f"^{path}: not a file; a trace is read more than once, so a pipe has"):
+                load(path)
 
 
 @pytest.mark.parametrize(

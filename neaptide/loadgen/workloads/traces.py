@@ -249,10 +249,17 @@ def _read_text(path: Path) -> str:
         raise ValueError(f"{path.name}: not a gzip file, or cut off") from None
 
 
+def check_regular(path: Path) -> None:
+    """Raises ValueError for a pipe or a directory; a name that nothing has is left to those who know other names."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not a file; a trace is read more than once, so a pipe has to be written to one")
+
+
 def _online_path(name_or_path: str | Path) -> Path:
     if bundled := ONLINE_TRACES.get(str(name_or_path)):
         return data_file("online", bundled)
     path = Path(name_or_path)
+    check_regular(path)
     if not path.is_file():
         raise ValueError(f"no trace {str(name_or_path)!r}: neither a file nor one of {', '.join(ONLINE_TRACES)}")
     return path
