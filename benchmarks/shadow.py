@@ -43,7 +43,7 @@ PROBE_S = 60.0
 COST_S = 150.0
 TARGET_QUANTILE = 0.75
 LOOK_S = 0.5
-ROUND_S = 120.0
+ROUND_S = 400.0
 """For a round of the gauge that began before the load ended."""
 MODELS = ("111m", EMBEDDED.name)
 
