@@ -10,8 +10,10 @@ all or nearly none meet their targets, every gauge is right.
 Prints tables, then one JSON line. ``--quick``: 170 s a run, one turn. Else 420 s, so that its windows have their full
 length, and two turns. ``--turns 0`` is the run under ``priority`` alone, five minutes with ``--quick``. ``--model
 neaptide-tiny`` has many more requests in a window than the 111M model, and so less chance in its figures.
-``--cost`` asks only what the gauge costs, without probes: one run of 150 s with it and one without, at ``--rate-rps``
-and ``--targets-ms``. The first round begins two minutes after the first request.
+``--cost`` asks only what the gauge costs, without probes: one run of ``--seconds`` with it and one without, at
+``--rate-rps`` and ``--targets-ms``. The first round begins two minutes after the first request, the next one some three
+minutes after that. Two runs differ by chance as well: chats of the first run that streamed while a round was at work
+stand beside the others of that run.
 """
 
 import argparse
@@ -19,11 +21,12 @@ import asyncio
 import json
 import statistics
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from benchmarks.common import EMBEDDED, model_111m, print_table, random_prompts, vocab_size
 from benchmarks.live.plan import LAX_S, ONLINE_IN, ONLINE_OUT, START_TIMEOUT_S, Plan, Targets, slo_flags
@@ -33,13 +36,14 @@ from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arri
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
 from neaptide.loadgen.percentiles import percentiles
-from neaptide.server.shadow.gauge import Pace
+from neaptide.server.shadow.gauge import CHILD, Pace
 
 LOAD = 0.20
 PROBE_S = 60.0
 COST_S = 150.0
 TARGET_QUANTILE = 0.75
-ROUND_S = 120.0
+LOOK_S = 0.5
+ROUND_S = 400.0
 """For a round of the gauge that began before the load ended."""
 MODELS = ("111m", EMBEDDED.name)
 
@@ -50,6 +54,8 @@ class Outcome:
     """At the end of the load."""
     records: list[Record]
     duration_s: float
+    rounds_s: list[tuple[float, float]] = field(default_factory=list)
+    """When the gauge's process was at work, on the clock of the records."""
 
     def value(self, name: str, **labels: str) -> float | None:
         found = self.samples.sum(f"neaptide_shadow_{name}", **labels)
@@ -58,8 +64,17 @@ class Outcome:
     @property
     def tpot_ms(self) -> tuple[float, float]:
         """p50 and p99."""
-        found = percentiles(r.tpot_s for r in self.records)
-        return round(1e3 * found.p50, 1), round(1e3 * found.p99, 1)
+        return tpots_ms(self.records)
+
+    def beside_rounds(self) -> tuple[list[Record], list[Record]]:
+        """The chats that streamed while the gauge was at work, and the others."""
+        beside: list[Record] = []
+        others: list[Record] = []
+        for record in self.records:
+            if times_s := record.token_times_s:
+                met = any(begin < times_s[-1] and times_s[0] < end for begin, end in self.rounds_s)
+                (beside if met else others).append(record)
+        return beside, others
 
     def figures(self, policy: str) -> dict[str, Any]:
         return {
@@ -73,10 +88,43 @@ class Outcome:
         }
 
 
+def tpots_ms(records: list[Record]) -> tuple[float, float]:
+    """p50 and p99."""
+    found = percentiles(r.tpot_s for r in records)
+    return round(1e3 * found.p50, 1), round(1e3 * found.p99, 1)
+
+
+async def watch_rounds(server_pid: int, rounds_s: list[tuple[float, float]]) -> None:
+    """Notes when the gauge's process works; it looks as often where there is none, so that runs compare."""
+    now, child, spent_s, seen_s = asyncio.get_running_loop().time, None, 0.0, 0.0
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            if child is None:
+                child, seen_s = child_of(server_pid), now()
+                continue
+            before_s, spent_s = spent_s, sum(child.cpu_times()[:2])
+        except psutil.NoSuchProcess:
+            child, spent_s = None, 0.0
+            continue
+        last_s, seen_s = seen_s, now()
+        if spent_s > before_s:
+            if rounds_s and rounds_s[-1][1] == last_s:
+                last_s = rounds_s.pop()[0]
+            rounds_s.append((last_s, seen_s))
+
+
+def child_of(server_pid: int) -> psutil.Process | None:
+    """The process that simulates, if there is one."""
+    children = psutil.Process(server_pid).children()
+    return next((one for one in children if CHILD in " ".join(one.cmdline())), None)
+
+
 async def served(plan: Plan, flags: list[str], *, has_gauge: bool = True) -> Outcome:
     arrivals = poisson_arrivals(plan.rate_rps, plan.duration_s, plan.seed)
     prompts = random_prompts(len(arrivals), ONLINE_IN, vocab_size(plan.model), seed=plan.seed)
     records: list[Record] = []
+    rounds_s: list[tuple[float, float]] = []
     flags = [*flags, "--shadow", "on" if has_gauge else "off"]
     with tempfile.TemporaryDirectory() as directory:
         server = ServerProcess([str(plan.model), "--served-model-name", "m", *flags], Path(directory), START_TIMEOUT_S)
@@ -84,6 +132,7 @@ async def served(plan: Plan, flags: list[str], *, has_gauge: bool = True) -> Out
         async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http:
             client = StreamClient(http, "m")
             await submit_offline(http, plan)
+            watch = asyncio.create_task(watch_rounds(server.pid, rounds_s))
             load = asyncio.create_task(
                 open_loop(
                     arrivals,
@@ -96,7 +145,8 @@ async def served(plan: Plan, flags: list[str], *, has_gauge: bool = True) -> Out
                 raise SystemExit("the batch ran out under the load: the figures would be wrong")
             end = await (first_round(http) if has_gauge else scrape(http))
             await give_time([load])
-            return Outcome(end, records, plan.duration_s)
+            watch.cancel()
+            return Outcome(end, records, plan.duration_s, rounds_s)
 
 
 async def first_round(http: httpx.AsyncClient) -> Samples:
@@ -164,6 +214,7 @@ async def measure_cost(plan: Plan, targets: Targets) -> dict[str, Any]:
     """TPOT p50 and p99 with the gauge over those without it, and the processor time that it took: in so short a run the
     one round that it has is several percent; then it rests."""
     gauge = await served(plan, targets.flags)
+    print(f"with the gauge: {len(gauge.records)} chats, TPOT {gauge.tpot_ms} ms, at work {gauge.rounds_s}", flush=True)
     none = await served(plan, targets.flags, has_gauge=False)
     with_ms, without_ms = gauge.tpot_ms, none.tpot_ms
     cpu_s, rounds, pace = (
@@ -172,6 +223,7 @@ async def measure_cost(plan: Plan, targets: Targets) -> dict[str, Any]:
         Pace(),
     )
     each_s = cpu_s / rounds if rounds else 0.0
+    beside, others = gauge.beside_rounds()
     return {
         "ratios": {
             "core_share": round(cpu_s / gauge.duration_s, 5),
@@ -180,10 +232,15 @@ async def measure_cost(plan: Plan, targets: Targets) -> dict[str, Any]:
             ),
             "tpot_p50_vs_without": _over(with_ms[0], without_ms[0]),
             "tpot_p99_vs_without": _over(with_ms[1], without_ms[1]),
+            "tpot_p50_beside_a_round": _over(tpots_ms(beside)[0], tpots_ms(others)[0]) if beside else None,
         },
         "rate_rps": round(plan.rate_rps, 3),
         "cpu_s": round(cpu_s, 3),
         "rounds": rounds,
+        "worked_s": [round(end - begin, 1) for begin, end in gauge.rounds_s],
+        "beside_rounds": {"chats": len(beside), "tpot_ms": tpots_ms(beside), "others_ms": tpots_ms(others)}
+        if beside
+        else None,
         "chats": [len(gauge.records), len(none.records)],
         "tpot_ms": [with_ms, without_ms],
     }
@@ -228,14 +285,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quick", action="store_true", help="170 s a run instead of 420, one turn")
-    form.add_argument("--cost", action="store_true", help="150 s with the gauge and 150 s without, nothing else")
+    form.add_argument("--cost", action="store_true", help="a run with the gauge and one without, nothing else")
+    parser.add_argument("--seconds", type=float, default=COST_S, help="of each of them, with --cost (%(default)g)")
     parser.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"({MODELS[0]})")
     parser.add_argument("--turns", type=int, help="with and without the gauge (2, quick 1; 0: neither)")
     parser.add_argument("--rate-rps", type=float, default=1.4, help="of chats, with --cost (%(default)s)")
     parser.add_argument("--targets-ms", default="284,57", metavar="TTFT,TPOT", help="with --cost (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    duration_s = COST_S if args.cost else 170.0 if args.quick else 420.0
+    duration_s = args.seconds if args.cost else 170.0 if args.quick else 420.0
     model = EMBEDDED if args.model == EMBEDDED.name else model_111m()
     plan = Plan(duration_s, (0.0, duration_s), model, args.seed)
     turns = args.turns if args.turns is not None else 1 if args.quick else 2

@@ -4,6 +4,7 @@ A subcommand is imported when it is asked for: all of them take a second, which 
 """
 
 import argparse
+import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from neaptide.server.settings import OPTIONS, Option, default_text, split_list, 
 
 INTERRUPTED = 130
 """The exit status that shells give to a command ended by Ctrl-C."""
+MISUSED = 2
+"""The exit status of a command that makes no sense."""
 
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -142,6 +145,27 @@ def _from_commands(name: str, *values: Callable[[], str]) -> Callable[[Subparser
     return add_parser
 
 
+def _complaint(parser: argparse.ArgumentParser, words: Sequence[str], unknown: Sequence[str]) -> str:
+    """About words that the command does not know; all of its flags would bury it."""
+    for word in words:
+        inner = _subcommands(parser).get(word)
+        if inner is None:
+            break
+        parser = inner
+    command = parser.prog
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", parser.format_help()))
+    complaint = f"{command}: unrecognized arguments: {' '.join(unknown)}"
+    nearest = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+    advice = f"did you mean {nearest[0]}? See" if nearest else "see"
+    return f"{complaint}; {advice} {command} --help\n"
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    # argparse has no public way to ask
+    groups = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {name: inner for group in groups for name, inner in group.choices.items()}
+
+
 COMMANDS: dict[str, Callable[[Subparsers], None]] = {
     "serve": _add_serve_parser,
     "cluster": _add_cluster_parser,
@@ -159,7 +183,10 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    args = build_parser(words[0] if words and words[0] in COMMANDS else None).parse_args(words)
+    parser = build_parser(words[0] if words and words[0] in COMMANDS else None)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.exit(MISUSED, _complaint(parser, words, unknown))
     try:
         status: int = args.func(args)
     except KeyboardInterrupt:

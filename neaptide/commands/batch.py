@@ -114,8 +114,10 @@ def _call(client: httpx.Client, method: str, url: str, **arguments: Any) -> dict
 
 
 def _error_text(response: httpx.Response) -> str:
+    is_batch = response.status_code == 404 and "/batches/" in response.request.url.path
+    advice = "; neaptide batch list shows those that are there" if is_batch else ""
     try:
-        return f"{response.json()['error']['message']} (HTTP {response.status_code})"
+        return f"{response.json()['error']['message']} (HTTP {response.status_code}){advice}"
     except (ValueError, KeyError, TypeError):
         return f"the server answered HTTP {response.status_code}"
 
@@ -219,8 +221,18 @@ def _follow(client: httpx.Client, batch: dict[str, Any]) -> int:
         for entry in ((batch["errors"] or {}).get("data") or [])[:SHOWN_ERRORS]:
             place = f"line {entry['line']}: " if entry["line"] is not None else ""
             print(f"  {place}{entry['message']} ({entry['code']})", file=sys.stderr)
-        raise CommandError(f"the batch is {batch['status']}: {json.dumps(batch['request_counts'])}")
+        raise CommandError(f"the batch is {batch['status']}: {_counted(batch)}")
+    if failed := batch["request_counts"]["failed"]:
+        whole = "All lines" if failed == batch["request_counts"]["total"] else "Some lines"
+        print(f"{whole} failed; neaptide batch results {batch['id']} --errors says why.", file=sys.stderr)
     return 0
+
+
+def _counted(batch: dict[str, Any]) -> str:
+    counts = batch["request_counts"]
+    if not counts["total"]:
+        return "nothing of it was run"
+    return f"{counts['completed']} of {counts['total']} lines completed, {counts['failed']} failed"
 
 
 def _next(client: httpx.Client, batch: dict[str, Any]) -> dict[str, Any]:

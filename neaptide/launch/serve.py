@@ -5,6 +5,7 @@ Imports are local to the side that needs them: the API process never loads torch
 """
 
 import asyncio
+import errno
 import faulthandler
 import logging
 import os
@@ -269,7 +270,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        advice = "; --port takes another, 0 a free one" if error.errno == errno.EADDRINUSE else ""
+        raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}{advice}") from error
     return listener
 
 

@@ -6,90 +6,24 @@ output. It has what no other process wants of the processor, bounded memory, and
 
 import signal
 import sys
-import time
-import traceback
-
-import msgspec
 
 from neaptide.engine.process.parent import die_with_parent
 from neaptide.server.children.child import bound_memory, pipes, stand_back
-from neaptide.server.children.frames import read_frame, write_frame
-from neaptide.server.shadow.frames import (
-    ShadowAnswer,
-    ShadowFigures,
-    ShadowTask,
-    WhatIfAnswer,
-    WhatIfTask,
-    encoder,
-    task_decoder,
-)
-from neaptide.simulation.recorded.recording import Recording
-from neaptide.simulation.recorded.shadow import Figures, compare
-from neaptide.simulation.recorded.what_if import Change, what_if
 
 MEMORY_BYTES = 2 << 30
-WHAT_IF_CPU_S = 60
-"""Of an answer to an operator's question."""
 
 
 def main(parent_pid: int) -> None:
     """Answers one task after another until its input ends."""
     die_with_parent(parent_pid)
     stand_back(19, is_idle=True)
+    # Behind that: to import it takes a third of a second of a processor.
+    from neaptide.launch.simulation_answers import answer_tasks
+
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     source, sink = pipes()
     bound_memory(MEMORY_BYTES)
-    spent_s = 0.0
-    while (frame := read_frame(source)) is not None:
-        task = task_decoder.decode(frame)
-        if isinstance(task, WhatIfTask):
-            answer: ShadowAnswer | WhatIfAnswer = _what_if(task)
-        else:
-            shadow = _shadow(task)
-            # What its start took is the first answer's.
-            now_s = time.process_time()
-            answer, spent_s = msgspec.structs.replace(shadow, cpu_s=now_s - spent_s), now_s
-        try:
-            write_frame(sink, encoder.encode(answer))
-        except BrokenPipeError:
-            raise SystemExit("the server is gone") from None
-
-
-def _what_if(task: WhatIfTask) -> WhatIfAnswer:
-    # Of processor time; its default action is the end of this process.
-    signal.setitimer(signal.ITIMER_PROF, WHAT_IF_CPU_S)
-    change = Change(
-        traffic=task.traffic,
-        ttft_slo_s=task.ttft_slo_s,
-        tpot_slo_s=task.tpot_slo_s,
-        profile=task.profile,
-        attainment=task.attainment,
-    )
-    try:
-        found = what_if(Recording.decode(task.pieces), change)
-    except ValueError as error:
-        return WhatIfAnswer(refusal=str(error))
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-    return WhatIfAnswer(found.recorded_s, found.requests, found.attainment, found.offline_tokens_per_s, found.replicas)
-
-
-def _shadow(task: ShadowTask) -> ShadowAnswer:
-    try:
-        recording = Recording.decode(task.pieces)
-        found = compare(recording, task.policies, task.warm_s, task.window_s, task.since_s)
-    except Exception as error:
-        traceback.print_tb(error.__traceback__)
-        return ShadowAnswer(0.0, fault=type(error).__name__)
-    if found is None:
-        return ShadowAnswer(0.0)
-    start_s, end_s = found.window_s
-    shadows = {policy: _figures(figures) for policy, figures in found.shadows.items()}
-    return ShadowAnswer(0.0, start_s, end_s, found.requests, _figures(found.real), shadows)
-
-
-def _figures(figures: Figures) -> ShadowFigures:
-    return ShadowFigures(figures.met, figures.offline_tokens_per_s)
+    answer_tasks(source, sink)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def find_weight_files(model_dir: Path) -> list[Path]:
     if single.is_file():
         return [single]
     refuse_pickles(model_dir)
-    raise UnsupportedModelError("no weights: model.safetensors is missing")
+    raise UnsupportedModelError(f"no weights: model.safetensors is missing in {model_dir}")
 
 
 def refuse_pickles(model_dir: Path) -> None:

@@ -16,7 +16,8 @@ def read_json(path: Path) -> RawConfig:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnsupportedModelError(f"{path.name} is missing in {path.parent}") from None
+        missing = f"{path.name} is missing in {path.parent}"
+        raise UnsupportedModelError(f"{missing}: it is no model directory in Hugging Face layout") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path.name} cannot be read: {error}") from error
     if not isinstance(value, dict):

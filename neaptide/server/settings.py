@@ -32,6 +32,12 @@ class Option:
     page: str | None = None
     """In ``docs/``, where more is said."""
 
+    @property
+    def range_text(self) -> str:
+        """In words."""
+        bounds = (("at least", self.low), ("above", self.above), ("at most", self.high))
+        return " and ".join(f"{words} {bound:,g}" for words, bound in bounds if bound is not None) or "finite"
+
     def admits(self, value: float) -> bool:
         """Whether a number is in range."""
         is_high_enough = (self.low is None or value >= self.low) and (self.above is None or value > self.above)
@@ -347,7 +353,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if option.choices and value not in option.choices:
                 raise SettingsError(f"{name} = {value!r} is not supported; use {' or '.join(option.choices)}")
             if isinstance(value, int | float) and not option.admits(value):
-                raise SettingsError(f"{name} = {value} is out of range")
+                raise SettingsError(f"{name} = {value} is out of range: it must be {option.range_text}")
         if self.blobs is not None and self.store is None:
             raise SettingsError("blobs = ... is for servers that share a database: give --store too")
 

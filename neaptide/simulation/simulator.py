@@ -75,7 +75,7 @@ def simulate(
         OSError: the step log or a token file cannot be written.
     """
     if not scenario.online and not scenario.offline:
-        raise ValueError("neither online nor offline work to simulate")
+        raise ValueError("neither online nor offline work to simulate: name some with --online or --offline")
     with TemporaryDirectory(prefix="neaptide-simulate-") as directory:
         return _Simulation(scenario, Path(directory), step_log, observers, on_progress, least_attainment).run()
 

@@ -89,8 +89,19 @@ def test_second_server_on_one_data_directory(
     assert f"another neaptide process ({embedded.process.pid})" in capsys.readouterr().err
 
 
-def test_flag_that_there_is_none_of(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["serve", "--no-such-thing"], "neaptide serve: unrecognized arguments: --no-such-thing; see neaptide serve -"),
+        (["serve", "--prot", "8001"], "neaptide serve: unrecognized arguments: --prot; did you mean --port? See "),
+        (
+            ["loadgen", "synth", "--rte=1"],
+            "neaptide loadgen synth: unrecognized arguments: --rte=1; did you mean --rate?",
+        ),
+    ],
+)
+def test_flag_that_there_is_none_of(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "--no-such-flag"])
+        cli.main(words)
     assert ended.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(complaint)

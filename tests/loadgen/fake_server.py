@@ -22,6 +22,7 @@ class FakeServer:
         self.cancelled: list[str] = []
         self.keys: set[str | None] = set()
         self.can_tokenize = True
+        self.has_template = True
         self.fails_every = 0
         """So many-th generation is refused; 0: none."""
         self.stalls = threading.Event()
@@ -68,7 +69,9 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.server_state
         state.keys.add(self.headers.get("authorization"))
         content = self.rfile.read(int(self.headers["content-length"]))
-        if self.path == "/v1/files":
+        if not state.has_template and b'"messages"' in content:
+            self._json({"error": {"message": "This model has no chat template; use /v1/completions."}}, 400)
+        elif self.path == "/v1/files":
             state.uploads.append(content)
             self._json({"id": "file-1"})
         elif self.path == "/v1/batches":

@@ -109,6 +109,15 @@ def test_a_failed_run_is_told_and_its_report_written(
     assert "overloaded" in (tmp_path / "out.html").read_text()
 
 
+def test_a_model_without_a_chat_template_is_asked_with_prompts(
+    server: FakeServer, report: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.has_template = False
+    assert main(["loadgen", "synth", "--server", server.url, *SYNTH, *report]) == 1
+    assert capsys.readouterr().err.endswith("; --endpoint completions needs none\n")
+    assert main(["loadgen", "synth", "--server", server.url, "--endpoint", "completions", *SYNTH, *report]) == 0
+
+
 def test_what_the_client_cannot_know_is_said(
     server: FakeServer, report: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,4 +164,6 @@ def test_a_server_that_is_not_there_is_one_line(
     tmp_path: Path, report: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["loadgen", "synth", "--server", "http://127.0.0.1:9", *SYNTH, *report]) == 1
-    assert "ConnectError" in capsys.readouterr().err
+    complaint = capsys.readouterr().err
+    assert "ConnectError" in complaint
+    assert complaint.endswith("; neaptide serve starts a server\n")

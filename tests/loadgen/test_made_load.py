@@ -88,3 +88,12 @@ def test_lengths_that_are_none_are_refused(text: str) -> None:
 def test_arrivals_that_are_none_are_refused(arrivals: Arrivals, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         made_load(arrivals, ONE, ONE, 0)
+
+
+def test_a_draw_far_from_the_mean_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(made_load(Arrivals(1.0, 10.0), ONE, ONE, seed=0)) == 17
+    (said,) = caplog.messages
+    assert said.startswith("17 requests were drawn where the mean is 10: another --seed ")
+    caplog.clear()
+    assert len(made_load(Arrivals(100.0, 100.0), ONE, ONE, seed=0)) == pytest.approx(10_000, rel=0.05)
+    assert not caplog.messages

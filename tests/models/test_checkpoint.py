@@ -171,7 +171,9 @@ def test_an_opt_without_more_words_is_tied(tmp_path: Path) -> None:
 
 
 def test_unreadable_config(tmp_path: Path) -> None:
-    assert "config.json is missing" in refusal(tmp_path)
+    assert refusal(tmp_path) == (
+        f"config.json is missing in {tmp_path}: it is no model directory in Hugging Face layout"
+    )
     (tmp_path / "config.json").write_text("{")
     assert "cannot be read" in refusal(tmp_path)
     (tmp_path / "config.json").write_text("[]")
@@ -181,7 +183,7 @@ def test_unreadable_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({}, "no weights"),
+        ({}, "no weights: model.safetensors is missing in /"),
         ({"pytorch_model.bin": "x"}, "only safetensors"),
         ({"consolidated.00.pth": "x"}, "only safetensors"),
         ({"model.safetensors.index.json": '{"weight_map": {"a": "one.safetensors"}}'}, "one.safetensors is missing"),

@@ -12,6 +12,8 @@ import pytest
 from neaptide.launch.serve import LaunchError, embedded_model_path, listen, model_context
 from neaptide.server.settings import Settings
 
+OTHER_PORT = "--port takes another, 0 a free one"
+
 
 def test_of_two_starts_on_one_port_the_later_one_is_told() -> None:
     host = "127.0.0.1"
@@ -19,7 +21,7 @@ def test_of_two_starts_on_one_port_the_later_one_is_told() -> None:
         port = first.getsockname()[1]
         with pytest.raises(LaunchError) as refused:
             listen(host, port)
-    assert str(refused.value) == f"cannot listen on {host}:{port}: Address already in use"
+    assert str(refused.value) == f"cannot listen on {host}:{port}: Address already in use; {OTHER_PORT}"
 
 
 @pytest.fixture

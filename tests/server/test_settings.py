@@ -41,6 +41,8 @@ def test_lists_are_comma_separated_in_variables() -> None:
         ({"NEAPTIDE_KV_CACHE_GIB": "inf"}, "kv_cache_gib"),
         ({"NEAPTIDE_FILE_RETENTION_DAYS": "0"}, "file_retention_days"),
         ({"NEAPTIDE_REQUEST_LOG_OLD_FILES": "-1"}, "request_log_old_files"),
+        ({"NEAPTIDE_PORT": "99999"}, "^port = 99999 is out of range: it must be at least 0 and at most 65,535$"),
+        ({"NEAPTIDE_TPOT_SLO_MS": "-5"}, "^tpot_slo_ms = -5.0 is out of range: it must be above 0$"),
         ({"NEAPTIDE_CONFIG": "missing.toml"}, "missing.toml"),
     ],
 )

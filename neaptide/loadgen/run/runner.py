@@ -77,9 +77,12 @@ async def run(http: httpx.AsyncClient, shots: Sequence[Shot], how: How, on_progr
             progress.watch.batch = await wait_until_it_runs(http, await submit_batch(http, *how.batch))
     except httpx.HTTPStatusError as error:
         text = error.response.text[:200] if error.response.is_closed else ""
+        if how.is_chat and "no chat template" in text:
+            text += "; --endpoint completions needs none"
         raise RunError(f"{http.base_url}: {error.response.status_code} to {error.request.url.path}: {text}") from error
     except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-        raise RunError(f"{http.base_url}: {type(error).__name__}: {error}") from error
+        advice = "; neaptide serve starts a server" if isinstance(error, httpx.ConnectError) else ""
+        raise RunError(f"{http.base_url}: {type(error).__name__}: {error}{advice}") from error
     await _send_all(http, progress, how, model, on_progress)
     return progress
 

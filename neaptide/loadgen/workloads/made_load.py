@@ -1,6 +1,7 @@
 """Made-up online load: arrivals of a shape, lengths of a distribution, prefixes that some prompts share."""
 
 import itertools
+import logging
 import math
 import re
 from dataclasses import dataclass
@@ -11,7 +12,11 @@ from neaptide.loadgen.workloads.lengths import lognormal_lengths, uniform_length
 from neaptide.loadgen.workloads.online_sets import echo_day_curve, poisson_arrivals
 from neaptide.loadgen.workloads.traces import TraceRequest, content_base
 
+log = logging.getLogger(__name__)
+
 SHAPES = ("poisson", "gamma", "on-off", "diurnal")
+FAR_OFF = 0.2
+"""Of the mean: the load is then another one than was asked for, and that is said."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -26,6 +31,10 @@ class Arrivals:
     on_s: float = 10.0
     off_s: float = 20.0
     """on-off: so long requests come, so long none."""
+
+    @property
+    def mean_requests(self) -> float:
+        return self.rate_rps * self.duration_s
 
     def check(self) -> None:
         """Raises ValueError with one line."""
@@ -114,6 +123,13 @@ def made_load(
     times = arrivals.draw(rng)
     if not times:
         raise ValueError("no request arrives in this time at this rate: raise --rate or --duration")
+    if abs(len(times) - arrivals.mean_requests) > FAR_OFF * arrivals.mean_requests:
+        log.warning(
+            "%d requests were drawn where the mean is %.0f: another --seed draws another number, a longer --duration "
+            "comes closer",
+            len(times),
+            arrivals.mean_requests,
+        )
     ids = itertools.count(base + sharing.prefixes)
     prompts, answers = inputs.draw(rng, len(times)), outputs.draw(rng, len(times))
     heads = rng.integers(max(1, sharing.prefixes), size=len(times)).tolist()

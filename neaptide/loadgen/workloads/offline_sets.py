@@ -22,7 +22,7 @@ from neaptide.loadgen.workloads.generated_sets import (
 from neaptide.loadgen.workloads.sharing import Sharing, prefix_sharing
 from neaptide.loadgen.workloads.text_sets import Tokenize
 from neaptide.loadgen.workloads.trace_rows import content_name
-from neaptide.loadgen.workloads.traces import TraceRequest, content_base, data_file, load_lengths
+from neaptide.loadgen.workloads.traces import TraceRequest, check_regular, content_base, data_file, load_lengths
 
 TEXT_SETS = {
     "mmlu": text_sets.mmlu,
@@ -205,6 +205,7 @@ def _file_set(path: Path, seed: int, keep_order: bool, limit: int | None, tokeni
 
 
 def _check_file(path: Path) -> None:
+    check_regular(path)
     if not path.is_file():
         raise ValueError(
             f"no offline set {str(path)!r}: neither a file nor one of {', '.join(offline_names())}, nor of the form "

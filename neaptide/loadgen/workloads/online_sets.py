@@ -71,8 +71,8 @@ def online_requests(
 
 
 def _check_recorded(spec: str | Path, name: str) -> None:
-    """Raises ValueError, with every name there is, if the spec is neither a recorded trace nor a file."""
-    if str(spec) in online_names() or Path(spec).is_file():
+    """Raises ValueError, with every name there is, if the spec is neither a recorded trace nor a path."""
+    if str(spec) in online_names() or Path(spec).exists():
         return
     if name in online_names():
         raise ValueError(f"{spec}: a recorded trace takes no rate; only its speed can be changed")

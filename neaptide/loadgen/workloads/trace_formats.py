@@ -80,6 +80,7 @@ def _burstgpt(row: Row) -> TraceFormat:
     def read(row: Row) -> Entry | str:
         stamp_s, output_tokens = row.number("timestamp"), row.count("response tokens")
         if not output_tokens:
+            row.count("request tokens")
             return FAILED
         return Entry(stamp_s, row.length("request tokens"), output_tokens)
 
@@ -132,6 +133,8 @@ class _AgentTexts:
             raise row.fault("timestamp", f"{stamp_s:g} is before the session's first row, {first_s:g}")
         text = row.cell("input")
         text = text if isinstance(text, str) else _conversation(row, text)
+        if not text:
+            raise row.fault("input", "is empty")
         output = row.cell("output")
         if not isinstance(output, str):
             raise row.fault("output", "is not a text")
@@ -162,10 +165,17 @@ def _batch_job(row: Row) -> TraceFormat:
 
 
 def _lengths(row: Row) -> TraceFormat:
-    arrival = next((name for name in ARRIVAL_COLUMNS if name in row.columns), None)
-    inputs, outputs = next(names for names in LENGTH_COLUMNS if row.columns.issuperset(names))
+    arrivals = [name for name in ARRIVAL_COLUMNS if name in row.columns]
+    lengths = [names for names in LENGTH_COLUMNS if row.columns.issuperset(names)]
+    for alike in (arrivals, [names[0] for names in lengths]):
+        if len(alike) > 1:
+            raise row.fault(alike[1], f"stands beside {alike[0]}: which is meant? Leave one of them out")
+    arrival = arrivals[0] if arrivals else None
+    inputs, outputs = lengths[0]
 
     def read(row: Row) -> Entry:
+        if row.has("hash_ids"):
+            raise row.fault("hash_ids", "is not in the first row, which says how all are read")
         return Entry(row.number(arrival) if arrival else 0.0, row.length(inputs), row.length(outputs))
 
     return TraceFormat(name="lengths", read=read, has_arrivals=arrival is not None)

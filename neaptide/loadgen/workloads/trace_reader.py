@@ -5,13 +5,10 @@ Whatever is done to a trace beside what was asked for (rows sorted, rows left ou
 
 import logging
 import math
-from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from neaptide.loadgen.workloads.trace_formats import KNOWN, Entry, TraceFormat, format_of
 from neaptide.loadgen.workloads.trace_rows import Row, trace_rows
@@ -20,6 +17,8 @@ log = logging.getLogger(__name__)
 
 Window = tuple[float, float]
 WHOLE: Window = (0.0, math.inf)
+TICK_SLACK = 1.0
+"""The recorded ticks are up to 1 ms off."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +58,7 @@ def read_trace(path: Path, window_s: Window = WHOLE, *, needs_arrivals: bool = T
         raise ValueError(
             f"{path.name} has lengths but no arrival times: give it as offline work, or add a column arrival_s"
         )
-    _say(path.name, reading)
+    _say(path.name, reading, sorts=needs_arrivals)
     return TraceFile(reading.format, reading.cut(window_s), reading.num_rows, reading.last_s)
 
 
@@ -74,27 +73,36 @@ class _Reading:
     num_late: int = 0
     """Rows after one with a later stamp."""
     dropped: Counter[str] = field(default_factory=Counter)
-    near: list[tuple[int, int, Entry]] = field(default_factory=list)
-    """Rows that may lie in the window: number of the row, number of the stamp, what it says."""
-    stamps: "array[float]" = field(default_factory=lambda: array("d"))
-    """Of all rows, where a format's ticks depend on them."""
+    near: list[tuple[int, Entry]] = field(default_factory=list)
+    """Rows that may lie in the window, each with its number: whole ticks, where a format has them."""
+    off_tick: float = 0.0
+    """The farthest that a stamp is from a tick."""
 
     @property
     def last_s(self) -> float:
         return (self.last - self.start) / self.format.stamps_per_s if self.last >= self.first else 0.0
 
     def cut(self, window_s: Window) -> list[Kept]:
-        spread = _spread(self.stamps, self.format) if self.format.tick else None
-        kept = []
-        for number, place, entry in self.near:
-            if spread is None:
-                arrival_s = (entry.stamp - self.start) / self.format.stamps_per_s
-            else:
-                arrival_s = float(spread[place])
-            if window_s[0] <= arrival_s < window_s[1]:
-                kept.append(Kept(arrival_s, number, entry))
+        kept = [
+            Kept(arrival_s, number, entry)
+            for (number, entry), arrival_s in zip(self.near, self._arrivals_s(), strict=True)
+            if window_s[0] <= arrival_s < window_s[1]
+        ]
         kept.sort(key=lambda row: row.arrival_s)
         return kept
+
+    def _arrivals_s(self) -> Iterator[float]:
+        """Of the rows near; where all stamps are ticks, a tick's requests are spread evenly over it in their order."""
+        tick, per_s = self.format.tick, self.format.stamps_per_s
+        if tick is None or self.off_tick > TICK_SLACK:
+            yield from ((entry.stamp - self.start) / per_s for _, entry in self.near)
+            return
+        counts = Counter(round(entry.stamp / tick) for _, entry in self.near)
+        first, places = round(self.first / tick), Counter[int]()
+        for _, entry in self.near:
+            number = round(entry.stamp / tick)
+            yield (number - first + places[number] / counts[number]) * (tick / per_s)
+            places[number] += 1
 
 
 def _pass(path: Path, window_s: Window, start: float | None) -> _Reading:
@@ -134,32 +142,17 @@ def _take(reading: _Reading, row: Row, window_s: Window) -> None:
     stamp = entry.stamp
     reading.num_late += stamp < reading.last
     reading.first, reading.last = min(reading.first, stamp), max(reading.last, stamp)
-    slack = form.tick or 0.0
+    slack = 0.0
+    if form.tick:
+        reading.off_tick = max(reading.off_tick, abs(stamp - round(stamp / form.tick) * form.tick))
+        slack = form.tick + 2 * TICK_SLACK
     low, high = (reading.start + edge * form.stamps_per_s for edge in window_s)
     if low - slack <= stamp < high + slack:
-        reading.near.append((number, len(reading.stamps), entry))
-    if form.tick:
-        reading.stamps.append(stamp)
+        reading.near.append((number, entry))
 
 
-def _spread(stamps: Sequence[float], form: TraceFormat) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Arrival seconds; where all stamps are ticks, a tick's requests are spread evenly over it in their order."""
-    values = np.array(stamps)
-    assert form.tick is not None
-    ticks = np.rint(values / form.tick).astype(np.int64)
-    first = values.min()
-    if np.abs(values - ticks * form.tick).max() > 1:  # the recorded ticks are up to 1 ms off
-        return np.asarray((values - first) / form.stamps_per_s)
-    order = np.argsort(ticks, kind="stable")
-    _, ranks, counts = np.unique(ticks[order], return_inverse=True, return_counts=True)
-    place = np.arange(len(ticks)) - (np.cumsum(counts) - counts)[ranks]
-    spread = np.zeros(len(ticks))
-    spread[order] = (ticks[order] - ticks.min() + place / counts[ranks]) * (form.tick / form.stamps_per_s)
-    return spread
-
-
-def _say(file: str, reading: _Reading) -> None:
-    if reading.num_late and reading.format.in_order and reading.format.has_arrivals:
+def _say(file: str, reading: _Reading, *, sorts: bool) -> None:
+    if sorts and reading.num_late and reading.format.in_order:
         log.warning(
             "%s: %d of %d rows come after a later one: sorted by arrival", file, reading.num_late, reading.num_rows
         )

@@ -9,8 +9,9 @@ import gzip
 import io
 import json
 import math
+import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import file_digest
@@ -107,7 +108,8 @@ class Row:
         if len(whole) <= len("2024-05-10"):  # a date alone would be read as its midnight
             raise self.fault(column, f"{_shown(text)} is not a date and time")
         digits = len(rest) - len(rest.lstrip("0123456789"))
-        if dot and not digits:
+        # decimals of minutes or hours would be read as those of a second
+        if dot and not (digits and re.search(r"[ T]\d\d:?\d\d:?\d\d$", whole, re.IGNORECASE)):
             raise self.fault(column, f"{_shown(text)} is not a date and time")
         try:
             moment = datetime.fromisoformat(whole + rest[digits:])
@@ -164,11 +166,23 @@ def _text(path: Path) -> Iterator[TextIO]:
         try:
             yield text
         except UnicodeDecodeError:
-            raise ValueError(f"{path.name}: not text in UTF-8") from None
+            raw.seek(0)
+            line = line_of_other_text(gzip.GzipFile(fileobj=raw) if packed else raw)
+            raise ValueError(f"{path.name}, line {line}: not text in UTF-8") from None
         except (gzip.BadGzipFile, EOFError, zlib.error):
             raise ValueError(f"{path.name}: not a gzip file, or cut off") from None
         finally:
             text.close()
+
+
+def line_of_other_text(lines: Iterable[bytes]) -> int:
+    """The first that is not UTF-8: the reader, which is ahead of its rows, does not know it."""
+    for number, line in enumerate(lines, 1):  # noqa: B007
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            break
+    return number
 
 
 def _first_char(text: TextIO, file: str) -> str:
@@ -188,6 +202,9 @@ def json_cells(file: str, number: int, line: str) -> dict[str, Any]:
         cells = json.loads(line, object_pairs_hook=_cells_of)
     except _TwiceError as error:
         raise ValueError(f"{file}, line {number}, column {_cut(str(error))}: is there twice") from None
+    except json.JSONDecodeError as error:
+        advice = "; write one object a line" if line.strip() == "{" else ""
+        raise ValueError(f"{file}, line {number}: not JSON: {error.msg}, character {error.pos + 1}{advice}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}, line {number}: not JSON: {error}") from None
     if not isinstance(cells, dict):
@@ -218,23 +235,37 @@ def _csv_rows(file: str, text: TextIO) -> Iterator[Row]:
     delimiter = max(DELIMITERS, key=header_line.count)
     names = [name.strip() for name in next(csv.reader([header_line], delimiter=delimiter))]
     columns = [name.lower() for name in names]
+    if all(map(_is_number, names)):
+        raise ValueError(f"{file}, line {before}: numbers where a header has the names of the columns: add one")
     if len(set(columns)) < len(columns):
         twice = next(name for name, column in zip(names, columns, strict=True) if columns.count(column) > 1)
         raise ValueError(f"{file}, line {before}: two columns are called {twice}")
     shown = dict(zip(columns, names, strict=True))
     # Strict: a quotation that never ends would be one long cell, and the rows inside it would be lost.
     reader = csv.reader(text, delimiter=delimiter, strict=True)
-    following = before + 1
+    following, rows = before + 1, 0
     try:
         for cells in reader:
             line, following = following, before + reader.line_num + 1
             if not cells or (len(cells) == 1 and not cells[0].strip()):
                 continue
             if len(cells) != len(columns):
-                raise ValueError(f"{file}, line {line}: {len(cells)} columns, but the header has {len(columns)}")
+                header = f"the header, line {before}, {_shown(header_line.strip())}"
+                raise ValueError(f"{file}, line {line}: {len(cells)} columns, but {header}, has {len(columns)}")
+            rows += 1
             yield Row(file, line, dict(zip(columns, cells, strict=True)), shown)
     except csv.Error as error:
         raise ValueError(f"{file}, line {following}: not CSV: {error}") from None
+    if not rows:
+        raise ValueError(f"{file} has no requests: nothing follows its header, {_shown(header_line.strip())}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _shown(value: Any) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neaptide.loadgen.workloads.trace_reader import WHOLE, TraceFile, read_trace
-from neaptide.loadgen.workloads.trace_rows import GZIP_MAGIC, content_name, json_cells
+from neaptide.loadgen.workloads.trace_rows import GZIP_MAGIC, content_name, json_cells, line_of_other_text
 
 log = logging.getLogger(__name__)
 
@@ -240,17 +240,26 @@ def numbered_jsonl(path: Path) -> list[tuple[int, Row]]:
 def _read_text(path: Path) -> str:
     content = path.read_bytes()
     try:
-        return (gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content).decode("utf-8-sig")
+        content = gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path.name}: not text in UTF-8") from None
+        line = line_of_other_text(content.split(b"\n"))
+        raise ValueError(f"{path.name}, line {line}: not text in UTF-8") from None
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise ValueError(f"{path.name}: not a gzip file, or cut off") from None
+
+
+def check_regular(path: Path) -> None:
+    """Raises ValueError for a pipe or a directory; a name that nothing has is left to those who know other names."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: not a file; a trace is read more than once, so a pipe has to be written to one")
 
 
 def _online_path(name_or_path: str | Path) -> Path:
     if bundled := ONLINE_TRACES.get(str(name_or_path)):
         return data_file("online", bundled)
     path = Path(name_or_path)
+    check_regular(path)
     if not path.is_file():
         raise ValueError(f"no trace {str(name_or_path)!r}: neither a file nor one of {', '.join(ONLINE_TRACES)}")
     return path

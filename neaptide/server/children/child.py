@@ -5,9 +5,15 @@ outlive its parent.
 import contextlib
 import os
 import resource
+import signal
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+BURST_S, BURST_REST_S = 0.004, 0.2
+"""Two percent of a core."""
 
 
 def stand_back(niceness: int, is_idle: bool = False) -> None:
@@ -20,6 +26,22 @@ def stand_back(niceness: int, is_idle: bool = False) -> None:
     if is_idle:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+@contextlib.contextmanager
+def in_bursts(work_s: float = BURST_S, rest_s: float = BURST_REST_S) -> Iterator[None]:
+    """Rests after every few milliseconds of processor time.
+
+    Threads that compute a step in lockstep lose far more than what is taken from one of them, for as long as something
+    is taken: a step in four somewhat longer is better than all of ten seconds four times as long.
+    """
+    before = signal.signal(signal.SIGPROF, lambda *_: time.sleep(rest_s))
+    signal.setitimer(signal.ITIMER_PROF, work_s, work_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def pipes() -> tuple[BinaryIO, BinaryIO]:

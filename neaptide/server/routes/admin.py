@@ -1,10 +1,13 @@
 """What operators may do: ``POST /admin/offline`` switches offline work, ``POST /admin/what-if`` asks the simulator."""
 
+from textwrap import shorten
+
 from fastapi import APIRouter, Request
 
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.auth import KeyRing, principal_of
 from neaptide.server.edge.errors import (
+    MAX_MESSAGE_CHARS,
     ConflictError,
     InvalidRequestError,
     PermissionDeniedError,
@@ -95,7 +98,9 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 def _reply(answer: WhatIfAnswer) -> WhatIfReply:
     if answer.refusal:
-        raise InvalidRequestError(f"{answer.refusal[:1].upper()}{answer.refusal[1:290]}", code="what_if_refused")
+        # all device profiles are more than a message may hold
+        words = shorten(f"{answer.refusal[:1].upper()}{answer.refusal[1:]}", MAX_MESSAGE_CHARS, placeholder=" ...")
+        raise InvalidRequestError(words, code="what_if_refused")
     shares = answer.attainment
     return {
         "recorded_seconds": answer.recorded_s,

@@ -1,6 +1,6 @@
 """The shadow gauge: what the last minutes would have been under the policies that operators run otherwise.
 
-A child process at idle priority simulates them again and again, and rests sixty times as long as it worked. Where
+A child process at idle priority simulates them again and again, one sixtieth of the time. Where
 nothing is served it does nothing, and after a while there is no child.
 """
 
@@ -37,11 +37,11 @@ class Pace:
     work_s: float = 6.0
     """Of processor time in one round, about: on a device with short steps the window is shorter."""
     rest_factor: float = 60.0
-    """Rest over work: below 2% of a core."""
+    """From the start of one round to that of the next, over the work: below 2% of a core."""
     least_rest_s: float = 30.0
     fault_rest_s: float = 600.0
-    timeout_s: float = 900.0
-    """Of a round: at idle priority it may wait long for its turn."""
+    timeout_s: float = 1800.0
+    """Of a round: it works in bursts, and at idle priority it may wait long for its turn."""
 
 
 class ShadowGauge:
@@ -105,7 +105,7 @@ class ShadowGauge:
         with contextlib.suppress(NoAnswerError, EngineUnavailableError):
             answer = await self._ask(await self._ring.pieces(since_s - pace.least_rest_s))
             self._take(answer)
-            return max(pace.least_rest_s, pace.rest_factor * answer.cpu_s)
+            return max(pace.least_rest_s, pace.rest_factor * answer.cpu_s - (self._clock() - now_s))
         return pace.least_rest_s
 
     async def _ask(self, pieces: list[bytes]) -> ShadowAnswer:

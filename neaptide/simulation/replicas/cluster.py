@@ -56,7 +56,7 @@ def simulate_cluster(scenario: Scenario, fleet: Fleet, *, on_progress: OnProgres
         OSError: a token file cannot be written.
     """
     if not scenario.online and not scenario.offline:
-        raise ValueError("neither online nor offline work to simulate")
+        raise ValueError("neither online nor offline work to simulate: name some with --online or --offline")
     with TemporaryDirectory(prefix="neaptide-cluster-") as directory:
         return _Cluster(scenario, fleet, Path(directory), on_progress).run()
 

@@ -94,7 +94,10 @@ def test_submit_wait_and_fetch(running: Running, tmp_path: Path, capfd: pytest.C
     out, err = capfd.readouterr()
     batch_id = out.strip()
     assert batch_id.startswith("batch_")
-    assert err.splitlines()[-1] == "completed 3/3 (1 failed)"
+    assert err.splitlines()[-2:] == [
+        "completed 3/3 (1 failed)",
+        f"Some lines failed; neaptide batch results {batch_id} --errors says why.",
+    ]
     target = tmp_path / "out.jsonl"
     assert run("results", batch_id, "-o", str(target), *url) == 0
     assert [json.loads(entry)["custom_id"] for entry in target.read_text().splitlines()] == ["a", "b"]
@@ -112,13 +115,13 @@ def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: 
     err = capfd.readouterr().err
     assert "line 1: Missing required parameter: 'custom_id'. (missing_required_parameter)" in err
     assert "line 2: This line is not parseable" in err
-    assert "neaptide batch: the batch is failed" in err
+    assert "neaptide batch: the batch is failed: nothing of it was run" in err
     assert run("submit", write(tmp_path, numbered(1)), "--window", "48h", *url) == 1
     assert "Supported values are" in capfd.readouterr().err
     assert run("submit", str(tmp_path / "missing.jsonl"), *url) == 1
     assert "missing.jsonl: No such file" in capfd.readouterr().err
     assert run("watch", "batch_unknown", *url) == 1
-    assert "(HTTP 404)" in capfd.readouterr().err
+    assert capfd.readouterr().err.endswith("(HTTP 404); neaptide batch list shows those that are there\n")
 
 
 def test_cancel(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

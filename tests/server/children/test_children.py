@@ -7,13 +7,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from asyncio.subprocess import Process
 from pathlib import Path
 
 import psutil
 import pytest
 
-from neaptide.server.children import start
+from neaptide.server.children import child, start
 from neaptide.server.children.frames import framed, receive_frame
 from neaptide.server.children.start import end_child, start_child
 
@@ -49,6 +50,17 @@ async def test_a_child_stands_behind_and_within_its_memory() -> None:
     finally:
         await end_child(process)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_in_bursts_it_rests_after_so_much_work_and_not_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests_s: list[float] = []
+    monkeypatch.setattr(time, "sleep", rests_s.append)
+    with child.in_bursts(0.001, 0.5):
+        while len(rests_s) < 3:
+            sum(range(1000))
+    assert set(rests_s) == {0.5}
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
 
 
 async def test_what_has_ended_is_not_killed_again() -> None:

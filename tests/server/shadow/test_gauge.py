@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from neaptide.engine.messages import StepOutputs, TellTraffic, Traffic
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
 from neaptide.server.link.supervisor import Supervisor
+from neaptide.server.shadow.frames import ShadowAnswer
 from neaptide.server.shadow.gauge import Pace
 from neaptide.server.shadow.ring import MAX_AGE_S, NoAnswerError, TrafficRing
 from neaptide.server.shadow.service import Shadow
@@ -188,5 +189,24 @@ async def test_a_child_that_is_killed_is_replaced_after_a_rest(monkeypatch: pyte
     assert shadow.gauge.pid is None
 
 
+async def test_a_round_that_worked_in_bursts_rests_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _, clock, _ = ring_of()
+    shadow = Shadow(client, CollectorRegistry(), clock)
+    tell(client, b"one")
+    clock.now_s += 200
+    tell(client, b"another")
+
+    async def answer(pieces: list[bytes]) -> ShadowAnswer:
+        clock.now_s += 50
+        return ShadowAnswer(cpu_s=2.0)
+
+    async def pieces(since_s: float) -> list[bytes]:
+        return []
+
+    monkeypatch.setattr(shadow.gauge, "_ask", answer)
+    monkeypatch.setattr(shadow.ring, "pieces", pieces)
+    assert await shadow.gauge._round() == 2.0 * Pace().rest_factor - 50
+
+
 def test_the_rest_is_long_enough_for_two_percent_of_a_core() -> None:
-    assert 1 / (1 + Pace().rest_factor) < 0.02
+    assert 1 / Pace().rest_factor < 0.02
