@@ -14,6 +14,7 @@ from neaptide.engine.interfaces import Executor
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.torch import device, torch_executor
+from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from tests.executors.driver import (
     GAPS,
@@ -297,7 +298,7 @@ class RowsOfProducts(TorchDispatchMode):
 
 @pytest.mark.parametrize("cpu_kernels", ["auto", "torch"])
 def test_steps_of_any_size_make_products_of_few(tmp_path: Path, cpu_kernels: str) -> None:
-    """oneDNN, which computes them in bf16, keeps memory for each number of rows: engines would grow with steps."""
+    """oneDNN keeps memory for each number of rows: engines would grow with steps. Where it is ours bf16 has no such."""
     write_bfloat16_checkpoint(tmp_path, max_position_embeddings=1024)
     driver = Driver(make_executor(tmp_path, dtype="bfloat16", num_blocks=64, cpu_kernels=cpu_kernels))
     steps = [1, 2, 3, 5, 7, 9, 15, 17, 25, 33, 40, 49, 65, 97, 129, 193, 255, 257, 300, 511, 513, 700]
@@ -306,4 +307,5 @@ def test_steps_of_any_size_make_products_of_few(tmp_path: Path, cpu_kernels: str
             driver.add(str(number), random_prompt(tokens, number))
             driver.step({str(number): tokens})
             driver.finish(str(number))
-    assert rows.seen == {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
+    few = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}
+    assert rows.seen == (set() if cpu_kernels == "auto" and products._multiplies_pairs() else few)
