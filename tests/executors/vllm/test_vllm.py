@@ -18,6 +18,7 @@ TWO_RANKS = {"NEAPTIDE_TEST_RANKS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 OTHERS = ("qwen3", "qwen3-moe", "opt")
 WITH_WINDOWS = ("mistral", "gemma3", "gemma4")
 """On all layers, on some, on some of another shape than the rest."""
+QUANTISED = ("w8a8", "w4a16", "gptq", "awq")
 LOGPROBS = (
     "test_sampling.py::test_logprobs_are_raw_and_as_many_as_asked",
     "test_sampling.py::test_prompt_logprobs",
@@ -47,6 +48,12 @@ def test_layers_with_a_window(family: str) -> None:
 
 
 @full
+@pytest.mark.parametrize("weights", QUANTISED)
+def test_quantised_weights(weights: str) -> None:
+    run("test_quantised.py", "test_same_as_llm.py", NEAPTIDE_TEST_WEIGHTS=weights)
+
+
+@full
 def test_models_that_are_refused() -> None:
     run("test_refused.py")
 
@@ -61,7 +68,7 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 @pytest.mark.timeout(3600)
 def test_the_second_runner() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py")
-    run(*files, "test_host_cache.py", **V2, **SHORT)
+    run(*files, "test_host_cache.py", "test_same_as_llm.py", **V2, **SHORT)
 
 
 @full

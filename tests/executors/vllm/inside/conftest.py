@@ -1,6 +1,7 @@
 """What the tests that run in vLLM's interpreter share: one executor, for vLLM keeps one model in a process.
 
-The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_RANKS (1), and what ``second_runner`` names.
+The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_WEIGHTS (not quantised), NEAPTIDE_TEST_RANKS
+(1), and what ``second_runner`` names.
 """
 
 import os
@@ -16,7 +17,16 @@ from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.registry import start_executor
 from tests.executors.vllm.inside import second_runner
 from tests.executors.vllm.inside.families import bring_own_code, write_checkpoint, write_tokenizer
-from tests.executors.vllm.inside.runs import BLOCK_BYTES, BLOCK_SIZE, LIMITS, NUM_BLOCKS, NUM_HOST_BLOCKS
+from tests.executors.vllm.inside.quantised import quantise
+from tests.executors.vllm.inside.runs import (
+    BLOCK_BYTES,
+    BLOCK_SIZE,
+    DTYPE,
+    LIMITS,
+    NUM_BLOCKS,
+    NUM_HOST_BLOCKS,
+    WEIGHTS,
+)
 
 FAMILY = os.environ.get("NEAPTIDE_TEST_FAMILY", "llama")
 RANKS = int(os.environ.get("NEAPTIDE_TEST_RANKS", "1"))
@@ -33,6 +43,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrain
     directory = tmp_path_factory.mktemp(FAMILY)
     write_tokenizer(directory)
     model = write_checkpoint(FAMILY, directory)
+    if WEIGHTS:
+        model = quantise(WEIGHTS, directory)
     bring_own_code(directory)
     return directory, model
 
@@ -46,7 +58,7 @@ def started(checkpoint: tuple[Path, PreTrainedModel]) -> Iterator[StartedExecuto
         ),
         scheduler=SchedulerConfig(**LIMITS),
         executor=ExecutorConfig(
-            kind="vllm", model_path=str(checkpoint[0]), dtype="float32", num_threads=1, arguments=arguments
+            kind="vllm", model_path=str(checkpoint[0]), dtype=DTYPE, num_threads=1, arguments=arguments
         ),
     )
     started = start_executor(config, MonotonicClock())
