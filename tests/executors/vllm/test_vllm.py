@@ -89,3 +89,9 @@ def test_two_ranks() -> None:
 @pytest.mark.parametrize("family", OTHERS)
 def test_other_families_on_two_ranks(family: str) -> None:
     run("test_greedy.py", "test_same_as_llm.py", *LOGPROBS, **TWO_RANKS, NEAPTIDE_TEST_FAMILY=family)
+
+
+@full
+@pytest.mark.timeout(3600)
+def test_two_ranks_on_the_second_runner() -> None:
+    run("test_greedy.py", "test_same_as_llm.py", *LOGPROBS, **TWO_RANKS, **V2)

@@ -2,6 +2,7 @@
 TRITON_INTERPRET=1, both read on import, and what is done here before any process imports vLLM."""
 
 import os
+from pathlib import Path
 
 
 def is_wanted() -> bool:
@@ -22,3 +23,11 @@ def count_nans_in_torch() -> None:
     import vllm.v1.worker.gpu.metrics.logits as metrics
 
     metrics.get_num_nans = lambda logits: logits.isnan().sum(-1).int()
+
+
+def prepare_ranks() -> None:
+    """Each is a process of its own, which starts with ``workers`` on its path. What ranks need to embed tokens vLLM
+    compiles even when it is told to be eager, and the pretended back end compiles nothing."""
+    workers = str(Path(__file__).with_name("workers"))
+    os.environ["PYTHONPATH"] = os.pathsep.join([workers, os.environ["PYTHONPATH"]])
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
