@@ -50,7 +50,7 @@ def test_layers_with_a_window(family: str) -> None:
 @full
 @pytest.mark.parametrize("weights", QUANTISED)
 def test_quantised_weights(weights: str) -> None:
-    run("test_quantised.py", "test_same_as_llm.py", NEAPTIDE_TEST_WEIGHTS=weights)
+    run("quantised/test_quantised.py", "test_same_as_llm.py", NEAPTIDE_TEST_WEIGHTS=weights)
 
 
 @full
