@@ -37,13 +37,18 @@ def result(tokens_per_s: float, both: float = 1.0) -> Any:
 
 
 def rows(
-    ours_tokens_per_s: float, ours_both: float, planned_tokens_per_s: float = 480.0, planned_both: float = 1.0
+    ours_tokens_per_s: float,
+    ours_both: float,
+    planned_tokens_per_s: float = 480.0,
+    planned_both: float = 1.0,
+    *,
+    judged: bool = True,
 ) -> dict[str, tuple[float, bool | None]]:
     runs = {policy: result(100.0) for policy in experiment.POLICIES}
     runs["echo"] = result(400.0)
     runs[experiment.OURS] = result(ours_tokens_per_s, ours_both)
     runs[experiment.PLANNED] = result(planned_tokens_per_s, planned_both)
-    made = experiment._rows("loogle-qa-short", runs, result(0.0, 1.0))
+    made = experiment._rows("loogle-qa-short", runs, result(0.0, 1.0), judged=judged)
     return {row.case.removeprefix("loogle-qa-short: "): (round(row.ours, 6), row.holds) for row in made}
 
 
@@ -84,6 +89,10 @@ def test_a_speed_up_that_is_missed_or_bought_with_attainment_does_not_hold(
     figures: tuple[float, ...], row: str
 ) -> None:
     assert rows(*figures)[row][1] is False
+
+
+def test_in_half_a_minute_a_plan_need_not_be_ahead() -> None:
+    assert rows(450.0, 1.0, 400.0, judged=False)["neaptide, planned / echo"] == (1.0, None)
 
 
 @pytest.mark.parametrize(
