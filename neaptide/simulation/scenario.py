@@ -1,10 +1,11 @@
 """What a simulation is given: a device, a load, a policy and its settings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.interfaces import CostModel
+from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.engine.scheduler.policies import POLICIES
 from neaptide.estimator.device_profile import DeviceProfile
 from neaptide.estimator.recipes import DEFAULT_HEADROOM, Recipe, roofline_recipe
@@ -95,6 +96,10 @@ class Scenario:
     def max_tokens(self) -> int:
         """Prompt and output of one request at most, in this KV cache."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def planned_as_served(self) -> "Scenario":
+        """The same along the plan that a server makes of its pool on a GPU, told of no answer before it has ended."""
+        return replace(self, plan=TWO_ENDS, planner_is_told=False)
 
     def output_limit(self, request: TraceRequest) -> int:
         """Its ``max_tokens``; not positive if the prompt leaves no room."""

@@ -37,9 +37,10 @@ CALM_SHARE, CROWDED_SHARE = 0.25, 0.75
 streams up to the bound on a gap, for they will soon catch up; from the second on it keeps their pace. Between the two
 the bound falls evenly: a threshold would make what a prompt gets hang on the last digit of a prediction."""
 CUT_SHARE, WHOLE_SHARE = 0.3, 0.45
-"""Of the TTFT target. A typical prompt that takes no more than the first beside the decodes of now is cut as streams
-like it: it is in time so. One that takes the second in such pieces is not cut, for every piece pays for a step of its
-own. Between the two the bound rises evenly from that on a gap ..."""
+"""Of the TTFT target. Where a typical prompt and one of mean length behind it take no more than twice the first beside
+the decodes of now, prompts are cut as streams like it: they are in time so. Where the two take twice the second in such
+pieces they are not cut, for every piece pays for a step of its own. Long prompts among short ones, which seldom meet
+their like, are cut. Between the two the bound rises evenly from that on a gap ..."""
 WHOLE_CALM_SHARE = 0.5
 """... and so does what is calm, for many prompts are sooner done whole."""
 CATCH_UP_TOKENS = 8
@@ -111,6 +112,8 @@ class SlackTracker:
         """... and the prompt tokens of all before each."""
         self._typical_prompt_tokens = 0
         """Of recent arrivals nine in ten have no longer prompt."""
+        self._pair_share = 1.0
+        """Half of what such a prompt and one of mean length take, over what it takes by itself."""
         self._tightest_ttft_s = config.ttft_slo_s
 
     def observe_arrival(self, request: Request) -> None:
@@ -120,6 +123,7 @@ class SlackTracker:
         self._tokens_before = list(accumulate((tokens for tokens, *_ in by_time), initial=0))
         tokens = sorted(tokens for tokens, *_ in self._arrivals)
         self._typical_prompt_tokens = tokens[int(0.9 * (len(tokens) - 1))]
+        self._pair_share = (1.0 + self._tokens_before[-1] / len(tokens) / self._typical_prompt_tokens) / 2
         self._tightest_ttft_s = min(self._config.ttft_slo_s, *(ttft_s for _, ttft_s, _ in self._arrivals))
 
     def observe_end(self, request: Request) -> None:
@@ -214,7 +218,7 @@ class SlackTracker:
         """
         seconds, margin_s = self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0))
         in_pieces_s = (seconds - alone_s) / max(1.0 - alone_s / itl_s, 1.0 / MAX_STRETCH)
-        need = (in_pieces_s / self._tightest_ttft_s - CUT_SHARE) / (WHOLE_SHARE - CUT_SHARE)
+        need = (self._pair_share * in_pieces_s / self._tightest_ttft_s - CUT_SHARE) / (WHOLE_SHARE - CUT_SHARE)
         need = min(max(need, 0.0), 1.0)
         calm_s = itl_s + need * max(min(seconds + margin_s, stall_s) - itl_s, 0.0)
         calm_share = CALM_SHARE + need * (WHOLE_CALM_SHARE - CALM_SHARE)

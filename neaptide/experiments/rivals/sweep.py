@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from neaptide.engine.offline.planning.pooled import TWO_ENDS
 from neaptide.experiments.price import price
 from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.experiments.rivals.kept import OUR_CODE, KeptRuns, code_digest
@@ -40,9 +39,7 @@ NAME = "tuned-rivals"
 ABOUT = "offline tokens/s against fcfs and priority at the step tokens and seats that suit each trace best"
 
 OURS = PolicyPoint("neaptide")
-"""At its defaults ..."""
-SERVED_PLAN: dict[str, Any] = {"plan": TWO_ENDS, "planner_is_told": False}
-"""... and so with the plan of the pool that a server makes on a GPU, which knows no answer before it has ended."""
+"""At its defaults, and with the plan of the pool that a server makes on a GPU."""
 RIVALS = ("priority", "fcfs")
 STEP_TOKENS = (512, 1024, 1536, 2048, 4096, 8192)
 SEATS = (128, 256, 1024)
@@ -212,7 +209,7 @@ class _Sweep:
             logging.getLogger(__name__).info("%s", name)
             scenario = self._scenario(load)
             scenario = replace(scenario, offline=()) if alone else scenario
-            scenario = replace(scenario, **SERVED_PLAN) if is_planned else scenario
+            scenario = scenario.planned_as_served() if is_planned else scenario
             scenario = replace(point.of(scenario), with_bounds=point == OURS)
             return simulate(scenario, least_attainment=least_attainment).result
 
@@ -223,7 +220,7 @@ class _Sweep:
         scenario = self._scenario(load)
         window_s = (scenario.online[0].arrival_s, scenario.online[-1].arrival_s)
         limits = StepLimits(window_s)
-        simulate(replace(OURS.of(scenario), **SERVED_PLAN), observers=[limits])
+        simulate(OURS.of(scenario).planned_as_served(), observers=[limits])
         return str(limits)
 
     def _scenario(self, load: Load) -> Scenario:

@@ -185,15 +185,16 @@ def test_streams_gain_their_cushion_slowly_where_answers_are_long(answer: int, t
     assert harness.step() == {"a": 1, "f": tokens - 1}
 
 
-def busy_harness(num_prompts: int, ago_s: float = 0.0, ttft_tokens: int = 3200) -> Harness:
-    """A stream with a target of 64 tokens' time, when so many prompts of 200 tokens have just come and gone."""
+def busy_harness(num_prompts: int, ago_s: float = 0.0, ttft_tokens: int = 3200, num_short: int = 0) -> Harness:
+    """A stream with a target of 64 tokens' time, when so many prompts have just come and gone: the first ``num_short``
+    of 20 tokens, the others of 200."""
     harness = Harness(256, PerToken(), egress_s=0.0, ttft_slo_s=ttft_tokens * TOKEN_S)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0, arrival_s=-20.0))
     harness.step()
     gone = [f"gone{k}" for k in range(num_prompts)]
-    for request_id in gone:
-        came_s = harness.clock.now() - ago_s
-        harness.core.handle(online(request_id, [9] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S, arrival_s=came_s))
+    for k, request_id in enumerate(gone):
+        prompt, came_s = [9] * (20 if k < num_short else 200), harness.clock.now() - ago_s
+        harness.core.handle(online(request_id, prompt, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S, arrival_s=came_s))
     harness.core.handle(AbortRequest(gone))
     return harness
 
@@ -208,11 +209,20 @@ def test_where_many_come_an_online_prompt_takes_what_the_streams_can_spare(banke
     assert harness.step() == {"a": 1, "b": tokens - 1}
 
 
-@pytest.mark.parametrize(("ttft_tokens", "tokens"), [(400, 201), (540, 147), (700, 90)])
+@pytest.mark.parametrize(("ttft_tokens", "tokens"), [(400, 201), (540, 142), (700, 90)])
 def test_where_few_come_a_prompt_is_not_cut_if_pieces_take_long(ttft_tokens: int, tokens: int) -> None:
-    """One of 200 tokens takes 202 tokens' time in steps of 96 beside a stream: more than 45% of the target; 37.4%, so
-    49.5% of the way from 96 to 201; and less than 30%, where it is itself 13.5% of a crowd."""
+    """One of 200 tokens takes 202 tokens' time in steps of 96 beside a stream, half of it and one of 191, the mean of
+    all, 197: more than 45% of the target; 36.6%, so 43.8% of the way from 96 to 201; and less than 30%, where it is
+    itself 13.5% of a crowd."""
     harness = busy_harness(20, 20.0, ttft_tokens)
+    harness.core.handle(online("b", [8] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
+    assert harness.step() == {"a": 1, "b": tokens - 1}
+
+
+@pytest.mark.parametrize(("num_short", "tokens"), [(0, 201), (17, 90)])
+def test_long_prompts_among_short_ones_are_cut(num_short: int, tokens: int) -> None:
+    """One of 200 tokens takes 47.0% of the target in pieces; half of it and one of 52, the mean, 29.6%."""
+    harness = busy_harness(20, 20.0, 430, num_short)
     harness.core.handle(online("b", [8] * 200, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
     assert harness.step() == {"a": 1, "b": tokens - 1}
 
@@ -247,7 +257,7 @@ def test_between_few_and_many_the_bound_falls_evenly() -> None:
 
 def test_where_prompts_are_not_cut_it_falls_from_half_of_the_time_on() -> None:
     """392 tokens in the time of 640, of which the stream leaves 630: 62.2%, so 48.9% of the way from 193 to 57.6."""
-    harness = busy_harness(1, ttft_tokens=400)
+    harness = busy_harness(1, ttft_tokens=300)
     harness.core.handle(online("b", [8] * 192, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
     assert harness.step() == {"a": 1, "b": 125}
 

@@ -36,10 +36,19 @@ def result(tokens_per_s: float, both: float = 1.0) -> Any:
     return Result(Online({"both": both}), tokens_per_s)
 
 
-def rows(ours_tokens_per_s: float, ours_both: float) -> dict[str, tuple[float, bool | None]]:
+def rows(
+    ours_tokens_per_s: float,
+    ours_both: float,
+    planned_tokens_per_s: float = 480.0,
+    planned_both: float = 1.0,
+    *,
+    judged: bool = True,
+) -> dict[str, tuple[float, bool | None]]:
     runs = {policy: result(100.0) for policy in experiment.POLICIES}
+    runs["echo"] = result(400.0)
     runs[experiment.OURS] = result(ours_tokens_per_s, ours_both)
-    made = experiment._rows("loogle-qa-short", runs, result(0.0, 1.0))
+    runs[experiment.PLANNED] = result(planned_tokens_per_s, planned_both)
+    made = experiment._rows("loogle-qa-short", runs, result(0.0, 1.0), judged=judged)
     return {row.case.removeprefix("loogle-qa-short: "): (round(row.ours, 6), row.holds) for row in made}
 
 
@@ -48,30 +57,42 @@ def test_speed_ups_hits_and_what_attainment_is_lost_are_its_rows() -> None:
         "priority / priority-v0": (1.0, None),
         "bs+e / priority-v0": (1.0, None),
         "bs+e+s / priority-v0": (1.0, None),
-        "echo / priority-v0": (1.0, None),
+        "echo / priority-v0": (4.0, None),
         "neaptide / priority-v0": (4.5, True),
+        "neaptide, planned / priority-v0": (4.8, True),
+        "neaptide / echo": (1.125, None),
+        "neaptide, planned / echo": (1.2, True),
         "prefix hits of echo, bound 94.0%": (90.0, None),
         "prefix hits of neaptide, bound 94.0%": (90.0, None),
+        "prefix hits of neaptide, planned, bound 94.0%": (90.0, None),
         "attainment that priority-v0 loses to online alone": (0.0, None),
         "attainment that priority loses to online alone": (0.0, None),
         "attainment that bs+e loses to online alone": (0.0, None),
         "attainment that bs+e+s loses to online alone": (0.0, None),
         "attainment that echo loses to online alone": (0.0, None),
         "attainment that neaptide loses to online alone": (0.5, True),
+        "attainment that neaptide, planned loses to online alone": (0.0, True),
     }
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "both", "row"),
+    ("figures", "row"),
     [
-        (399.0, 1.0, "neaptide / priority-v0"),
-        (400.0, 0.98, "attainment that neaptide loses to online alone"),
+        ((399.0, 1.0), "neaptide / priority-v0"),
+        ((400.0, 0.98), "attainment that neaptide loses to online alone"),
+        ((450.0, 1.0, 399.0), "neaptide, planned / priority-v0"),
+        ((450.0, 1.0, 400.0), "neaptide, planned / echo"),
+        ((450.0, 1.0, 480.0, 0.98), "attainment that neaptide, planned loses to online alone"),
     ],
 )
 def test_a_speed_up_that_is_missed_or_bought_with_attainment_does_not_hold(
-    tokens_per_s: float, both: float, row: str
+    figures: tuple[float, ...], row: str
 ) -> None:
-    assert rows(tokens_per_s, both)[row][1] is False
+    assert rows(*figures)[row][1] is False
+
+
+def test_in_half_a_minute_a_plan_need_not_be_ahead() -> None:
+    assert rows(450.0, 1.0, 400.0, judged=False)["neaptide, planned / echo"] == (1.0, None)
 
 
 @pytest.mark.parametrize(
