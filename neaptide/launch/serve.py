@@ -22,7 +22,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
 from neaptide.launch.stopping import Drain, cut
-from neaptide.launch.threads import default_num_threads, may_simulate
+from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
 from neaptide.server.observe.logs import configure_logging, one_line
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
@@ -104,7 +104,7 @@ def engine_config(
         request_log_old_files=settings.request_log_old_files,
         step_log_path=settings.step_log,
         step_log_max_bytes=int(settings.step_log_max_mb * 1e6),
-        records_traffic=settings.shadow != "off",
+        records_traffic=settings.shadow == "on",
         offline_plan=settings.offline_plan,
         log_level=settings.log_level,
         log_format=settings.log_format,
@@ -185,7 +185,7 @@ async def _serve(
             address = f"http://{settings.host}:{listener.getsockname()[1]}"
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)
-            if shadow is not None and may_simulate(settings.shadow, ready.device, config.executor.num_threads):
+            if shadow is not None:
                 shadow.start()
         await serving
         await cut(server.server_state.tasks)

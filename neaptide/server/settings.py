@@ -318,12 +318,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str,
         Option(
             "Whether the last minutes are simulated under other policies, at idle priority in a process of its own, to "
-            "say what co-serving won; it records no text. auto: unless the engine computes on all cores, where chats "
-            "would feel it; they are recorded there, for what-if questions.",
-            choices=("auto", "on", "off"),
+            "say what co-serving won; it records no text.",
+            choices=("on", "off"),
             page="operations",
         ),
-    ] = "auto"
+    ] = "on"
     executor: Annotated[
         str,
         Option(

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.launch.threads import LEAST_BYTES, default_num_threads, may_simulate
+from neaptide.launch.threads import LEAST_BYTES, default_num_threads
 
 
 def model(directory: Path, weight_bytes: int) -> Path:
@@ -26,20 +26,3 @@ def test_each_thread_has_enough_to_read(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     assert default_num_threads(model(tmp_path, weight_bytes)) == threads
-
-
-@pytest.mark.parametrize(
-    ("shadow", "device", "num_threads", "works"),
-    [
-        ("auto", "cpu", 3, True),
-        ("auto", "cpu", 4, False),
-        ("auto", "cuda", 4, True),
-        ("on", "cpu", 4, True),
-        ("off", "cpu", 1, False),
-    ],
-)
-def test_the_shadow_gauge_rests_where_all_cores_compute(
-    shadow: str, device: str, num_threads: int, works: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
-    assert may_simulate(shadow, device, num_threads) is works

@@ -277,8 +277,7 @@ function showShadow(samples) {
     `${duration(length)} of this server's own traffic with ${short(sum(samples, "neaptide_shadow_requests"))} online requests, ` +
     `simulated again under vLLM's schedulers; it ended ${duration(sum(samples, "neaptide_shadow_age_seconds"))} ago.` :
     samples.has("neaptide_shadow_window_seconds") ?
-      "Not known yet: some minutes of traffic are simulated again under vLLM's schedulers" +
-      " (not where the engine computes on all cores, unless --shadow on)." : "Off (--shadow).";
+      "Not known yet: some minutes of traffic are simulated again under vLLM's schedulers." : "Off (--shadow).";
 }
 
 function batchRow(batch) {

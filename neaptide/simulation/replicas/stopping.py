@@ -11,11 +11,11 @@ published and not computed, and memory for what is put aside.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig, SchedulerConfig
-from neaptide.engine.core import EngineCore
+from neaptide.engine.core import EngineCore, Publish
 from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.messages import StepOutputs, StepStats
 from neaptide.engine.observer import EngineObserver
@@ -93,7 +93,8 @@ class StoppingCore(EngineCore):
     def has_step_in_flight(self) -> bool:
         return self._left is not None or super().has_step_in_flight
 
-    def step(self) -> StepOutputs:
+    def step(self, publish: Publish | None = None) -> StepOutputs:
+        """What there is to report is returned, whoever would have it sooner: a simulator has nobody."""
         self._policy.offline_paused = self._left is not None or self._is_followed
         self._is_followed = False
         try:
@@ -185,4 +186,4 @@ class _LooseSlack(SlackTracker):
         found = super().bounds(draft)
         if self._queues.running_online or self._queues.waiting_online:
             return found
-        return replace(found, idle_s=self._idle_factor * found.idle_s)
+        return found._replace(idle_s=self._idle_factor * found.idle_s)
