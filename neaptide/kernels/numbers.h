@@ -9,6 +9,8 @@
 #define INLINE static inline
 #endif
 
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 INLINE float as_float(uint32_t bits) {
     float value;
     memcpy(&value, &bits, 4);

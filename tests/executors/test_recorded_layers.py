@@ -9,15 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.layers.products import TILE_ROWS
 from neaptide.executors.torch.models.llama import DecoderLayer, Llama
 from neaptide.executors.torch.models.recorded import record_layers
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels.native import COMPILERS
 from neaptide.kernels.paged_attention import StepAttention
+from neaptide.kernels.row_quantization import ByteProduct
 from tests.executors.driver import EVERY_LOGPROB, Driver, Track, make_executor, write_family
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")
+HAS_COMPILER = any(map(shutil.which, COMPILERS))
+pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -40,7 +43,23 @@ def answers(executor: TorchExecutor) -> list[Track]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_bits_as_call_by_call(family: str, tmp_path: Path) -> None:
     write_family(family, tmp_path, **FAMILIES[family])
-    executor = make_executor(tmp_path)
+    assert_same_bits(make_executor(tmp_path))
+
+
+@pytest.mark.skipif(
+    not HAS_COMPILER or not ByteProduct.takes(torch.float32, 64), reason="nothing multiplies bytes here"
+)
+def test_layers_of_8_bit_numbers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "UNMEASURED_BYTES", 1)
+    monkeypatch.setattr(products, "choose", lambda seconds, **_: {1: list(next(iter(seconds.values())))[-1]})
+    write_family("llama", tmp_path)
+    executor = make_executor(tmp_path, quantization="w8a8")
+    linears = executor._runner.model.linears()[:-1]
+    assert all(isinstance(linear.product_of(1), ByteProduct) for linear in linears)
+    assert_same_bits(executor)
+
+
+def assert_same_bits(executor: TorchExecutor) -> None:
     recorded = executor._runner.recorded
     assert recorded is not None
     assert recorded.max_tokens == TILE_ROWS
@@ -128,6 +147,8 @@ def test_no_more_tokens_than_one_product_in_c_computes(tmp_path: Path, monkeypat
 
 class OtherProduct:
     """Is never asked."""
+
+    is_noted = False
 
     def __call__(self, x: Tensor) -> Tensor:
         raise NotImplementedError

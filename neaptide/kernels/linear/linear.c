@@ -4,7 +4,6 @@
    are computed reading them is all there is to it. So are rows of bf16 numbers, whose results are rounded once. */
 
 #include "../numbers.h"
-#include "pairs.h"
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -38,7 +37,7 @@ typedef struct {
     int64_t next, arrived;
 } job_t;
 
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+#include "pairs.h"
 
 INLINE vec load(const float *from) { return *(const vec *)from; }
 
@@ -134,40 +133,19 @@ static void run_panels(const job_t *job, int64_t begin, int64_t end, float *scra
     }
 }
 
-#if MULTIPLIES_PAIRS
-/* Panels [begin, end); what this thread is likely to take next begins with panel `then`. */
-static void run_panels_of_pairs(const job_t *job, int64_t begin, int64_t end, int64_t then) {
-    for (int64_t p = begin; p < end; p++) {
-        int64_t at = p * PAIR_PANEL, next = p + 1 < end ? p + 1 : then;
-        pair_panel_t panel = {job->narrow_x,
-                              job->narrow_y + at,
-                              job->bias ? job->bias + at : NULL,
-                              job->rows,
-                              job->k,
-                              job->x_stride,
-                              job->y_stride,
-                              least(PAIR_PANEL, job->n - at),
-                              job->adds};
-        const uint16_t *packed = (const uint16_t *)job->packed;
-        multiply_panel(&panel, packed + at * job->k, packed + next * PAIR_PANEL * job->k);
-    }
-}
-#endif
-
 static void work(void *argument) {
     job_t *job = argument;
+#if MULTIPLIES_PAIRS
+    if (job->in_pairs) {
+        take_panels_of_pairs(job);
+        return;
+    }
+#endif
     int64_t thread = __atomic_fetch_add(&job->arrived, 1, __ATOMIC_RELAXED);
     if (thread >= job->num_threads) return;
     int64_t panels = (job->n + PANEL - 1) / PANEL, parts = job->num_threads == 1 ? 1 : least(panels, 4 * job->num_threads);
     for (int64_t part; (part = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < parts;) {
-        int64_t begin = panels * part / parts, end = panels * (part + 1) / parts;
-#if MULTIPLIES_PAIRS
-        if (job->in_pairs) {
-            run_panels_of_pairs(job, begin, end, least(panels * (part + job->num_threads) / parts, panels - 1));
-            continue;
-        }
-#endif
-        run_panels(job, begin, end, job->scratch + thread * DEPTH * PANEL);
+        run_panels(job, panels * part / parts, panels * (part + 1) / parts, job->scratch + thread * DEPTH * PANEL);
     }
 }
 

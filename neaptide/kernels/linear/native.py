@@ -2,6 +2,7 @@
 
 import ctypes
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -65,6 +66,8 @@ class PackedLinear:
     """
 
     __slots__ = ("_bias", "_dtypes", "_job", "_library", "_packed", "_scratch", "in_features", "out_features")
+
+    is_noted: ClassVar[bool] = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._library = library = _library()

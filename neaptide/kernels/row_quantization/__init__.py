@@ -4,9 +4,10 @@ import logging
 
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.row_quantization.native import NativeRowQuantizer
+from neaptide.kernels.row_quantization.product import ByteProduct
 from neaptide.kernels.row_quantization.reference import Quantized, RowQuantizer
 
-__all__ = ["NativeRowQuantizer", "Quantized", "RowQuantizer", "row_quantizer"]
+__all__ = ["ByteProduct", "NativeRowQuantizer", "Quantized", "RowQuantizer", "row_quantizer"]
 
 logger = logging.getLogger(__name__)
 

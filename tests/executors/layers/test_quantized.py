@@ -2,6 +2,8 @@
 none."""
 
 import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from neaptide.engine.config import ExecutorConfig
 from neaptide.executors.registry import UnknownExecutorError, check_executor
 from neaptide.executors.torch.layers import products, quantized
 from neaptide.executors.torch.layers.linear import Linear, choose_products
-from neaptide.executors.torch.layers.products import QUANTIZED, choose
-from neaptide.executors.torch.layers.quantized import QuantizedProduct, quantize_weight, quantizer_of
-from neaptide.kernels.row_quantization import RowQuantizer, row_quantizer
+from neaptide.executors.torch.layers.products import QUANTIZED, Product, choose
+from neaptide.executors.torch.layers.quantized import QuantizedProduct, quantize_weight, quantized_product, quantizer_of
+from neaptide.kernels.row_quantization import ByteProduct, NativeRowQuantizer, RowQuantizer, row_quantizer
 from tests.executors.driver import EVERY_LOGPROB, Driver, assert_logprobs, make_executor, random_prompt, write_family
 
 CPU = torch.device("cpu")
+MakeQuantized = Callable[[Tensor, Tensor | None, RowQuantizer], Product]
 CASES = [(torch.float32, 1e-5), (torch.bfloat16, 2**-8 * 1.01)]
 
 
@@ -47,12 +50,15 @@ def layer(dtype: torch.dtype = torch.float32, outputs: int = 70, inputs: int = 9
     return made
 
 
+@pytest.mark.parametrize("make", [QuantizedProduct, quantized_product])
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize(("dtype", "places"), CASES)
 @pytest.mark.parametrize("rows", [1, 2, 17, 65, 512, 515])
-def test_it_is_the_product_of_what_is_rounded(rows: int, dtype: torch.dtype, places: float, kernels: str) -> None:
+def test_it_is_the_product_of_what_is_rounded(
+    rows: int, dtype: torch.dtype, places: float, kernels: str, make: MakeQuantized
+) -> None:
     x, weight, bias = tensors(rows, dtype)
-    product = QuantizedProduct(weight, bias, row_quantizer(kernels))
+    product = make(weight, bias, row_quantizer(kernels))
     expected = dequantized(x, weight, bias)
     # A number half way between two may be rounded to either: a step of one input.
     slack = 1.01 * places * expected.abs() + 1e-4 * expected.abs().amax(dim=1, keepdim=True)
@@ -64,9 +70,10 @@ def test_it_is_the_product_of_what_is_rounded(rows: int, dtype: torch.dtype, pla
     assert error < 0.015 * expected.norm()
 
 
-def test_a_row_depends_on_no_other_and_a_bad_one_stays_alone() -> None:
+@pytest.mark.parametrize("make", [QuantizedProduct, quantized_product])
+def test_a_row_depends_on_no_other_and_a_bad_one_stays_alone(make: MakeQuantized) -> None:
     x, weight, bias = tensors(515, torch.bfloat16)
-    product = QuantizedProduct(weight, bias, row_quantizer())
+    product = make(weight, bias, row_quantizer())
     whole = product(x)
     for rows in (1, 2, 65, 100):
         assert torch.equal(product(x[:rows]), whole[:rows])
@@ -74,6 +81,21 @@ def test_a_row_depends_on_no_other_and_a_bad_one_stays_alone() -> None:
     found = product(x)
     assert found[3].isnan().all()
     assert torch.equal(found[4:], whole[4:])
+
+
+def test_products_in_c_take_all_that_they_can() -> None:
+    """And a recording notes them."""
+    quantizer, made = row_quantizer(), layer()
+    in_c = isinstance(quantizer, NativeRowQuantizer) and ByteProduct.takes(torch.float32, 96)
+    weight = torch.ones(4, 96)
+    chosen = quantized_product(weight, None, quantizer)
+    assert isinstance(chosen, ByteProduct if in_c else QuantizedProduct)
+    others = [quantized_product(weight, None, RowQuantizer()), quantized_product(weight.half(), None, quantizer)]
+    assert [type(product) for product in others] == [QuantizedProduct, QuantizedProduct]
+    made.use([], [chosen])
+    assert made.most_rows_in_c() == (sys.maxsize if in_c else 0)
+    made.use([], others[:1])
+    assert made.most_rows_in_c() == 0
 
 
 def test_it_computes_all_rows_of_a_layer_or_none() -> None:
@@ -154,7 +176,7 @@ def test_other_executors_have_none() -> None:
 def test_products_that_are_not_there_or_overflow_stop_the_start(
     broken: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantized, "QuantizedProduct", broken)
+    monkeypatch.setattr(quantized, "quantized_product", broken)
     with pytest.raises(ValueError, match=words) as caught:
         quantizer_of(ExecutorConfig(quantization="w8a8"), CPU)
     assert "\n" not in str(caught.value)

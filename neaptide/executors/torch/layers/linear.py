@@ -20,7 +20,7 @@ from neaptide.executors.torch.layers.products import (
     product_kinds,
     rows_by_kind,
 )
-from neaptide.executors.torch.layers.quantized import QuantizedProduct
+from neaptide.executors.torch.layers.quantized import quantized_product
 from neaptide.kernels.linear import PackedLinear
 from neaptide.kernels.row_quantization import RowQuantizer
 
@@ -70,9 +70,9 @@ class Linear:
             self.weight = None
 
     def most_rows_in_c(self) -> int:
-        """So many are computed by one product in C, and so are fewer; 0 if not even one row is."""
+        """So many are computed by one product that a recording notes, and so are fewer; 0 if not even one row is."""
         first = self._products[0]
-        if not isinstance(first, PackedLinear):
+        if not first.is_noted:
             return 0
         others = zip(self._limits, self._products[1:], strict=True)
         return next((limit for limit, product in others if product is not first), sys.maxsize)
@@ -109,7 +109,7 @@ def choose_products(
         assert first is not None
         kinds = product_kinds(first, same[0].bias, kernels)
         if quantizer is not None and not is_last and not is_small(first):
-            kinds[QUANTIZED] = partial(QuantizedProduct, quantizer=quantizer)
+            kinds[QUANTIZED] = partial(quantized_product, quantizer=quantizer)
         if list(kinds) == ["torch"]:
             continue
         num_bytes = first.numel() * first.itemsize
@@ -139,7 +139,7 @@ def quantize(linears: Sequence[Linear], quantizer: RowQuantizer) -> None:
     """Lets all loaded layers but the last, that of the logits, be computed with 8-bit numbers, faster or not."""
     for linear in linears[:-1]:
         assert linear.weight is not None, "it has been chosen already"
-        linear.use([], [QuantizedProduct(linear.weight, linear.bias, quantizer)])
+        linear.use([], [quantized_product(linear.weight, linear.bias, quantizer)])
 
 
 def use_packed(linears: Sequence[Linear]) -> None:

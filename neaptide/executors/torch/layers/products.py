@@ -7,7 +7,7 @@ call, which a few rows do not repay, and some CPUs have matrix instructions that
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -85,6 +85,8 @@ class TiledProduct:
 
     __slots__ = ("_compute", "_out_features", "_rounded_up", "_zeros")
 
+    is_noted: ClassVar[bool] = False
+
     def __init__(self, compute: Callable[[Tensor], Tensor], weight: Tensor) -> None:
         self._compute = compute
         self._rounded_up = ROUNDED_UP[is_small(weight)]
@@ -118,6 +120,9 @@ class TiledProduct:
 class Product(Protocol):
     """``x W^T + b``."""
 
+    is_noted: ClassVar[bool]
+    """Whether all that it computes are calls that a ``Recording`` notes."""
+
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
@@ -129,6 +134,8 @@ class TorchProduct:
     """As torch computes it from the weight as it is."""
 
     __slots__ = ("_tiled", "bias", "weight")
+
+    is_noted: ClassVar[bool] = False
 
     _PADDED_ROWS = range(8, 16)
     """On a CPU (fp32, one thread) products of so many rows take up to 1.5 times as long as those of 16."""

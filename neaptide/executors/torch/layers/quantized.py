@@ -4,19 +4,31 @@ Weights are symmetric, from -127 to 127; activations go from 0 to 255 with a zer
 signed activations have no fast path.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from neaptide.engine.config import ExecutorConfig
-from neaptide.executors.torch.layers.products import ROUNDED_UP, TILE_ROWS, is_small
-from neaptide.kernels.row_quantization import RowQuantizer, row_quantizer
+from neaptide.executors.torch.layers.products import ROUNDED_UP, TILE_ROWS, Product, is_small
+from neaptide.kernels.row_quantization import ByteProduct, NativeRowQuantizer, RowQuantizer, row_quantizer
 
 QUANTIZATIONS = ("none", "w8a8")
 _MOST = 127
 
 
+def quantized_product(weight: Tensor, bias: Tensor | None, quantizer: RowQuantizer) -> Product:
+    """``x W^T + b`` within the error of 8 bits: in C where rows are quantized so and the processor multiplies bytes.
+
+    Args and errors as of ``QuantizedProduct``.
+    """
+    if isinstance(quantizer, NativeRowQuantizer) and ByteProduct.takes(weight.dtype, weight.shape[1]):
+        return ByteProduct(*quantize_weight(weight), bias)
+    return QuantizedProduct(weight, bias, quantizer)
+
+
 class QuantizedProduct:
-    """``x W^T + b`` within the error of 8 bits.
+    """``x W^T + b`` within the error of 8 bits, by oneDNN.
 
     Args:
         weight: [out_features, in_features] of any float type; not needed any more afterwards.
@@ -28,6 +40,8 @@ class QuantizedProduct:
     """
 
     __slots__ = ("_bias", "_of_ones", "_packed", "_quantizer", "_rounded_up", "_scales", "_zeros", "out_features")
+
+    is_noted: ClassVar[bool] = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None, quantizer: RowQuantizer) -> None:
         self.out_features = weight.shape[0]
@@ -88,7 +102,7 @@ def quantizer_of(config: ExecutorConfig, device: torch.device) -> RowQuantizer |
     quantizer = row_quantizer(config.cpu_kernels)
     try:
         # The largest numbers there are: processors without 8-bit products add pairs of them in 16 bits.
-        found = QuantizedProduct(torch.ones(16, 64), None, quantizer)(torch.ones(2, 64))
+        found = quantized_product(torch.ones(16, 64), None, quantizer)(torch.ones(2, 64))
     except (RuntimeError, AttributeError) as error:
         raise ValueError(f"quantization {name!r} cannot be had: {str(error).splitlines()[0]}") from error
     if float((found - 64.0).abs().max()) > 0.01:
