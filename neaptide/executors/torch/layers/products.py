@@ -23,8 +23,8 @@ MEASURED_ROWS = (64, 4, 16, 256, 1)
 """In this order; each stands for up to twice as many. What is best at one row only would be many times slower at the
 rows of a prompt."""
 FEW_ROWS = 8
-"""Up to so many a step of nothing but products in C, and of what else it takes, is one call; with more the calls are a
-small part of it."""
+"""A step of nothing but products in C is one call. Of so few rows the calls are a large part, so they are computed in C
+unless another kind is far faster."""
 _ALWAYS_MEASURED = 2
 """So many of them, whatever the time: a busy machine takes many times as long."""
 BUDGET_S = 0.8
