@@ -1,11 +1,12 @@
 """The supervisor with a real engine process (simulated executor)."""
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -316,39 +317,39 @@ async def test_engine_whose_words_cannot_be_taken_is_replaced(tmp_path: Path) ->
         await supervisor.stop()
 
 
-async def test_words_that_come_before_another_message_is_sent_are_heard(tmp_path: Path) -> None:
-    """The descriptor of the socket tells of a change once, and sending takes notice of it."""
+@contextlib.contextmanager
+def spoken_to(path: Path) -> Iterator[tuple[_Engine, zmq.Socket[bytes], int, list[FromEngine]]]:
+    """An engine without a process, a socket to speak as it, the descriptor of ours, and what has been heard."""
     with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
-        ours.bind(f"ipc://{tmp_path}/socket")
-        theirs.connect(f"ipc://{tmp_path}/socket")
-        engine = _Engine(None, ours, tmp_path, -1)  # type: ignore[arg-type]
+        ours.bind(f"ipc://{path}/socket")
+        theirs.connect(f"ipc://{path}/socket")
+        engine = _Engine(None, ours, path, -1)  # type: ignore[arg-type]
+        descriptor = int(ours.getsockopt(zmq.FD))
         heard: list[FromEngine] = []
         try:
             engine.listen(heard.append)
-            await settle()
-            theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
-            select.select([ours.getsockopt(zmq.FD)], [], [], 30.0)
-            engine.send(AbortRequest(["nobody"]))
-            assert select.select([ours.getsockopt(zmq.FD)], [], [], 0.0)[0] == []
-            await settle()
-            assert len(heard) == 1
+            yield engine, theirs, descriptor, heard
         finally:
-            asyncio.get_running_loop().remove_reader(int(ours.getsockopt(zmq.FD)))
+            asyncio.get_running_loop().remove_reader(descriptor)
+
+
+async def test_words_that_come_before_another_message_is_sent_are_heard(tmp_path: Path) -> None:
+    """The descriptor of the socket tells of a change once, and sending takes notice of it."""
+    with spoken_to(tmp_path) as (engine, theirs, descriptor, heard):
+        await settle()
+        theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
+        select.select([descriptor], [], [], 30.0)
+        engine.send(AbortRequest(["nobody"]))
+        assert select.select([descriptor], [], [], 0.0)[0] == []
+        await settle()
+        assert len(heard) == 1
 
 
 async def test_last_words_of_an_engine_that_has_ended_are_heard(tmp_path: Path) -> None:
     """All of them at once: nobody waits for another turn of the loop."""
-    with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
-        ours.bind(f"ipc://{tmp_path}/socket")
-        theirs.connect(f"ipc://{tmp_path}/socket")
-        engine = _Engine(None, ours, tmp_path, -1)  # type: ignore[arg-type]
-        heard: list[FromEngine] = []
-        try:
-            engine.listen(heard.append)
-            for _ in range(5):
-                theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
-            while len(heard) < 5 and select.select([ours.getsockopt(zmq.FD)], [], [], 30.0)[0]:
-                engine.hear_out()
-            assert len(heard) == 5
-        finally:
-            asyncio.get_running_loop().remove_reader(int(ours.getsockopt(zmq.FD)))
+    with spoken_to(tmp_path) as (engine, theirs, descriptor, heard):
+        for _ in range(5):
+            theirs.send(from_engine_encoder.encode(StepOutputs([], [])))
+        while len(heard) < 5 and select.select([descriptor], [], [], 30.0)[0]:
+            engine.hear_out()
+        assert len(heard) == 5
