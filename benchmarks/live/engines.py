@@ -33,12 +33,14 @@ class PolicyRival:
 
     @classmethod
     def parse(cls, text: str, engine_flags: Sequence[str] = ()) -> "PolicyRival":
-        """``POLICY[@STEP_TOKENS][/SEATS]``, such as ``priority@256/16``.
+        """``POLICY[@STEP_TOKENS][/SEATS]``, such as ``priority@256/16``, and any settings of the server behind it, such
+        as ``neaptide+give-up-steps=off``.
 
         Raises:
             ValueError: it is none; the message is one line.
         """
-        rest, _, seats = text.partition("/")
+        rest, *settings = text.split("+")
+        rest, _, seats = rest.partition("/")
         policy, _, tokens = rest.partition("@")
         if policy not in POLICIES:
             raise ValueError(f"rival {text!r}: no policy {policy!r}; there are: {', '.join(sorted(POLICIES))}")
@@ -47,6 +49,11 @@ class PolicyRival:
             if value and not (value.isdecimal() and int(value) > 0):
                 raise ValueError(f"rival {text!r}: {value!r} is no positive number; write POLICY[@STEP_TOKENS][/SEATS]")
             flags += [flag, value] if value else []
+        for setting in settings:
+            name, sign, value = setting.partition("=")
+            if not (name and sign and value):
+                raise ValueError(f"rival {text!r}: {setting!r} is no setting; write +NAME=VALUE")
+            flags += [f"--{name}", value]
         return cls(text, (*engine_flags, *flags))
 
     async def probe(self, plan: Plan) -> list[Window]:

@@ -43,6 +43,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """From a step's commit to the client's socket; deadlines are met this much early."""
     overlap_depth: int = 0
     """Steps in flight while the next one is planned (0 = plan after the result is in)."""
+    gives_up_steps: bool = False
+    """Steps of offline work alone are given up between layers when an online request comes: where the executor can."""
     bros_initial_batch_size: int = 16
     """Of the policy ``bros``: requests of a batch after a step that could not take in all that is urgent. The paper's
     number is lost."""
@@ -108,3 +110,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     where the device works beside the host. ``off`` is for all policies."""
     witness_fd: int | None = None
     """Inherited memory in which the engine notes the step that it is running; set by the supervisor for each life."""
+    arrivals_fd: int | None = None
+    """The same, in which online requests are counted when they are sent. Without it no step is given up."""

@@ -283,6 +283,8 @@ class EngineCore:
         if self._in_flight is not None:
             self._in_flight.starts_s = max(self._in_flight.timer.scheduled_at_s, timer.executed_at_s)
         self._observers.executed(step, result)
+        if result.is_given_up:
+            return self._give_up(step, result)
         self._committer.commit(step, result, following, timer.executed_at_s)
         if publish is not None and self._committer.has_tokens_alone:
             publish(self._committer.take_outputs())
@@ -292,6 +294,15 @@ class EngineCore:
             self.scheduler.observe_step(step, timer.execute_s)
         timer.committed()
         self._observers.committed(step, result, self.scheduler)
+        return step_stats(step, result, self.scheduler)
+
+    def _give_up(self, step: Step, result: StepResult) -> StepStats:
+        """Nothing came of the step: an online request has come, and the next step is for that."""
+        assert self._in_flight is None  # none is planned on a step that may be given up
+        self.scheduler.give_up(step)
+        self.scheduler.observe_held(step.timer.executed_at_s)
+        step.timer.committed()
+        self._observers.given_up(step, self.scheduler)
         return step_stats(step, result, self.scheduler)
 
     def _undo_in_flight(self) -> None:

@@ -224,6 +224,9 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     """That offline admissions leave for online work, those that it holds included."""
     memory_ran_out: int = 0
     """Times in this step; the executor then computes it in pieces."""
+    is_given_up: bool = False
+    """For an online request that came: no token of it counts, nor does what it admitted and preempted, which the step
+    behind it tells."""
 
 
 class Outlook(StrEnum):

@@ -49,6 +49,9 @@ class EngineObserver:
     def undone(self, step: Step) -> None:
         """The step before this one failed while this one was in flight: its requests compute the same again."""
 
+    def given_up(self, step: Step, scheduler: Scheduler) -> None:
+        """In place of ``committed``: the step was given up, and its requests compute the same again."""
+
     def ended(self, request: Request, reason: FinishReason) -> None:
         """A request that was accepted ends, in a commit or between steps. Its tokens are still there."""
 

@@ -46,6 +46,8 @@ class Capabilities(NamedTuple):
     two_tenant_blocks: bool = False
     """It reads blocks whose entries have the direction bit (``BlockTables``), and copies single slots
     (``StepPlan.slot_copies``)."""
+    gives_up_steps: bool = False
+    """It looks, while it computes a step that may be given up, whether an online request comes."""
 
 
 @dataclass(slots=True, frozen=True)

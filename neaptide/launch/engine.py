@@ -110,7 +110,11 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
             num_host_blocks=started.num_host_blocks,
             two_tenant_blocks=can.two_tenant_blocks,
         ),
-        scheduler=msgspec.structs.replace(config.scheduler, overlap_depth=depth),
+        scheduler=msgspec.structs.replace(
+            config.scheduler,
+            overlap_depth=depth,
+            gives_up_steps=config.scheduler.gives_up_steps and can.gives_up_steps and not depth,
+        ),
     )
 
 

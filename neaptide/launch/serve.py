@@ -96,6 +96,7 @@ def engine_config(
             tpot_slo_s=tpot_slo_ms / 1e3,
             offline_max_kv_ratio=settings.offline_max_kv_ratio,
             share_weights=share_weights,
+            gives_up_steps=settings.give_up_steps == "on",
         ),
         executor=_executor_config(settings, model_path, arguments),
         profile=ProfileConfig(name=settings.profile, kept_in=str(data_dir / PROFILES), model_fingerprint=fingerprint),
@@ -341,6 +342,7 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
 
 def engine_main(address: str, config_json: str, parent_pid: int) -> int:
     """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
+    from neaptide.engine.process.arrivals import OnlineArrivals
     from neaptide.engine.process.loop import EngineSocket, run_engine
     from neaptide.engine.process.parent import die_with_parent
     from neaptide.launch.engine import build_engine, traffic_recorder
@@ -361,7 +363,10 @@ def engine_main(address: str, config_json: str, parent_pid: int) -> int:
             return 1
         try:
             traffic = traffic_recorder(core, ready) if config.records_traffic else None
-            run_engine(core, ready, link, link, clock, traffic)
+            arrivals = None
+            if core.scheduler.config.gives_up_steps and config.arrivals_fd is not None:
+                arrivals = OnlineArrivals(config.arrivals_fd)
+            run_engine(core, ready, link, link, clock, traffic, arrivals)
         finally:
             core.close()
         return 0

@@ -169,6 +169,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             page="planning",
         ),
     ] = "auto"
+    give_up_steps: Annotated[
+        str,
+        Option(
+            "Whether a step without online work is given up between layers when an online request comes, and may be "
+            "longer for it, under the policy neaptide where the executor can: torch on a CPU.",
+            choices=("on", "off"),
+            page="scheduling",
+        ),
+    ] = "on"
     metrics_compat: Annotated[
         str,
         Option("Whether the series that stock vLLM dashboards read are exported too.", choices=("vllm", "none")),

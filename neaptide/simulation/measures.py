@@ -192,6 +192,8 @@ class Measures:
 
     def _add_step(self, stats: StepStats, tally: StepTally, copied: Copied) -> None:
         self.num_steps += 1
+        if stats.is_given_up:
+            return  # its time says nothing of what was predicted, and nothing came of it
         self._steps.extend(
             (
                 stats.now_s,

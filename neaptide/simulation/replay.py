@@ -103,6 +103,9 @@ class _Watch(EngineObserver):
     def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
         self.done_step = step
 
+    def given_up(self, step: Step, scheduler: Scheduler) -> None:
+        self.done_step = step
+
 
 class _Driver:
     """The core, and what leads it through the log."""

@@ -80,6 +80,7 @@ class ReplayExecutor:
         self._errors: dict[str, str] = {}
         self._in_parts = False
         self._has_raised = False
+        self._is_given_up = False
 
     @property
     def num_blocks(self) -> int:
@@ -89,6 +90,7 @@ class ReplayExecutor:
         """The step that is waited for next."""
         self._errors = {self._requests[int(handle)].request_id: error for handle, error in line.errors.items()}
         self._in_parts, self._has_raised = line.in_parts, False
+        self._is_given_up = line.given_up
 
     def submit(self, plan: StepPlan) -> "ReplayHandle":
         return ReplayHandle(self, plan)
@@ -99,6 +101,9 @@ class ReplayExecutor:
             RecordedError: the first time for a step that was run in parts; then for what holds a culprit.
         """
         result = StepResult.of(plan)
+        if self._is_given_up:
+            result.is_given_up = True
+            return result
         result.errors = {id_: self._errors[id_] for id_ in plan.request_ids if id_ in self._errors}
         if self._in_parts and (not self._has_raised or INTERNAL_ERROR in result.errors.values()):
             self._has_raised = True

@@ -122,6 +122,7 @@ class Scenario:
             offline_max_kv_ratio=self.offline_max_kv_ratio,
             share_weights=dict(self.share_weights),
             bros_initial_batch_size=self.bros_initial_batch_size,
+            gives_up_steps=self.stops is not None and not self.stops.goes_on,
         )
         cache = CacheConfig(
             block_size=self.block_size, num_host_blocks=self.num_host_blocks, two_tenant_blocks=self.num_host_blocks > 0

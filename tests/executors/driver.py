@@ -15,6 +15,7 @@ from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.interfaces import Executor, StepHandle
 from neaptide.engine.messages import TokenLogprobs
 from neaptide.engine.params import SamplingParams
+from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
 from neaptide.executors.torch.torch_executor import TorchExecutor
@@ -93,6 +94,7 @@ def make_executor(
     cpu_kernels: str = "auto",
     batch_invariant: bool = False,
     quantization: str = "none",
+    arrivals: OnlineArrivals | None = None,
 ) -> TorchExecutor:
     return TorchExecutor(
         ExecutorConfig(
@@ -107,6 +109,7 @@ def make_executor(
         CacheConfig(block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks),
         MonotonicClock(),
         seed=seed,
+        arrivals=arrivals,
     )
 
 

@@ -64,6 +64,42 @@ def test_repeated_on_other_numbers_and_again(dtype: torch.dtype) -> None:
         assert torch.equal(memory[: len(other)], expected)
 
 
+def test_calls_end_before_the_next_one_when_more_has_been_sent_than_taken() -> None:
+    """The counts stand where the first of two turns writes: before it there is nothing to see, behind it there is."""
+    feed, recording = Feed(torch.float32), Recording(1)
+    job = plan(attention(torch.float32), 1).job_for(torch.zeros(2, 8, 4, 16))
+    first = torch.randn(1, 40, generator=torch.Generator().manual_seed(4))
+    once, twice, x = first.clone(), first.clone(), first.clone()
+    feed(once)
+    feed(twice)
+    feed(twice)
+    with recording.noting():
+        for _ in range(2):
+            recording.begin_layer()
+            feed(x)
+
+    def rings(row: Tensor) -> list[bool]:
+        """By pair of counts that the row's bits make, whether there is more sent than taken."""
+        counts = row.view(torch.int64).view(-1, 2)
+        return (counts[:, 0] > counts[:, 1]).tolist()
+
+    number = list(zip(rings(first), rings(once), strict=True)).index((False, True))
+
+    def replayed(start: Tensor, looking_share: float) -> bool:
+        x.copy_(start)
+        return recording.replay(job, 1, x.data_ptr() + 16 * number, looking_share)
+
+    assert not replayed(first, 1.0)
+    assert torch.equal(x, once)
+    assert not replayed(first, 0.625)  # five of eight calls
+    assert torch.equal(x, once)
+    assert replayed(first, 0.5)
+    assert torch.equal(x, twice)
+    assert not replayed(once, 0.125)
+    assert torch.equal(x, once)
+    assert replayed(once, 0.0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_is_planned_anew_for_each_step(dtype: torch.dtype) -> None:
     """Two layers, whose queries and caches are their own; contexts of other lengths in other blocks."""

@@ -252,6 +252,8 @@ NAMES = {
     "neaptide_step_prediction_error_ratio",
     "neaptide_steps",
     "neaptide_steps_within_margin",
+    "neaptide_steps_given_up",
+    "neaptide_steps_given_up_seconds",
     "neaptide_besteffort_paused",
     "neaptide_http_requests",
     "neaptide_http_request_seconds",
@@ -284,6 +286,16 @@ async def test_coverage_counts_steps_that_ended_within_their_margin(server: Serv
     found = await _samples(server)
     assert found["neaptide_steps_total", frozenset()] == 4
     assert found["neaptide_steps_within_margin_total", frozenset()] == 3
+
+
+async def test_a_step_that_was_given_up_says_nothing_of_predictions(server: Server) -> None:
+    server.engine.emit_stats(duration_s=0.01, predicted_s=0.011, margin_s=0.001)
+    server.engine.emit_stats(duration_s=0.25, predicted_s=0.3, is_given_up=True)
+    server.engine.emit_stats(duration_s=0.5, predicted_s=0.6, is_given_up=True)
+    found = await _samples(server)
+    assert found["neaptide_steps_given_up_total", frozenset()] == 2
+    assert found["neaptide_steps_given_up_seconds_total", frozenset()] == pytest.approx(0.75)
+    assert found["neaptide_steps_total", frozenset()] == 1
 
 
 async def test_metrics_count_what_happened(server: Server) -> None:

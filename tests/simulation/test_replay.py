@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.hash_executor import SimExecutor
 from neaptide.simulation.replay import Replay, replay
+from neaptide.simulation.replicas.stopping import Stops
 from neaptide.simulation.simulator import simulate
 from tests.engine.harness import batch, online
 from tests.golden.renew import GOLDEN_LOG
@@ -35,6 +37,18 @@ def test_every_policy_decides_in_a_replay_as_it_did(policy: str, depth: int, tmp
     assert run.num_unfinished == 0
     assert run.result.valid
     assert replay(tmp_path / "log") == Replay(run.result.steps, None)
+
+
+def test_steps_that_were_given_up_replay(tmp_path: Path) -> None:
+    scenario = mixed(ttft_slo_s=0.006, tpot_slo_s=0.001, step_noise=0.1, cost_model=None)
+    run = simulate(replace(scenario, stops=Stops(20, 0.0001, goes_on=False)), step_log=tmp_path / "log")
+    assert run.num_left > 0
+    lines = [line for line in read_log(tmp_path / "log") if isinstance(line, StepLine)]
+    assert sum(line.given_up for line in lines) == run.num_left
+    assert replay(tmp_path / "log") == Replay(len(lines), None)
+    text = (tmp_path / "log").read_text()
+    (tmp_path / "whole").write_text(text.replace('"given_up":true,', "").replace(',"given_up":true', ""))
+    assert replay(tmp_path / "whole").difference is not None
 
 
 def test_the_golden_log_replays() -> None:

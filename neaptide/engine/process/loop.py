@@ -19,6 +19,7 @@ from neaptide.engine.messages import (
     from_engine_encoder,
     to_engine_decoder,
 )
+from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.engine.process.room import RoomTeller
 from neaptide.engine.record.traffic_recorder import TrafficRecorder
 
@@ -27,6 +28,8 @@ BLOCKED_POLL_S = 0.005
 """Wait for messages after a step in which no request could run, so that a full pool does not spin."""
 MIN_WAIT_S = 0.001
 """Shorter waits are not worth a poll, which counts milliseconds."""
+ARRIVAL_S = 0.002
+"""So long an online request that has been sent is waited for: the next step should be with it."""
 
 
 class EngineSocket:
@@ -90,8 +93,14 @@ def run_engine(
     sink: MessageSink,
     clock: Clock,
     traffic: TrafficRecorder | None = None,
+    arrivals: OnlineArrivals | None = None,
 ) -> None:
-    """Serves until ``Shutdown``. The heartbeat goes out even when nothing happens."""
+    """Serves until ``Shutdown``. The heartbeat goes out even when nothing happens.
+
+    Args:
+        traffic: of what is served.
+        arrivals: for which the executor may give steps up.
+    """
     room = RoomTeller(core.scheduler)
     core.subscribe(room)
     publisher = _Publisher(sink)
@@ -102,10 +111,15 @@ def run_engine(
     last_sent_s = clock.now()
     wait_s = 0.0
     while True:
-        for message in source.poll(wait_s):
+        messages = source.poll(wait_s)
+        if arrivals is not None and not messages and arrivals.are_on_their_way:
+            messages = source.poll(ARRIVAL_S)
+        for message in messages:
             if isinstance(message, Shutdown):
                 return
             core.handle(message)
+            if arrivals is not None:
+                arrivals.note_taken(message)
         wait_s = min(core.plan_at_s - clock.now(), HEARTBEAT_S)
         if wait_s > MIN_WAIT_S:
             continue  # planned late, so that what arrives until then waits for one step, not two

@@ -44,6 +44,9 @@ class RequestLog(EngineObserver):
     def undone(self, step: Step) -> None:
         self._started_in_vain.update(new.request_id for new in step.plan.new_requests)
 
+    def given_up(self, step: Step, scheduler: Scheduler) -> None:
+        self.undone(step)
+
     def ended(self, request: Request, reason: FinishReason) -> None:
         self._started_in_vain.discard(request.request_id)
         self._write("end", request.request_id)

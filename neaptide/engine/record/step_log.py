@@ -181,6 +181,8 @@ class StepLine(_Line, tag="step"):
     """Requests (handles) that the executor failed."""
     in_parts: bool = False
     """The step had to be run in parts; nothing was learnt from its time."""
+    given_up: bool = False
+    """An online request came, and nothing of the step counts but what it admitted and preempted."""
     next: list[float] = []
     """Where the engine plans with a step in flight, seconds: planning, while this step was, began, and if that gave a
     step: ended. All messages above this line were known then."""

@@ -207,6 +207,19 @@ class StepRecorder(EngineObserver):
 
     @harmless
     def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
+        line = self._step_line(step, scheduler)
+        line.errors = {str(self._handle(request_id)): error for request_id, error in result.errors.items()}
+        line.in_parts = not result.is_whole
+        self._note_step(line, step, scheduler)
+
+    @harmless
+    def given_up(self, step: Step, scheduler: Scheduler) -> None:
+        line = self._step_line(step, scheduler)
+        line.given_up = True
+        self._note_step(line, step, scheduler)
+
+    def _step_line(self, step: Step, scheduler: Scheduler) -> StepLine:
+        """Without what it came to, and without its requests."""
         plan, timer, blocks = step.plan, step.timer, scheduler.kv.occupancy()
         planning = [timer.start_s] if timer.scheduled_at_s == timer.start_s else [timer.start_s, timer.scheduled_at_s]
         line = StepLine(
@@ -216,11 +229,13 @@ class StepRecorder(EngineObserver):
             kv=[blocks.cached, blocks.online, blocks.offline],
             preempt=[self._handle(request_id) for request_id in step.preempted.request_ids],
             end=self._ended,
-            errors={str(self._handle(request_id)): error for request_id, error in result.errors.items()},
-            in_parts=not result.is_whole,
         )
         if (copies := plan.slot_copies) is not None:
             line.slots = [copies.num_saved, copies.num_moved, copies.num_restored]
+        return line
+
+    def _note_step(self, line: StepLine, step: Step, scheduler: Scheduler) -> None:
+        plan = step.plan
         if self._overlaps:
             line.next = self._next_plan_s or [self._planning_s]
         self._num_in_flight -= 1

@@ -76,6 +76,8 @@ class Scheduler(ABC):
     they find what the steps before have computed."""
     publishes_decodes_when_planned: ClassVar[bool] = False
     """Whether that goes for the blocks that decodes fill as well."""
+    gives_up_steps: ClassVar[bool] = False
+    """Whether its steps without online work are given up when some comes, where that can be done."""
 
     def __init__(
         self,
@@ -100,6 +102,8 @@ class Scheduler(ABC):
         self._preempted_ids: list[str] = []
         self._finished_ids: list[str] = []
         self._zero_blocks: list[int] = []
+        self._given_up_index = -1
+        """Of the step that was given up last."""
         self._untold: list[Request] = []
         """Started in a step that was undone: the executor is told of them with the next step that they take part in."""
 
@@ -173,6 +177,11 @@ class Scheduler(ABC):
         self.tell_again(plan)
         self.preempted.add_all(step.preempted)
 
+    def give_up(self, step: Step) -> None:
+        """The step was given up: as ``undo``, and the next one is not, so that there is always some progress."""
+        self.undo(step)
+        self._given_up_index = step.plan.step
+
     def tell_again(self, plan: StepPlan) -> None:
         """The executor may not have heard of what ended or lost its KV before this plan."""
         self._finished_ids += plan.finished_ids
@@ -216,6 +225,7 @@ class Scheduler(ABC):
             policy.publishes_when_planned,
             policy.publishes_decodes_when_planned,
         )
+        draft.may_be_given_up = self._may_be_given_up(draft)
         try:
             draft.limit_s = self._pack(draft)
         except Exception as error:
@@ -224,6 +234,11 @@ class Scheduler(ABC):
             raise PlanningError(draft.at) from error
         draft.at = None
         return draft
+
+    def _may_be_given_up(self, draft: Draft) -> bool:
+        if not self.config.gives_up_steps or not type(self).gives_up_steps or self.index == self._given_up_index + 1:
+            return False
+        return not self.queues.running_online and not draft.waiting_online
 
     def apply(self, draft: Draft, timer: StepTimer) -> Step | None:
         """Does what the draft says: the step to run, or None if no request takes part in it.
@@ -332,5 +347,8 @@ class Scheduler(ABC):
             margin_s=margin_s,
             budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,
         )
+        copies_nothing = not saves and not loads and slot_copies is None
+        if draft.may_be_given_up and copies_nothing and draft.arrival_waits_s < seconds:
+            plan.give_up_share = min(1.0 - draft.arrival_waits_s / seconds, 1.0)
         self._finished_ids, self._preempted_ids, self._zero_blocks = [], [], []
         return plan

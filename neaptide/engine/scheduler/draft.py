@@ -66,6 +66,10 @@ class Draft:
         """The least of these is that; by what asks for them. Empty if the policy does not tell."""
         self.offline_ended_by: Limit | None = None
         """None while offline work is paused, or if the policy does not tell."""
+        self.may_be_given_up = False
+        """No online work is there, and a step would be given up for some that comes: it need not be as short ..."""
+        self.arrival_waits_s = math.inf
+        """... but for what comes so shortly before its end, which the policy lets wait."""
         self.dip = 0.0
         """TPOT targets by which the deepest running stream is below its cushion, or will be after the shortest step."""
         self.at: Request | None = None

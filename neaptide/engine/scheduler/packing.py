@@ -36,6 +36,7 @@ class NeaptideScheduler(Scheduler, Divisible):
     has_shares: ClassVar[bool] = True
     server_order: ClassVar[str | None] = "ends"
     evicts_by_reuse: ClassVar[bool] = True
+    gives_up_steps: ClassVar[bool] = True
 
     def __init__(
         self,

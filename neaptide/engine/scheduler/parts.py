@@ -14,6 +14,7 @@ PARTS: dict[str, str] = {
     "stream-slack": "online prompts take what streams can spare, and more while few come",
     "cushion": "streams keep in hand what stalls have cost of late",
     "idle-bound": "a step ends in time for a request that arrives during it",
+    "give-up": "a step without online work is longer, and given up when some comes, where the executor can",
     "prefill-slack": "offline work leaves time for the prompts that wait",
     "controller": "the time budget shrinks while steps overrun",
     "headroom": "offline work is admitted below the forecast of online demand",
@@ -28,6 +29,7 @@ _FLAGS = {
     "same-step-sharing": "publishes_when_planned",
     "shares": "has_shares",
     "urgency": "puts_urgent_jobs_first",
+    "give-up": "gives_up_steps",
 }
 """Parts that are properties of every policy."""
 

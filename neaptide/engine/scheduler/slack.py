@@ -56,6 +56,8 @@ IDLE_SHARE, IDLE_SHARE_BESIDE = 0.5, 0.7
 """Of what the TTFT target leaves to a request that arrives in the middle of a step, less its prompt beside the decodes
 of now: the rest is for a second arrival, and for steps that take longer than expected. Beside streams, which ask for
 steps that are short as it is, it may be less."""
+GIVEN_UP_FACTOR = 4.0
+"""Times that bound at most, of a step that is given up when somebody comes (ADR 38)."""
 MIN_IDLE_SHARE = 0.75
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
@@ -104,6 +106,7 @@ class SlackTracker:
         self._bounds_prompts = "stream-slack" not in left_out
         self._cushion = None if "cushion" in left_out else Cushion()
         self._cost_model = cost_model
+        self.given_up_factor = GIVEN_UP_FACTOR
         self._arrivals: deque[tuple[int, float, float]] = deque(maxlen=self.RECENT_ARRIVALS)
         """Prompt tokens, TTFT target and time of each."""
         self._arrival_times_s: list[float] = []
@@ -139,7 +142,11 @@ class SlackTracker:
         streams = draft.streams()
         longest_s = self._longest_step_s()
         if not len(streams.rows):
-            return StepBounds(longest_s, math.inf, self._idle_bound_s(IDLE_SHARE, 1.0), longest_s, longest_s)
+            idle_s = self._idle_bound_s(IDLE_SHARE, 1.0)
+            if draft.may_be_given_up:
+                draft.arrival_waits_s = self._left_to_arrival_s(IDLE_SHARE, 1.0)
+                idle_s = self._given_up_bound_s(draft, idle_s)
+            return StepBounds(longest_s, math.inf, idle_s, longest_s, longest_s)
         tightest_s = smallest(streams.tpot_slo_s)
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
         left_s = streams.due_s - self._config.egress_s - draft.now_s
@@ -229,17 +236,22 @@ class SlackTracker:
     def _prompt_demand(self, draft: Draft) -> float:
         """Seconds of prefill that arrive in a second, of late. Where more prompts than that wait from before, they are
         as many again: a crowd is not over because nobody joins it."""
-        first = bisect_right(self._arrival_times_s, draft.now_s - DEMAND_WINDOW_S)
-        num_recent = len(self._arrival_times_s) - first
+        num_recent, window_s = self._recent_arrivals(draft.now_s)
         if (num_waiting := len(draft.waiting_online)) > num_recent:
             num_tokens = self._tokens_before[-1] // len(self._arrivals)
             return num_waiting * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / DEMAND_WINDOW_S
         if not num_recent:
             return 0.0
-        # What came before the first arrival that is remembered is not known.
-        window_s = min(DEMAND_WINDOW_S, max(draft.now_s - self._arrivals[0][2], MIN_DEMAND_WINDOW_S))
-        num_tokens = (self._tokens_before[-1] - self._tokens_before[first]) // num_recent
+        num_tokens = (self._tokens_before[-1] - self._tokens_before[-1 - num_recent]) // num_recent
         return num_recent * prefill_seconds(self._cost_model, max(num_tokens, 1), 0) / window_s
+
+    def _recent_arrivals(self, now_s: float) -> tuple[int, float]:
+        """How many have come of late, and in how many seconds."""
+        if not self._arrivals:
+            return 0, DEMAND_WINDOW_S
+        num_recent = len(self._arrival_times_s) - bisect_right(self._arrival_times_s, now_s - DEMAND_WINDOW_S)
+        # What came before the first arrival that is remembered is not known.
+        return num_recent, min(DEMAND_WINDOW_S, max(now_s - self._arrivals[0][2], MIN_DEMAND_WINDOW_S))
 
     def _longest_step_s(self) -> float:
         return max(MAX_STEP_S, IDLE_SHARE * self._tightest_ttft_s)
@@ -252,8 +264,28 @@ class SlackTracker:
         noisy machine a margin would be a third of every step."""
         if not self._bounds_idle:
             return self._longest_step_s()
+        return max(MIN_IDLE_SHARE * self._config.tpot_slo_s, self._left_to_arrival_s(share, stretch))
+
+    def _left_to_arrival_s(self, share: float, stretch: float) -> float:
+        """That bound where it must not be in vain: perhaps nothing, or less."""
         prefill_s = 0.0
         if self._typical_prompt_tokens:
             prefill_s = stretch * prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
         bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
-        return max(MIN_IDLE_SHARE * self._config.tpot_slo_s, share * bound_s / (1 + self._config.overlap_depth))
+        return share * bound_s / (1 + self._config.overlap_depth)
+
+    def _given_up_bound_s(self, draft: Draft, idle_s: float) -> float:
+        """How long a step may take that is given up for whoever comes while more than what he can wait is left of it.
+
+        What a step costs whatever is in it, c, and what is lost with those that are given up add up, of a step of L
+        seconds with w left to wait and a arrivals a second, to c / L + a (L - w)^2 / 2 L: least at the root of
+        w^2 + 2 c / a.
+        """
+        num_recent, window_s = self._recent_arrivals(draft.now_s)
+        longest_s = self.given_up_factor * idle_s
+        if not num_recent:
+            return longest_s
+        one_token = BatchShape()
+        one_token.add(1, 0)
+        each_s, waits_s = self._cost_model.predict(one_token).seconds, max(draft.arrival_waits_s, 0.0)
+        return min(max(math.sqrt(waits_s**2 + 2.0 * each_s * window_s / num_recent), idle_s), longest_s)

@@ -163,6 +163,9 @@ class StepPlan:
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0
+    give_up_share: float = 0.0
+    """While this share of its layers is computed, it is given up for an online request that comes: the rest is dropped,
+    and its rows compute the same again. Who comes later waits for its end. It has nothing to copy."""
     _request_ids: list[str] | None = None
 
     @property
@@ -270,6 +273,7 @@ class StepPlan:
             num_computed,
             self.sample[indices] & (num_computed + num_tokens == ends),
             self.output_position[indices],
+            give_up_share=self.give_up_share,
             _request_ids=[self.request_ids[i] for i in indices.tolist()],
         )
 
@@ -301,6 +305,8 @@ class StepResult:
     """False: the step had to be run in parts, so its time says nothing."""
     memory_ran_out: int = 0
     """Times that there was too little memory for what was to be computed at once. The executor went on in pieces."""
+    is_given_up: bool = False
+    """An online request came, and nothing of the step counts (``StepPlan.give_up_share``)."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepResult":

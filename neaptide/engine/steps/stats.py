@@ -9,17 +9,12 @@ from neaptide.engine.steps.step import Step
 
 
 def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStats:
-    """Counters of a step that has been committed."""
+    """Counters of a step that has been committed, or given up."""
     plan, timer, queues = step.plan, step.timer, scheduler.queues
-    online_tokens, online_decodes = 0, 0
-    if np.count_nonzero(step.is_online):
-        num_tokens, context = plan.num_tokens[step.is_online], plan.num_computed[step.is_online]
-        online_tokens = int(num_tokens.sum())
-        online_decodes = int(np.count_nonzero((num_tokens == 1) & (context > 0)))
-    offline_decodes = plan.shape.decode_requests - online_decodes
+    counts = _counts(step)
+    if result.is_given_up:
+        counts = dict.fromkeys(counts, 0)
     blocks = scheduler.kv.occupancy()
-    # Now, not when they were admitted: a hit on blocks of a request that failed has been taken back.
-    started_online = [request for request in step.started if request.is_online]
     return StepStats(
         step=plan.step,
         now_s=timer.end_s,
@@ -32,10 +27,6 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         model_s=result.model_s,
         sample_s=result.sample_s,
         commit_s=timer.commit_s,
-        online_prefill_tokens=online_tokens - online_decodes,
-        online_decode_tokens=online_decodes,
-        offline_prefill_tokens=plan.shape.num_tokens - online_tokens - offline_decodes,
-        offline_decode_tokens=offline_decodes,
         running_online=len(queues.running_online),
         running_offline=len(queues.running_offline),
         waiting_online=len(queues.waiting_online),
@@ -44,15 +35,36 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         blocks_cached=blocks.cached,
         blocks_online=blocks.online,
         blocks_offline=blocks.offline,
-        cached_tokens=sum(request.num_cached_tokens for request in step.started),
-        admitted_prompt_tokens=sum(request.num_prompt_tokens for request in step.started),
-        online_cached_tokens=sum(request.num_cached_tokens for request in started_online),
-        online_admitted_prompt_tokens=sum(request.num_prompt_tokens for request in started_online),
-        preempted_online=step.preempted.online,
-        preempted_offline=step.preempted.offline,
-        recomputed_tokens=step.preempted.recomputed_tokens,
         saved_blocks=len(plan.saves),
         loaded_blocks=len(plan.loads),
         blocks_reserved=scheduler.headroom.headroom_blocks(timer.end_s),
         memory_ran_out=result.memory_ran_out,
+        is_given_up=result.is_given_up,
+        **counts,
     )
+
+
+def _counts(step: Step) -> dict[str, int]:
+    """What the step computed, admitted and preempted."""
+    plan = step.plan
+    online_tokens, online_decodes = 0, 0
+    if np.count_nonzero(step.is_online):
+        num_tokens, context = plan.num_tokens[step.is_online], plan.num_computed[step.is_online]
+        online_tokens = int(num_tokens.sum())
+        online_decodes = int(np.count_nonzero((num_tokens == 1) & (context > 0)))
+    offline_decodes = plan.shape.decode_requests - online_decodes
+    # Now, not when they were admitted: a hit on blocks of a request that failed has been taken back.
+    started_online = [request for request in step.started if request.is_online]
+    return {
+        "online_prefill_tokens": online_tokens - online_decodes,
+        "online_decode_tokens": online_decodes,
+        "offline_prefill_tokens": plan.shape.num_tokens - online_tokens - offline_decodes,
+        "offline_decode_tokens": offline_decodes,
+        "cached_tokens": sum(request.num_cached_tokens for request in step.started),
+        "admitted_prompt_tokens": sum(request.num_prompt_tokens for request in step.started),
+        "online_cached_tokens": sum(request.num_cached_tokens for request in started_online),
+        "online_admitted_prompt_tokens": sum(request.num_prompt_tokens for request in started_online),
+        "preempted_online": step.preempted.online,
+        "preempted_offline": step.preempted.offline,
+        "recomputed_tokens": step.preempted.recomputed_tokens,
+    }

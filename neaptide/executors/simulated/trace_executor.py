@@ -4,6 +4,7 @@ It alone knows how long an answer will be. A request of n output tokens runs exa
 token is the end-of-sequence token, which the engine does not keep but which a client waits for, so it counts.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ PROMPT_VOCABULARY = 128_000
 """Prompt tokens lie below; output tokens above, one for each request: no two requests share a block of outputs, and
 a preempted one finds its own again."""
 
+EPSILON = 1e-9
+"""Of a layer: times are sums of floats."""
+
 OutputTokens = Callable[[str], int]
 """The true output length of a request, at least 1."""
 
@@ -30,6 +34,22 @@ FACTS = ("prompt_tokens", "last_position", "token_id", "is_offline", "reached_to
 """Of a request: ``last_position`` of its output is where the end token comes, ``reached_tokens`` those whose KV was
 in the cache at some time."""
 REACHED = FACTS.index("reached_tokens")
+
+
+@dataclass(slots=True, frozen=True)
+class Layers:
+    """Between which a step may be given up, and at what price."""
+
+    count: int
+    handover_s: float
+
+    def until_given_up_s(self, seconds: float, arrival_s: float, share: float) -> float | None:
+        """When a step that takes so long ends for somebody who comes after ``arrival_s`` of it: behind the layer that
+        runs. None if it is over before, or so much of its layers."""
+        if not 0.0 < arrival_s < seconds:
+            return None
+        begun = max(math.ceil(arrival_s * self.count / seconds - EPSILON), 1)
+        return None if begun >= share * self.count else begun * seconds / self.count + self.handover_s
 
 
 @dataclass(slots=True)
@@ -55,6 +75,7 @@ class TraceExecutor:
         is_online: the same.
         step_noise: standard deviation of the logarithm of a step's time over what it takes on average; 0 for none.
         step_factors: what the steps take over the truth, one after the other, in place of noise.
+        layers: for an executor that gives steps up.
     """
 
     def __init__(
@@ -67,6 +88,7 @@ class TraceExecutor:
         step_noise: float = 0.0,
         seed: int = 0,
         step_factors: Iterator[float] | None = None,
+        layers: Layers | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._truth = truth
@@ -76,6 +98,9 @@ class TraceExecutor:
         self._step_noise = step_noise
         self._random = random.Random(seed)
         self._step_factors = step_factors
+        self._layers = layers
+        self.next_arrival_s = math.inf
+        """Of an online request; told by who drives before every step."""
         self._num_seen = 0
         self._device = DeviceTime()
         self._facts = np.zeros((0, len(FACTS)), np.int64)
@@ -107,8 +132,13 @@ class TraceExecutor:
         elif self._step_noise:
             # With median 1 they would take exp(sigma^2 / 2) longer on average than the truth says.
             seconds *= self._random.lognormvariate(-0.5 * self._step_noise**2, self._step_noise)
-        result = StepResult(self._run(plan), model_s=seconds)
-        return SimHandle(self._clock, self._device.add(self._clock.now(), seconds), result)
+        result, now_s = StepResult(self._run(plan), model_s=seconds), self._clock.now()
+        if self._layers is not None and plan.give_up_share > 0:
+            given_up_s = self._layers.until_given_up_s(seconds, self.next_arrival_s - now_s, plan.give_up_share)
+            if given_up_s is not None:
+                result.is_given_up, result.model_s, seconds = True, given_up_s, given_up_s
+                self._take_back(plan)
+        return SimHandle(self._clock, self._device.add(now_s, seconds), result)
 
     @property
     def free_s(self) -> float:
@@ -119,11 +149,11 @@ class TraceExecutor:
         """Whoever drives computes what was given itself: the device is free."""
         self._device.free_s = self._clock.now()
 
-    def take_back(self, plan: StepPlan) -> None:
+    def _take_back(self, plan: StepPlan) -> None:
         """The step submitted last was given up: nothing came of it."""
         rows, reached = self._before
         self._facts[rows, REACHED] = reached
-        del self.tallies[plan.step]
+        self.tallies[plan.step] = StepTally()
 
     def close(self) -> None:
         self._index.clear()

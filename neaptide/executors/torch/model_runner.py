@@ -8,7 +8,7 @@ from torch import Tensor
 
 from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.executors.torch.input_batch import InputBatch
-from neaptide.executors.torch.models.base import TorchModel
+from neaptide.executors.torch.models.base import GivingUp, TorchModel
 from neaptide.executors.torch.models.recorded import RecordedLayers, record_layers
 from neaptide.kernels.kv_copy import slot_copier
 from neaptide.kernels.paged_attention import attention_planner
@@ -96,13 +96,20 @@ class ModelRunner:
             restored = to_device(host[host_blocks, :, slots].contiguous(), device)
             copier.scatter(every_slot, to_device(blocks * size + slots, device), restored)
 
-    def hidden_states(self, batch: InputBatch) -> Tensor:
-        """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after."""
+    def hidden_states(self, batch: InputBatch, giving_up: GivingUp | None = None) -> Tensor:
+        """[num_tokens, hidden_size], before the final norm; the batch's keys and values are in the cache after.
+
+        Args:
+            giving_up: None for a step that is computed to its end.
+
+        Raises:
+            StepGivenUp: some of the keys and values are in the cache.
+        """
         plan = batch.attention
         recorded = self.recorded
         if recorded is not None and recorded.takes(plan):
-            return recorded.forward(batch.token_ids, batch.positions, plan)
-        return self.model.forward(batch.token_ids, batch.positions, self.kv_cache, plan)
+            return recorded.forward(batch.token_ids, batch.positions, plan, giving_up)
+        return self.model.forward(batch.token_ids, batch.positions, self.kv_cache, plan, giving_up)
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
         """Logits of some token rows, [len(rows), vocab_size] fp32."""

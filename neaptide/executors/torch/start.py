@@ -4,6 +4,7 @@ import msgspec
 
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import EngineConfig
+from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.executors.contract import Capabilities, StartedExecutor
 from neaptide.executors.torch.torch_executor import TorchExecutor
 
@@ -17,9 +18,15 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         UnsupportedModelError, OSError, ValueError, RuntimeError: as ``TorchExecutor`` does.
     """
     cache = msgspec.structs.replace(config.cache, block_size=config.cache.block_size or BLOCK_SIZE)
-    executor = TorchExecutor(config.executor, cache, clock)
+    arrivals = None if config.arrivals_fd is None else OnlineArrivals(config.arrivals_fd)
+    executor = TorchExecutor(config.executor, cache, clock, arrivals=arrivals)
     device = executor.device.type
-    capabilities = Capabilities(placeholders=True, asynchronous=device == "cuda", two_tenant_blocks=True)
+    capabilities = Capabilities(
+        placeholders=True,
+        asynchronous=device == "cuda",
+        two_tenant_blocks=True,
+        gives_up_steps=executor.gives_up_steps,
+    )
     return StartedExecutor(
         executor,
         device,

@@ -13,6 +13,7 @@ from neaptide.engine.arrays import IntArray
 from neaptide.engine.clock import Clock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, OUT_OF_MEMORY, SamplingParams
+from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
 from neaptide.executors.grammar_masks import Constrained, GrammarMasks, StepMask
 from neaptide.executors.torch.batch_invariance import pick_invariant_dtype, try_invariance, use_invariant_products
@@ -22,7 +23,7 @@ from neaptide.executors.torch.input_batch import InputBatch, build_input_batch
 from neaptide.executors.torch.layers.linear import choose_products
 from neaptide.executors.torch.layers.quantized import quantizer_of
 from neaptide.executors.torch.model_runner import ModelRunner
-from neaptide.executors.torch.models.base import TorchModel
+from neaptide.executors.torch.models.base import GivingUp, StepGivenUp, TorchModel
 from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.executors.torch.sampling.logits_edits import Allowed
@@ -54,7 +55,15 @@ class TorchExecutor:
     synchronisation per step leaves no host time in between to tell them apart.
     """
 
-    def __init__(self, config: ExecutorConfig, cache: CacheConfig, clock: Clock, *, seed: int = 0):
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        cache: CacheConfig,
+        clock: Clock,
+        *,
+        seed: int = 0,
+        arrivals: OnlineArrivals | None = None,
+    ):
         """Loads the model and allocates the KV cache.
 
         Args:
@@ -62,6 +71,7 @@ class TorchExecutor:
             cache: block size and number of blocks, or the memory for them.
             clock: times the parts of a step.
             seed: of the random streams of requests that bring no seed.
+            arrivals: for which steps are given up that may be.
 
         Raises:
             UnsupportedModelError: the model cannot be served.
@@ -77,7 +87,7 @@ class TorchExecutor:
             self.dtype = pick_invariant_dtype(config, self.device)
         else:
             self.dtype = pick_dtype(config.dtype, self.model_config.dtype, self.device)
-        self._clock = clock
+        self._clock, self._arrivals = clock, arrivals
         self._seed, self._kernels, self._quantization = seed, config.cpu_kernels, config.quantization
         self._states: dict[str, RequestState] = {}
         self._constrained: set[str] = set()
@@ -184,6 +194,11 @@ class TorchExecutor:
                 self._run(plan, pending)
         return TorchHandle(pending, self._clock)
 
+    @property
+    def gives_up_steps(self) -> bool:
+        """Whether it looks who comes while it computes: on a GPU the layers are launched at once."""
+        return self._arrivals is not None and self.device.type == "cpu"
+
     def close(self) -> None:
         """Drops weights, cache and request state; the executor cannot be used after."""
         self._states.clear()
@@ -200,7 +215,12 @@ class TorchExecutor:
         limit.begin_step(int(plan.num_tokens.sum()))
         result.prepare_s = self._clock.now() - start_s
         while (piece := rest.next_piece(limit.max_tokens)) is not None:
-            if self._fits(piece, pending, mask):
+            try:
+                is_computed = self._fits(piece, pending, mask)
+            except StepGivenUp:
+                pending.give_up()
+                return
+            if is_computed:
                 limit.fitted(piece.num_tokens)
                 rest.done(piece)
                 continue
@@ -221,7 +241,11 @@ class TorchExecutor:
                 limit.take_back()
 
     def _fits(self, piece: Piece, pending: Pending, mask: "Future[StepMask] | None") -> bool:
-        """Computes a piece; False if memory ran out."""
+        """Computes a piece; False if memory ran out.
+
+        Raises:
+            StepGivenUp: as ``ModelRunner.hidden_states`` does.
+        """
         found = Pending(StepResult.of(piece.plan))
         try:
             self._compute(piece.plan, found, mask)
@@ -242,7 +266,10 @@ class TorchExecutor:
         )
         result.errors.update(dict.fromkeys(batch.invalid, INVALID_TOKEN))
         prepared_s = self._clock.now()
-        hidden = runner.hidden_states(batch)
+        giving_up = None
+        if self._arrivals is not None and plan.give_up_share > 0:
+            giving_up = GivingUp(self._arrivals, plan.give_up_share)
+        hidden = runner.hidden_states(batch, giving_up)
         sampling = np.flatnonzero(plan.sample[batch.parts])
         logits = runner.logits(hidden, batch.last_rows[sampling].tolist()) if len(sampling) else None
         computed_s = self._clock.now()

@@ -40,8 +40,9 @@ class Recording:
         library.neaptide_recording_call_bytes.restype = ctypes.c_int64
         assert library.neaptide_recording_call_bytes() == ctypes.sizeof(_Call)
         self._replay = library.neaptide_replay
-        self._replay.restype = None
-        self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+        self._replay.restype = ctypes.c_int64
+        pointer, integer = ctypes.c_void_p, ctypes.c_int64
+        self._replay.argtypes = [pointer, integer, pointer, integer, pointer, integer]
         self._noted: list[_Call] = []
         self._calls = (_Call * 0)()
         self._kept: list[object] = []
@@ -67,19 +68,28 @@ class Recording:
         """What has been computed so far may be overwritten, but for what is kept outside."""
         self._next_buffer = 0
 
-    def replay(self, step_job: ctypes.Structure, num_rows: int) -> None:
+    def replay(
+        self, step_job: ctypes.Structure, num_rows: int, counts: int | None = None, looking_share: float = 0.0
+    ) -> bool:
         """Repeats the calls on what the first rows of their memory hold by now.
 
         Args:
             step_job: for the calls that took a step's own job.
             num_rows: for the others, whatever it was when they were noted.
+            counts: address of two ``int64`` that others write. The calls end before one of them once the first is
+                larger than the second ...
+            looking_share: ... in so much of them.
+
+        Returns:
+            Whether all calls were made.
 
         Raises:
             ValueError: there is no memory for so many; nothing has been computed.
         """
         if not 0 < num_rows <= self.max_rows:
             raise ValueError(f"{num_rows} rows of {self.max_rows}")
-        self._replay(self._calls, len(self._calls), ctypes.addressof(step_job), num_rows)
+        calls, looking = self._calls, 0 if counts is None else round(looking_share * len(self._calls))
+        return bool(self._replay(calls, len(calls), ctypes.addressof(step_job), num_rows, counts, looking))
 
     def note(
         self, function: Callable[..., None], job: ctypes.Structure, tensors: Sequence[Tensor], *, rows: str | None

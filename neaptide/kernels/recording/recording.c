@@ -12,10 +12,18 @@ typedef struct {
 
 int64_t neaptide_recording_call_bytes(void) { return sizeof(call_t); }
 
-void neaptide_replay(const call_t *calls, int64_t count, char *step_job, int64_t rows) {
+/* Another process writes them. */
+typedef struct { int64_t sent, taken; } arrivals_t;
+
+/* Whether all calls were made. They end before one of the first `looking` if more has been sent than taken. */
+int64_t neaptide_replay(
+    const call_t *calls, int64_t count, char *step_job, int64_t rows, const volatile arrivals_t *arrivals,
+    int64_t looking) {
     for (const call_t *call = calls; call < calls + count; call++) {
+        if (call < calls + looking && arrivals->sent > arrivals->taken) return 0;
         if (call->job) *call->rows = rows;
         else memcpy(step_job, call->first, sizeof call->first);
         call->run(call->job ? call->job : step_job);
     }
+    return 1;
 }

@@ -26,6 +26,7 @@ from neaptide.engine.messages import (
     from_engine_decoder,
     to_engine_encoder,
 )
+from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
 from neaptide.engine.process.witness import create_witness, read_witness
 from neaptide.server.children.start import end_child, start_child
 from neaptide.server.link.deaths import Evidence, was_killed_from_outside
@@ -64,11 +65,19 @@ class _Engine:
     all else that is done for a token here.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.Socket[bytes], path: Path, witness_fd: int):
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        socket: zmq.Socket[bytes],
+        path: Path,
+        witness_fd: int,
+        arrivals: OnlineArrivals,
+    ):
         self.process = process
         self._socket = socket
         self._path = path
         self._witness_fd = witness_fd
+        self._arrivals = arrivals
         self._longest_step_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._listener: Callable[[FromEngine], None] | None = None
@@ -88,6 +97,7 @@ class _Engine:
     def send(self, message: ToEngine) -> None:
         # The queue is unbounded, so this never waits.
         self._socket.send(to_engine_encoder.encode(message), zmq.NOBLOCK)
+        self._arrivals.note_sent(message)
         # The descriptor tells of changes, and sending takes notice of those that came meanwhile.
         self._loop.call_soon(self._read)
 
@@ -251,18 +261,21 @@ class Supervisor:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.bind(f"ipc://{path}")
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-        witness_fd = create_witness()
+        witness_fd, arrivals_fd = create_witness(), create_arrivals()
+        config = msgspec.structs.replace(self._config, witness_fd=witness_fd, arrivals_fd=arrivals_fd)
         process = await start_child(
             "neaptide.launch.serve",
             f"ipc://{path}",
-            msgspec.json.encode(msgspec.structs.replace(self._config, witness_fd=witness_fd)).decode(),
+            msgspec.json.encode(config).decode(),
             str(os.getpid()),
             executable=self._interpreter.executable,
             environment=self._interpreter.environment(self.directory),
             talks=False,
-            pass_fds=[witness_fd],
+            pass_fds=[witness_fd, arrivals_fd],
         )
-        return _Engine(process, socket, path, witness_fd)
+        arrivals = OnlineArrivals(arrivals_fd)
+        os.close(arrivals_fd)
+        return _Engine(process, socket, path, witness_fd, arrivals)
 
     async def _wait_ready(self, engine: _Engine) -> EngineReady:
         first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

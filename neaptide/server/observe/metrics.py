@@ -228,6 +228,16 @@ class ServerMetrics:
             "Number of steps that took no longer than predicted plus their margin.",
             registry=registry,
         )
+        self.steps_given_up = Counter(
+            "neaptide_steps_given_up_total",
+            "Number of steps without online work that were given up when some came.",
+            registry=registry,
+        )
+        self.given_up_seconds = Counter(
+            "neaptide_steps_given_up_seconds_total",
+            "Time that was spent on steps that were given up.",
+            registry=registry,
+        )
         tokens = Counter(
             "neaptide_step_tokens_total", "Number of tokens that steps computed.", ["class", "phase"], registry=registry
         )
@@ -296,7 +306,10 @@ class ServerMetrics:
         self._total_seconds.observe(stats.duration_s)
         for field, histogram in self._phase_seconds:
             histogram.observe(getattr(stats, field))
-        if stats.duration_s > 0 and stats.predicted_s > 0:
+        if stats.is_given_up:
+            self.steps_given_up.inc()
+            self.given_up_seconds.inc(stats.duration_s)
+        elif stats.duration_s > 0 and stats.predicted_s > 0:
             self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)
             self.steps.inc()
             self.predicted_seconds.inc(stats.predicted_s)

@@ -17,6 +17,7 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
 from neaptide.estimator.cost.roofline import RooflineModel
@@ -99,6 +100,9 @@ class _Watch(EngineObserver):
     def executed(self, step: Step, result: StepResult) -> None:
         self._replica.step_done(step, result)
 
+    def given_up(self, step: Step, scheduler: Scheduler) -> None:
+        self._replica.num_given_up += 1
+
 
 class Replica:
     """
@@ -138,6 +142,8 @@ class Replica:
         """To be taken by the reader."""
         self.online_prefill_tokens = 0
         """Computed so far."""
+        self.num_given_up = 0
+        """Steps that were given up for an online request."""
         self._tally = StepTally()
         """Of the step that was done last ..."""
         self._copied = Copied()  # ... and what it copied
@@ -163,6 +169,7 @@ class Replica:
             lambda request_id: request_id.startswith(ONLINE_PREFIX),
             scenario.step_noise,
             scenario.seed,
+            layers=scenario.stops.given_up if scenario.stops is not None else None,
         )
 
     def _build_core(self, observers: Sequence[EngineObserver]) -> EngineCore:
@@ -176,7 +183,13 @@ class Replica:
             frozenset({END_TOKEN_ID}),
             observers,
         )
-        return EngineCore(*arguments) if scenario.stops is None else StoppingCore(*arguments, scenario.stops)
+        if (stops := scenario.stops) is not None and stops.goes_on:
+            return StoppingCore(*arguments, stops)
+        core = EngineCore(*arguments)
+        if stops is not None:
+            assert isinstance(core.scheduler, NeaptideScheduler)
+            core.scheduler.slack.given_up_factor = stops.idle_factor
+        return core
 
     # ---- from outside ----
 
@@ -187,7 +200,7 @@ class Replica:
     @property
     def num_left(self) -> int:
         """Steps that were left between layers."""
-        return self.core.num_left if isinstance(self.core, StoppingCore) else 0
+        return self.core.num_left if isinstance(self.core, StoppingCore) else self.num_given_up
 
     @property
     def has_online(self) -> bool:
@@ -225,8 +238,10 @@ class Replica:
         elif core.plan_at_s > clock.now():
             clock.sleep_until(min(core.plan_at_s, change_s))
         else:
+            arrival_s = min(self._inbox[0][1].arrival_s if self._inbox else math.inf, until_s)
+            self._executor.next_arrival_s = arrival_s
             if isinstance(core, StoppingCore):
-                core.next_arrival_s = min(self._inbox[0][1].arrival_s if self._inbox else math.inf, until_s)
+                core.next_arrival_s = arrival_s
             outputs = core.step()
             self._take_in(outputs)
             if outputs.stats or core.has_step_in_flight:

@@ -1,12 +1,12 @@
-"""Steps that are left between layers: an engine core that only a simulation has, to see what that would be worth.
+"""Steps that are left between layers and gone on with: an engine core that only a simulation has, to see what that
+would be worth (steps that are given up are the engine's own: ``Scheduler.give_up``).
 
-While a step of offline work alone runs, an online request may come. The step then ends behind the layer that runs.
-Either it is given up: its rows compute the same again later. Or what is left of it goes on beside the request's steps
-in pieces of whole layers, as long as the streams can spare, or at one go when no online work is left; a piece is left
-in turn. Until the step is done no other offline work is planned.
+While a step of offline work alone runs, an online request may come. The step then ends behind the layer that runs. What
+is left of it goes on beside the request's steps in pieces of whole layers, as long as the streams can spare, or at one
+go when no online work is left; a piece is left in turn. Until the step is done no other offline work is planned.
 
-Left out, all to the good of the idea: how the flag reaches the layers, and, of steps that go on, prefixes that one has
-published and not computed, and memory for what is put aside.
+Left out, all to the good of the idea: how the flag reaches the layers, prefixes that a step has published and not
+computed, and memory for what is put aside.
 """
 
 import math
@@ -24,10 +24,7 @@ from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.scheduler.queues import Queues
 from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
 from neaptide.engine.steps.step import Step
-from neaptide.executors.simulated.trace_executor import TraceExecutor
-
-EPSILON = 1e-9
-"""Of a layer: times are sums of floats."""
+from neaptide.executors.simulated.trace_executor import EPSILON, Layers, TraceExecutor
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +38,11 @@ class Stops:
     """On what the next arrival leaves to a step without online work: it need not wait for the end any more."""
     goes_on: bool = True
     """With what is left; else the step is given up."""
+
+    @property
+    def given_up(self) -> Layers | None:
+        """For an executor that gives steps up."""
+        return None if self.goes_on else Layers(self.num_layers, self.handover_s)
 
 
 @dataclass(slots=True)
@@ -118,16 +120,8 @@ class StoppingCore(EngineCore):
         if self._left.num_layers:
             self.num_left += 1
             self._hand_over(self._left)
-            if not self._stops.goes_on:
-                self._give_up(self._left)
             return []
         return self._end(self._left)
-
-    def _give_up(self, left: _Left) -> None:
-        self._left = None
-        self._device.take_back(left.step.plan)
-        self.scheduler.undo(left.step)
-        self._observers.undone(left.step)
 
     def _go_on(self, left: _Left) -> list[StepStats]:
         draft = self.scheduler.draft(self._clock.now())

@@ -35,13 +35,23 @@ def test_a_chat_waits_for_the_layer_that_runs_and_the_rest_of_the_step_comes_beh
 
 
 def test_a_step_that_is_given_up_is_computed_again() -> None:
-    """As above until 0.165, and then the row begins anew beside the chat's second token."""
+    """As above until 0.165, and then the row begins anew beside the chat's second token. The step that is given up ends
+    with the sixth layer and 5 ms."""
     times = Times()
-    stops = replace(STOPS, goes_on=False)
-    run = simulate(constant(online((0.055, 8, 3)), [offline((0, 8, 3))], refill=False, stops=stops), observers=[times])
-    assert times.steps == [(2, 0.1, 0.165), (2, 0.1, 0.265), (2, 0.1, 0.365)]
+    scenario = constant(online((0.055, 8, 3)), [offline((0, 8, 3))], refill=False, ttft_slo_s=0.005)
+    run = simulate(replace(scenario, stops=replace(STOPS, goes_on=False)), observers=[times])
+    assert times.steps == [(1, 0.065, 0.065), (2, 0.1, 0.165), (2, 0.1, 0.265), (2, 0.1, 0.365)]
     assert run.result.online.ttft_s["p50"] == pytest.approx(0.165 - 0.055)
     assert (run.num_left, run.result.wasted_tokens) == (1, 0)
+
+
+def test_who_can_wait_for_the_end_of_a_step_does() -> None:
+    """A target of 95 ms leaves 45 to an arrival, for egress takes 5: who comes in the fifth layer of ten does not
+    wait, who comes in the sixth does."""
+    stops = replace(STOPS, goes_on=False)
+    for arrival_s, is_given_up in ((0.045, True), (0.055, False)):
+        scenario = constant(online((arrival_s, 8, 1)), [offline((0, 8, 2))], refill=False, ttft_slo_s=0.095)
+        assert simulate(replace(scenario, stops=stops)).num_left == is_given_up
 
 
 def test_whole_steps_keep_it_waiting_until_they_end() -> None:
@@ -100,7 +110,8 @@ def test_with_one_layer_nothing_changes() -> None:
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("seed", [7, 8, 9])
 def test_beside_preemptions_and_shared_prefixes_everything_ends(seed: int, goes_on: bool) -> None:
-    run = simulate(replace(mixed(seed), stops=Stops(20, 0.0001, 4.0, goes_on)))
+    scenario = mixed(seed) if goes_on else mixed(seed, ttft_slo_s=0.006, tpot_slo_s=0.001)  # nobody can wait
+    run = simulate(replace(scenario, stops=Stops(20, 0.0001, 4.0, goes_on)))
     assert run.num_left > 0
     assert run.result.preemptions.count_by_class["offline"] > 0
     assert (run.num_unfinished, run.num_failed) == (0, 0)

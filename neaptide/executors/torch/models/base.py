@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.products import TILE_ROWS
 from neaptide.kernels.layer_ops import TorchLayerOps
@@ -18,6 +19,27 @@ def row_tiles(hidden: Tensor) -> Sequence[Tensor]:
     CPU no more than a product computes at once, so that what lies between its two products needs no second copy."""
     is_one = hidden.shape[0] <= TILE_ROWS or hidden.device.type != "cpu"  # a split of one costs as much as a norm
     return (hidden,) if is_one else torch.split(hidden, TILE_ROWS)
+
+
+class StepGivenUp(Exception):
+    """An online request is on its way, and the step that is computed may be given up for it."""
+
+
+class GivingUp(NamedTuple):
+    """Of a step that may be given up."""
+
+    arrivals: OnlineArrivals
+    """For whom."""
+    share: float
+    """Of its layers: in the others it goes on."""
+
+    def check(self, layer: int, num_layers: int) -> None:
+        """
+        Raises:
+            StepGivenUp: before this layer.
+        """
+        if layer < self.share * num_layers and self.arrivals.are_on_their_way:
+            raise StepGivenUp
 
 
 class Destination(NamedTuple):
@@ -39,7 +61,14 @@ class TorchModel(Protocol):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps) -> None: ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: StepAttention) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: list[Tensor],
+        plan: StepAttention,
+        giving_up: GivingUp | None = None,
+    ) -> Tensor:
         """Hidden states before the final norm, [num_tokens, hidden_size].
 
         Args:
@@ -47,6 +76,10 @@ class TorchModel(Protocol):
             positions: [num_tokens] int64.
             kv_cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim]; the tokens' slots are written.
             plan: what every token may attend to.
+            giving_up: None for a step that is computed to its end.
+
+        Raises:
+            StepGivenUp: some of the slots are written.
         """
         ...
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import RMSNorm
 from neaptide.executors.torch.layers.rotary import Rotary
-from neaptide.executors.torch.models.base import Destination, TorchModel, row_tiles
+from neaptide.executors.torch.models.base import Destination, GivingUp, TorchModel, row_tiles
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention
 from neaptide.models.config import LlamaLikeConfig
@@ -91,9 +91,18 @@ class Llama(TorchModel):
         )
         self.rotary = Rotary(config, device)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: StepAttention) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: list[Tensor],
+        plan: StepAttention,
+        giving_up: GivingUp | None = None,
+    ) -> Tensor:
         hidden, rotation = self.inputs(token_ids, positions)
-        for layer, layer_cache in zip(self.layers, kv_cache, strict=True):
+        for index, (layer, layer_cache) in enumerate(zip(self.layers, kv_cache, strict=True)):
+            if giving_up is not None:
+                giving_up.check(index, len(self.layers))
             layer.forward_(hidden, rotation, layer_cache, plan)
         return hidden
 

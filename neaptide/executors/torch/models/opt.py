@@ -5,7 +5,7 @@ from torch import Tensor
 
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import LayerNorm
-from neaptide.executors.torch.models.base import Destination, TorchModel, row_tiles
+from neaptide.executors.torch.models.base import Destination, GivingUp, TorchModel, row_tiles
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention, write_kv
 from neaptide.models.families.opt import OptConfig
@@ -79,10 +79,19 @@ class Opt(TorchModel):
         tied = self.embedding if config.tie_word_embeddings else None
         self.lm_head = Linear(config.vocab_size, hidden, bias=False, dtype=dtype, device=device, weight=tied)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, kv_cache: list[Tensor], plan: StepAttention) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_cache: list[Tensor],
+        plan: StepAttention,
+        giving_up: GivingUp | None = None,
+    ) -> Tensor:
         hidden = self.embedding.index_select(0, token_ids)
         hidden += self.positions.index_select(0, positions + _UNUSED_POSITIONS)
-        for layer, layer_cache in zip(self.layers, kv_cache, strict=True):
+        for index, (layer, layer_cache) in enumerate(zip(self.layers, kv_cache, strict=True)):
+            if giving_up is not None:
+                giving_up.check(index, len(self.layers))
             layer.forward_(hidden, layer_cache, plan)
         return hidden
 

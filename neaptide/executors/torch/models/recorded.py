@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from neaptide.executors.torch.layers.products import TILE_ROWS
-from neaptide.executors.torch.models.base import TorchModel
+from neaptide.executors.torch.models.base import GivingUp, StepGivenUp, TorchModel
 from neaptide.executors.torch.models.llama import Llama
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention
@@ -61,18 +61,26 @@ class RecordedLayers:
         is_planned = isinstance(plan, NativePlan) and len(plan.slots) <= self.max_tokens
         return is_planned and torch.get_num_threads() == self._num_threads
 
-    def forward(self, token_ids: Tensor, positions: Tensor, plan: NativePlan) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, plan: NativePlan, giving_up: GivingUp | None = None
+    ) -> Tensor:
         """As ``TorchModel.forward``, with the same bits.
+
+        Args:
+            giving_up: for whom it ends before it is through.
 
         Raises:
             ValueError: a plan for another cache.
+            StepGivenUp: an online request is on its way.
         """
         job, num_tokens = plan.job_for(self._kv_cache[0]), len(token_ids)
         hidden, rotation = self._model.inputs(token_ids, positions)
         self._hidden[:num_tokens] = hidden
         self._rotation[:num_tokens] = rotation
         self._slots[:num_tokens] = plan.slots
-        self._recording.replay(job, num_tokens)
+        counts, share = (None, 0.0) if giving_up is None else (giving_up.arrivals.address, giving_up.share)
+        if not self._recording.replay(job, num_tokens, counts, share):
+            raise StepGivenUp
         return self._hidden[:num_tokens].clone()
 
 
