@@ -107,7 +107,7 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
             alone_path, path = (late.path_of(experiment.kept_in, case, plan.seed, name) for name in ("alone", "beside"))
         keep(ALONE, await late.run_kept(alone_path, plan, flags, targets, offline=False))
         if is_first or experiment.caps_every_engine:
-            keep(CAPPED, await run(plan, [*engine.flags, *targets.capping.flags], online=False, offline=True))
+            keep(CAPPED, await run(plan, [*engine.flags, *targets.cap_flags], online=False, offline=True))
         both = keep(BOTH, await late.run_kept(path, plan, flags, targets, offline=True))
         for multiple in experiment.over_alone:
             if multiple != TPOT_OVER_ALONE:

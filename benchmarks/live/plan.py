@@ -103,6 +103,12 @@ class Targets:
         return slo_flags(self.ttft_s, self.tpot_s)
 
     @property
+    def cap_flags(self) -> list[str]:
+        """Of a server whose steps without online work end at the TPOT target: those that would be given up may be
+        longer."""
+        return [*self.capping.flags, "--give-up-steps", "off"]
+
+    @property
     def capping(self) -> "Targets":
         """Without online work a step may take ``IDLE_SHARE`` of the TTFT target less egress (``overlap_depth`` 0): so a
         target can stand for a cap on steps."""

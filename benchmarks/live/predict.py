@@ -36,7 +36,7 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import regime_of
 from neaptide.estimator.cost.online_fit import OnlineCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
-from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
+from neaptide.executors.simulated.trace_executor import Layers, StepTally, TraceExecutor
 from neaptide.experiments.fidelity_runs import Load, MachineModel, Outcome, Shapes, Step, drive
 from neaptide.experiments.sim_fidelity import DRAWS, ERRORS, NEVER
 from neaptide.loadgen.client.recorder import Record, attainment
@@ -47,6 +47,8 @@ from neaptide.simulation.replay import replay
 MAX_HOST_S = 0.05
 """Between two steps; a longer gap means that there was nothing to do."""
 VOCABULARY = 1000
+GIVE_UP_PIECES = 30 * 9
+"""Of a step: the 111M model's layers are so many kernels, and it may be given up before each."""
 AFTER_IDLE = "after_idle"
 CAPPED_DRAWS = 3
 """Of a whole run's steps; nothing in it waits for a single one."""
@@ -139,7 +141,8 @@ def read(log: Path) -> Recorded:
         planning_s = (planned_s or [start_s])[0] - start_s
         gap_s = start_s - ended_s
         host_s = planning_s + (gap_s if 0.0 <= gap_s <= MAX_HOST_S else 0.0)
-        found.steps.append(Step(start_s, end_s - start_s - planning_s, host_s, shapes.last))
+        if not line.given_up:
+            found.steps.append(Step(start_s, end_s - start_s - planning_s, host_s, shapes.last))
         ended_s = end_s
         measures.step(outputs, StepTally(), Copied(), line.t[-1])
 
@@ -220,7 +223,9 @@ def capped_tokens_per_s(recorded: Recorded, window_s: Sequence[float], targets: 
     """Of offline work alone in steps capped at the TPOT target, as the machine was in this run; a median over draws."""
     model, known = recorded.learnt(window_s[1])
     machine, cap = MachineModel(model.as_it_is(), known), targets.capping
-    scheduler = msgspec.structs.replace(recorded.header.scheduler, ttft_slo_s=cap.ttft_s, tpot_slo_s=cap.tpot_s)
+    scheduler = msgspec.structs.replace(
+        recorded.header.scheduler, ttft_slo_s=cap.ttft_s, tpot_slo_s=cap.tpot_s, gives_up_steps=False
+    )
     with TemporaryDirectory() as name:
         load = replace(load_of(recorded, window_s[1], targets, Path(name)), arrivals_s=(), prompts=[])
         outcomes = [draw(recorded, load, machine, seed, scheduler) for seed in range(CAPPED_DRAWS)]
@@ -242,12 +247,13 @@ def draw(
         lambda _: NEVER,
         lambda name: name.startswith("online"),
         step_factors=machine.factors(seed),
+        layers=Layers(GIVE_UP_PIECES, 0.0),
     )
     model, _ = recorded.learnt(0.0)
     headroom = build_headroom(header.recipe["headroom"], header.num_blocks)
     cache = CacheConfig(block_size=header.block_size, enable_prefix_cache=header.prefix_cache)
     config = EngineConfig(cache=cache, scheduler=scheduler or header.scheduler)
-    return drive(EngineCore(config, executor, model, headroom, clock), clock, load)
+    return drive(EngineCore(config, executor, model, headroom, clock), clock, load, executor)
 
 
 def figures_of(outcome: Outcome, window_s: Sequence[float], targets: Targets, way: Way) -> Figures:

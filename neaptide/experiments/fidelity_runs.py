@@ -163,8 +163,12 @@ class Shapes(EngineObserver):
         self.last = step.plan.shape
 
 
-def drive(core: EngineCore, clock: Clock, load: Load) -> Outcome:
-    """Hands the load in as its times come, between steps; returns when every online request has ended."""
+def drive(core: EngineCore, clock: Clock, load: Load, executor: TraceExecutor | None = None) -> Outcome:
+    """Hands the load in as its times come, between steps; returns when every online request has ended.
+
+    Args:
+        executor: a simulated one that gives steps up has to be told when the next request comes.
+    """
     outcome = Outcome(start_s=clock.now(), duration_s=load.duration_s)
     core.handle(load.offline_batch())
     next_online = 0
@@ -182,11 +186,15 @@ def drive(core: EngineCore, clock: Clock, load: Load) -> Outcome:
         if not online_left and now_s - outcome.start_s >= load.duration_s:
             return outcome
         outcome.dry |= not len(queues.pool)
+        if executor is not None:
+            is_last = next_online == len(load.arrivals_s)
+            executor.next_arrival_s = math.inf if is_last else outcome.start_s + load.arrivals_s[next_online]
         outputs = core.step()
         outcome.measures.step(outputs, StepTally(), Copied(), clock.now())
         for stats in outputs.stats:
             host_s = stats.schedule_s + stats.commit_s
-            outcome.steps.append(Step(now_s - outcome.start_s, stats.duration_s, host_s, shapes.last))
+            if not stats.is_given_up:
+                outcome.steps.append(Step(now_s - outcome.start_s, stats.duration_s, host_s, shapes.last))
         if not outputs.stats:
             clock.sleep_until(now_s + 0.005)
 

@@ -1,5 +1,5 @@
 """How many online requests are on their way to the engine: memory that the server's process writes and a running step
-reads, so that it can be given up for one (ADR 38)."""
+reads, so that it can be given up for one (ADR 48)."""
 
 import ctypes
 import mmap

@@ -57,7 +57,7 @@ IDLE_SHARE, IDLE_SHARE_BESIDE = 0.5, 0.7
 of now: the rest is for a second arrival, and for steps that take longer than expected. Beside streams, which ask for
 steps that are short as it is, it may be less."""
 GIVEN_UP_FACTOR = 4.0
-"""Times that bound at most, of a step that is given up when somebody comes (ADR 38)."""
+"""Times that bound at most, of a step that is given up when somebody comes (ADR 48)."""
 MIN_IDLE_SHARE = 0.75
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
