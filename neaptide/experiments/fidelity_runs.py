@@ -18,7 +18,7 @@ from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.steps.plan import BatchShape, StepResult
 from neaptide.engine.steps.step import Step as EngineStep
-from neaptide.executors.simulated.trace_executor import StepTally
+from neaptide.executors.simulated.trace_executor import StepTally, TraceExecutor
 from neaptide.loadgen.client.client import poisson_arrivals
 from neaptide.loadgen.percentiles import percentiles
 from neaptide.simulation.measures import Copied, Measures
