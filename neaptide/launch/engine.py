@@ -18,6 +18,7 @@ from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.record.traffic_recorder import TrafficRecorder
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.policies import policy_of
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.calibration.micro_runs import MicroRunner
 from neaptide.estimator.calibration.start_up import StartUp
@@ -102,6 +103,7 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
     keep it waiting."""
     can = started.capabilities
     depth = int(can.placeholders and can.asynchronous)
+    gives_up = can.gives_up_steps and not depth and policy_of(config.scheduler).gives_up_steps
     return msgspec.structs.replace(
         config,
         cache=msgspec.structs.replace(
@@ -113,7 +115,7 @@ def _as_started(config: EngineConfig, started: StartedExecutor) -> EngineConfig:
         scheduler=msgspec.structs.replace(
             config.scheduler,
             overlap_depth=depth,
-            gives_up_steps=config.scheduler.gives_up_steps and can.gives_up_steps and not depth,
+            gives_up_steps=config.scheduler.gives_up_steps and gives_up,
         ),
     )
 

@@ -57,7 +57,7 @@ def _step_events(line: StepLine, num_decoding: int, num_blocks: int) -> Iterator
     predicted_s, margin_s, budget_s = line.predicted
     prompt_tokens = sum(tokens for _, tokens in line.chunks)
     yield {
-        "name": f"step {line.step}",
+        "name": f"step {line.step}{', given up' if line.given_up else ''}",
         "ph": "X",
         "pid": ENGINE,
         "tid": 0,

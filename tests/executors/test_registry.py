@@ -46,14 +46,14 @@ def test_the_torch_executor_says_what_it_is(gqa: tuple[Path, LlamaForCausalLM]) 
     assert (started.device, started.dtype, started.executor.num_blocks) == ("cpu", "float32", 8)
     assert (started.model.vocab_size, started.model.max_position_embeddings) == (128, 256)
     assert started.model.eos_token_ids == (2,)
-    assert started.capabilities == (True, False, True)
+    assert started.capabilities == (True, False, True, False)
     assert started.profiled is started.executor
 
 
 def test_the_simulated_executor_has_no_step_times_to_measure() -> None:
     started = start_executor(config_of("sim", embedded_model_path()), VirtualClock())
     assert (started.device, started.dtype, started.executor.num_blocks) == ("sim", "none", 4096)
-    assert started.capabilities == (True, False, False)
+    assert started.capabilities == (True, False, False, False)
     assert started.profiled is None
 
 
@@ -89,6 +89,29 @@ def test_the_engine_plans_ahead_where_the_device_works_beside_the_host(
     monkeypatch.setattr(engine, "start_executor", lambda *_: able)
     core, _ = engine.build_engine(config, VirtualClock())
     assert core.scheduler.config.overlap_depth == depth
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted", "capabilities", "gives_up"),
+    [
+        ("neaptide", True, (True, False, False, True), True),
+        ("neaptide", False, (True, False, False, True), False),
+        ("neaptide", True, (True, False, False, False), False),
+        ("neaptide", True, (True, True, False, True), False),  # planned ahead
+        ("priority", True, (True, False, False, True), False),
+    ],
+)
+def test_steps_are_given_up_where_policy_and_executor_can(
+    monkeypatch: pytest.MonkeyPatch, policy: str, wanted: bool, capabilities: tuple[bool, ...], gives_up: bool
+) -> None:
+    config = EngineConfig(
+        executor=ExecutorConfig(kind="sim", model_path=str(embedded_model_path())),
+        scheduler=SchedulerConfig(policy=policy, gives_up_steps=wanted),
+    )
+    able = replace(start_executor(config, VirtualClock()), capabilities=Capabilities(*capabilities))
+    monkeypatch.setattr(engine, "start_executor", lambda *_: able)
+    core, _ = engine.build_engine(config, VirtualClock())
+    assert core.scheduler.config.gives_up_steps == gives_up
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What W5 would gain if steps of offline work alone were left between layers when a chat comes (ADR 38)."""
+"""What W5 gains if steps of offline work alone are left, or given up, between layers when a chat comes (ADR 38, 48)."""
 
 import logging
 from collections.abc import Mapping, Sequence
