@@ -23,6 +23,7 @@ from neaptide.engine.messages import (
     from_engine_encoder,
 )
 from neaptide.engine.params import FinishReason, SamplingParams, Tier
+from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
 from neaptide.engine.row_id import RowId
 from neaptide.launch.serve import embedded_model_path
 from neaptide.server.link.deaths import Evidence
@@ -323,7 +324,9 @@ def spoken_to(path: Path) -> Iterator[tuple[_Engine, zmq.Socket[bytes], int, lis
     with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as theirs:
         ours.bind(f"ipc://{path}/socket")
         theirs.connect(f"ipc://{path}/socket")
-        engine = _Engine(None, ours, path, -1)  # type: ignore[arg-type]
+        arrivals_fd = create_arrivals()
+        engine = _Engine(None, ours, path, -1, OnlineArrivals(arrivals_fd))  # type: ignore[arg-type]
+        os.close(arrivals_fd)
         descriptor = int(ours.getsockopt(zmq.FD))
         heard: list[FromEngine] = []
         try:
