@@ -99,11 +99,11 @@ def test_two_in_a_row_are_not_given_up() -> None:
     assert [bool(executor.shares[step]) for step in (1, 2, 3, 4)] == [True, False, True, False]
 
 
-def test_nothing_is_given_up_beside_a_chat_or_while_one_waits() -> None:
-    harness, executor = interrupted(set(), max_num_seqs=2)
+def test_nothing_is_given_up_beside_a_chat_or_a_piece_of_its_prompt_or_while_one_waits() -> None:
+    harness, executor = interrupted(set(), max_num_seqs=2, max_num_batched_tokens=8)
     harness.core.handle(flex("row", [7] * 9, max_tokens=20))
     for name in ("a", "b", "c"):
-        harness.core.handle(online(name, [8] * 5, max_tokens=3))
+        harness.core.handle(online(name, [8] * 20, max_tokens=3))
     steps = harness.run()
     chats = {"a", "b", "c"}
     last = max(number for number, tokens in enumerate(steps, 1) if chats & tokens.keys())
