@@ -16,8 +16,8 @@
 #define ROWS 4
 #endif
 #define PANEL (2 * LANES) /* outputs; ROWS x 2 sums, 2 loads and a broadcast fit into the registers */
-#define DEPTH (16384 / PANEL) /* inputs at a time of many: such a piece of a panel is widened into 64 kB of stack */
-#define ROWS_AT_ONCE 192      /* rows at a time: a part of them lies in the second-level cache, all in the third */
+#define DEPTH (12288 / PANEL) /* inputs at a time of many: such a piece of a panel is widened into 48 kB of stack */
+#define ROWS_AT_ONCE 256      /* rows at a time: they lie in the caches beside it */
 #define TILES_ON_THE_WAY 3    /* so many tiles widen a weight each for itself, more share a copy */
 #define INPUTS_AT_ONCE 4
 #define AHEAD 2048 /* bytes of the weight that are fetched before they are multiplied for the first time */
