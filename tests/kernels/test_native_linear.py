@@ -22,9 +22,9 @@ def weights(out_features: int, in_features: int, *, bfloat16: bool, seed: int = 
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from([1, 2, 5, 6, 7, 12, 13, 31, 96, 97, 200]),
+    st.sampled_from([1, 2, 5, 6, 7, 12, 13, 18, 19, 31, 96, 97, 257]),
     st.sampled_from([1, 15, 16, 17, 48, 100]),
-    st.sampled_from([1, 64, 255, 257, 520]),
+    st.sampled_from([1, 3, 64, 255, 257, 520, 1601]),
     st.booleans(),
     st.booleans(),
 )
@@ -41,11 +41,17 @@ def test_against_float64(rows: int, outputs: int, inputs: int, bfloat16: bool, b
 
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_a_row_is_the_same_bits_however_many_there_are(bfloat16: bool) -> None:
-    weight, bias = weights(70, 600, bfloat16=bfloat16)
-    packed, x = PackedLinear(weight, bias), torch.randn(130, 600)
-    whole = packed(x)
-    for rows in (1, 2, 5, 6, 7, 12, 13, 64, 97):
+    """Few rows widen a weight each for itself, many share a copy of a piece of the inputs, 256 and more go in turns."""
+    weight, bias = weights(70, 1601, bfloat16=bfloat16)
+    packed, x = PackedLinear(weight, bias), torch.randn(300, 1601)
+    whole, sums = packed(x), torch.randn(300, 70)
+    added = sums.clone()
+    packed.add_to(added, x)
+    for rows in (1, 2, 5, 6, 7, 12, 13, 18, 19, 64, 97, 256, 257):
         assert torch.equal(packed(x[:rows]), whole[:rows])
+        some = sums[:rows].clone()
+        packed.add_to(some, x[:rows])
+        assert torch.equal(some, added[:rows])
 
 
 def test_bfloat16_numbers_take_half_the_memory_and_are_exact() -> None:

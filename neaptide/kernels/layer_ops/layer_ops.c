@@ -111,9 +111,16 @@ void neaptide_norm_heads(const heads_t *job) {
     share(norm_some_heads, job, job->tokens, job->heads * job->dim, &job->threads);
 }
 
+/* `yes` where `a` is less than `b` (never, where either is NaN), else `no`: by their bits, since compilers without masks
+   make no vectors of a loop with a choice whose outcomes differ in what follows. */
+INLINE float where_less(float a, float b, float yes, float no) {
+    uint32_t mask = -(uint32_t)(a < b);
+    return as_float((as_bits(yes) & mask) | (as_bits(no) & ~mask));
+}
+
 /* e^x to the last place or two, between e^-87 and e^88; NaN stays NaN. */
 INLINE float exp_(float x) {
-    float bounded = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float bounded = where_less(x, -87.0f, -87.0f, where_less(88.0f, x, 88.0f, x));
     float shifted = bounded * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the low bits hold the nearest integer */
     float n = shifted - 12582912.0f;
     float f = bounded - n * 0.693359375f + n * 2.12194440e-4f;

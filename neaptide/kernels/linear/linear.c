@@ -16,12 +16,15 @@
 #define ROWS 4
 #endif
 #define PANEL (2 * LANES) /* outputs; ROWS x 2 sums, 2 loads and a broadcast fit into the registers */
-#define DEPTH 256         /* inputs at a time: such a piece of a panel lies in the first-level cache */
-#define ROWS_AT_ONCE 96   /* rows at a time: their pieces lie in the second-level cache */
+#define DEPTH (12288 / PANEL) /* inputs at a time of many: such a piece of a panel is widened into 48 kB of stack */
+#define ROWS_AT_ONCE 256      /* rows at a time: they lie in the caches beside it */
+#define TILES_ON_THE_WAY 3    /* so many tiles widen a weight each for itself, more share a copy */
+#define INPUTS_AT_ONCE 4
+#define AHEAD 2048 /* bytes of the weight that are fetched before they are multiplied for the first time */
+#define LINE 64
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint32_t bits_t __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint32_t bits_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 typedef struct {
     const float *x, *bias; /* [rows, k]; [n] or NULL */
@@ -31,52 +34,62 @@ typedef struct {
     uint16_t *narrow_y;       /* [rows, n], likewise without gaps */
     int64_t rows, k, n, x_stride, y_stride, is_bfloat16, adds;
     int64_t in_pairs; /* as pairs.h has it: rows are bf16, and x and y are not looked at */
-    float *scratch;   /* [threads, DEPTH * PANEL] */
     int64_t num_threads;
     void *parallel; /* GOMP_parallel of the process, or NULL */
-    int64_t next, arrived;
+    int64_t next;
 } job_t;
 
 #include "pairs.h"
 
 INLINE vec load(const float *from) { return *(const vec *)from; }
 
-INLINE vec widen(const uint16_t *from) {
-    return (vec)(__builtin_convertvector(*(const halves_t *)from, bits_t) << 16);
+/* Weights of one input for a panel's outputs. bf16 numbers lie in turns, one of the left half and one of the right, so
+   that a shift and a mask make fp32 of all of them. */
+INLINE void load_panel(int is_bfloat16, const char *w, vec *left, vec *right) {
+    if (is_bfloat16) {
+        bits_t both = *(const bits_t *)w;
+        *left = (vec)(both << 16);
+        *right = (vec)(both & 0xffff0000u);
+    } else {
+        *left = load((const float *)w);
+        *right = load((const float *)w + LANES);
+    }
 }
 
-/* y [rows, PANEL] += x [rows, depth] . w [depth, PANEL] */
-INLINE void tile(int rows, int is_bfloat16, int64_t depth, const float *x, int64_t x_stride, const void *w, float *y,
-                 int64_t y_stride) {
-    vec sum[ROWS][2];
+/* y [rows, PANEL] = start [rows, PANEL] + x [rows, depth] . w [depth, PANEL]
+
+   Meanwhile `fetched` bytes of the weight, AHEAD of those that are multiplied, are called for with every INPUTS_AT_ONCE:
+   fewer rows than memory waits for take as long as reading it, and the processor by itself does not read far enough. */
+INLINE void tile(int rows, int is_bfloat16, int64_t depth, const float *x, int64_t x_stride, const char *w,
+                 int64_t fetched, const float *start, int64_t start_stride, float *y, int64_t y_stride) {
+    const int64_t input = PANEL * (is_bfloat16 ? 2 : 4);
+    vec sum[ROWS][2], left, right;
     for (int r = 0; r < rows; r++)
-        for (int j = 0; j < 2; j++) sum[r][j] = load(y + r * y_stride + j * LANES);
-    for (int64_t i = 0; i < depth; i++) {
-        vec left, right;
-        if (is_bfloat16) {
-            left = widen((const uint16_t *)w + i * PANEL);
-            right = widen((const uint16_t *)w + i * PANEL + LANES);
-        } else {
-            left = load((const float *)w + i * PANEL);
-            right = load((const float *)w + i * PANEL + LANES);
-        }
-        for (int r = 0; r < rows; r++) {
-            sum[r][0] += x[r * x_stride + i] * left;
-            sum[r][1] += x[r * x_stride + i] * right;
-        }
+        for (int j = 0; j < 2; j++) sum[r][j] = load(start + r * start_stride + j * LANES);
+#define ADD_INPUT(at) \
+    load_panel(is_bfloat16, w + (at) * input, &left, &right); \
+    for (int r = 0; r < rows; r++) { \
+        sum[r][0] += x[r * x_stride + (at)] * left; \
+        sum[r][1] += x[r * x_stride + (at)] * right; \
     }
+    int64_t i = 0;
+    for (; i + INPUTS_AT_ONCE <= depth; i += INPUTS_AT_ONCE) {
+        for (int64_t at = 0; at < fetched; at += LINE) __builtin_prefetch(w + i * input + AHEAD + at);
+        for (int j = 0; j < INPUTS_AT_ONCE; j++) { ADD_INPUT(i + j) }
+    }
+    for (; i < depth; i++) { ADD_INPUT(i) }
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < 2; j++) *(vec *)(y + r * y_stride + j * LANES) = sum[r][j];
 }
 
 #define TILE(count) \
     case count: \
-        if (is_bfloat16) tile(count, 1, depth, x, x_stride, w, y, y_stride); \
-        else tile(count, 0, depth, x, x_stride, w, y, y_stride); \
+        if (is_bfloat16) tile(count, 1, depth, x, x_stride, w, fetched, start, start_stride, y, y_stride); \
+        else tile(count, 0, depth, x, x_stride, w, fetched, start, start_stride, y, y_stride); \
         return;
 
-static void tile_of(int64_t rows, int64_t is_bfloat16, int64_t depth, const float *x, int64_t x_stride, const void *w,
-                    float *y, int64_t y_stride) {
+static void tile_of(int64_t rows, int64_t is_bfloat16, int64_t depth, const float *x, int64_t x_stride, const char *w,
+                    int64_t fetched, const float *start, int64_t start_stride, float *y, int64_t y_stride) {
     switch (rows) {
         TILE(1) TILE(2) TILE(3) TILE(4)
 #if ROWS > 4
@@ -88,48 +101,58 @@ static void tile_of(int64_t rows, int64_t is_bfloat16, int64_t depth, const floa
     }
 }
 
-/* All rows [first, last) of a panel, from inputs [from, from + depth). */
+/* Rows [first, last) of a panel, from inputs [from, from + depth); `w` are their weights, which `is_bfloat16` says. */
 static void panel_rows(const job_t *job, int64_t panel, int64_t from, int64_t depth, int64_t first, int64_t last,
-                       const void *w, int64_t is_bfloat16) {
+                       const char *w, int64_t is_bfloat16) {
+    static const float zeros[PANEL];
     int64_t tiles = (last - first + ROWS - 1) / ROWS, begin = panel * PANEL, width = least(PANEL, job->n - begin);
+    int is_sum = from || job->adds; /* to what y holds */
     for (int64_t t = 0; t < tiles; t++) {
         int64_t row = first + (last - first) * t / tiles, rows = first + (last - first) * (t + 1) / tiles - row;
         const float *x = job->x + row * job->x_stride + from;
         float *y = job->y + row * job->y_stride + begin;
-        if (from == 0 && !job->adds)
-            for (int64_t r = 0; r < rows; r++) {
-                if (job->bias) memcpy(y + r * job->y_stride, job->bias + begin, sizeof(float) * width);
-                else memset(y + r * job->y_stride, 0, sizeof(float) * width);
-            }
+        const float *start = is_sum ? y : job->bias ? job->bias + begin : zeros;
+        int64_t start_stride = is_sum ? job->y_stride : 0;
+        int64_t fetched = t || (job->is_bfloat16 && !is_bfloat16) ? 0 : INPUTS_AT_ONCE * PANEL * (is_bfloat16 ? 2 : 4);
         if (width == PANEL) {
-            tile_of(rows, is_bfloat16, depth, x, job->x_stride, w, y, job->y_stride);
+            tile_of(rows, is_bfloat16, depth, x, job->x_stride, w, fetched, start, start_stride, y, job->y_stride);
             continue;
         }
         float edge[ROWS * PANEL] = {0};
-        for (int64_t r = 0; r < rows; r++) memcpy(edge + r * PANEL, y + r * job->y_stride, sizeof(float) * width);
-        tile_of(rows, is_bfloat16, depth, x, job->x_stride, w, edge, PANEL);
+        for (int64_t r = 0; r < rows; r++) memcpy(edge + r * PANEL, start + r * start_stride, sizeof(float) * width);
+        tile_of(rows, is_bfloat16, depth, x, job->x_stride, w, fetched, edge, PANEL, edge, PANEL);
         for (int64_t r = 0; r < rows; r++) memcpy(y + r * job->y_stride, edge + r * PANEL, sizeof(float) * width);
     }
 }
 
-/* Panels [begin, end), piece of the inputs by piece: in the order in which they are packed. */
-static void run_panels(const job_t *job, int64_t begin, int64_t end, float *scratch) {
-    int64_t padded = (job->n + PANEL - 1) / PANEL * PANEL, item = job->is_bfloat16 ? 2 : 4;
+/* In fp32, for many tiles. */
+static void widen(const char *w, int64_t depth, float *wide) {
+    for (int64_t i = 0; i < depth; i++, w += 2 * PANEL, wide += PANEL) {
+        __builtin_prefetch(w + AHEAD);
+        vec left, right;
+        load_panel(1, w, &left, &right);
+        *(vec *)wide = left;
+        *(vec *)(wide + LANES) = right;
+    }
+}
+
+/* Panels [begin, end), each over all its inputs. */
+static void run_panels(const job_t *job, int64_t begin, int64_t end) {
+    float wide[DEPTH * PANEL];
+    int64_t input = PANEL * (job->is_bfloat16 ? 2 : 4);
     for (int64_t first = 0; first < job->rows; first += ROWS_AT_ONCE) {
         int64_t last = least(first + ROWS_AT_ONCE, job->rows);
-        for (int64_t from = 0; from < job->k; from += DEPTH) {
-            int64_t depth = least(DEPTH, job->k - from);
-            for (int64_t panel = begin; panel < end; panel++) {
-                const char *w = job->packed + item * (from * padded + panel * depth * PANEL);
-                if (job->is_bfloat16 && last - first > 2 * ROWS) { /* widened once for many tiles */
-                    for (int64_t i = 0; i < depth * PANEL; i += LANES)
-                        *(vec *)(scratch + i) = widen((const uint16_t *)w + i);
-                    panel_rows(job, panel, from, depth, first, last, scratch, 0);
-                } else {
-                    panel_rows(job, panel, from, depth, first, last, w, job->is_bfloat16);
-                }
-            }
+        if (!job->is_bfloat16 || last - first <= TILES_ON_THE_WAY * ROWS) {
+            for (int64_t p = begin; p < end; p++)
+                panel_rows(job, p, 0, job->k, first, last, job->packed + input * job->k * p, job->is_bfloat16);
+            continue;
         }
+        for (int64_t p = begin; p < end; p++)
+            for (int64_t from = 0; from < job->k; from += DEPTH) {
+                int64_t depth = least(DEPTH, job->k - from);
+                widen(job->packed + input * (job->k * p + from), depth, wide);
+                panel_rows(job, p, from, depth, first, last, (const char *)wide, 0);
+            }
     }
 }
 
@@ -141,17 +164,12 @@ static void work(void *argument) {
         return;
     }
 #endif
-    int64_t thread = __atomic_fetch_add(&job->arrived, 1, __ATOMIC_RELAXED);
-    if (thread >= job->num_threads) return;
     int64_t panels = (job->n + PANEL - 1) / PANEL, parts = job->num_threads == 1 ? 1 : least(panels, 4 * job->num_threads);
-    for (int64_t part; (part = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < parts;) {
-        run_panels(job, panels * part / parts, panels * (part + 1) / parts, job->scratch + thread * DEPTH * PANEL);
-    }
+    for (int64_t part; (part = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < parts;)
+        run_panels(job, panels * part / parts, panels * (part + 1) / parts);
 }
 
 int64_t neaptide_linear_job_bytes(void) { return sizeof(job_t); }
-
-int64_t neaptide_linear_scratch_floats(void) { return DEPTH * PANEL; }
 
 /* Outputs as packed: whole panels. */
 int64_t neaptide_linear_padded(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
@@ -175,18 +193,18 @@ void neaptide_linear_pack_pairs(const uint16_t *weight, int64_t n, int64_t k, ui
             }
 }
 
-/* weight [n, k] fp32 -> packed [k / DEPTH][n / PANEL][DEPTH][PANEL], fp32 or the upper halves. */
+/* weight [n, k] fp32 -> packed [n / PANEL][k][PANEL], fp32 or the upper halves as `load_panel` has them. */
 void neaptide_linear_pack(const float *weight, int64_t n, int64_t k, int64_t is_bfloat16, void *packed) {
-    int64_t panels = (n + PANEL - 1) / PANEL, at = 0;
-    for (int64_t from = 0; from < k; from += DEPTH)
-        for (int64_t panel = 0; panel < panels; panel++)
-            for (int64_t i = from; i < least(from + DEPTH, k); i++)
-                for (int64_t j = panel * PANEL; j < (panel + 1) * PANEL; j++, at++) {
-                    uint32_t bits = 0;
-                    if (j < n) memcpy(&bits, weight + j * k + i, 4);
-                    if (is_bfloat16) ((uint16_t *)packed)[at] = (uint16_t)(bits >> 16);
-                    else ((uint32_t *)packed)[at] = bits;
-                }
+    int64_t at = 0;
+    for (int64_t begin = 0; begin < n; begin += PANEL)
+        for (int64_t i = 0; i < k; i++)
+            for (int64_t j = 0; j < PANEL; j++, at++) {
+                int64_t output = begin + (is_bfloat16 ? j / 2 + j % 2 * LANES : j);
+                uint32_t bits = 0;
+                if (output < n) memcpy(&bits, weight + output * k + i, 4);
+                if (is_bfloat16) ((uint16_t *)packed)[at] = (uint16_t)(bits >> 16);
+                else ((uint32_t *)packed)[at] = bits;
+            }
 }
 
 /* bf16 rows in fp32. */
@@ -207,7 +225,7 @@ static void narrow_rows(const job_t *job, int64_t adds) {
 static void multiply(job_t *job) {
     typedef void (*parallel_t)(void (*)(void *), void *, unsigned, unsigned);
     parallel_t parallel = (parallel_t)job->parallel;
-    job->next = job->arrived = 0;
+    job->next = 0;
     if (!parallel) job->num_threads = 1;
     if (job->num_threads == 1) work(job);
     else parallel(work, job, (unsigned)job->num_threads, 0);

@@ -20,11 +20,9 @@ class _Job(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "bias", "y", "packed", "narrow_x", "narrow_y")),
         *((name, ctypes.c_int64) for name in ("rows", "k", "n", "x_stride", "y_stride", "is_bfloat16", "adds")),
-        ("in_pairs", ctypes.c_int64),
-        ("scratch", ctypes.c_void_p),
-        ("num_threads", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("in_pairs", "num_threads")),
         ("parallel", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("next", "arrived")),
+        ("next", ctypes.c_int64),
     ]
 
 
@@ -43,7 +41,7 @@ def _takes_pairs(library: ctypes.CDLL, in_features: int) -> bool:
 
 def _library() -> ctypes.CDLL:
     library = load_library(SOURCE)
-    for name in ("padded", "scratch_floats", "job_bytes", "takes_pairs"):
+    for name in ("padded", "job_bytes", "takes_pairs"):
         getattr(library, f"neaptide_linear_{name}").restype = ctypes.c_int64
     for name in ("neaptide_linear", "neaptide_linear_pack", "neaptide_linear_pack_pairs"):
         getattr(library, name).restype = None
@@ -65,7 +63,7 @@ class PackedLinear:
         CompileError: the source cannot be compiled here.
     """
 
-    __slots__ = ("_bias", "_dtypes", "_job", "_library", "_packed", "_scratch", "in_features", "out_features")
+    __slots__ = ("_bias", "_dtypes", "_job", "_library", "_packed", "in_features", "out_features")
 
     is_noted: ClassVar[bool] = True
 
@@ -85,7 +83,6 @@ class PackedLinear:
         else:
             library.neaptide_linear_pack(source, *sizes, ctypes.c_int64(is_bfloat16), packed)
         self._bias = None if bias is None else bias.float().contiguous()
-        self._scratch = torch.empty(0)
         self._job = _Job(
             packed=self._packed.data_ptr(),
             k=self.in_features,
@@ -128,11 +125,8 @@ class PackedLinear:
     def _run(self, x: Tensor, y: Tensor, bias: int | None, *, adds: bool) -> None:
         if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in self._dtypes or x.stride(1) != 1:
             raise ValueError(f"rows of shape {tuple(x.shape)}, {x.dtype} are not what the weight takes")
-        job, num_threads, rows = self._job, torch.get_num_threads(), x.shape[0]
-        if not self._scratch.numel() or num_threads != job.num_threads:
-            floats = num_threads * self._library.neaptide_linear_scratch_floats()
-            self._scratch = torch.empty(floats)
-            job.scratch, job.num_threads = self._scratch.data_ptr(), num_threads
+        job, rows = self._job, x.shape[0]
+        job.num_threads = torch.get_num_threads()
         job.x_stride, job.rows, job.bias, job.adds = x.stride(0), rows, bias, adds
         if job.in_pairs:
             job.narrow_x, job.narrow_y = x.data_ptr(), y.data_ptr()
@@ -141,4 +135,4 @@ class PackedLinear:
             job.narrow_x, job.narrow_y, job.x = x.data_ptr(), y.data_ptr(), wide.data_ptr()
         else:
             job.narrow_x, job.x, job.y = None, x.data_ptr(), y.data_ptr()
-        call(self._library.neaptide_linear, job, x, y, self._packed, self._scratch)
+        call(self._library.neaptide_linear, job, x, y, self._packed)

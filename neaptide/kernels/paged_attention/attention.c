@@ -11,6 +11,7 @@
 
 #define MAX_DIM 512
 #define MAX_ROWS 64
+#define KEYS_BESIDE 8 /* of this tile are scored beside as many of the next that are called for: more would be waited for */
 #define NO_SCORE (-1e30f) /* finite: what is subtracted from it stays a number */
 
 typedef struct {
@@ -54,7 +55,7 @@ static void weigh_wide(wide_t *wide, int start, int num_keys, int rows, int padd
         vec before = load(wide->largest + r), largest = before, sum = load(wide->sums + r);
         for (int t = 0; t < num_keys; t++) {
             vec value = load(scores + t * padded + r);
-            largest = where_less(largest, value, value, largest);
+            largest = larger(value, largest);
         }
         vec factor = exp2_(before - largest);
         sum *= factor;
@@ -71,6 +72,7 @@ static void weigh_wide(wide_t *wide, int start, int num_keys, int rows, int padd
     if (changed)
         for (int r = 0; r < rows; r++) {
             float factor = wide->factors[r];
+            if (factor == 1.0f) continue; /* most rows meet a larger score in few tiles */
             for (int d = 0; d < dim; d++) values[r * dim + d] *= factor;
         }
 }
@@ -85,7 +87,7 @@ static void weigh(int live, int dim, float *scores, float *values, float *sum, f
     vec most = all(*largest), weights = all(0.0f);
     for (int t = 0; t < TILE; t += LANES) {
         vec some = load(scores + t);
-        most = where_less(most, some, some, most);
+        most = larger(some, most);
     }
     float highest = greatest(most);
     if (highest > *largest) {
@@ -158,10 +160,10 @@ static void find_ahead(const job_t *job, const int32_t *slots, int64_t num_keys,
     }
 }
 
-/* Calls for one head of the next tile. */
+/* Calls for one head of some keys of the next tile. */
 static void call_for(const job_t *job, const int32_t *slots, int64_t num_keys, int64_t head) {
     int64_t bytes = job->dim * (job->is_bfloat16 ? 2 : 4), heads = job->kv_heads;
-    for (int64_t t = 0; t < (num_keys < TILE ? num_keys : TILE); t++)
+    for (int64_t t = 0; t < num_keys; t++)
         for (int64_t at = 0; at < bytes; at += LINE) {
             const char *key = job->cache + (slots[t] * 2 * heads + head) * bytes + at;
             PREFETCH(key);
@@ -238,6 +240,7 @@ static void run_few(const job_t *job, const int64_t *item, const int64_t *follow
 static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, float scale, bench_t *bench) {
     int dim = (int)job->dim, group = (int)job->group, rows = (int)(item[1] - item[0]) * group;
     int padded = (rows + LANES - 1) / LANES * LANES, pairs = takes_pairs(job->is_bfloat16, dim);
+    int at_once = pairs ? TILE : KEYS_BESIDE;
     float *scores = bench->room, *query = scores + TILE * padded, *values = query + dim * padded, one[MAX_DIM];
     wide_t wide = {.sums = values + rows * dim, .least_limit = INT32_MAX};
     wide.largest = wide.sums + padded;
@@ -259,9 +262,12 @@ static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, flo
         int num_keys = (int)(item[4] - start < TILE ? item[4] - start : TILE);
         const int32_t *slots = job->slots + item[2] + start;
         find_tile(job, slots, num_keys, kv_head, bench);
-        call_for(job, slots + num_keys, item[4] - start - num_keys, kv_head);
         if (job->is_bfloat16 && !pairs) widen_tile(num_keys, dim, bench);
-        score_many(pairs, num_keys, dim, bench->keys_at, query, padded, scale, scores);
+        for (int t = 0; t < num_keys; t += at_once) {
+            int64_t count = least(num_keys - t, at_once);
+            call_for(job, slots + num_keys + t, least(item[4] - start - num_keys - t, at_once), kv_head);
+            score_many(pairs, (int)count, dim, bench->keys_at + t, query, padded, scale, scores + t * padded);
+        }
         weigh_wide(&wide, (int)start, num_keys, rows, padded, dim, scores, values);
         weigh_values(pairs, rows, padded, dim, num_keys, scores, bench->values_at, 0, values);
     }

@@ -2,6 +2,10 @@
 
 #include "../numbers.h"
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #if defined(__GNUC__)
 #if defined(__AVX512F__)
 #define LANES 16
@@ -92,9 +96,20 @@ INLINE vec where_less(vec a, vec b, vec yes, vec no) {
 #endif
 }
 
+/* The larger, of each lane; b, where either is NaN. */
+INLINE vec larger(vec a, vec b) {
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX__)
+    return _mm256_max_ps(a, b);
+#else
+    return where_less(b, a, a, b);
+#endif
+}
+
 /* 2^x for x <= 0, to the last place or two, and 2^-126 for less: nothing beside a weight of 1. NaN stays NaN. */
 INLINE vec exp2_(vec x) {
-    vec bounded = where_less(x, all(-126.0f), all(-126.0f), x);
+    vec bounded = larger(all(-126.0f), x);
     vec shifted = bounded + 12582912.0f; /* 1.5 * 2^23: the low bits hold the nearest integer */
     vec f = bounded - (shifted - 12582912.0f);
     vec power = all(1.54035304e-4f);
