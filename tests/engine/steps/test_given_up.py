@@ -99,14 +99,14 @@ def test_two_in_a_row_are_not_given_up() -> None:
     assert [bool(executor.shares[step]) for step in (1, 2, 3, 4)] == [True, False, True, False]
 
 
-def test_nothing_is_given_up_beside_a_chat_or_a_piece_of_its_prompt_or_while_one_waits() -> None:
+@pytest.mark.parametrize("chats", [("a",), ("a", "b", "c")])
+def test_nothing_is_given_up_beside_a_chat_or_a_piece_of_its_prompt_or_while_one_waits(chats: tuple[str, ...]) -> None:
     harness, executor = interrupted(set(), max_num_seqs=2, max_num_batched_tokens=8)
     harness.core.handle(flex("row", [7] * 9, max_tokens=20))
-    for name in ("a", "b", "c"):
+    for name in chats:
         harness.core.handle(online(name, [8] * 20, max_tokens=3))
     steps = harness.run()
-    chats = {"a", "b", "c"}
-    last = max(number for number, tokens in enumerate(steps, 1) if chats & tokens.keys())
+    last = max(number for number, tokens in enumerate(steps, 1) if tokens.keys() & set(chats))
     assert not any(executor.shares[step] for step in range(1, last + 1))
     assert all(executor.shares[step] for step in range(last + 1, len(steps) + 1))
 

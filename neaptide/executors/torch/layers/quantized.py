@@ -4,6 +4,7 @@ Weights are symmetric, from -127 to 127; activations go from 0 to 255 with a zer
 signed activations have no fast path.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -101,10 +102,16 @@ def quantizer_of(config: ExecutorConfig, device: torch.device) -> RowQuantizer |
         raise ValueError(f"quantization {name!r} does not go with batch_invariant, which computes in float32")
     quantizer = row_quantizer(config.cpu_kernels)
     try:
-        # The largest numbers there are: processors without 8-bit products add pairs of them in 16 bits.
-        found = quantized_product(torch.ones(16, 64), None, quantizer)(torch.ones(2, 64))
+        has_overflown = overflows(quantized_product, quantizer)
     except (RuntimeError, AttributeError) as error:
         raise ValueError(f"quantization {name!r} cannot be had: {str(error).splitlines()[0]}") from error
-    if float((found - 64.0).abs().max()) > 0.01:
+    if has_overflown:
         raise ValueError(f"quantization {name!r} cannot be had: this CPU's 8-bit products overflow")
     return quantizer
+
+
+def overflows(make: Callable[[Tensor, Tensor | None, RowQuantizer], Product], quantizer: RowQuantizer) -> bool:
+    """Whether the largest numbers are too large for products that are made so: oneDNN adds pairs of them in 16 bits on
+    processors without 8-bit products (AVX2 alone)."""
+    found = make(torch.ones(16, 64), None, quantizer)(torch.ones(2, 64))
+    return float((found - 64.0).abs().max()) > 0.01
