@@ -119,7 +119,8 @@ class NeaptideScheduler(Scheduler, Divisible):
             return math.inf
         reserved = draft.budget.tokens_left // 10 if relegated else 0
         ends_s = self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
-        return min(ends_s, self._pack_prompts(draft, relegated, min(bounds.pace_s, ends_s), 0))
+        late_s = min(bounds.pace_s, bounds.late_prompts_s)
+        return min(ends_s, self._pack_prompts(draft, relegated, min(late_s, ends_s), 0))
 
     def _pack_prompts(self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int) -> float:
         """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.

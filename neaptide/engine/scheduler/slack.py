@@ -42,7 +42,7 @@ the decodes of now, prompts are cut as streams like it: they are in time so. Whe
 pieces they are not cut, for every piece pays for a step of its own. Long prompts among short ones, which seldom meet
 their like, are cut. Between the two the bound rises evenly from that on a gap ..."""
 WHOLE_CALM_SHARE = 0.5
-"""... and so does what is calm, for many prompts are sooner done whole."""
+"""... and so does what is calm, for many prompts are sooner done whole, and what late ones may take."""
 CATCH_UP_TOKENS = 8
 """No stall beyond the bound on a gap puts a stream further behind than it makes good with so many tokens: most answers
 have them to come."""
@@ -91,8 +91,9 @@ class StepBounds(NamedTuple):
     prompts_s: float
     """For online prompts: what the streams can spare, and more while few prompts come."""
     pace_s: float
-    """What they may make a step in the long run, whatever the streams can spare for the moment. Those that cannot be in
-    time get no more: what streams have to spare is not for them."""
+    """What they may make a step in the long run, whatever the streams can spare for the moment ..."""
+    late_prompts_s: float = math.inf
+    """... and, within that, those of them that can no longer be in time: what streams have to spare is not for them."""
 
 
 class SlackTracker:
@@ -162,13 +163,13 @@ class SlackTracker:
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         behind_s = CATCH_UP_TOKENS * (tightest_s - alone_s)
         stall_s = min(smallest(left_s) + behind_s, longest_s)
-        pace_s = self._pace_s(draft, decodes, alone_s, tightest_s, itl_s, stall_s)
+        pace_s, late_prompts_s = self._paces_s(draft, decodes, alone_s, tightest_s, itl_s, stall_s)
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         idle_s = self._idle_bound_s(IDLE_SHARE_BESIDE, stretch)
         if not self._bounds_prompts:
             return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s)
         prompts_s = max(pace_s, min(prompts_slack_s, STALL_FACTOR * tightest_s, longest_s))
-        return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s)
+        return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s, late_prompts_s)
 
     def _least_slack_s(self, left_s: FloatArray, streams: Streams, share: float) -> float:
         """Of streams with so much time left, beyond a cushion of so many TPOT targets."""
@@ -212,10 +213,13 @@ class SlackTracker:
                 ahead = steps
             yield can_make_it
 
-    def _pace_s(
+    def _paces_s(
         self, draft: Draft, decodes: BatchShape, alone_s: float, tightest_s: float, itl_s: float, stall_s: float
-    ) -> float:
-        """How long online prompts may make a step though the streams cannot spare it.
+    ) -> tuple[float, float]:
+        """How long online prompts may make a step though the streams cannot spare it, and how long late ones may.
+
+        A stall for one that is late saves no deadline and costs streams theirs. Where prompts are not cut it is soon
+        over, and the late one is out of the way of those that come after.
 
         Args:
             alone_s: what the streams' decodes take.
@@ -231,7 +235,9 @@ class SlackTracker:
         calm_share = CALM_SHARE + need * (WHOLE_CALM_SHARE - CALM_SHARE)
         crowd_share = self._prompt_demand(draft) / (1.0 - alone_s / tightest_s)
         crowd = (crowd_share - calm_share) / (CROWDED_SHARE - calm_share)
-        return calm_s - min(max(crowd, 0.0), 1.0) * (calm_s - PACE_SHARE * tightest_s)
+        least_s = PACE_SHARE * tightest_s
+        pace_s = calm_s - min(max(crowd, 0.0), 1.0) * (calm_s - least_s)
+        return pace_s, least_s + need * (pace_s - least_s)
 
     def _prompt_demand(self, draft: Draft) -> float:
         """Seconds of prefill that arrive in a second, of late. Where more prompts than that wait from before, they are

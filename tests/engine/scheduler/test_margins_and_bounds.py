@@ -472,6 +472,23 @@ def test_what_streams_can_spare_is_for_prompts_that_can_be_in_time(target_tokens
     assert harness.step() == {"a": 1, "b": chunk}
 
 
+@pytest.mark.parametrize(
+    ("target_s", "waited_s", "chunk"), [(7.0, 0.0, 96 - 1), (7.0, 8.0, 57 - 1), (1.5, 8.0, 96 - 1)]
+)
+def test_a_late_prompt_stalls_streams_only_where_prompts_are_not_cut(
+    target_s: float, waited_s: float, chunk: int
+) -> None:
+    """Few come, so one may make a step 1.5 targets long: if it can be in time, or if a typical prompt and one of mean
+    length, 20 and 70 tokens of time, take half of 1.5 s, so that pieces would make others late."""
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0)
+    harness.core.handle(online("a", [7] * 20, max_tokens=30, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
+    harness.clock.sleep_until(20.0)
+    harness.step()
+    arrival_s = harness.clock.now() - waited_s
+    harness.core.handle(online("b", [8] * 120, ttft_slo_s=target_s, arrival_s=arrival_s))
+    assert harness.step() == {"a": 1, "b": chunk}
+
+
 def test_only_the_first_prompt_gets_a_blocks_worth_beside_streams_that_fill_the_bound() -> None:
     harness = Harness(cost_model=PerToken())
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=1.25 * TOKEN_S))
