@@ -63,12 +63,6 @@ class Pending:
         self.scores += piece.scores
         self.prompt_scores += piece.prompt_scores
 
-    def give_up(self) -> None:
-        """Nothing of it counts, whatever has been computed."""
-        self.result.is_given_up = True
-        self.result.errors.clear()
-        self.sampled, self.scores, self.prompt_scores = [], [], []
-
 
 class TorchHandle:
     """A submitted step."""

@@ -218,7 +218,7 @@ class TorchExecutor:
             try:
                 is_computed = self._fits(piece, pending, mask)
             except StepGivenUp:
-                pending.give_up()
+                result.is_given_up = True
                 return
             if is_computed:
                 limit.fitted(piece.num_tokens)

@@ -103,7 +103,9 @@ def test_a_step_in_pieces_is_given_up_whole(kernels: str, tmp_path: Path, arriva
     executor = make_executor(tmp_path, cpu_kernels=kernels, arrivals=arrivals)
     executor._limit.begin_step(40)
     executor._limit.lower(32)
-    found = answers(Interrupted(executor, arrivals))
+    interrupted = Interrupted(executor, arrivals)
+    found = answers(interrupted)
+    assert all(result.is_given_up for result in interrupted.given_up)
     assert [track.output for track in found] == [
         track.output for track in answers(make_executor(tmp_path, cpu_kernels=kernels))
     ]
