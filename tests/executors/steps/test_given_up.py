@@ -98,11 +98,11 @@ def test_a_step_that_may_not_be_given_up_is_computed_to_its_end(
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_step_in_pieces_is_given_up_whole(kernels: str, tmp_path: Path, arrivals: OnlineArrivals) -> None:
-    """Memory has run out before, so that at most 16 tokens are computed at once."""
+    """Memory has run out before, so that at most 4 tokens are computed at once."""
     write_checkpoint(tmp_path)
     executor = make_executor(tmp_path, cpu_kernels=kernels, arrivals=arrivals)
     executor._limit.begin_step(40)
-    executor._limit.lower(32)
+    executor._limit.lower(8)
     interrupted = Interrupted(executor, arrivals)
     found = answers(interrupted)
     assert all(result.is_given_up for result in interrupted.given_up)

@@ -35,7 +35,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 CUDA_ERROR = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.19 GiB"
 NEEDS_COMPILER = pytest.mark.skipif(not any(map(shutil.which, native.COMPILERS)), reason="there is no C compiler")
-Forward = Callable[[InputBatch], Tensor]
+Forward = Callable[[InputBatch, None], Tensor]
 
 
 def lack_memory(
@@ -46,8 +46,8 @@ def lack_memory(
     forward: Forward = executor._runner.hidden_states
     computed: list[int] = []
 
-    def with_little_memory(batch: InputBatch) -> Tensor:
-        hidden = forward(batch)
+    def with_little_memory(batch: InputBatch, giving_up: None) -> Tensor:
+        hidden = forward(batch, giving_up)
         if not fits(batch):
             raise torch.OutOfMemoryError(CUDA_ERROR)
         computed.append(len(batch.token_ids))
@@ -179,7 +179,7 @@ def test_one_line_says_what_to_do(gqa: Gqa, monkeypatch: pytest.MonkeyPatch, cap
 def test_another_error_raises_as_ever(gqa: Gqa, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = make_executor(gqa[0])
 
-    def broken(batch: InputBatch) -> Tensor:
+    def broken(batch: InputBatch, giving_up: None) -> Tensor:
         raise RuntimeError("shape mismatch")
 
     monkeypatch.setattr(executor._runner, "hidden_states", broken)
@@ -239,8 +239,8 @@ def test_a_fault_beside_it_is_still_found(gqa: Gqa, monkeypatch: pytest.MonkeyPa
     lack_memory(tight, monkeypatch, few_tokens)
     short_of_memory = tight._runner.hidden_states
 
-    def faulty(batch: InputBatch) -> Tensor:
-        hidden = short_of_memory(batch)
+    def faulty(batch: InputBatch, giving_up: None) -> Tensor:
+        hidden = short_of_memory(batch, giving_up)
         if "r1" in batch.request_ids:
             raise RuntimeError("shape mismatch")
         return hidden
