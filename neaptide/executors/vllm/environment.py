@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 
 
 def set_environment(num_threads: int) -> None:
@@ -17,6 +18,9 @@ def set_environment(num_threads: int) -> None:
     }
     if num_threads > 0:
         defaults["OMP_NUM_THREADS"] = str(num_threads)
+        torch = sys.modules.get("torch")
+        if torch is not None and "OMP_NUM_THREADS" not in os.environ:  # it has read its environment before
+            torch.set_num_threads(num_threads)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     # Only warnings: at its start alone vLLM has a hundred lines to say.

@@ -113,7 +113,8 @@ def _check_block_size(vllm_config: Any) -> None:
     size = vllm_config.cache_config.block_size
     if not CPUAttentionBackend.supports_block_size(size):
         sizes = CPUAttentionBackend.get_supported_kernel_block_sizes()
-        raise ValueError(f"block_size = {size} is not supported: vLLM's attention on a CPU takes {sizes}")
+        taken = " or ".join(f"multiples of {kind.base}" if hasattr(kind, "base") else str(kind) for kind in sizes)
+        raise ValueError(f"block_size = {size} is not supported: vLLM's attention on a CPU takes {taken}")
 
 
 def _on_cpu() -> bool:

@@ -1,8 +1,7 @@
 """Runs steps on vLLM's workers."""
 
-import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.output import GrammarOutput
@@ -52,6 +51,9 @@ class VllmExecutor:
         masks.warm_up()
         self._max_step_tokens: int = self._vllm_config.scheduler_config.max_num_batched_tokens
         self._num_vllm_blocks: int = self._vllm_config.cache_config.num_gpu_blocks
+        self._silence: TimeoutError | None = None
+        """Workers that are processes did not answer in time. Answers have no names: what comes late is taken for the
+        answer to what was asked after."""
         cache = config.cache
         block_bytes = self.block_size * self.kv_bytes_per_token
         self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // block_bytes
@@ -132,6 +134,7 @@ class VllmExecutor:
         been launched.
         """
         start_s = self._clock.now()
+        self._refuse_late_answers()
         self.translator.heed(plan)
         self.grammars.heed(plan)
         if plan.zero_blocks:
@@ -168,11 +171,12 @@ class VllmExecutor:
     def finish(self, plan: StepPlan, result: StepResult, answers: list[Any], failed: Mapping[str, str]) -> None:
         """Waits for a step, and collects what came out of it; ``failed`` are requests that are wrong already."""
         start_s = self._clock.now()
+        self._refuse_late_answers()
         try:
             output = [answer.result() for answer in answers][-1]
-        except Exception:
-            with contextlib.suppress(Exception):
-                answers[-1].result()  # it is on its way, too
+        except Exception as error:
+            self._note(error)
+            self._try(answers[-1].result)  # it is on its way, too
             self.recover(plan)
             raise
         done_s = self._clock.now()
@@ -181,9 +185,9 @@ class VllmExecutor:
         result.sample_s = self._clock.now() - done_s
 
     def recover(self, plan: StepPlan) -> None:
-        """After a step that raised: the runner is brought to where it takes the next one."""
-        with contextlib.suppress(Exception):
-            self._workers.sample_tokens(None)
+        """After a step that raised: the runner is brought to where it takes the next one, if there can be one."""
+        if self._silence is None:
+            self._try(lambda: self._workers.sample_tokens(None))
         self.translator.distrust(plan)
 
     def close(self) -> None:
@@ -191,6 +195,21 @@ class VllmExecutor:
         self.translator.told.clear()
         self.grammars.close()
         self._engine.shutdown()
+
+    def _refuse_late_answers(self) -> None:
+        if self._silence is not None:
+            raise RuntimeError("vLLM's workers did not answer in time, and are not asked again") from self._silence
+
+    def _try(self, ask: Callable[[], Any]) -> None:
+        """Whatever comes of it, but for silence."""
+        try:
+            ask()
+        except Exception as error:
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        if isinstance(error, TimeoutError):
+            self._silence = error
 
     def _zero(self, block_ids: list[int]) -> None:
         ids = [block + NULL_BLOCKS for block in block_ids]

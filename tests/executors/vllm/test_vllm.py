@@ -95,3 +95,10 @@ def test_other_families_on_two_ranks(family: str) -> None:
 @pytest.mark.timeout(3600)
 def test_two_ranks_on_the_second_runner() -> None:
     run("test_greedy.py", "test_same_as_llm.py", *LOGPROBS, **TWO_RANKS, **V2)
+
+
+@full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_on_two_ranks_on_the_second_runner(family: str) -> None:
+    run("test_greedy.py", "test_same_as_llm.py", *LOGPROBS, **TWO_RANKS, **V2, NEAPTIDE_TEST_FAMILY=family)

@@ -34,7 +34,7 @@ RANKS = int(os.environ.get("NEAPTIDE_TEST_RANKS", "1"))
 
 if second_runner.is_wanted():  # before any test imports vLLM
     second_runner.pretend_a_back_end()
-    second_runner.count_nans_in_torch()
+    second_runner.stand_in_for_kernels()
     if RANKS > 1:
         second_runner.prepare_ranks()
 

@@ -1,6 +1,8 @@
 """vLLM's workers and its runner from within: to let them raise, and to see what they keep."""
 
+from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -66,3 +68,34 @@ class Raises:
             self._due = None
             self.num_raised += 1
             raise RuntimeError("poisoned")
+
+
+class LateAnswer:
+    """As of workers that are processes: whoever asks next reads what is there first, whatever it answers."""
+
+    def __init__(self, answers: "deque[Future[Any]]", is_late: bool) -> None:
+        self._answers, self._is_late = answers, is_late
+
+    def result(self) -> Any:
+        if self._is_late:
+            raise TimeoutError("RPC call timed out.")
+        return self._answers.popleft().result()
+
+
+class Late:
+    """Workers whose answers are late, in pairs, while ``is_due``; ``num_asked`` counts all that they were asked."""
+
+    def __init__(self, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_due, self.num_asked = False, 0
+        self._answers: deque[Future[Any]] = deque()
+        for name in ("execute_model", "sample_tokens"):
+            monkeypatch.setattr(workers, name, self._asked(getattr(workers, name)))
+
+    def _asked(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(order: Any, non_block: bool = False) -> Any:
+            self.num_asked += 1
+            self._answers.append(ask(order, non_block=True))
+            answer = LateAnswer(self._answers, self.is_due)
+            return answer if non_block else answer.result()
+
+        return asked

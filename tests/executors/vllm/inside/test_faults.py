@@ -13,7 +13,15 @@ from neaptide.engine.params import INTERNAL_ERROR, INVALID_TOKEN, NUMERICAL_ERRO
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.vllm.translate import NULL_BLOCKS
-from tests.executors.vllm.inside.faults import PLACES, Raises, known_to_the_runner, num_failed_steps, runner, vllm
+from tests.executors.vllm.inside.faults import (
+    PLACES,
+    Late,
+    Raises,
+    known_to_the_runner,
+    num_failed_steps,
+    runner,
+    vllm,
+)
 from tests.executors.vllm.inside.runs import NUM_OUTPUT, Run, assert_greedy, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
@@ -131,6 +139,32 @@ def test_a_prompt_whose_first_chunk_is_run_again_behind_its_second(
     assert raises.num_raised == num_failed_steps(caplog) == 1
     assert_greedy(checkpoint[1], running, run.tokens["running"])
     assert_greedy(checkpoint[1], new, run.tokens["new"])
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_workers_that_do_not_answer_in_time_are_not_asked_again(
+    started: StartedExecutor, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine ends: none of its requests is to blame, and a late answer may have the ids of the next step."""
+    executor = vllm(started)
+    run = Run(executor, overlap_depth=depth)
+    for i, prompt in enumerate(prompts(3, seed=17)):
+        run.add(str(i), prompt)
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "_silence", None, raising=False)
+        late = Late(executor._workers, patch)
+        for _ in range(3):
+            run.step()
+        tokens, late.is_due = {name: list(said) for name, said in run.tokens.items()}, True
+        asked = late.num_asked + 2 * (1 + depth)
+        if depth:
+            run.step()
+            late.is_due = False
+        with pytest.raises(TimeoutError):
+            run.step()
+        assert late.num_asked == asked
+        assert all(len(run.tokens[name]) == len(said) + depth for name, said in tokens.items())
+    executor.recover(StepPlan.of_parts(0, []))
 
 
 def test_a_step_that_vllm_has_no_room_for_is_refused(started: StartedExecutor) -> None:

@@ -28,6 +28,7 @@ def test_what_its_step_times_depend_on_is_said(started: StartedExecutor) -> None
     words += [f"tensor_parallel_size={ranks}"] if ranks != "1" else []
     assert profiled.build == " ".join(words)
     assert profiled.device_name.startswith(f"{ranks} x ") == (ranks != "1")
+    assert profiled.num_threads == 1, "as asked for, though torch was imported before"
     assert (profiled.dtype_name, profiled.kv_bytes_per_token) == ("float32", BLOCK_BYTES // BLOCK_SIZE)
 
 

@@ -18,11 +18,14 @@ def pretend_a_back_end() -> None:
     triton.backends.backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
 
 
-def count_nans_in_torch() -> None:
-    """Of all kernels this one is none for the interpreter."""
+def stand_in_for_kernels() -> None:
+    """For those that the interpreter does not run: one that counts NaN, and a function that draws of 0.30 call."""
+    import triton.language as tl
     import vllm.v1.worker.gpu.metrics.logits as metrics
+    from vllm.triton_utils import tldevice
 
     metrics.get_num_nans = lambda logits: logits.isnan().sum(-1).int()
+    tldevice.log1p = lambda x: tl.log(x.to(tl.float64) + 1.0).to(tl.float32)
 
 
 def prepare_ranks() -> None:

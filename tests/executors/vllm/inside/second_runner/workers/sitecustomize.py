@@ -6,4 +6,4 @@ if any("spawn_main" in argument for argument in sys.orig_argv):
     from tests.executors.vllm.inside import second_runner
 
     second_runner.pretend_a_back_end()
-    second_runner.count_nans_in_torch()
+    second_runner.stand_in_for_kernels()
