@@ -33,6 +33,7 @@ def test_there_is_an_event_for_everything_of_the_protocol() -> None:
         "planned",
         "executed",
         "undone",
+        "given_up",
         "ended",
         "committed",
         "close",

@@ -1,6 +1,7 @@
 """Owns the KV cache and runs the model over input batches."""
 
 from collections.abc import Sequence
+from inspect import signature
 
 import numpy as np
 import torch
@@ -38,6 +39,8 @@ class ModelRunner:
         """
         config = model.config
         self.model = model
+        # A family that was plugged in may be older than that.
+        self._can_give_up = "giving_up" in signature(model.forward).parameters
         self.block_size = block_size
         shape = (num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
         self.plan_attention = attention_planner(
@@ -109,6 +112,8 @@ class ModelRunner:
         recorded = self.recorded
         if recorded is not None and recorded.takes(plan):
             return recorded.forward(batch.token_ids, batch.positions, plan, giving_up)
+        if giving_up is None or not self._can_give_up:
+            return self.model.forward(batch.token_ids, batch.positions, self.kv_cache, plan)
         return self.model.forward(batch.token_ids, batch.positions, self.kv_cache, plan, giving_up)
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:

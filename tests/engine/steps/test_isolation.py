@@ -43,7 +43,7 @@ class Poison:
         ends = dict(zip(plan.request_ids, (plan.num_computed + plan.num_tokens).tolist(), strict=True))
         self._raise(ends.get(POISON, 0) >= self._least_tokens)
 
-    def model(self, runner: ModelRunner, batch: InputBatch) -> None:
+    def model(self, runner: ModelRunner, batch: InputBatch, giving_up: object = None) -> None:
         last_positions = dict(zip(batch.request_ids, batch.positions[batch.last_rows].tolist(), strict=True))
         self._raise(last_positions.get(POISON, -1) + 1 >= self._least_tokens)
 

@@ -13,6 +13,7 @@ from neaptide.engine.params import SamplingParams
 from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
 from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
 from neaptide.executors.torch.models.base import GivingUp, StepGivenUp
+from neaptide.executors.torch.models.llama import Llama
 from neaptide.executors.torch.start import start
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels.native import COMPILERS
@@ -137,6 +138,18 @@ def test_who_comes_in_the_middle_is_seen_before_the_next_layer(
         assert executor.submit(plan).wait().is_given_up == is_given_up
         assert seen
         arrivals.note_taken(CHAT)
+
+
+def test_a_family_that_cannot_stop_computes_to_the_end(
+    tmp_path: Path, arrivals: OnlineArrivals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was plugged in, whose ``forward`` has no such argument."""
+    write_checkpoint(tmp_path)
+    expected = answers(make_executor(tmp_path, cpu_kernels="torch"))
+    monkeypatch.setattr(Llama, "forward", lambda self, *four, whole=Llama.forward: whole(self, *four))
+    interrupted = Interrupted(make_executor(tmp_path, cpu_kernels="torch", arrivals=arrivals), arrivals)
+    assert [track.output for track in answers(interrupted)] == [track.output for track in expected]
+    assert not any(result.is_given_up for result in interrupted.given_up)
 
 
 def test_the_share_is_of_layers(arrivals: OnlineArrivals) -> None:
