@@ -285,13 +285,11 @@ class SlackTracker:
 
         What a step costs whatever is in it, c, and what is lost with those that are given up add up, of a step of L
         seconds with w left to wait and a arrivals a second, to c / L + a (L - w)^2 / 2 L: least at the root of
-        w^2 + 2 c / a.
+        w^2 + 2 c / a. Where nobody has come of late one might: who cancels something waits for the end of a step, too.
         """
         num_recent, window_s = self._recent_arrivals(draft.now_s)
         longest_s = self.given_up_factor * idle_s
-        if not num_recent:
-            return longest_s
         one_token = BatchShape()
         one_token.add(1, 0)
         each_s, waits_s = self._cost_model.predict(one_token).seconds, max(draft.arrival_waits_s, 0.0)
-        return min(max(math.sqrt(waits_s**2 + 2.0 * each_s * window_s / num_recent), idle_s), longest_s)
+        return min(max(math.sqrt(waits_s**2 + 2.0 * each_s * window_s / max(num_recent, 1)), idle_s), longest_s)
