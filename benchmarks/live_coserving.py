@@ -80,7 +80,8 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--loads", type=numbers, metavar="A,B", help="of the ceiling; the first is the headline")
     parser.add_argument("--bursty", action=argparse.BooleanOptionalAction, help="also load 0.20 in bursts")
     parser.add_argument("--targets", type=numbers, metavar="A,B", help="of the curve, in TPOT p50s of online alone")
-    parser.add_argument("--rivals", type=words, metavar="P,P", help="POLICY[@STEP_TOKENS][/SEATS], on our engine")
+    rivals_help = "POLICY[@STEP_TOKENS][/SEATS][+SETTING=VALUE], on our engine"
+    parser.add_argument("--rivals", type=words, metavar="P,P", help=rivals_help)
     alone_help = (
         "the TTFT target is so many TTFT p50s of online alone at least (0: five TPOT targets, whatever that is)"
     )

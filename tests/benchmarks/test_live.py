@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,11 +157,12 @@ def test_a_rival_names_its_policy_and_limits() -> None:
     assert PolicyRival.parse("priority").flags == ("--policy", "priority")
     flags = ("--policy", "priority", "--max-num-batched-tokens", "256", "--max-num-seqs", "16")
     assert PolicyRival.parse("priority@256/16").flags == flags
+    assert PolicyRival.parse("priority@256/16+host-cache-gib=1").flags == (*flags, "--host-cache-gib", "1")
 
 
-@pytest.mark.parametrize("text", ["nobody", "priority@x", "priority/0", ""])
+@pytest.mark.parametrize("text", ["nobody", "priority@x", "priority/0", "", "priority+x", "priority+x="])
 def test_a_rival_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"rival '{text}'"):
+    with pytest.raises(ValueError, match=re.escape(f"rival '{text}'")):
         PolicyRival.parse(text)
 
 

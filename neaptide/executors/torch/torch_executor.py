@@ -4,6 +4,7 @@ import logging
 import math
 import pkgutil
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -97,15 +98,7 @@ class TorchExecutor:
         self._grammar_masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
         self._grammar_masks.warm_up()
         with torch.inference_mode():
-            quantizer = quantizer_of(config, self.device)
-            model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[model.architecture].torch_class)
-            ops = layer_ops(self.dtype, self.device, config.cpu_kernels, gpu_kernels=config.gpu_kernels)
-            layers = model_class(model, self.dtype, self.device, ops)
-            load_weights(layers, model_dir)
-            if self._is_invariant:
-                use_invariant_products(layers.linears())
-            else:
-                choose_products(layers.linears(), config.cpu_kernels, clock, quantizer)
+            layers = self._load(config, model_dir)
             self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
             self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
             self._runner = ModelRunner(
@@ -123,6 +116,19 @@ class TorchExecutor:
                 try_invariance(self._runner)
         logger.info("%s on %s in %s, %d KV blocks", model_dir, self.device, self.dtype_name, self._num_blocks)
         self._warm_up()
+
+    def _load(self, config: ExecutorConfig, model_dir: Path) -> TorchModel:
+        """The model with its weights, and with what computes its products."""
+        quantizer = quantizer_of(config, self.device)
+        model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[self.model_config.architecture].torch_class)
+        ops = layer_ops(self.dtype, self.device, config.cpu_kernels, gpu_kernels=config.gpu_kernels)
+        layers = model_class(self.model_config, self.dtype, self.device, ops)
+        load_weights(layers, model_dir)
+        if self._is_invariant:
+            use_invariant_products(layers.linears())
+        else:
+            choose_products(layers.linears(), config.cpu_kernels, self._clock, quantizer)
+        return layers
 
     @property
     def num_blocks(self) -> int:

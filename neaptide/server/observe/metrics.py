@@ -43,6 +43,11 @@ _COUNTED = (
         "neaptide_memory_ran_out_total",
         "Number of times that a step did not fit into memory and went on in smaller pieces.",
     ),
+    (
+        "is_given_up",
+        "neaptide_steps_given_up_total",
+        "Number of steps without online work that were given up when some came.",
+    ),
 )
 """Fields of ``StepStats`` that are summed up, with the series and its help."""
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
@@ -228,11 +233,6 @@ class ServerMetrics:
             "Number of steps that took no longer than predicted plus their margin.",
             registry=registry,
         )
-        self.steps_given_up = Counter(
-            "neaptide_steps_given_up_total",
-            "Number of steps without online work that were given up when some came.",
-            registry=registry,
-        )
         self.given_up_seconds = Counter(
             "neaptide_steps_given_up_seconds_total",
             "Time that was spent on steps that were given up.",
@@ -307,7 +307,6 @@ class ServerMetrics:
         for field, histogram in self._phase_seconds:
             histogram.observe(getattr(stats, field))
         if stats.is_given_up:
-            self.steps_given_up.inc()
             self.given_up_seconds.inc(stats.duration_s)
         elif stats.duration_s > 0 and stats.predicted_s > 0:
             self.step_error.observe(abs(stats.predicted_s - stats.duration_s) / stats.duration_s)

@@ -238,10 +238,8 @@ class Replica:
         elif core.plan_at_s > clock.now():
             clock.sleep_until(min(core.plan_at_s, change_s))
         else:
-            arrival_s = min(self._inbox[0][1].arrival_s if self._inbox else math.inf, until_s)
-            self._executor.next_arrival_s = arrival_s
-            if isinstance(core, StoppingCore):
-                core.next_arrival_s = arrival_s
+            arrival_s = self._inbox[0][1].arrival_s if self._inbox else math.inf
+            self._executor.next_arrival_s = min(arrival_s, until_s)
             outputs = core.step()
             self._take_in(outputs)
             if outputs.stats or core.has_step_in_flight:

@@ -82,8 +82,6 @@ class StoppingCore(EngineCore):
         self._left: _Left | None = None
         self._is_followed = False
         """The step that was left is done: the next one is for online work alone, as the last piece was beside it."""
-        self.next_arrival_s = math.inf
-        """Of an online request; told by who drives before every step."""
         self.num_left = 0
         """Steps that have been left."""
 
@@ -111,7 +109,7 @@ class StoppingCore(EngineCore):
             return []
         now_s = self._clock.now()
         seconds = self._device.free_s - now_s
-        if step.is_online.any() or not now_s < self.next_arrival_s < now_s + seconds:
+        if step.is_online.any() or not now_s < self._device.next_arrival_s < now_s + seconds:
             return [self._finish(step)]
         self._device.leave()
         num_layers = self._stops.num_layers
@@ -151,8 +149,8 @@ class StoppingCore(EngineCore):
     def _compute(self, left: _Left, num_layers: int) -> None:
         """So many layers, or as many as have begun when a request comes."""
         now_s = self._clock.now()
-        if now_s < self.next_arrival_s < math.inf:
-            begun = math.ceil((self.next_arrival_s - now_s) / left.layer_s - EPSILON)
+        if now_s < self._device.next_arrival_s < math.inf:
+            begun = math.ceil((self._device.next_arrival_s - now_s) / left.layer_s - EPSILON)
             num_layers = min(num_layers, max(begun, 1))
         left.num_layers -= num_layers
         self._spend(left, num_layers * left.layer_s)

@@ -1,11 +1,14 @@
 """What-if questions about recorded traffic."""
 
+import copy
 from functools import cache
 
+import msgspec
 import pytest
 
 from neaptide.simulation.recorded.recording import Recording
-from neaptide.simulation.recorded.what_if import Change, what_if
+from neaptide.simulation.recorded.what_if import GIVEN_UP, Change, what_if
+from neaptide.simulation.recorded.what_if import _scenario as scenario_of
 from tests.simulation.recorded.engines import load, recorded, rows
 
 SECONDS = 8.0
@@ -30,6 +33,15 @@ def test_with_nothing_changed_it_says_what_one_replica_does() -> None:
     assert found.offline_tokens_per_s is not None
     assert found.offline_tokens_per_s > 100
     assert found.replicas == 1
+
+
+@pytest.mark.parametrize(("change", "stops"), [(Change(), GIVEN_UP), (Change(profile="cpu-111m"), None)])
+def test_a_server_that_gives_steps_up_does_so_here_and_not_on_another_device(change: Change, stops: object) -> None:
+    served = copy.copy(recording())
+    scheduler = msgspec.structs.replace(served.present.scheduler, gives_up_steps=True)
+    served.present = msgspec.structs.replace(served.present, scheduler=scheduler)
+    assert scenario_of(served, change).stops == stops
+    assert scenario_of(recording(), change).stops is None
 
 
 def test_more_traffic_takes_more_replicas() -> None:

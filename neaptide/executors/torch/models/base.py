@@ -1,7 +1,7 @@
 """What the executor asks of a model, whatever its family."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ def row_tiles(hidden: Tensor) -> Sequence[Tensor]:
     CPU no more than a product computes at once, so that what lies between its two products needs no second copy."""
     is_one = hidden.shape[0] <= TILE_ROWS or hidden.device.type != "cpu"  # a split of one costs as much as a norm
     return (hidden,) if is_one else torch.split(hidden, TILE_ROWS)
+
+
+Layer = TypeVar("Layer")
 
 
 class StepGivenUp(Exception):
@@ -40,6 +43,20 @@ class GivingUp(NamedTuple):
         """
         if layer < self.share * num_layers and self.arrivals.are_on_their_way:
             raise StepGivenUp
+
+
+def in_turn(
+    layers: Sequence[Layer], kv_cache: Sequence[Tensor], giving_up: GivingUp | None
+) -> Iterator[tuple[Layer, Tensor]]:
+    """The layers of a step, each with its part of the cache.
+
+    Raises:
+        StepGivenUp: before one of them.
+    """
+    for index, (layer, layer_cache) in enumerate(zip(layers, kv_cache, strict=True)):
+        if giving_up is not None:
+            giving_up.check(index, len(layers))
+        yield layer, layer_cache
 
 
 class Destination(NamedTuple):

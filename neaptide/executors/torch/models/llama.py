@@ -8,7 +8,7 @@ from torch import Tensor
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import RMSNorm
 from neaptide.executors.torch.layers.rotary import Rotary
-from neaptide.executors.torch.models.base import Destination, GivingUp, TorchModel, row_tiles
+from neaptide.executors.torch.models.base import Destination, GivingUp, TorchModel, in_turn, row_tiles
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention
 from neaptide.models.config import LlamaLikeConfig
@@ -100,9 +100,7 @@ class Llama(TorchModel):
         giving_up: GivingUp | None = None,
     ) -> Tensor:
         hidden, rotation = self.inputs(token_ids, positions)
-        for index, (layer, layer_cache) in enumerate(zip(self.layers, kv_cache, strict=True)):
-            if giving_up is not None:
-                giving_up.check(index, len(self.layers))
+        for layer, layer_cache in in_turn(self.layers, kv_cache, giving_up):
             layer.forward_(hidden, rotation, layer_cache, plan)
         return hidden
 

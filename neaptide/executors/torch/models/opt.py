@@ -5,7 +5,7 @@ from torch import Tensor
 
 from neaptide.executors.torch.layers.linear import Linear
 from neaptide.executors.torch.layers.norm import LayerNorm
-from neaptide.executors.torch.models.base import Destination, GivingUp, TorchModel, row_tiles
+from neaptide.executors.torch.models.base import Destination, GivingUp, TorchModel, in_turn, row_tiles
 from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.paged_attention import StepAttention, write_kv
 from neaptide.models.families.opt import OptConfig
@@ -89,9 +89,7 @@ class Opt(TorchModel):
     ) -> Tensor:
         hidden = self.embedding.index_select(0, token_ids)
         hidden += self.positions.index_select(0, positions + _UNUSED_POSITIONS)
-        for index, (layer, layer_cache) in enumerate(zip(self.layers, kv_cache, strict=True)):
-            if giving_up is not None:
-                giving_up.check(index, len(self.layers))
+        for layer, layer_cache in in_turn(self.layers, kv_cache, giving_up):
             layer.forward_(hidden, layer_cache, plan)
         return hidden
 
