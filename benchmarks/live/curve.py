@@ -2,7 +2,9 @@
 
 A point is better the higher (offline tokens a second) and the further left (latency of online requests) it stands. Our
 curve runs through our points at each target and begins at online alone, where there is no offline work: it is the most
-that targets up to a latency gave, straight between two measured points and flat behind the last.
+that targets up to a latency gave, straight between two measured points and flat behind the last. A rival beyond that is
+compared with a point of ours whose target is what the rival's own streams got, and one that answers no chats with
+offline work alone: whoever need not answer can turn them away.
 """
 
 import math
@@ -16,6 +18,8 @@ from benchmarks.live.plan import Targets, Window
 from neaptide.loadgen.client.recorder import attainment
 
 LATENCIES = ("tpot_p50_ms", "tpot_p99_ms", "ttft_p50_ms", "ttft_p99_ms")
+AS_SLOW = "as slow as rivals"
+"""The name of our point at the target that the slowest rival sets."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -107,21 +111,38 @@ class Curve:
         points.sort()
         return cls(tuple(x for x, _ in points), tuple(np.maximum.accumulate([y for _, y in points]).tolist()))
 
-    def at(self, latency_ms: float) -> float:
-        """Offline tokens a second; 0 left of online alone, whose latency nothing of ours beats."""
+    def at(self, latency_ms: float, ceiling_tokens_per_s: float = 0.0) -> float:
+        """Offline tokens a second; 0 left of online alone, whose latency nothing of ours beats.
+
+        Args:
+            ceiling_tokens_per_s: of offline work alone, for those whose chats never end.
+        """
         if math.isinf(latency_ms):
-            return self.tokens_per_s[-1]
+            return max(self.tokens_per_s[-1], ceiling_tokens_per_s)
         return float(np.interp(latency_ms, self.latencies_ms, self.tokens_per_s, left=0.0))
 
 
-def standing(ours: Sequence[Point], rivals: Sequence[Point], alone: Point) -> dict[str, dict[str, Any]]:
-    """Rival -> by each latency, what our curve does at the rival's, and whether the rival stands above it."""
+def slower_than_ours_ms(ours: Sequence[Point], rivals: Sequence[Point]) -> float | None:
+    """The TPOT p50 of the slowest rival that answers chats at all; None if our curve reaches as far."""
+    theirs_ms = [rival.tpot_p50_ms for rival in rivals if math.isfinite(rival.tpot_p50_ms)]
+    slowest_ms = max(theirs_ms, default=0.0)
+    return slowest_ms if slowest_ms > max(point.tpot_p50_ms for point in ours) else None
+
+
+def standing(
+    ours: Sequence[Point], rivals: Sequence[Point], alone: Point, ceiling_tokens_per_s: float | None = None
+) -> dict[str, dict[str, Any]]:
+    """Rival -> by each latency, what our curve does at the rival's, and whether the rival stands above it.
+
+    Args:
+        ceiling_tokens_per_s: of offline work alone, if it was measured.
+    """
     curves = {latency: Curve.through(ours, alone, latency) for latency in LATENCIES}
     found: dict[str, dict[str, Any]] = {}
     for rival in rivals:
         found[rival.name] = {}
         for latency, curve in curves.items():
-            at_same = curve.at(getattr(rival, latency))
+            at_same = curve.at(getattr(rival, latency), ceiling_tokens_per_s or 0.0)
             found[rival.name][latency] = {
                 "curve_tokens_per_s": round(at_same, 1),
                 "rival_tokens_per_s": round(rival.offline_tokens_per_s, 1),

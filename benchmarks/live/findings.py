@@ -47,6 +47,13 @@ class CaseFindings:
             return None
         return point_of(curve_name(TPOT_OVER_ALONE), both, self.targets, TPOT_OVER_ALONE)
 
+    @property
+    def ours(self) -> list[Point]:
+        """Those of our curve that have been measured, by target."""
+        headline = self.headline
+        points = self.points if headline is None else [*self.points, headline]
+        return sorted(points, key=lambda point: point.over_alone or 0.0)
+
     def to_figures(self, *, has_curve: bool) -> dict[str, Any]:
         """Ratios that need a run which is not there are None; without a curve there are no points."""
         windows, targets = self.windows, self.targets
@@ -60,14 +67,12 @@ class CaseFindings:
             # A ceiling that was measured with shorter steps flatters `share`, and with longer ones it is not capped.
             found["capped_step_over_cap"] = round(windows[CAPPED].mean_step_ms / (1e3 * targets.tpot_s), 3)
         if has_curve:
-            headline = self.headline
             found |= {"engine": self.engine, "arrivals": self.case.shape}
-            ours = self.points if headline is None else [*self.points, headline]
-            if headline is not None:
+            if (headline := self.headline) is not None:
                 found["ratios"] |= rival_ratios(headline, self.rivals)
             if ALONE in windows:
                 found["alone"] = point_of(ALONE, windows[ALONE], targets)
-            found["points"] = [*sorted(ours, key=lambda point: point.over_alone or 0.0), *self.rivals]
+            found["points"] = [*self.ours, *self.rivals]
         found["runs"] = [summary(name, window, targets.ttft_s, targets.tpot_s) for name, window in windows.items()]
         return found | ({"prediction": self.prediction} if self.prediction else {})
 
@@ -152,15 +157,16 @@ def curves(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         points = mean_points([r["points"] for r in mine])
         (alone,) = mean_points([[r["alone"]] for r in mine])
         ours, rivals = ([p for p in points if p.is_rival is wanted] for wanted in (False, True))
+        ceiling = mean_of([offline_of(r, CEILING) for r in mine])
         found.append(
             dict(zip(("engine", "load", "arrivals"), key, strict=True))
             | {
                 "name": Case(key[1], key[2]).name,
                 "alone": alone,
                 "points": points,
-                "rivals": standing(ours, rivals, alone),
+                "rivals": standing(ours, rivals, alone, ceiling),
                 "capped_tokens_per_s": mean_of([offline_of(r, CAPPED) for r in mine]),
-                "ceiling_tokens_per_s": mean_of([offline_of(r, CEILING) for r in mine]),
+                "ceiling_tokens_per_s": ceiling,
             }
         )
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.live import late
-from benchmarks.live.curve import point_of
+from benchmarks.live.curve import AS_SLOW, point_of, slower_than_ours_ms
 from benchmarks.live.engines import Engine
 from benchmarks.live.findings import ALONE, BOTH, CAPPED, CEILING, CaseFindings, Findings, curve_name
 from benchmarks.live.plan import LAX_S, TPOT_OVER_ALONE, Case, Plan, Targets, Window, slo_flags
@@ -117,6 +117,11 @@ async def measure_case(plan: Plan, case: Case, engine: Engine, experiment: Exper
         for rival in engine.rivals:
             window = keep(rival.name, await rival.run(plan, targets))
             found.rivals.append(point_of(rival.name, window, targets))
+        if len(experiment.over_alone) > 1 and (slowest_ms := slower_than_ours_ms(found.ours, found.rivals)) is not None:
+            multiple = slowest_ms / (1e3 * alone.tpot_s)
+            other = alone.targets(multiple, experiment)
+            window = await run(plan, [*engine.flags, *other.flags], online=True, offline=True)
+            found.points.append(point_of(AS_SLOW, keep(AS_SLOW, window), other, multiple))
         if path is not None and predicts:
             # Last: it is minutes of the processor, and may be done without.
             try:

@@ -2,7 +2,7 @@
 
 Offline throughput over what chats feel, by the middle stream and by the slowest in a hundred; a row for each set of
 kernels. Our curve has its targets written beside it. A rival that is so slow that it would squash the rest stands at
-the right edge, with an arrow and its figure.
+the right edge, with an arrow and its figure, and so does what we do at such a rival's pace.
 """
 
 import math
@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.live.curve import Curve, Point
+from benchmarks.live.curve import AS_SLOW, Curve, Point
 
 PANELS = (
     ("tpot_p50_ms", "time per token, median chat (ms)"),
@@ -85,19 +85,20 @@ def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str) -> None:
         axes.axhline(ceiling, linestyle="--", **reference)
     line = Curve.through(ours, curve["alone"], latency)
     axes.plot((*line.latencies_ms, edge_ms), (*line.tokens_per_s, line.tokens_per_s[-1]), color=OURS, alpha=0.35)
-    for point in ours:
+    for point in (p for p in ours if getattr(p, latency) <= edge_ms):
         at = getattr(point, latency), point.offline_tokens_per_s
         axes.plot(*at, "o", color=OURS)
         place = place_of_note(point.offline_tokens_per_s / most)
-        axes.annotate(f"{point.over_alone:g}x", at, xytext=place, color=OURS, **NOTE)
+        axes.annotate(f"{point.over_alone:.3g}x", at, xytext=place, color=OURS, **NOTE)
     rivals = rivals_of(curve)
-    beyond = [(rival, colour) for rival, (colour, _) in rivals if getattr(rival, latency) > edge_ms]
+    coloured = [*((p, OURS) for p in ours), *((rival, colour) for rival, (colour, _) in rivals)]
+    beyond = [(point, colour) for point, colour in coloured if getattr(point, latency) > edge_ms]
     for rival, (colour, marker) in rivals:
         if getattr(rival, latency) <= edge_ms:
             axes.plot(getattr(rival, latency), rival.offline_tokens_per_s, marker, color=colour)
-    heights = apart([rival.offline_tokens_per_s for rival, _ in beyond], LEAST_APART * most)
-    for (rival, colour), height in zip(beyond, heights, strict=True):
-        draw_beyond(axes, rival, getattr(rival, latency), (edge_ms, height), colour)
+    heights = apart([point.offline_tokens_per_s for point, _ in beyond], LEAST_APART * most)
+    for (point, colour), height in zip(beyond, heights, strict=True):
+        draw_beyond(axes, point, getattr(point, latency), (edge_ms, height), colour)
     axes.tick_params(labelsize=SMALL, colors=TEXT)
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
@@ -112,10 +113,14 @@ def place_of_note(height: float) -> tuple[int, int]:
 
 
 def edge_of(curve: Mapping[str, Any], latency: str) -> float:
-    """Where the axis ends: behind the last point, or far behind our last one where rivals are much slower."""
+    """Where the axis ends: behind the last point, or far behind our last target where rivals are much slower."""
     latencies_ms: list[float] = [getattr(point, latency) for point in curve["points"]]
     finite_ms = [each for each in latencies_ms if math.isfinite(each)]
-    ours_ms = [ms for p, ms in zip(curve["points"], latencies_ms, strict=True) if not p.is_rival and math.isfinite(ms)]
+    ours_ms = [
+        ms
+        for point, ms in zip(curve["points"], latencies_ms, strict=True)
+        if not point.is_rival and point.name != AS_SLOW and math.isfinite(ms)
+    ]
     our_last_ms = max([getattr(curve["alone"], latency), *ours_ms])
     last_ms = max([our_last_ms, *finite_ms])
     is_cut = last_ms > MOST_OF_OURS * our_last_ms or len(finite_ms) < len(latencies_ms)
@@ -132,9 +137,9 @@ def apart(heights: Sequence[float], least: float) -> list[float]:
     return [height - moved / len(heights) for height in placed]
 
 
-def draw_beyond(axes: Any, rival: Point, at_ms: float, note_at: tuple[float, float], colour: str) -> None:
-    """A rival that is slower than the axis is long: an arrow at its height, and its figure."""
-    axes.plot(note_at[0], rival.offline_tokens_per_s, ">", color=colour, clip_on=False)
+def draw_beyond(axes: Any, point: Point, at_ms: float, note_at: tuple[float, float], colour: str) -> None:
+    """What is slower than the axis is long: an arrow at its height, and its figure."""
+    axes.plot(note_at[0], point.offline_tokens_per_s, ">", color=colour, clip_on=False)
     text = "never ends" if math.isinf(at_ms) else f"{at_ms:,.0f} ms"
     box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1}
     axes.annotate(text, note_at, xytext=(-7, 0), ha="right", va="center", color=colour, bbox=box, **NOTE)

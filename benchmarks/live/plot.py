@@ -60,7 +60,7 @@ def draw_panel(axes: Any, curve: Mapping[str, Any], latency: str, colour: str, f
     for point in shown:
         at = getattr(point, latency), point.offline_tokens_per_s
         axes.annotate(
-            f"{point.over_alone:g}x", at, xytext=(5, -10), textcoords="offset points", fontsize=8, color=colour
+            f"{point.over_alone:.3g}x", at, xytext=(5, -10), textcoords="offset points", fontsize=8, color=colour
         )
     axes.axvline(getattr(curve["alone"], latency), color=colour, linestyle=":", linewidth=1, label="online alone")
     for number, rival in enumerate(rivals, first_rival):

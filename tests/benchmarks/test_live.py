@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.live.curve import Curve, Point, mean_points, percentile_of_all, point_of, rival_ratios, standing
+from benchmarks.live.curve import (
+    AS_SLOW,
+    Curve,
+    Point,
+    mean_points,
+    percentile_of_all,
+    point_of,
+    rival_ratios,
+    slower_than_ours_ms,
+    standing,
+)
 from benchmarks.live.engines import PolicyRival
 from benchmarks.live.findings import curves, from_json, jsonable, mean_of, share_of
 from benchmarks.live.measure import environment
@@ -86,6 +96,24 @@ def test_a_rival_is_above_where_it_does_more_than_the_curve_at_its_own_latency()
 def test_a_rival_whose_chats_never_end_is_above_only_if_it_does_more_than_our_most() -> None:
     below, above = point(INF, 300.0, "a", None), point(INF, 301.0, "b", None)
     assert [by["tpot_p50_ms"]["is_above"] for by in standing(OURS, [below, above], ALONE).values()] == [False, True]
+
+
+def test_a_rival_that_answers_no_chats_is_compared_with_offline_work_alone() -> None:
+    starving, slow = point(INF, 450.0, "a", None), point(50.0, 450.0, "b", None)
+    stands = standing(OURS, [starving, slow], ALONE, ceiling_tokens_per_s=500.0)
+    assert stands["a"]["tpot_p50_ms"] == {
+        "curve_tokens_per_s": 500.0,
+        "rival_tokens_per_s": 450.0,
+        "is_above": False,
+    }
+    assert stands["b"]["tpot_p50_ms"]["is_above"]  # it answers them, so the ceiling is nothing to compare with
+
+
+def test_a_rival_beyond_our_curve_sets_a_target_of_its_own() -> None:
+    slow, slower, starving = (point(ms, 1.0, str(ms), None) for ms in (41.0, 60.0, INF))
+    assert slower_than_ours_ms(OURS, [slow, slower, starving]) == 60.0
+    assert slower_than_ours_ms([*OURS, point(60.0, 9.0)], [slow, slower, starving]) is None
+    assert slower_than_ours_ms(OURS, [starving]) is None
 
 
 def test_ratios_to_rivals_compare_with_those_that_are_as_good_to_chats() -> None:
@@ -270,6 +298,15 @@ def test_a_rival_far_behind_stands_at_the_edge_with_its_figure() -> None:
         for rival in (near, far, point(INF, 50.0, "never", None))
     ]
     assert edges == [pytest.approx(108.0), 100.0, 100.0]
+
+
+def test_our_point_at_a_rivals_pace_does_not_stretch_the_axis(tmp_path: Path) -> None:
+    rival = point(300.0, 50.0, "priority", None)
+    curve = case_result(0.2, 100.0) | {"points": [*OURS, point(299.0, 400.0, AS_SLOW, 29.9), rival]}
+    assert edge_of(curve, "tpot_p50_ms") == 100.0
+    draw_picture(curves([curve]), tmp_path / "small.svg")
+    text = (tmp_path / "small.svg").read_text()
+    assert all(f"<!-- {ms} ms" in text for ms in (299, 300))
 
 
 def test_a_stored_line_is_drawn_again(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from benchmarks.live.plan import Plan, Window
 from neaptide.commands.server_process import ServerDiedError
 from neaptide.loadgen.client.recorder import Record
 
-RUNS = ("ceiling", "probe", "online alone", "capped", "both", "1.2", "4.8", "priority", "fcfs")
+RUNS = ("ceiling", "probe", "online alone", "capped", "both", "1.2", "4.8", "priority", "fcfs", "as slow")
 """Of the medium form, in this order."""
 OFFLINE = {
     "ceiling": 1000.0,
@@ -28,6 +28,7 @@ OFFLINE = {
     "4.8": 700.0,
     "priority": 500.0,
     "fcfs": 900.0,
+    "as slow": 850.0,
 }
 """Tokens a second."""
 
@@ -103,11 +104,13 @@ def test_the_medium_form_measures_every_point(tmp_path: Path, monkeypatch: pytes
         "target 1.2 x alone": 200.0,
         "target 2.4 x alone": 600.0,
         "target 4.8 x alone": 700.0,
+        "as slow as rivals": 850.0,
         "priority": 500.0,
         "fcfs": 900.0,
     }
-    tpot_targets_ms = [flags[flags.index("--tpot-slo-ms") + 1] for flags in servers.flags[-5:]]
-    assert [round(float(each), 6) for each in tpot_targets_ms] == [48.0, 24.0, 96.0, 48.0, 48.0]
+    tpot_targets_ms = [flags[flags.index("--tpot-slo-ms") + 1] for flags in servers.flags[-6:]]
+    # The last is what streams got under `fcfs`, the slower of the rivals.
+    assert [round(float(each), 6) for each in tpot_targets_ms] == [48.0, 24.0, 96.0, 48.0, 48.0, 29.0]
 
 
 def test_step_logs_of_the_headlines_two_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +128,7 @@ def test_what_is_told_to_end_shows_what_it_has(ends_at: int, tmp_path: Path, mon
     assert line["ceilings_tokens_per_s"] == ({} if ends_at == 0 else {"neaptide": 1000.0})
     measured = [r["run"] for case in line["loads"] for r in case["runs"]]
     names = ("offline", "online alone", "offline, capped", "both", "target 1.2 x alone", "target 4.8 x alone")
-    assert measured == ([] if ends_at < 2 else [*names, "priority"][: ends_at - 1])
+    assert measured == ([] if ends_at < 2 else [*names, "priority", "fcfs"][: ends_at - 1])
     # A share wants the capped ceiling and the run itself.
     assert line["ratios"]["share"] == (1.0 if ends_at > 4 else None)
     points = [p["name"] for curve in line["curves"] for p in curve["points"]]
