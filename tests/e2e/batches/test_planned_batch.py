@@ -57,6 +57,7 @@ def kinds_at_work(log: Path) -> list[set[bool]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_batch_of_two_kinds_is_planned_and_answers_are_those_of_the_unordered_run(tmp_path: Path) -> None:
     log = tmp_path / "planned.jsonl"

@@ -81,6 +81,7 @@ def test_a_stop_lets_streams_end_and_leaves_no_process(postgres_server: Postgres
         until_here(lambda: all(map(is_gone, processes)))
 
 
+@pytest.mark.full
 def test_a_cluster_that_is_killed_takes_its_replicas_along(postgres_server: PostgresServer, tmp_path: Path) -> None:
     store = ("--store", postgres_server.url(postgres_server.new_database()))
     with RunningCluster(tmp_path, *store, *FLAGS, env=SIM) as cluster:

@@ -34,6 +34,7 @@ def lives(cluster: RunningCluster) -> dict[str, str]:
     return {one["name"]: one["url"] for one in cluster.shown()}
 
 
+@pytest.mark.full
 def test_replicas_are_replaced_one_by_one_and_nobody_notices(
     cluster: RunningCluster, postgres_server: PostgresServer, database: str
 ) -> None:

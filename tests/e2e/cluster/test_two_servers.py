@@ -43,6 +43,7 @@ def started(server: RunningServer, batch_id: str) -> set[str]:
     return {name.rpartition(":")[2] for name in ids if name.startswith(batch_id)}
 
 
+@pytest.mark.full
 def test_frozen_past_its_lease_a_server_wakes_and_writes_nothing(shared: SharedServers) -> None:
     first, second = shared.servers
     batch_id = at_work_in_second(shared)

@@ -30,6 +30,7 @@ def test_groups_save_the_bound_and_an_lru_cache_far_less(monkeypatch: pytest.Mon
     drawn(result)
 
 
+@pytest.mark.full
 def test_rates_are_compared_with_the_best_that_is_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro, "QUICK", ((256, 32, 4),))
     monkeypatch.setattr(micro, "QUICK_SCALE", 200)
@@ -83,6 +84,7 @@ def test_seats_are_what_memory_holds_with_answers() -> None:
     assert seats_by_memory(pool) == int(0.9 * profile.kv_capacity_tokens / held_tokens)
 
 
+@pytest.mark.full
 def test_groups_gain_more_the_more_prompts_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "QUICK", ((512, 2), (512, 8)))
     monkeypatch.setattr(sweep, "QUICK_SCALE", 100)

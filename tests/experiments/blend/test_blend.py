@@ -75,6 +75,7 @@ def test_a_pool_beside_online_work_is_told_way_by_way(monkeypatch: pytest.Monkey
     drawn(result)
 
 
+@pytest.mark.full
 def test_a_rival_that_misses_what_it_is_told_is_told_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "QUICK", live.Size(12, 1, 3, (600.0, 601.0), (0.5,), (0.2,)))
     monkeypatch.setattr(live, "LONG_TOKENS", (5, 10))

@@ -17,6 +17,7 @@ from neaptide.server.shadow.service import Shadow
 from neaptide.server.text.tokenizer import Tokenizer
 from neaptide.simulation.simulator import simulate
 from tests.server.conftest import Server, make_context
+from tests.server.shadow.at_once import simulate_at_once
 from tests.simulation.recorded.engines import Recorded, load, rows, scene
 
 PATH = "/admin/what-if"
@@ -42,6 +43,7 @@ def with_pieces(shadow: Shadow, monkeypatch: pytest.MonkeyPatch, found: list[byt
 async def test_a_question_is_answered_and_a_bad_one_refused(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    simulate_at_once(monkeypatch)
     watch = Recorded()
     simulate(scene("neaptide", 6.0, online=load(6.0, rate=2.0), offline=[rows(20)]), observers=[watch])
     shadow, http = asking(tokenizer)

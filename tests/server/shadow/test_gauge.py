@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from neaptide.engine.messages import StepOutputs, TellTraffic, Traffic
+from neaptide.launch import simulating
 from neaptide.server.link.engine_client import EngineClient, EngineUnavailableError
 from neaptide.server.link.supervisor import Supervisor
 from neaptide.server.shadow.frames import ShadowAnswer
@@ -20,6 +21,7 @@ from neaptide.server.shadow.service import Shadow
 from tests.server.conftest import Server
 from tests.server.fake_engine import FakeEngine
 from tests.server.link.test_supervisor import config, request
+from tests.server.shadow.at_once import simulate_at_once
 
 QUICK = Pace(warm_s=0.3, window_s=0.6, least_window_s=0.6, least_rest_s=0.1, rest_factor=0.0)
 SOME_PIECES = Pace(warm_s=0.5, window_s=5.0, least_window_s=5.0, least_rest_s=0.1, rest_factor=0.0)
@@ -101,8 +103,24 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return found
 
 
-async def test_a_served_engine_is_compared_with_its_shadows(tmp_path: Path) -> None:
+def test_what_simulates_stands_behind_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def stand_back(niceness: int, is_idle: bool = False) -> None:
+        asked.append((niceness, is_idle))
+        raise SystemExit
+
+    monkeypatch.setattr(simulating, "die_with_parent", lambda parent_pid: None)
+    monkeypatch.setattr(simulating, "stand_back", stand_back)
+    with pytest.raises(SystemExit):
+        simulating.main(os.getppid())
+    assert asked == [(19, True)]
+
+
+async def test_a_served_engine_is_compared_with_its_shadows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes: the engine's record, the ring, the child; then the child is gone with its owner."""
+    simulate_at_once(monkeypatch)
+    began_s = time.monotonic()
     client, registry = EngineClient(), CollectorRegistry()
     supervisor = Supervisor(client, msgspec.structs.replace(config(tmp_path), records_traffic=True))
     shadow = Shadow(client, registry, time.monotonic, SOME_PIECES)
@@ -118,16 +136,13 @@ async def test_a_served_engine_is_compared_with_its_shadows(tmp_path: Path) -> N
                 break
         pid = shadow.gauge.pid
         assert pid is not None
-        child = psutil.Process(pid)
-        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
-        assert child.nice() == 19
         assert value(registry, "rounds_total", outcome="compared") >= 1
         assert value(registry, "real_attainment_ratio") == 1.0
         assert value(registry, "attainment_ratio", policy="fcfs") == 1.0
         assert value(registry, "saved_targets", policy="priority") == 0
         assert value(registry, "real_offline_tokens_per_second") == 0
         assert value(registry, "won_offline_tokens", policy="priority") == 0
-        assert 0 <= value(registry, "age_seconds") < 60
+        assert 0 <= value(registry, "age_seconds") < time.monotonic() - began_s
         assert value(registry, "cpu_seconds_total") > 0
     finally:
         await shadow.stop()

@@ -40,6 +40,7 @@ def survives(root: Path, syscall: str, fault: str, patience_s: float) -> list[st
 
 
 @needs_strace
+@pytest.mark.full
 @pytest.mark.acceptance("A9", "EIO at a system call of database or files, seeded", count=8)
 def test_io_errors_are_never_success(tmp_path: Path) -> None:
     points = [point for point in points_of(tmp_path / "work", "work") if point[1] in WRITES]
