@@ -119,17 +119,19 @@ class NeaptideScheduler(Scheduler, Divisible):
             return math.inf
         reserved = draft.budget.tokens_left // 10 if relegated else 0
         ends_s = self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
-        late_s = min(bounds.pace_s, bounds.late_prompts_s)
-        return min(ends_s, self._pack_prompts(draft, relegated, min(late_s, ends_s), 0))
+        return self._pack_prompts(draft, relegated, min(bounds.pace_s, bounds.late_prompts_s), 0, ends_s)
 
-    def _pack_prompts(self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int) -> float:
+    def _pack_prompts(
+        self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int, ends_s: float = math.inf
+    ) -> float:
         """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.
 
         The first one always gets a block's worth: streams that fill the whole bound must not starve it. Once one finds
         no seat or no memory no other is admitted, but those that run go on: they hold what it waits for. What comes
-        behind a prompt that ends must not make its first token late: returns how long the step may take for that.
+        behind a prompt that ends must not make its first token late, not with that block either, which may be as long
+        as a prompt: returns how long the step may take for that, ``ends_s`` being for those that are in it.
         """
-        floor, can_admit, ends_s = draft.kv.block_size, True, math.inf
+        floor, can_admit = draft.kv.block_size, True
         for request in prompts:
             is_running = draft.is_running(request)
             if not is_running and not can_admit:
@@ -142,7 +144,9 @@ class NeaptideScheduler(Scheduler, Divisible):
             most = min(left, tokens_left)
             num_swapped = len(hit.host_hashes)
             chunk = draft.budget.largest_chunk(most, context, min(limit_s, ends_s), num_swapped)
-            chunk = max(chunk, min(most, floor))
+            if chunk < (least := min(most, floor)):
+                is_long_late = draft.now_s > request.next_deadline_s + request.ttft_slo_s
+                chunk = least if is_long_late else draft.budget.largest_chunk(least, context, ends_s, num_swapped)
             if chunk < left <= min(most, draft.kv.block_size) and ends_s < math.inf:
                 chunk = self._beside_others(draft, request, left, context, ends_s, num_swapped) or chunk
             if chunk <= 0:

@@ -447,6 +447,17 @@ def test_what_comes_behind_a_prompt_that_ends_does_not_make_it_late(target_token
     assert harness.step() == step
 
 
+@pytest.mark.parametrize(("waited_tokens", "step"), [(0, {"a": 16}), (34, {"a": 16}), (36, {"a": 16, "late": 4})])
+def test_the_block_of_a_late_prompt_does_not_make_it_late_either(waited_tokens: int, step: dict[str, int]) -> None:
+    """Until it has waited for twice its target: then it gets on whatever that costs others."""
+    harness = Harness(cost_model=PerToken(), egress_s=0.0)
+    harness.clock.sleep_until(100 * TOKEN_S)
+    late_arrived_s = harness.clock.now() - waited_tokens * TOKEN_S
+    harness.core.handle(online("late", [8] * 20, max_tokens=1, ttft_slo_s=17.5 * TOKEN_S, arrival_s=late_arrived_s))
+    harness.core.handle(online("a", [7] * 16, max_tokens=1, ttft_slo_s=16.5 * TOKEN_S, arrival_s=harness.clock.now()))
+    assert harness.step() == step
+
+
 def test_a_prompt_that_is_late_anyhow_ends_no_step() -> None:
     harness = Harness(cost_model=PerToken(), egress_s=0.0)
     for token, name in enumerate(("a", "b")):
