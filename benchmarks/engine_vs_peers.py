@@ -74,7 +74,8 @@ class Server:
     async def tokens_per_s(self, workload: str, prompts: list[list[int]]) -> float:
         if workload != ALONE:
             return await tokens_per_s(self.http, prompts, WORKLOADS[workload].tokens_out, {})
-        record = await StreamClient(self.http, "m").complete(prompts[0], ALONE_OUT, ignore_eos=True)
+        async with StreamClient.beside(self.http, "m") as client:
+            record = await client.complete(prompts[0], ALONE_OUT, ignore_eos=True)
         if record.error is not None or record.tpot_s is None:
             raise SystemExit(f"a request alone failed: {record.error}")
         return 1.0 / record.tpot_s

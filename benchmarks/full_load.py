@@ -128,10 +128,13 @@ async def measure(plan: Plan, directory: Path) -> dict[str, Any]:
     records: list[Record] = []
     edges_s: list[float] = []
     server = ServerProcess(["--log-level", "warning"], directory / "data")
-    async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0) as http:
+    async with (
+        server,
+        httpx.AsyncClient(base_url=server.base_url, timeout=600.0) as http,
+        StreamClient.beside(http, "neaptide-tiny") as client,
+    ):
         usage = Usage(_server_process())
         watching = asyncio.create_task(usage.watch())
-        client = StreamClient(http, "neaptide-tiny")
         message = [{"role": "user", "content": "What is 21 + 34?"}]
         count = int(plan.rate_rps * 1000)
         load = asyncio.create_task(

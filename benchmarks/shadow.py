@@ -129,8 +129,11 @@ async def served(plan: Plan, flags: list[str], *, has_gauge: bool = True) -> Out
     with tempfile.TemporaryDirectory() as directory:
         server = ServerProcess([str(plan.model), "--served-model-name", "m", *flags], Path(directory), START_TIMEOUT_S)
         limits = httpx.Limits(max_connections=None)
-        async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http:
-            client = StreamClient(http, "m")
+        async with (
+            server,
+            httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http,
+            StreamClient.beside(http, "m") as client,
+        ):
             await submit_offline(http, plan)
             watch = asyncio.create_task(watch_rounds(server.pid, rounds_s))
             load = asyncio.create_task(

@@ -172,9 +172,7 @@ async def attack_main(port: int, sockets: int, kinds: Sequence[str]) -> None:
 
 async def healthy(base_url: str, duration_s: float, seed: int) -> list[Record]:
     records: list[Record] = []
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    async with httpx.AsyncClient(base_url=base_url, timeout=60.0, limits=limits) as http:
-        client = StreamClient(http, "neaptide-tiny")
+    async with StreamClient(base_url, "neaptide-tiny", timeout_s=60.0) as client:
         arrivals = poisson_arrivals(RATE_RPS, duration_s, seed)
 
         def send(index: int) -> Coroutine[Any, Any, Record]:

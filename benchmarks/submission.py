@@ -136,11 +136,11 @@ async def measure(plan: Plan, model: Path, flags: Sequence[str]) -> Measured:
         async with (
             ServerProcess(flags, Path(directory), START_TIMEOUT_S) as server,
             httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http,
+            StreamClient.beside(http, "m") as client,
         ):
             (await http.post("/admin/offline", json={"state": "paused"})).raise_for_status()
             began_s = now()
             told: dict[str, float] = {}
-            client = StreamClient(http, "m")
             load = asyncio.create_task(
                 open_loop(
                     arrivals,

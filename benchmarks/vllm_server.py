@@ -108,8 +108,8 @@ async def run_rival(plan: Plan, machine: Machine, rival: Rival, *, offline: bool
         async with (
             vllm_server(machine, plan.model, rival, Path(directory) / "vllm.log") as address,
             httpx.AsyncClient(base_url=address, timeout=3600.0, limits=limits) as http,
+            StreamClient.beside(http, "m") as client,
         ):
-            client = StreamClient(http, "m")
             online = {"ignore_eos": True} | ({"priority": ONLINE_PRIORITY} if by_priority else {})
             flood = [asyncio.create_task(line) for line in _lines(http, plan, by_priority)] if offline else []
             load = asyncio.create_task(

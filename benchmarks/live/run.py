@@ -85,8 +85,11 @@ async def run(plan: Plan, flags: list[str], *, online: bool, offline: bool, step
         flags += [] if step_log is None else ["--step-log", str(step_log)]
         server = ServerProcess(flags, Path(directory), START_TIMEOUT_S)
         limits = httpx.Limits(max_connections=None)
-        async with server, httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http:
-            client = StreamClient(http, "m")
+        async with (
+            server,
+            httpx.AsyncClient(base_url=server.base_url, timeout=600.0, limits=limits) as http,
+            StreamClient.beside(http, "m") as client,
+        ):
             if offline:
                 await submit_offline(http, plan)
             load = online_load(client, arrivals, prompts, records)

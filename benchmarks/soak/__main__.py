@@ -32,9 +32,9 @@ import httpx
 import psutil
 
 from benchmarks.common import print_table
-from benchmarks.soak.load import RATES_RPS, Clients, Ledger, Visit, visit
+from benchmarks.soak.load import MODEL, RATES_RPS, Clients, Ledger, Visit, visit
 from neaptide.commands.server_process import ServerProcess
-from neaptide.loadgen.client.client import poisson_arrivals
+from neaptide.loadgen.client.client import StreamClient, poisson_arrivals
 from neaptide.loadgen.client.prometheus import Samples
 
 START_TIMEOUT_S = 1800.0
@@ -162,10 +162,14 @@ async def soak(minutes: float, warm_up_minutes: float, seed: int, flags: Sequenc
     with tempfile.TemporaryDirectory() as directory:
         server = ServerProcess(["--log-level", "warning", *flags], Path(directory), START_TIMEOUT_S)
         # No limit to waiting: this process may be stopped for longer than any that would make sense.
-        async with server, httpx.AsyncClient(base_url=server.base_url, timeout=None) as http:
+        async with (
+            server,
+            httpx.AsyncClient(base_url=server.base_url, timeout=None) as http,
+            StreamClient.beside(http, MODEL) as streams,
+        ):
             (process,) = (p for p in psutil.Process().children() if "serve" in p.cmdline())
             watching = asyncio.create_task(memory.watch(process))
-            clients = Clients(http, ledger, random.Random(seed))
+            clients = Clients(http, streams, ledger, random.Random(seed))
             for _ in range(2):
                 await clients.every_nonsense()
             await load(clients, 60.0 * minutes, seed)

@@ -108,6 +108,7 @@ class Clients:
     """Every kind of client; each method is one visit."""
 
     http: httpx.AsyncClient
+    streams: StreamClient
     ledger: Ledger
     rng: random.Random
 
@@ -116,7 +117,7 @@ class Clients:
 
     async def streamed(self) -> None:
         example = self.question()
-        record = await StreamClient(self.http, MODEL).chat(example.messages, MAX_TOKENS)
+        record = await self.streams.chat(example.messages, MAX_TOKENS)
         if record.error is not None:
             self._stream_failed("streamed", record.error)
             return
@@ -151,8 +152,7 @@ class Clients:
     async def leaves_a_stream(self) -> None:
         messages = self.question().messages
         patience_s = self.rng.uniform(0.0, 0.3)
-        client = StreamClient(self.http, MODEL)
-        record = await client.chat(messages, 400, cancel_after_s=patience_s, ignore_eos=True)
+        record = await self.streams.chat(messages, 400, cancel_after_s=patience_s, ignore_eos=True)
         if record.cancelled:
             self.ledger.left["leaves_a_stream"] += 1
         elif record.error is None:

@@ -92,9 +92,8 @@ class Attacks:
         }
 
 
-async def _chats(http: httpx.AsyncClient, duration_s: float, seed: int) -> list[Record]:
+async def _chats(client: StreamClient, duration_s: float, seed: int) -> list[Record]:
     records: list[Record] = []
-    client = StreamClient(http, MODEL)
 
     def send(index: int) -> Coroutine[Any, Any, Record]:
         question = [{"role": "user", "content": f"What is {index} + {seed}?"}]
@@ -136,14 +135,15 @@ async def measure_neighbours(kind: str, turn_s: float, num_pairs: int) -> dict[s
         async with (
             ServerProcess(["--max-model-len", "2048", "--shadow", "off"], Path(path)) as server,
             httpx.AsyncClient(base_url=server.base_url, timeout=60.0, limits=one_request_each) as http,
+            StreamClient(server.base_url, MODEL, timeout_s=60.0, keep_alive_s=0.0) as client,
             Attacks.on(server.base_url, kind) as attacks,
         ):
             (process,) = (p for p in psutil.Process().children() if "serve" in p.cmdline())
-            await _chats(http, turn_s, seed=0)
+            await _chats(client, turn_s, seed=0)
             await attacks.run(2 * turn_s)  # what is only once, such as memory that a process keeps
             (await http.post(CHAT, json=GOOD)).raise_for_status()
             before = _footprint(process, temporary)
-            pairs = [await _pair(http, attacks, turn_s, index) for index in range(num_pairs)]
+            pairs = [await _pair(client, attacks, turn_s, index) for index in range(num_pairs)]
             (await http.post(CHAT, json=GOOD | {"guided_choice": ["up", "down"]})).raise_for_status()
             after = _footprint(process, temporary)
     more = {f"more_{name}": after[name] - before[name] for name in before}
@@ -160,11 +160,11 @@ async def measure_neighbours(kind: str, turn_s: float, num_pairs: int) -> dict[s
     return found
 
 
-async def _pair(http: httpx.AsyncClient, attacks: Attacks, turn_s: float, index: int) -> Pair:
+async def _pair(client: StreamClient, attacks: Attacks, turn_s: float, index: int) -> Pair:
     """One turn alone and one beside the attack; which comes first alternates."""
     if index % 2:
-        _, beside = await asyncio.gather(attacks.run(turn_s), _chats(http, turn_s, index))
-        return Pair(await _chats(http, turn_s, index), beside)
-    alone = await _chats(http, turn_s, index)
-    _, beside = await asyncio.gather(attacks.run(turn_s), _chats(http, turn_s, index))
+        _, beside = await asyncio.gather(attacks.run(turn_s), _chats(client, turn_s, index))
+        return Pair(await _chats(client, turn_s, index), beside)
+    alone = await _chats(client, turn_s, index)
+    _, beside = await asyncio.gather(attacks.run(turn_s), _chats(client, turn_s, index))
     return Pair(alone, beside)

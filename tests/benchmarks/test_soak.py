@@ -1,4 +1,4 @@
-"""How ``benchmarks.soak`` judges, without a server."""
+"""How ``benchmarks.soak`` judges, without the server."""
 
 import json
 import random
@@ -8,8 +8,11 @@ import httpx
 import pytest
 
 from benchmarks.soak.__main__ import BIN_S, SAMPLE_S, Memory, bars, bins, process_name, slope_mb_per_10_min
-from benchmarks.soak.load import LINES, Clients, Ledger, batch_fault, is_explained, visit
+from benchmarks.soak.load import LINES, MODEL, Clients, Ledger, batch_fault, is_explained, visit
+from neaptide.loadgen.client.client import StreamClient
+from tests.loadgen.scripted import plain, scripted
 
+SERVER = "http://server"
 ERROR = {"error": {"message": "full", "type": "server_error", "code": None}}
 
 
@@ -114,9 +117,9 @@ def test_every_line_of_a_batch_is_accounted_for(fate: str, ended: dict[str, Any]
 @pytest.mark.parametrize(("status", "not_refused"), [(400, 0), (404, 0), (200, 1), (500, 1)])
 async def test_nonsense_must_be_refused(status: int, not_refused: int) -> None:
     transport = httpx.MockTransport(lambda request: reply(status, ERROR))
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+    async with httpx.AsyncClient(transport=transport, base_url=SERVER) as http:
         ledger = Ledger()
-        await visit(Clients(http, ledger, random.Random(0)), Clients.nonsense, "nonsense")
+        await visit(Clients(http, StreamClient(SERVER, MODEL), ledger, random.Random(0)), Clients.nonsense, "nonsense")
     assert (ledger.not_refused, ledger.lost) == (not_refused, 0)
 
 
@@ -124,17 +127,17 @@ async def test_a_connection_that_breaks_is_a_loss() -> None:
     def broken(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("reset")
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url="http://server") as http:
+    async with httpx.AsyncClient(transport=httpx.MockTransport(broken), base_url=SERVER) as http:
         ledger = Ledger()
-        await visit(Clients(http, ledger, random.Random(0)), Clients.whole, "whole")
+        await visit(Clients(http, StreamClient(SERVER, MODEL), ledger, random.Random(0)), Clients.whole, "whole")
     assert (ledger.lost, ledger.notes) == (1, ["whole: ReadError: reset"])
 
 
 @pytest.mark.parametrize(("status", "where"), [(408, "wrong"), (500, "unexplained"), (503, "explained")])
 async def test_only_a_5xx_of_a_stream_is_one(status: int, where: str) -> None:
-    transport = httpx.MockTransport(lambda request: reply(status, ERROR))
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
-        ledger = Ledger()
-        await visit(Clients(http, ledger, random.Random(0)), Clients.streamed, "streamed")
+    ledger = Ledger()
+    async with scripted(plain(f"{status} No", b"no")) as server, httpx.AsyncClient(base_url=server.url) as http:
+        async with StreamClient.beside(http, MODEL) as streams:
+            await visit(Clients(http, streams, ledger, random.Random(0)), Clients.streamed, "streamed")
     assert {name for name in ("wrong", "unexplained", "explained") if getattr(ledger, name).total()} == {where}
     assert ledger.lost == 0

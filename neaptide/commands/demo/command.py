@@ -83,6 +83,7 @@ class _Stage:
     """What all acts play on."""
 
     http: httpx.AsyncClient
+    streams: StreamClient
     state: DemoState
     view: View
     start_s: float
@@ -112,9 +113,12 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
     flags = ["--ttft-slo-ms", str(TTFT_SLO_MS), "--tpot-slo-ms", str(TPOT_SLO_MS)]
     console.print("starting the server on the embedded model ...")
     async with ServerProcess(flags, args.dir / DATA_DIR) as server:
-        async with httpx.AsyncClient(base_url=server.base_url, timeout=120.0) as http:
+        async with (
+            httpx.AsyncClient(base_url=server.base_url, timeout=120.0) as http,
+            StreamClient.beside(http, "neaptide-tiny") as streams,
+        ):
             start_s = time.monotonic()
-            stage = _Stage(http, DemoState(), view_for(console), start_s, start_s + args.max_seconds)
+            stage = _Stage(http, streams, DemoState(), view_for(console), start_s, start_s + args.max_seconds)
             with stage.view:
                 await _batch_alone(stage, args.seed)
                 async with _chatting(stage, args) as arrivals:
@@ -148,7 +152,6 @@ async def _batch_alone(stage: _Stage, seed: int) -> None:
 async def _chatting(stage: _Stage, args: argparse.Namespace) -> AsyncIterator[list[float]]:
     """People asking one question each, at random moments, until the context ends; yields when they arrive."""
     state = stage.state
-    client = StreamClient(stage.http, "neaptide-tiny")
     rng = random.Random(args.seed + 1)
     arrivals = poisson_arrivals(args.rate, max(stage.deadline_s - time.monotonic(), TICK_S), args.seed)
     questions = [skills.single(rng.choice(skills.SKILLS), rng, held_out=True) for _ in arrivals]
@@ -156,7 +159,7 @@ async def _chatting(stage: _Stage, args: argparse.Namespace) -> AsyncIterator[li
     chats = asyncio.create_task(
         open_loop(
             arrivals,
-            lambda i: client.chat(questions[i].messages, MAX_TOKENS),
+            lambda i: stage.streams.chat(questions[i].messages, MAX_TOKENS),
             lambda i, record: state.chats.append((questions[i], record)),
         )
     )

@@ -83,7 +83,8 @@ async def run(http: httpx.AsyncClient, shots: Sequence[Shot], how: How, on_progr
     except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
         advice = "; neaptide serve starts a server" if isinstance(error, httpx.ConnectError) else ""
         raise RunError(f"{http.base_url}: {type(error).__name__}: {error}{advice}") from error
-    await _send_all(http, progress, how, model, on_progress)
+    async with StreamClient.beside(http, model) as client:
+        await _send_all(http, client, progress, how, on_progress)
     return progress
 
 
@@ -91,8 +92,10 @@ async def _first_model(http: httpx.AsyncClient) -> str:
     return str((await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"])
 
 
-async def _send_all(http: httpx.AsyncClient, progress: Progress, how: How, model: str, on_progress: OnProgress) -> None:
-    client, shots = StreamClient(http, model), progress.shots
+async def _send_all(
+    http: httpx.AsyncClient, client: StreamClient, progress: Progress, how: How, on_progress: OnProgress
+) -> None:
+    shots = progress.shots
     # Before the first is due: what a prompt costs to make must not make the next one late.
     prompts = [progress.wording.text(shot.request.segments) for shot in shots]
 
