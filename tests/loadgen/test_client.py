@@ -63,9 +63,9 @@ async def test_a_stream_may_come_in_any_pieces(pieces: list[bytes], monkeypatch:
     assert found == ("oné\u2028two", 2, "stop", None, False)
 
 
-@pytest.mark.parametrize("piece_bytes", [1 << 30, 50_000])
+@pytest.mark.parametrize("piece_bytes", [1 << 30, 500_000])
 async def test_lines_may_be_long(piece_bytes: int) -> None:
-    content = event("a") + event("b", "stop", logprobs={"content": "x" * 300_000}) + event("c") + DONE
+    content = event("a") + event("b", "stop", logprobs={"content": "x" * 3_000_000}) + event("c") + DONE
     record = await asked(stream([content[k : k + piece_bytes] for k in range(0, len(content), piece_bytes)]))
     assert (record.text, record.error) == ("abc", None)
 
@@ -253,7 +253,7 @@ def says(*pieces: bytes) -> Answer:
         (stream([ONE, TWO, DONE], is_whole=False), "ClientPayloadError: Response payload is not completed"),
         (stream([ONE, TWO[:20]], is_whole=False), "ClientPayloadError: Response payload is not completed"),
         (talks_nonsense, "ClientResponseError: 400, message="),
-        (breaks_its_framing, "Client(Payload|Response)Error: .*Invalid character in chunk size: b'no length'"),
+        (breaks_its_framing, "Client(Payload|Response)Error: .*no length"),
         (plain("400 Bad Request", b'{"error": "long"}' + b"x" * 500), r'HTTP 400: \{"error": "long"\}x{183}$'),
         (plain("503 Service Unavailable", b"\xff over"), "HTTP 503: \ufffd over$"),
         (plain("307 Temporary Redirect", b"", b"location: /v1/chat/completions\r\n"), "HTTP 307: $"),
@@ -299,8 +299,8 @@ async def test_a_server_that_falls_silent_has_failed(first: bytes) -> None:
 
 async def test_a_question_that_json_cannot_say_fails_alone() -> None:
     async with scripted(stream([WHOLE])) as server, StreamClient(server.url, "m") as client:
-        records = [await client.chat(MESSAGES, 8, seed=seed) for seed in (1 << 70, "\ud800", 1)]
-    assert [str(record.error).split(":")[0] for record in records] == ["OverflowError", "UnicodeEncodeError", "None"]
+        records = [await client.chat(MESSAGES, 8, seed=seed) for seed in ("\ud800", 1 << 70)]
+    assert [str(record.error).split(":")[0] for record in records] == ["UnicodeEncodeError", "None"]
 
 
 # ---- who leaves ----

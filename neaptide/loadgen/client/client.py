@@ -109,12 +109,12 @@ class StreamClient:
         try:
             async with patience:
                 await self._read(path, body, record)
-        except (aiohttp.ClientError, OSError, OverflowError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             # A server that is silent for too long is a TimeoutError as well, and no wish of the client's.
             if patience.expired():
                 record.cancelled = True
             else:
-                record.error = " ".join(f"{type(error).__name__}: {error}".split())  # some have several lines
+                record.error = f"{type(error).__name__}: {error}"
         if record.error is None and record.finish_reason is None and not record.cancelled:
             record.error = "the stream ended without a finish_reason"
         record.end_s = now()
@@ -130,7 +130,7 @@ class StreamClient:
                 record.error = f"HTTP {response.status}: {(await response.read()).decode(errors='replace')[:200]}"
                 return
             rest = bytearray()
-            # Not line by line: aiohttp takes no line of more than 128 KiB, and log-probabilities may be longer.
+            # Not line by line: aiohttp takes no line of more than 512 KiB, older ones of 128, and log-probabilities are long.
             async for piece in response.content.iter_any():
                 now_s = now()
                 rest += piece
