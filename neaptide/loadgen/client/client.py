@@ -130,7 +130,7 @@ class StreamClient:
                 record.error = f"HTTP {response.status}: {(await response.read()).decode(errors='replace')[:200]}"
                 return
             rest = bytearray()
-            # Not line by line: aiohttp takes no line of more than 512 KiB, older ones of 128, and log-probabilities are long.
+            # Not line by line: aiohttp takes none of more than 512 KiB, and log-probabilities may be longer.
             async for piece in response.content.iter_any():
                 now_s = now()
                 rest += piece
