@@ -1,9 +1,11 @@
 """Our iteration-time model, corrected by every step that was measured."""
 
 from math import exp, expm1, inf, log, sqrt
+from operator import mul
 
 import numpy as np
 
+from neaptide.engine.arrays import FloatArray
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.conformal import AdaptiveQuantile
@@ -11,11 +13,9 @@ from neaptide.estimator.cost.iteration_time import Regime, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import NUM_TERMS, Terms
 
-# The parameters, all logarithms: one common to everything, one per term, one per term and regime.
-TERMS = slice(1, 1 + NUM_TERMS)
-_REGIMES = tuple(enumerate(Regime, 1))
-OWN = {regime: slice(1 + NUM_TERMS * index, 1 + NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime, 1)}
-SIZE = 1 + NUM_TERMS * (1 + len(Regime))
+# The parameters, all logarithms: one common to everything, then those of each regime, one per term.
+OWN = {regime: slice(1 + NUM_TERMS * index, 1 + NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime)}
+SIZE = 1 + NUM_TERMS * len(Regime)
 
 # All of these are about relative errors, which are differences of logarithms.
 NOISE = 0.05
@@ -42,6 +42,15 @@ MAX_MARGIN = log(1.3)
 short one as long."""
 
 
+def prior_covariance() -> FloatArray:
+    """[SIZE, SIZE]: a term's parameters in two regimes have the error of the term in common."""
+    of_term = PRIOR_TERM**2 + PRIOR_OWN**2 * np.eye(len(Regime))
+    covariance = np.zeros((SIZE, SIZE))
+    covariance[0, 0] = PRIOR_COMMON**2
+    covariance[1:, 1:] = np.kron(of_term, np.eye(NUM_TERMS))
+    return covariance
+
+
 class OnlineCostModel:
     """Implements ``CostModel``: the base's terms, each times a factor that is learnt.
 
@@ -63,17 +72,13 @@ class OnlineCostModel:
 
     def __init__(self, base: RooflineModel, alpha: float = 0.05) -> None:
         self.base = base
-        self._logs = np.zeros(SIZE)
-        """Common part, then the own parts of every regime's terms."""
-        own_decay = 1.0 - 1.0 / MEMORY_STEPS
-        variance, self._decay = np.full(SIZE, PRIOR_OWN**2), np.full(SIZE, own_decay)
-        variance[TERMS] = PRIOR_TERM**2
-        variance[0], self._decay[0] = PRIOR_COMMON**2, 1.0
-        self._covariance = np.diag(variance)
+        self._logs = [0.0] * SIZE
+        """Common part, then what every regime's terms have beside it."""
+        self._decay = [1.0] + [1.0 - 1.0 / MEMORY_STEPS] * (SIZE - 1)
+        self._covariance = prior_covariance()
         self._covariance_decay = np.outer(self._decay, self._decay)
         # As much as the decay takes, so that what no step tells of keeps its prior.
-        self._growth = np.diag((1.0 - self._decay**2) * variance)
-        self._growth[0, 0] = COMMON_DRIFT**2
+        self._growth = (1.0 - self._covariance_decay) * self._covariance
         self._factors = {regime: [1.0] * NUM_TERMS for regime in Regime}
         self._trend = 0.0
         self._quantiles = {regime: AdaptiveQuantile(alpha, initial=FIRST_MARGIN) for regime in Regime}
@@ -126,26 +131,29 @@ class OnlineCostModel:
 
     def _learn(self, regime: Regime, terms: Terms, predicted_s: float, error: float) -> None:
         """One step of the filter; ``error`` is the logarithm of measured over predicted."""
-        # How the logarithm of the prediction changes with each parameter: a term's share of the prediction.
-        slope = np.zeros(SIZE)
-        slope[0] = 1.0
-        parts = zip(self._factors[regime], terms, strict=True)
-        slope[TERMS] = slope[OWN[regime]] = [factor * term / predicted_s for factor, term in parts]
+        # The prediction's logarithm changes with the common part by 1, with a term's by that term's share of it.
+        shares = [factor * term / predicted_s for factor, term in zip(self._factors[regime], terms, strict=True)]
+        slope, own = np.zeros(SIZE), OWN[regime]
+        slope[0], slope[own] = 1.0, shares
 
         self._trend += TREND_RATE * (min(max(error, -MAX_TREND_ERROR), MAX_TREND_ERROR) - self._trend)
-        self._logs *= self._decay
-        self._covariance *= self._covariance_decay
-        self._covariance += self._growth
-        self._covariance[0, 0] += (TREND_DRIFT * self._trend) ** 2
+        self._growth[0, 0] = COMMON_DRIFT**2 + (TREND_DRIFT * self._trend) ** 2
+        covariance = self._covariance
+        covariance *= self._covariance_decay
+        covariance += self._growth
 
         # No matrix product here: elementwise sums give the same bits on every machine.
-        along = np.add.reduce(self._covariance * slope, axis=1)
-        variance = float(np.add.reduce(along * slope)) + NOISE**2
+        along = np.add.reduce(covariance * slope, axis=1)
+        covariances: list[float] = along.tolist()
+        variance = covariances[0] + sum(map(mul, shares, covariances[own])) + NOISE**2
         limit = OUTLIER * sqrt(variance)
-        self._logs += along * (min(max(error, -limit), limit) / variance)
-        self._covariance -= along[:, np.newaxis] * (along / variance)
-        common, *own = self._logs.tolist()
-        of_terms = [own_log + common for own_log in own[:NUM_TERMS]]
-        for index, regime in _REGIMES:
-            of_regime = own[NUM_TERMS * index : NUM_TERMS * (index + 1)]
-            self._factors[regime] = [exp(a + b) for a, b in zip(of_terms, of_regime, strict=True)]
+        gain = min(max(error, -limit), limit) / variance
+        along /= sqrt(variance)
+        covariance -= along[:, np.newaxis] * along
+        self._logs = [
+            decay * before + gain * each
+            for decay, before, each in zip(self._decay, self._logs, covariances, strict=True)
+        ]
+        common = self._logs[0]
+        for regime, own in OWN.items():
+            self._factors[regime] = [exp(common + each) for each in self._logs[own]]
