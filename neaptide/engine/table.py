@@ -22,15 +22,6 @@ PLACEHOLDER_TOKEN_ID = -1
 NO_ROWS: IntArray = np.zeros(0, np.int64)
 
 
-class Lacking(NamedTuple):
-    """Rows by what they lack."""
-
-    ones: IntArray
-    """Exactly one token: decodes."""
-    more: IntArray
-    """More than one: prompts, and what is computed again."""
-
-
 class ByClass(NamedTuple):
     """Rows by their requests' class."""
 
@@ -39,6 +30,18 @@ class ByClass(NamedTuple):
 
     def of(self, online: bool) -> IntArray:
         return self.online if online else self.offline
+
+
+NO_ROWS_OF_EITHER = ByClass(NO_ROWS, NO_ROWS)
+
+
+class Lacking(NamedTuple):
+    """Rows by what they lack."""
+
+    ones: ByClass
+    """Exactly one token: decodes."""
+    more: ByClass
+    """More than one: prompts, and what is computed again."""
 
 
 class Streams(NamedTuple):
@@ -96,12 +99,15 @@ class RequestTable:
         self.tpot_slo_s = _floats(num_seats)
         self.first_token_s = _floats(num_seats)
         self.online: BoolArray = np.zeros(num_seats, np.bool_)
-        self.priority: BoolArray = np.zeros(num_seats, np.bool_)
+        self.offline: BoolArray = np.zeros(num_seats, np.bool_)
+        self.no_priority: BoolArray = np.zeros(num_seats, np.bool_)
         self.streams: BoolArray = np.zeros(num_seats, np.bool_)
         """Its tokens are reported at every step."""
         self.ignore_eos: BoolArray = np.zeros(num_seats, np.bool_)
         self.own_stops: BoolArray = np.zeros(num_seats, np.bool_)
         """It brings stop tokens of its own."""
+        self.num_own_stops = 0
+        """Live rows that do."""
         self._free = list(range(num_seats - 1, -1, -1))
         self.num_epochs = 0
         """Grows with every change of ``epoch``."""
@@ -124,9 +130,11 @@ class RequestTable:
         self.arrival_s[seat] = request.arrival_s
         self.ttft_slo_s[seat], self.tpot_slo_s[seat] = request.ttft_slo_s, request.tpot_slo_s
         self.first_token_s[seat] = request.first_token_s
-        self.online[seat], self.priority[seat] = request.is_online, request.is_priority
+        self.online[seat], self.offline[seat] = request.is_online, not request.is_online
+        self.no_priority[seat] = not request.is_priority
         self.streams[seat] = request.report_every_step
         self.ignore_eos[seat], self.own_stops[seat] = params.ignore_eos, bool(params.stop_token_ids)
+        self.num_own_stops += bool(params.stop_token_ids)
         self.live[seat] = True
         self.renew(seat)
         return seat
@@ -135,6 +143,7 @@ class RequestTable:
         """The row's request ends or waits again; its blocks have been taken back."""
         assert not self.blocks.num_blocks[seat]
         self.live[seat] = False
+        self.num_own_stops -= bool(self.own_stops[seat])
         self.computed[seat] = self.total[seat] = 0
         self.requests[seat] = None
         self.renew(seat)
@@ -165,21 +174,14 @@ class RequestTable:
     def lacking(self) -> Lacking:
         """Rows that have something to compute: all but those whose last token a step in flight samples."""
         lacking = self.total - self.computed
-        (ones,) = (lacking == 1).nonzero()
-        if len(ones) == self.num_running:
-            return Lacking(ones, NO_ROWS)
-        return Lacking(ones, (lacking > 1).nonzero()[0])
+        ones = self._by_class(lacking == 1)
+        if len(ones.online) + len(ones.offline) == self.num_running:
+            return Lacking(ones, NO_ROWS_OF_EITHER)
+        return Lacking(ones, self._by_class(lacking > 1))
 
-    def by_class(self, rows: IntArray) -> ByClass:
-        if not len(rows):
-            return ByClass(NO_ROWS, NO_ROWS)
-        is_online = self.online[rows]
-        num_online = np.count_nonzero(is_online)
-        if not num_online:
-            return ByClass(NO_ROWS, rows)
-        if num_online == len(rows):
-            return ByClass(rows, NO_ROWS)
-        return ByClass(rows[is_online], rows[~is_online])
+    def _by_class(self, chosen: BoolArray) -> ByClass:
+        """Of the chosen seats."""
+        return ByClass((chosen & self.online).nonzero()[0], (chosen & self.offline).nonzero()[0])
 
     def with_output(self, rows: IntArray) -> Streams:
         """Those of the rows that have put out a token, in their order: the very array that was given if all have."""
@@ -207,31 +209,22 @@ class RequestTable:
             return rows
         if deadline_s is None:
             deadline_s = self.next_deadline_s(rows)
-        order = deadline_s.argsort()
-        in_order = deadline_s[order]
-        if not np.count_nonzero(in_order[1:] == in_order[:-1]):
-            return rows[order]
-        return self._by_deadline_with_ties(rows, deadline_s)
-
-    def _by_deadline_with_ties(self, rows: IntArray, deadline_s: FloatArray) -> IntArray:
-        arrival_s, default = self.arrival_s[rows], ~self.priority[rows]
-        order = np.lexsort((arrival_s, default, deadline_s))
-        left, right = order[:-1], order[1:]
-        ties = (deadline_s[left] == deadline_s[right]) & (arrival_s[left] == arrival_s[right])
-        if np.count_nonzero(ties) and np.count_nonzero(ties & (default[left] == default[right])):
-            ids = [self.ids[seat] for seat in rows.tolist()]
-            keys = list(zip(deadline_s.tolist(), default.tolist(), arrival_s.tolist(), ids, strict=True))
-            order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+        arrival_s, no_priority = self.arrival_s[rows], self.no_priority[rows]
+        order = np.lexsort((arrival_s, no_priority, deadline_s))
+        in_order = arrival_s[order]
+        same_arrival = in_order[1:] == in_order[:-1]
+        if np.count_nonzero(same_arrival):
+            left, right = order[:-1], order[1:]
+            ties = (deadline_s[left] == deadline_s[right]) & (no_priority[left] == no_priority[right])
+            if np.count_nonzero(ties & same_arrival):
+                ids = [self.ids[seat] for seat in rows.tolist()]
+                keys = list(zip(deadline_s.tolist(), no_priority.tolist(), arrival_s.tolist(), ids, strict=True))
+                order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
         return rows[order]
 
     def by_last_step(self, rows: IntArray) -> IntArray:
         """Longest sat out first, then in order of admission."""
-        if len(rows) < 2:
-            return rows
-        last_step = self.last_step[rows]
-        if np.count_nonzero(last_step == last_step[0]) == len(rows):
-            return self.by_admission(rows)
-        return rows[np.lexsort((self.admission[rows], last_step))]
+        return rows[np.lexsort((self.admission[rows], self.last_step[rows]))] if len(rows) > 1 else rows
 
     def by_admission(self, rows: IntArray) -> IntArray:
         return rows[self.admission[rows].argsort()] if len(rows) > 1 else rows
@@ -248,6 +241,7 @@ class RequestTable:
         assert seated == set(np.flatnonzero(self.live).tolist())
         rows = np.flatnonzero(self.live)
         assert all(self.request(seat).seat == seat for seat in seated)
+        assert self.num_own_stops == np.count_nonzero(self.own_stops[rows])
         assert (self.computed[rows] <= self.total[rows]).all(), "more computed than there is"
         assert (self.sound[rows] <= self.computed[rows]).all(), "more committed than computed"
         block_size = self.blocks.block_size

@@ -246,7 +246,8 @@ class Scheduler(ABC):
         The draft must have been made of the present state; then nothing here can fail, for what it asked of the
         cache it was given in the same order.
         """
-        self.kv.pin(action.hit for action in draft.actions if isinstance(action, Admit))
+        if self.kv.has_host:
+            self.kv.pin(action.hit for action in draft.actions if isinstance(action, Admit))
         admissions: list[tuple[Request, int]] = []
         rows, num_tokens = self._act(draft, admissions)
         self.preempted.add_all(draft.preempted)
@@ -261,7 +262,8 @@ class Scheduler(ABC):
         for request, cached_tokens in admissions:
             if not request.known_to_executor:
                 request.num_cached_tokens, request.scheduled_s = cached_tokens, draft.now_s
-        step.started = self._tell(plan, [request for request, _ in admissions])
+        if admissions or self._untold:
+            step.started = self._tell(plan, [request for request, _ in admissions])
         await_tokens(plan, draft.now_s + plan.predicted_s)
         return step
 
@@ -286,7 +288,8 @@ class Scheduler(ABC):
         """Does the draft's actions and notes the admissions; returns rows and numbers of tokens of its parts."""
         queues, kv, publishes = self.queues, self.kv, type(self).publishes_when_planned
         publishes_decodes = type(self).publishes_decodes_when_planned
-        rows, num_tokens, count = np.empty(draft.num_parts, np.int64), np.ones(draft.num_parts, np.int64), 0
+        rows, num_tokens, count = np.empty(draft.num_parts, np.int64), np.empty(draft.num_parts, np.int64), 0
+        num_tokens.fill(1)
         for action in draft.actions:
             match action:
                 case TakePart(request, tokens):
@@ -322,12 +325,14 @@ class Scheduler(ABC):
     def _plan(self, draft: Draft, rows: IntArray, num_tokens: IntArray) -> StepPlan:
         table, shape = self.queues.table, draft.budget.shape
         saves, loads = self.kv.take_copies()
-        shape.swapped_blocks = len(saves) + len(loads)
         slot_copies = self.kv.take_slot_copies()
-        shape.copied_aside_blocks = slot_copies.num_blocks(self.kv.block_size) if slot_copies is not None else 0
-        seconds, margin_s = self.cost_model.predict(shape)
-        start, total = table.computed[rows], table.total[rows]
-        prompt = table.prompt[rows]
+        num_aside = slot_copies.num_blocks(self.kv.block_size) if slot_copies is not None else 0
+        draft.budget.set_copies(len(saves) + len(loads), num_aside)
+        seconds, margin_s = draft.budget.prediction
+        start, total, prompt = table.computed[rows], table.total[rows], table.prompt[rows]
+        ends, output_position = start + num_tokens, total - prompt
+        sample = (ends == total) & (table.limit[rows] > prompt)
+        are_decodes = shape.decode_requests == len(rows) == int(np.count_nonzero(sample))
         plan = StepPlan(
             step=draft.index,
             shape=shape,
@@ -335,8 +340,8 @@ class Scheduler(ABC):
             rows=rows,
             num_tokens=num_tokens,
             num_computed=start,
-            sample=(start + num_tokens == total) & (table.limit[rows] > prompt),
-            output_position=total - prompt,
+            sample=sample,
+            output_position=output_position,
             finished_ids=self._finished_ids,
             preempted_ids=self._preempted_ids,
             zero_blocks=self._zero_blocks,
@@ -346,6 +351,8 @@ class Scheduler(ABC):
             predicted_s=seconds,
             margin_s=margin_s,
             budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,
+            is_continued=are_decodes and int(np.count_nonzero(output_position)) == len(rows),
+            _ends=ends,
         )
         copies_nothing = not saves and not loads and slot_copies is None
         if draft.may_be_given_up and copies_nothing and draft.arrival_waits_s < seconds:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,18 @@ def largest_within(limit_s: float, seconds: Callable[[int], float], none_s: floa
     return low
 
 
+class Reads(NamedTuple):
+    """KV tokens that some decodes read."""
+
+    total_tokens: int
+    longest_tokens: int
+
+    @classmethod
+    def of(cls, contexts: IntArray) -> "Reads":
+        """Of decodes on so many computed tokens each, at least one: those, and the one that each computes."""
+        return cls(int(np.add.reduce(contexts)) + len(contexts), largest(contexts) + 1)
+
+
 class StepBudget:
     """Adds requests to a step one at a time; every question costs O(1) predictions, a chunk size O(log n)."""
 
@@ -50,22 +63,32 @@ class StepBudget:
         self.expected_limit_s = math.inf
         """What it may be predicted to take while it is filled, its margin aside, whatever limit is asked about."""
         self.shape = BatchShape()
+        """To be changed by the methods here only."""
+        self._prediction: Prediction | None = None
+        """Of the step as it is, if that was asked for."""
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the step takes as it is."""
+        if self._prediction is None:
+            self._prediction = self._cost_model.predict(self.shape)
+        return self._prediction
 
     def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
         """What such a step takes at most, or as much more than ``limit_s`` as its prediction is above its own limit."""
-        seconds, margin_s = self._cost_model.predict(shape)
+        seconds, margin_s = self.prediction if shape is self.shape else self._cost_model.predict(shape)
         if self.expected_limit_s < limit_s < math.inf:
             margin_s = max(margin_s, limit_s - self.expected_limit_s)
         return seconds + margin_s
 
     def with_margin_s(self, expected_s: float) -> float:
         """``expected_s`` and the margin of a step like this one that is predicted to take so long."""
-        seconds, margin_s = self._cost_model.predict(self.shape)
+        seconds, margin_s = self.prediction
         return expected_s * (1.0 + margin_s / seconds) if seconds > 0.0 else expected_s
 
     def predict_with(self, num_tokens: int) -> Prediction:
         """What the step takes with a chunk of so many tokens without context, or as it is with 0."""
-        return self._cost_model.predict(self.shape.plus(num_tokens, 0) if num_tokens else self.shape)
+        return self._cost_model.predict(self.shape.plus(num_tokens, 0)) if num_tokens else self.prediction
 
     def least_s(self) -> float:
         """What a step takes that does next to nothing."""
@@ -73,21 +96,24 @@ class StepBudget:
         shape.add_decodes(1, 1, 1)
         return self._cost_model.predict(shape).seconds
 
-    def most_decodes(self, contexts: IntArray, limit_s: float) -> int:
+    def most_decodes(self, contexts: IntArray, limit_s: float, reads: Reads | None = None) -> int:
         """How many of these decodes, taken from the front, keep the step within ``limit_s``.
 
-        ``contexts`` are the KV tokens that each reads.
+        Args:
+            contexts: computed tokens of each.
+            reads: of all of them, if it is known.
         """
-
         most = min(len(contexts), self.tokens_left)
         if most <= 0:
             return 0
         shape = self.shape
-        first = contexts[:most]
-        all_s = self._seconds(shape.plus_decodes(most, int(np.add.reduce(first)), largest(first)), limit_s)
+        if reads is None or most < len(contexts):
+            reads = Reads.of(contexts[:most])
+        all_s = self._seconds(shape.plus_decodes(most, *reads), limit_s)
         if all_s <= limit_s:
             return most
-        sums, longest = np.cumsum(contexts), np.maximum.accumulate(contexts)
+        read_tokens = contexts + 1
+        sums, longest = np.cumsum(read_tokens), np.maximum.accumulate(read_tokens)
 
         def seconds(count: int) -> float:
             return self._seconds(shape.plus_decodes(count, int(sums[count - 1]), int(longest[count - 1])), limit_s)
@@ -117,17 +143,24 @@ class StepBudget:
     def seconds_each(self, num_tokens: int, context_tokens: int) -> float:
         """What each token of such a chunk adds to the step."""
         with_it_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens)).seconds
-        return (with_it_s - self._cost_model.predict(self.shape).seconds) / num_tokens
+        return (with_it_s - self.prediction.seconds) / num_tokens
 
-    def add_decodes(self, contexts: IntArray) -> None:
-        """Decodes on so many computed tokens each, at least one."""
-        count = len(contexts)
+    def add_decodes(self, count: int, reads: Reads) -> None:
         self.tokens_left -= count
-        self.shape.add_decodes(count, int(np.add.reduce(contexts)) + count, largest(contexts) + 1)
+        self.shape.add_decodes(count, *reads)
+        self._prediction = None
 
     def add(self, num_tokens: int, context_tokens: int) -> None:
         self.tokens_left -= num_tokens
         self.shape.add(num_tokens, context_tokens)
+        self._prediction = None
+
+    def set_copies(self, swapped_blocks: int, copied_aside_blocks: int) -> None:
+        """So many blocks go to host memory or come from it."""
+        shape = self.shape
+        if (swapped_blocks, copied_aside_blocks) != (shape.swapped_blocks, shape.copied_aside_blocks):
+            shape.swapped_blocks, shape.copied_aside_blocks = swapped_blocks, copied_aside_blocks
+            self._prediction = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from neaptide.engine.arrays import BoolArray, IntArray
+from neaptide.engine.arrays import BoolArray, IntArray, largest
 from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.kv.two_tenant_cache import TwoTenantDraft
 from neaptide.engine.offline.pool_draft import PoolDraft
@@ -24,7 +24,7 @@ from neaptide.engine.scheduler.actions import (
     TakePart,
     TakePartRows,
 )
-from neaptide.engine.scheduler.budget import StepBudget
+from neaptide.engine.scheduler.budget import Reads, StepBudget
 from neaptide.engine.scheduler.queues import Queues, deadline_order
 from neaptide.engine.table import Streams
 
@@ -84,8 +84,7 @@ class Draft:
         self.has_offline = False
         self.num_parts = 0
         self.num_running, self.num_running_offline = queues.num_running, len(queues.running_offline)
-        lacking = self.table.lacking()
-        self._decodes, self._prompts = self.table.by_class(lacking.ones), self.table.by_class(lacking.more)
+        self._decodes, self._prompts = self.table.lacking()
         self._publishes = publishes_when_planned
         self._publishes_decodes = publishes_decodes_when_planned
         self._queues = queues
@@ -96,8 +95,13 @@ class Draft:
         """Those of them that had a seat; they may be admitted again."""
         self._row_makes_way: BoolArray | None = None
         self._row_takes_part: BoolArray | None = None
+        self._taking_part: list[IntArray] = []
+        """Rows that have still to be marked there: nobody has asked since they were added."""
+        self._untouched = {True, False}
+        """Whether online: the classes of which no row makes way or takes part."""
         self._youngest_offline: list[Request] | None = None
         self._streams: Streams | None = None
+        self._stream_reads: Reads | None = None
 
     # ---- the state with the draft done ----
 
@@ -114,8 +118,8 @@ class Draft:
     def takes_part(self, request: Request) -> bool:
         if request in self._parts:
             return True
-        has_row = self._row_takes_part is not None and request.seat >= 0 and request not in self._admitted
-        return has_row and bool(self._row_takes_part[request.seat])  # type: ignore[index]
+        marks = self._marks()
+        return marks is not None and request.seat >= 0 and request not in self._admitted and bool(marks[request.seat])
 
     def running(self, request_class: RequestClass) -> list[Request]:
         """Requests with a seat and something to compute, in order of admission."""
@@ -135,16 +139,29 @@ class Draft:
         seated = [request for request in running if request not in self._admitted]
         return sorted(seated, key=lambda request: request.admission_index) + list(self._admitted)
 
-    def rows(self, rows: IntArray) -> IntArray:
-        """Those of the rows that neither make way nor take part."""
-        for mask in (self._row_makes_way, self._row_takes_part):
+    def _left(self, rows: IntArray, online: bool) -> IntArray:
+        """Those of the rows, of one class, that neither make way nor take part."""
+        if online in self._untouched or not len(rows):
+            return rows
+        for mask in (self._row_makes_way, self._marks()):
             if mask is not None:
                 rows = rows[~mask[rows]]
         return rows
 
+    def _marks(self) -> BoolArray | None:
+        """[seats] whose rows take part; None: no row does."""
+        if self._taking_part:
+            marks = self._row_takes_part
+            if marks is None:
+                marks = self._row_takes_part = np.zeros(self.table.num_seats, np.bool_)
+            for rows in self._taking_part:
+                marks[rows] = True
+            self._taking_part.clear()
+        return self._row_takes_part
+
     def due_decodes(self, online: bool) -> IntArray:
         """Rows that lack one token and do not take part yet."""
-        return self.rows(self._decodes.of(online))
+        return self._left(self._decodes.of(online), online)
 
     def streams(self) -> Streams:
         """Online requests that have put out a token and will put out another."""
@@ -153,14 +170,23 @@ class Draft:
             self._streams = self.table.with_output(np.concatenate((rows, prompts)) if len(prompts) else rows)
         return self._streams
 
-    def decoding_streams(self) -> IntArray:
-        """``due_decodes`` of online requests, earliest deadline first."""
+    def stream_reads(self) -> Reads:
+        """What ``streams``, of which there is at least one, would read if each lacked one token."""
+        if self._stream_reads is None:
+            total = self.streams().total
+            self._stream_reads = Reads(int(np.add.reduce(total)), largest(total))
+        return self._stream_reads
+
+    def decoding_streams(self) -> tuple[IntArray, Reads | None]:
+        """``due_decodes`` of online requests, earliest deadline first, and what they read, if that is known by now."""
         rows, streams = self.due_decodes(online=True), self.streams()
-        return self.table.by_deadline(rows, streams.due_s if rows is streams.rows else None)
+        if rows is not streams.rows:
+            return self.table.by_deadline(rows), None
+        return self.table.by_deadline(rows, streams.due_s), self._stream_reads
 
     def prompt_rows(self, online: bool) -> IntArray:
         """Rows that lack more than one token and do not take part yet."""
-        return self.rows(self._prompts.of(online))
+        return self._left(self._prompts.of(online), online)
 
     def prompts(self, online: bool) -> list[Request]:
         """Running requests that lack more than one token and do not take part yet, in order of admission."""
@@ -192,22 +218,24 @@ class Draft:
         self.kv.grow(request, num_tokens)
         num_computed = self.kv.num_computed(request)
         self.budget.add(num_tokens, num_computed)
-        self.budget.shape.swapped_blocks = self.kv.num_swapped
-        self.budget.shape.copied_aside_blocks = self.kv.num_copied_aside
+        self.budget.set_copies(self.kv.num_swapped, self.kv.num_copied_aside)
         self._parts[request] = num_tokens
         if request.seat >= 0 and request not in self._admitted:
             self._row_takes_part = _marked(self._row_takes_part, request.seat, self.table.num_seats)
+            self._untouched.discard(request.is_online)
         self.actions.append(TakePart(request, num_tokens))
         self.num_parts += 1
         self.has_offline |= not request.is_online
         if self._publishes:
             self.kv.publish(request, num_computed + num_tokens)
 
-    def add_decodes(self, rows: IntArray, find_room: Callable[[Request], bool], spare_blocks: int) -> None:
+    def add_decodes(
+        self, rows: IntArray, find_room: Callable[[Request], bool], spare_blocks: int, reads: Reads | None = None
+    ) -> None:
         """Takes in rows of one class that lack one token, in their order, as long as the step has tokens.
 
         ``spare_blocks`` may be given to them as they come; for each row beyond that ``find_room`` is asked, and one
-        that it finds no room for sits out.
+        that it finds no room for sits out. ``reads`` is what all of them read, if it is known.
         """
         if not len(rows):
             return
@@ -217,7 +245,7 @@ class Draft:
         if np.count_nonzero(are_full[:num_easy]) > spare_blocks:
             num_easy = int(np.searchsorted(are_full.cumsum(), spare_blocks, side="right"))
         if num_easy == len(rows):
-            self._add_rows(rows, contexts, are_full)
+            self._add_rows(rows, contexts, are_full, reads)
             return
         if num_easy:
             self._add_rows(rows[:num_easy], contexts[:num_easy], are_full[:num_easy])
@@ -255,6 +283,7 @@ class Draft:
         self.num_running -= 1
         self.num_running_offline -= not victim.is_online
         self._row_makes_way = _marked(self._row_makes_way, victim.seat, self.table.num_seats)
+        self._untouched.discard(victim.is_online)
         if victim.is_online:
             self._waiting_online.add(victim)
         else:
@@ -329,22 +358,20 @@ class Draft:
         ]
         yield from sorted(later, key=deadline_order, reverse=True)
 
-    def _add_rows(self, rows: IntArray, contexts: IntArray, are_full: BoolArray) -> None:
+    def _add_rows(self, rows: IntArray, contexts: IntArray, are_full: BoolArray, reads: Reads | None = None) -> None:
         """``add`` for rows of one class with one token each, on so many computed ones."""
         table, full = self.table, rows[are_full]
         request_class = table.request(int(rows[0])).request_class
         self.kv.grow_rows(len(full), request_class)
-        self.budget.shape.swapped_blocks = self.kv.num_swapped
-        behind_context = contexts
-        if (num_behind := np.count_nonzero(contexts)) < len(rows):
-            behind_context = contexts[contexts > 0]
-        if num_behind:
-            self.budget.add_decodes(behind_context)
+        self.budget.set_copies(self.kv.num_swapped, self.budget.shape.copied_aside_blocks)
+        if (num_behind := int(np.count_nonzero(contexts))) == len(rows):
+            self.budget.add_decodes(num_behind, reads or Reads.of(contexts))
+        elif num_behind:
+            self.budget.add_decodes(num_behind, Reads.of(contexts[contexts > 0]))
         for _ in range(len(rows) - num_behind):
             self.budget.add(1, 0)
-        if self._row_takes_part is None:
-            self._row_takes_part = np.zeros(table.num_seats, np.bool_)
-        self._row_takes_part[rows] = True
+        self._taking_part.append(rows)
+        self._untouched.discard(request_class is RequestClass.ONLINE)
         self.actions.append(TakePartRows(rows, full))
         self.num_parts += len(rows)
         self.has_offline |= request_class is RequestClass.OFFLINE

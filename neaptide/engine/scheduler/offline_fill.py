@@ -8,6 +8,7 @@ from neaptide.engine.interfaces import HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.segments import segment_after
 from neaptide.engine.request import Request, RequestStatus
+from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.scheduler.draft import Draft, Limit
 from neaptide.engine.scheduler.residual import in_whole_tiles, num_paced
 from neaptide.engine.steps.plan import BatchShape
@@ -51,12 +52,16 @@ class OfflineFill:
         table = draft.table
         decodes = table.by_last_step(draft.due_decodes(online=False))
         prefills = table.requests_of(table.by_last_step(draft.prompt_rows(online=False)))
-        count = len(decodes)
-        if self._may_sit_out:
-            count = draft.budget.most_decodes(table.computed[decodes] + 1, limit_s)
+        contexts, count, reads = table.computed[decodes], len(decodes), None
+        if self._may_sit_out and count:
+            reads = Reads.of(contexts)
+            count = draft.budget.most_decodes(contexts, limit_s, reads)
         before = draft.budget.shape.copy()
-        chosen = decodes[: count if count or draft.num_parts else 1]
-        draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), self._blocks_to_grow(draft))
+        chosen = decodes
+        if count < len(decodes):
+            chosen, reads = decodes[: count if count or draft.num_parts else 1], None
+        room = self._blocks_to_grow(draft)
+        draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), room, reads)
         if count < len(decodes):
             draft.offline_ended_by = _used_up(draft)
             return
@@ -70,7 +75,8 @@ class OfflineFill:
             if draft.is_running(request) and self._find_room(draft, request, chunk):
                 draft.add(request, chunk)
         draft.at = None
-        draft.notes = passed = list[Request]()
+        passed: list[Request] = []
+        draft.notes = passed
         while len(passed) < MAX_PASSED and self._admit_next(draft, limit_s, passed):
             pass
 

@@ -104,9 +104,8 @@ class NeaptideScheduler(Scheduler, Divisible):
         return draft.whole_limit_s * factor
 
     def _pack_online_decodes(self, draft: Draft) -> None:
-        draft.add_decodes(
-            draft.decoding_streams(), lambda request: self._room_to_grow(draft, request, 1), draft.kv.available
-        )
+        rows, reads = draft.decoding_streams()
+        draft.add_decodes(rows, lambda request: self._room_to_grow(draft, request, 1), draft.kv.available, reads)
 
     def _pack_online_prefills(self, draft: Draft, bounds: StepBounds) -> float:
         """Prompts that can still make their deadline, then the relegated ones with at least a tenth of the tokens.

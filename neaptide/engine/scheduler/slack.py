@@ -154,7 +154,8 @@ class SlackTracker:
         slack_s = prompts_slack_s = self._least_slack_s(left_s, streams, LEAST_SHARE)
         if self._cushion is not None and (share := self._cushion.share(draft.now_s)) != LEAST_SHARE:
             slack_s = self._least_slack_s(left_s, streams, share)
-        decodes = decodes_shape(streams.total)
+        decodes = BatchShape()
+        decodes.add_decodes(len(streams.rows), *draft.stream_reads())
         alone_s = self._cost_model.predict(decodes).seconds
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.

@@ -58,26 +58,29 @@ class Committer:
         """
         if result.errors or not result.is_whole:
             self._take_back(step, result, following)
-        plan, table, ends = step.plan, step.plan.table, step.ends
+        plan, table = step.plan, step.plan.table
         if result.errors:
             self._fail_parts(step, result)
         current = _chosen(step)
-        rows = plan.rows[current]
-        table.sound[rows] = ends[current]
-        self._kv.publish_prompts(rows, ends[current], self.fail)
-        current = _chosen(step)  # a request that raised has ended
+        rows, ends = plan.rows[current], plan.ends[current]
+        table.sound[rows] = ends
+        if not plan.is_continued:
+            self._kv.publish_prompts(rows, ends, self.fail)
+            current = _chosen(step)  # a request that raised has ended
+            rows, ends = plan.rows[current], plan.ends[current]
         if result.prompt_logprobs:
             self._keep_prompt_logprobs(step, result)
-        rows, ends, sampled = plan.rows[current], ends[current], plan.sample[current]
-        if np.count_nonzero(plan.output_position) < len(plan):
+        sampled, token_ids = plan.sample[current], result.token_ids[current]
+        if not plan.is_continued:
             table.first_token_s[rows[sampled & (plan.output_position[current] == 0)]] = now_s
-        token_ids = result.token_ids[current]
-        if np.count_nonzero(sampled) == len(rows):
+        if plan.is_continued or np.count_nonzero(sampled) == len(rows):
             stops = self._append(rows, ends, token_ids)
         else:
             stops = np.zeros(len(rows), np.bool_)
             stops[sampled] = self._append(rows[sampled], ends[sampled], token_ids[sampled])
-        self._report_rows(rows, ends, sampled, stops, result, now_s)
+        if result.logprobs:
+            self._keep_logprobs(rows[sampled], result)
+        self._report_rows(rows, ends, token_ids, sampled, stops, now_s)
 
     def _take_back(self, step: Step, result: StepResult, following: Step | None) -> None:
         """Requests that read what a failed request of this step should have written compute it again."""
@@ -113,24 +116,25 @@ class Committer:
         stops = np.zeros(len(rows), np.bool_)
         for token_id in self._eos_token_ids:
             stops |= token_ids == token_id
-        if np.count_nonzero(stops):
+        if self._eos_token_ids and np.count_nonzero(stops):
             stops &= ~table.ignore_eos[rows]
-        for index in table.own_stops[rows].nonzero()[0].tolist():
-            own = table.request(int(rows[index])).params.stop_token_ids
-            stops[index] |= int(token_ids[index]) in own
-        if np.count_nonzero(stops):
+        if table.num_own_stops:
+            for index in table.own_stops[rows].nonzero()[0].tolist():
+                own = table.request(int(rows[index])).params.stop_token_ids
+                stops[index] |= int(token_ids[index]) in own
+        if has_stops := np.count_nonzero(stops):
             stops &= ends - table.prompt[rows] >= table.min_output[rows]
         table.tokens[rows, ends] = token_ids
         known = ends + 1
         total = np.maximum(table.total[rows], known)
-        if np.count_nonzero(stops):
+        if has_stops:
             known[stops] -= 1
             total[stops] = known[stops]
         table.known[rows], table.total[rows] = known, total
         return stops
 
     def _report_rows(
-        self, rows: IntArray, ends: IntArray, sampled: BoolArray, stops: BoolArray, result: StepResult, now_s: float
+        self, rows: IntArray, ends: IntArray, token_ids: IntArray, sampled: BoolArray, stops: BoolArray, now_s: float
     ) -> None:
         """Ends and streams, in the step's order."""
         table = self._scheduler.queues.table
@@ -139,33 +143,38 @@ class Committer:
         is_full = table.known[rows] == limit
         if np.count_nonzero(is_full):
             is_full &= sampled | (ends == limit)
-        (speaks,) = (stops | is_full | (sampled & table.streams[rows])).nonzero()
-        if result.logprobs:
-            self._keep_logprobs(rows[sampled], result)
+        is_end = stops | is_full
+        (speaks,) = (is_end | (sampled & table.streams[rows])).nonzero()
         if not len(speaks):
             return
         seats = rows[speaks]
-        columns = zip(
-            table.requests_of(seats),
-            table.tokens[seats, ends[speaks]].tolist(),
-            stops[speaks].tolist(),
-            is_full[speaks].tolist(),
-            sampled[speaks].tolist(),
-            table.first_token_s[seats].tolist(),
-            strict=True,
-        )
-        for request, token_id, is_stop, is_last, has_token, first_token_s in columns:
+        requests, tokens, first_token_s = table.requests_of(seats), token_ids[speaks], table.first_token_s[seats]
+        if not np.count_nonzero(is_end):
+            for request, token_id, first_s in zip(requests, tokens.tolist(), first_token_s.tolist(), strict=True):
+                self._speak(request, token_id, first_s)
+            return
+        flags = stops[speaks].tolist(), is_full[speaks].tolist(), sampled[speaks].tolist()
+        columns = zip(requests, tokens.tolist(), first_token_s.tolist(), *flags, strict=True)
+        for request, token_id, first_s, is_stop, is_last, has_token in columns:
+            if not is_stop and not is_last:
+                self._speak(request, token_id, first_s)
+                continue
             try:
                 if is_stop:
                     self.end(request, FinishReason.STOP, stop_token_id=token_id)
-                elif is_last:
+                else:
                     if not has_token:
                         request.first_token_s = now_s
                     self.end(request, FinishReason.LENGTH)
-                else:
-                    self._outputs.append(self._output(request, [token_id], first_token_s))
             except Exception:
                 self.fail(request)
+
+    def _speak(self, request: Request, token_id: int, first_token_s: float) -> None:
+        """Reports the new token of a stream."""
+        try:
+            self._outputs.append(self._output(request, [token_id], first_token_s))
+        except Exception:
+            self.fail(request)
 
     def _keep_logprobs(self, rows: IntArray, result: StepResult) -> None:
         table = self._scheduler.queues.table

@@ -72,8 +72,10 @@ class BatchShape:
         """Adds ``count`` decodes that read ``context_tokens`` in all, the longest of them ``longest_tokens``."""
         self.decode_requests += count
         self.decode_context_tokens += context_tokens
-        self.longest_decode_tokens = max(self.longest_decode_tokens, longest_tokens)
-        self.max_context_tokens = max(self.max_context_tokens, longest_tokens)
+        if longest_tokens > self.longest_decode_tokens:
+            self.longest_decode_tokens = longest_tokens
+        if longest_tokens > self.max_context_tokens:
+            self.max_context_tokens = longest_tokens
 
     def plus_decodes(self, count: int, context_tokens: int, longest_tokens: int) -> "BatchShape":
         """A copy with ``add_decodes`` done."""
@@ -166,7 +168,17 @@ class StepPlan:
     give_up_share: float = 0.0
     """While this share of its layers is computed, it is given up for an online request that comes: the rest is dropped,
     and its rows compute the same again. Who comes later waits for its end. It has nothing to copy."""
+    is_continued: bool = False
+    """Every part puts out a token behind others of its answer: no prompt is computed, and no token is a first one."""
     _request_ids: list[str] | None = None
+    _ends: IntArray | None = None
+
+    @property
+    def ends(self) -> IntArray:
+        """[parts] tokens whose KV is in the cache after the step."""
+        if self._ends is None:
+            self._ends = self.num_computed + self.num_tokens
+        return self._ends
 
     @property
     def request_ids(self) -> list[str]:
@@ -263,7 +275,6 @@ class StepPlan:
             num_tokens: [cut parts] of each.
             num_computed: [cut parts] tokens before those; only where they end with the part is there a new token.
         """
-        ends = self.num_computed[indices] + self.num_tokens[indices]
         return StepPlan(
             self.step,
             _shape_of(num_tokens, num_computed),
@@ -271,7 +282,7 @@ class StepPlan:
             self.rows[indices],
             num_tokens,
             num_computed,
-            self.sample[indices] & (num_computed + num_tokens == ends),
+            self.sample[indices] & (num_computed + num_tokens == self.ends[indices]),
             self.output_position[indices],
             give_up_share=self.give_up_share,
             _request_ids=[self.request_ids[i] for i in indices.tolist()],

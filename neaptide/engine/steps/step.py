@@ -41,11 +41,6 @@ class Step:
     """Requests that no step before it has run."""
 
     @property
-    def ends(self) -> IntArray:
-        """[parts] tokens whose KV is in the cache after the step."""
-        return self.plan.num_computed + self.plan.num_tokens
-
-    @property
     def are_all_current(self) -> bool:
         """Whether no row at all has changed hands since the step was planned."""
         return self.plan.table.num_epochs == self.num_epochs
@@ -131,7 +126,7 @@ class Step:
         rows, start, sample = plan.rows[current], plan.num_computed[current], plan.sample[current]
         table.computed[rows] = start
         # Before the step, the rows that sample had all their tokens planned.
-        table.total[rows[sample]] = self.ends[current][sample]
+        table.total[rows[sample]] = plan.ends[current][sample]
         # What such rows keep of their hit may be the failed step's: its commit looks at them once more.
         self.epochs[before] = table.epoch[plan.rows[before]]
 
@@ -159,7 +154,7 @@ def await_tokens(plan: StepPlan, first_token_s: float) -> None:
     Args:
         first_token_s: when the step is expected to end; the time of the first tokens until it is known.
     """
-    table, rows, ends = plan.table, plan.rows, plan.num_computed + plan.num_tokens
+    table, rows, ends = plan.table, plan.rows, plan.ends
     table.computed[rows] = ends
     table.last_step[rows] = plan.step
     total = ends + 1
@@ -168,5 +163,5 @@ def await_tokens(plan: StepPlan, first_token_s: float) -> None:
         rows, ends, total = rows[sampling], ends[sampling], total[sampling]
     table.tokens[rows, ends] = PLACEHOLDER_TOKEN_ID
     table.total[rows] = total
-    if np.count_nonzero(plan.output_position) < len(plan):
+    if not plan.is_continued:
         table.first_token_s[plan.rows[plan.sample & (plan.output_position == 0)]] = first_token_s

@@ -26,7 +26,8 @@ def regime_of(shape: BatchShape) -> Regime:
 
 def read_kv_tokens(shape: BatchShape) -> int:
     """KV tokens that a step reads: those of decodes, and the context before prefill chunks."""
-    return max(shape.decode_context_tokens + shape.prefill_context_tokens - shape.shared_prefix_tokens, 0)
+    num_tokens = shape.decode_context_tokens + shape.prefill_context_tokens - shape.shared_prefix_tokens
+    return num_tokens if num_tokens > 0 else 0
 
 
 def raggedness(shape: BatchShape) -> float:
@@ -37,8 +38,8 @@ def raggedness(shape: BatchShape) -> float:
     """
     if shape.longest_decode_tokens == 0:
         return 0.0
-    missing = max(shape.decode_requests - shape.decode_context_tokens / shape.longest_decode_tokens, 0.0)
-    return missing / (missing + 1.0)
+    missing = shape.decode_requests - shape.decode_context_tokens / shape.longest_decode_tokens
+    return missing / (missing + 1.0) if missing > 0.0 else 0.0
 
 
 @dataclass(slots=True, frozen=True)

@@ -115,7 +115,8 @@ class OnlineCostModel:
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """A time that is not positive and finite is ignored: it would never be forgotten."""
-        terms, regime = self.base.terms(shape), regime_of(shape)
+        regime = regime_of(shape)
+        terms = self.base.formulas[regime].terms(shape)
         predicted_s, margin_s = self._prediction(terms, regime)
         if not (0.0 < seconds < inf and 0.0 < predicted_s < inf):
             return

@@ -108,7 +108,9 @@ class StepFormula:
             return 0.0
         if self._tile_tokens > 1:
             num_tokens += -num_tokens % self._tile_tokens
-        k = min(bisect_right(self._knots, num_tokens) - 1, self._last)
+        k = bisect_right(self._knots, num_tokens) - 1
+        if k > self._last:
+            k = self._last
         return self._curve[k] + self._slopes[k] * (num_tokens - self._knots[k])
 
     def terms(self, shape: BatchShape) -> Terms:

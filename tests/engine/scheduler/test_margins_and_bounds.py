@@ -3,6 +3,8 @@
 Times are whole numbers of binary fractions of a second, so that a limit is met exactly or not at all.
 """
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import AbortRequest
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.budget import PromptSteps, StepBudget, largest_within
+from neaptide.engine.scheduler.budget import PromptSteps, Reads, StepBudget, largest_within
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.packing import NeaptideScheduler
 from neaptide.engine.scheduler.slack import SlackTracker, prefill_seconds
@@ -81,6 +83,19 @@ class PerContext(PerToken):
         return Prediction(super().predict(shape).seconds + self._token_s * shape.prefill_context_tokens, 0.0)
 
 
+class CostModelThatCounts(PerToken):
+    """How often it is asked; every feature of a step counts."""
+
+    num_asked = 0
+
+    def predict(self, shape: BatchShape) -> Prediction:
+        self.num_asked += 1
+        return self.seen(shape)
+
+    def seen(self, shape: BatchShape) -> Prediction:
+        return Prediction(float(sum(astuple(shape))), 1.0)
+
+
 WITH_MARGIN = PerToken(margin_s=8 * TOKEN_S)
 
 
@@ -121,7 +136,34 @@ class LongestDecode(PerToken):
 
 def test_the_longest_of_the_decodes_counts() -> None:
     budget = StepBudget(LongestDecode(), 100)
-    assert budget.most_decodes(np.array([5, 9, 30, 5]), 10 * TOKEN_S) == 2
+    assert budget.most_decodes(np.array([4, 8, 29, 4]), 10 * TOKEN_S) == 2
+
+
+def test_what_the_step_takes_is_asked_again_once_it_has_changed() -> None:
+    model = CostModelThatCounts()
+    budget = StepBudget(model, 100)
+    changes = [
+        lambda: budget.add(8, 0),
+        lambda: budget.add_decodes(3, Reads(30, 12)),
+        lambda: budget.set_copies(2, 0),
+        lambda: budget.set_copies(2, 1),
+    ]
+    for change in changes:
+        change()
+        assert budget.prediction == model.seen(budget.shape)
+        assert budget.predict_with(0) is budget.prediction
+    num_asked = model.num_asked
+    budget.set_copies(2, 1)  # as it is
+    assert budget.prediction == model.seen(budget.shape)
+    assert model.num_asked == num_asked
+
+
+def test_what_decodes_read_is_what_they_have_computed_and_their_own_token() -> None:
+    budget, one_by_one, contexts = StepBudget(PerToken(), 100), BatchShape(), np.array([4, 9, 1])
+    budget.add_decodes(3, Reads.of(contexts))
+    for context in contexts.tolist():
+        one_by_one.add(1, context)
+    assert (budget.shape, budget.tokens_left) == (one_by_one, 97)
 
 
 # ---- looking for the limit ----
@@ -400,9 +442,8 @@ def test_a_prompt_waits_for_those_before_it_that_can_be_in_time(tracker: SlackTr
 
 
 def test_a_prompt_is_computed_in_steps_with_decodes_in_them(tracker: SlackTracker, draft: Draft) -> None:
-    draft.budget.add_decodes(
-        np.full(32, 5)
-    )  # they leave 32 tokens of a step, so 128 take four, with twice the margin of one
+    # They leave 32 tokens of a step, so 128 take four, with twice the margin of one.
+    draft.budget.add_decodes(32, Reads(32 * 6, 6))
     targets = [(4 * 64 + 2 * 8 + 8 + missing) * TOKEN_S for missing in (0, -1)]
     prompts = [[waiting("a", 128, target_s)] for target_s in targets]
     assert [list(tracker.feasible(draft, each, PACE_S)) for each in prompts] == [[True], [False]]
@@ -411,7 +452,7 @@ def test_a_prompt_is_computed_in_steps_with_decodes_in_them(tracker: SlackTracke
 def test_what_decodes_have_paid_for_a_prompt_has_free(tracker: SlackTracker) -> None:
     # The weights are read once, whatever is computed: alone two decodes take half of the step that 62 tokens fill.
     draft = Harness(cost_model=Weights(32)).core.scheduler.draft(0.0)
-    draft.budget.add_decodes(np.full(2, 5))
+    draft.budget.add_decodes(2, Reads(2 * 6, 6))
     targets = [(2 + 62 + 8 + missing) * TOKEN_S for missing in (0, -1)]
     prompts = [[waiting("a", 62, target_s)] for target_s in targets]
     assert [list(tracker.feasible(draft, each, 64 * TOKEN_S)) for each in prompts] == [[True], [False]]
@@ -425,7 +466,7 @@ def test_a_token_behind_more_context_takes_more_of_a_step() -> None:
 
 def test_what_is_in_every_step_gets_on_where_nothing_fits() -> None:
     budget = StepBudget(PerToken(), 100)
-    budget.add_decodes(np.full(64, 5))
+    budget.add_decodes(64, Reads(64 * 6, 6))
     steps = PromptSteps.beside(budget, 64 * TOKEN_S, least_tokens=4, longest_tokens=8)
     assert (steps.of(6, 0), steps.seconds(1.5)) == (1.5, (68 + 66) * TOKEN_S)
 

@@ -74,7 +74,7 @@ def test_the_youngest_offline_request_sits_out_when_it_cannot_grow() -> None:
 
 
 def due_streams(draft: Draft) -> list[str]:
-    return [request.request_id for request in draft.table.requests_of(draft.decoding_streams())]
+    return [request.request_id for request in draft.table.requests_of(draft.decoding_streams()[0])]
 
 
 def test_streams_decode_earliest_deadline_first() -> None:

@@ -1,0 +1,51 @@
+"""Steps in which every row continues its answer: what their commit leaves out, it may leave out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neaptide.engine.observer import EngineObserver
+from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.steps.step import Step
+from tests.engine.harness import Harness, online
+from tests.engine.histories import SMALL_POOL, History
+
+
+class Continued(EngineObserver):
+    """Looks at every step before it is committed."""
+
+    def __init__(self) -> None:
+        self.num_steps = {True: 0, False: 0}
+
+    def executed(self, step: Step, result: StepResult) -> None:
+        plan, table = step.plan, step.plan.table
+        prompt, size = table.prompt[plan.rows], table.blocks.block_size
+        are_behind = (plan.num_tokens == 1) & (plan.num_computed >= prompt) & plan.sample
+        current = step.is_current()
+        if current.all():
+            assert plan.is_continued == are_behind.all()
+            self.num_steps[plan.is_continued] += 1
+        if plan.is_continued:
+            rows = plan.rows[current]
+            assert (prompt[current] // size <= table.indexed[rows]).all(), "a prompt's block has not been published"
+            assert np.array_equal(plan.output_position > 0, plan.sample)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority-v0", "lpm"])
+def test_rows_that_continue_have_published_their_prompts(policy: str, depth: int, tmp_path: Path) -> None:
+    harness, continued = Harness(policy=policy, overlap_depth=depth, **SMALL_POOL), Continued()  # type: ignore[arg-type]
+    harness.core.subscribe(continued)
+    History(3, tmp_path).play(harness, 300)
+    assert min(continued.num_steps.values()) > 30
+
+
+def test_the_last_token_of_a_prompt_may_come_alone_and_is_published_all_the_same() -> None:
+    harness = Harness(policy="lpm", max_num_batched_tokens=15)
+    harness.core.handle(online("a", [7] * 16, max_tokens=3))
+    assert [harness.step() for _ in range(3)] == [{"a": 15}, {"a": 1}, {"a": 1}]
+    harness.core.handle(online("b", [7] * 16 + [8], max_tokens=1))
+    harness.run()
+    (output,) = harness.ends["b"]
+    assert output.num_cached_tokens == 16
