@@ -11,6 +11,9 @@ TokenArray = npt.NDArray[np.int32]
 BlockArray = npt.NDArray[np.int32]
 """Ids of KV blocks."""
 
+ONE: IntArray = np.array(1)
+"""For columns of every step: a number of Python's takes an operation on some hundred of numpy's as long again."""
+
 
 def smallest(values: FloatArray) -> float:
     """Of at least one. ``np.minimum.reduce`` takes four times as long for some hundred values, and every step asks."""

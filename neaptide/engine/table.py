@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from neaptide.engine.arrays import BoolArray, FloatArray, IntArray, TokenArray
+from neaptide.engine.arrays import ONE, BoolArray, FloatArray, IntArray, TokenArray
 from neaptide.engine.kv.block_table import BlockTables
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class RequestTable:
     def lacking(self) -> Lacking:
         """Rows that have something to compute: all but those whose last token a step in flight samples."""
         lacking = self.total - self.computed
-        ones = self._by_class(lacking == 1)
+        ones = self._by_class(lacking == ONE)
         if len(ones.online) + len(ones.offline) == self.num_running:
             return Lacking(ones, NO_ROWS_OF_EITHER)
         return Lacking(ones, self._by_class(lacking > 1))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neaptide.engine.arrays import BlockArray, BoolArray, IntArray
+from neaptide.engine.arrays import ONE, BlockArray, BoolArray, IntArray
 
 REVERSED = 1 << 30
 """Direction bit of an entry: its tokens lie from the block's last slot to its first."""
@@ -32,6 +32,7 @@ class BlockTables:
 
     def __init__(self, num_seats: int, max_tokens: int, block_size: int) -> None:
         self.block_size = block_size
+        self._block_size: IntArray = np.array(block_size)
         self.ids: BlockArray = np.zeros((num_seats, -(-max_tokens // block_size)), np.int32)
         """[seats, blocks]; what stands behind a seat's blocks means nothing."""
         self.num_blocks: IntArray = np.zeros(num_seats, np.int64)
@@ -49,7 +50,7 @@ class BlockTables:
     def append_one_each(self, seats: IntArray, block_ids: Sequence[int]) -> None:
         held = self.num_blocks[seats]
         self.ids[seats, held] = block_ids
-        self.num_blocks[seats] = held + 1
+        self.num_blocks[seats] = held + ONE
 
     def write(self, seat: int, block_ids: Sequence[int]) -> None:
         """Puts other entries in the place of all that the seat has."""
@@ -64,7 +65,7 @@ class BlockTables:
 
     def are_full(self, seats: IntArray, num_tokens: IntArray) -> BoolArray:
         """Whether each seat needs a new block for one token more than so many, which its blocks hold."""
-        full: BoolArray = num_tokens >= self.num_blocks[seats] * self.block_size
+        full: BoolArray = num_tokens >= self.num_blocks[seats] * self._block_size
         return full
 
     def slots(self, seat: int, start: int, end: int) -> IntArray:

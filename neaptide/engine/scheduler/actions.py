@@ -1,6 +1,7 @@
 """What a draft says is to be done, in its order; ``Scheduler.apply`` does it."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from neaptide.engine.arrays import IntArray
 from neaptide.engine.kv.draft import PrefixHit
@@ -38,8 +39,7 @@ class TakePart:
     num_tokens: int
 
 
-@dataclass(slots=True, frozen=True)
-class TakePartRows:
+class TakePartRows(NamedTuple):
     """Rows of one class compute one token each."""
 
     rows: IntArray

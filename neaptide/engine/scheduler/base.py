@@ -326,8 +326,8 @@ class Scheduler(ABC):
         table, shape = self.queues.table, draft.budget.shape
         saves, loads = self.kv.take_copies()
         slot_copies = self.kv.take_slot_copies()
-        num_aside = slot_copies.num_blocks(self.kv.block_size) if slot_copies is not None else 0
-        draft.budget.set_copies(len(saves) + len(loads), num_aside)
+        shape.swapped_blocks = len(saves) + len(loads)
+        shape.copied_aside_blocks = slot_copies.num_blocks(self.kv.block_size) if slot_copies is not None else 0
         seconds, margin_s = draft.budget.prediction
         start, total, prompt = table.computed[rows], table.total[rows], table.prompt[rows]
         ends, output_position = start + num_tokens, total - prompt

@@ -63,20 +63,22 @@ class StepBudget:
         self.expected_limit_s = math.inf
         """What it may be predicted to take while it is filled, its margin aside, whatever limit is asked about."""
         self.shape = BatchShape()
-        """To be changed by the methods here only."""
-        self._prediction: Prediction | None = None
-        """Of the step as it is, if that was asked for."""
+        self._asked: BatchShape | None = None
+        """The step whose prediction was asked for last: most are asked about before they are made so, and once more at
+        their end."""
+        self._answer = Prediction(0.0, 0.0)
 
     @property
     def prediction(self) -> Prediction:
         """What the step takes as it is."""
-        if self._prediction is None:
-            self._prediction = self._cost_model.predict(self.shape)
-        return self._prediction
+        if self.shape != self._asked:
+            self._asked, self._answer = self.shape.copy(), self._cost_model.predict(self.shape)
+        return self._answer
 
     def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
         """What such a step takes at most, or as much more than ``limit_s`` as its prediction is above its own limit."""
-        seconds, margin_s = self.prediction if shape is self.shape else self._cost_model.predict(shape)
+        self._asked, self._answer = shape.copy(), self._cost_model.predict(shape)
+        seconds, margin_s = self._answer
         if self.expected_limit_s < limit_s < math.inf:
             margin_s = max(margin_s, limit_s - self.expected_limit_s)
         return seconds + margin_s
@@ -148,19 +150,10 @@ class StepBudget:
     def add_decodes(self, count: int, reads: Reads) -> None:
         self.tokens_left -= count
         self.shape.add_decodes(count, *reads)
-        self._prediction = None
 
     def add(self, num_tokens: int, context_tokens: int) -> None:
         self.tokens_left -= num_tokens
         self.shape.add(num_tokens, context_tokens)
-        self._prediction = None
-
-    def set_copies(self, swapped_blocks: int, copied_aside_blocks: int) -> None:
-        """So many blocks go to host memory or come from it."""
-        shape = self.shape
-        if (swapped_blocks, copied_aside_blocks) != (shape.swapped_blocks, shape.copied_aside_blocks):
-            shape.swapped_blocks, shape.copied_aside_blocks = swapped_blocks, copied_aside_blocks
-            self._prediction = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -190,11 +190,15 @@ class Draft:
 
     def prompts(self, online: bool) -> list[Request]:
         """Running requests that lack more than one token and do not take part yet, in order of admission."""
-        return self.table.requests_of(self.table.by_admission(self.prompt_rows(online)))
+        rows = self.prompt_rows(online)
+        return self.table.requests_of(self.table.by_admission(rows)) if len(rows) else []
 
     def unfinished_prompts(self, online: bool) -> list[Request]:
         """Running requests with more than one token left after this step, were it to end here."""
-        running = self.table.requests_of(self._prompts.of(online))
+        rows = self._prompts.of(online)
+        if not len(rows) and not self._admitted:
+            return []
+        running = self.table.requests_of(rows)
         prompts = [request for request in running if request not in self._makes_way]
         prompts += [request for request in self._admitted if request.is_online == online]
         return [r for r in prompts if self.kv.num_uncomputed(r) > max(self.num_tokens_of(r), 1)]
@@ -218,7 +222,8 @@ class Draft:
         self.kv.grow(request, num_tokens)
         num_computed = self.kv.num_computed(request)
         self.budget.add(num_tokens, num_computed)
-        self.budget.set_copies(self.kv.num_swapped, self.kv.num_copied_aside)
+        self.budget.shape.swapped_blocks = self.kv.num_swapped
+        self.budget.shape.copied_aside_blocks = self.kv.num_copied_aside
         self._parts[request] = num_tokens
         if request.seat >= 0 and request not in self._admitted:
             self._row_takes_part = _marked(self._row_takes_part, request.seat, self.table.num_seats)
@@ -242,7 +247,7 @@ class Draft:
         contexts = self.table.computed[rows]
         are_full = self.table.blocks.are_full(rows, contexts)
         num_easy = min(len(rows), self.budget.tokens_left)
-        if np.count_nonzero(are_full[:num_easy]) > spare_blocks:
+        if num_easy > spare_blocks and np.count_nonzero(are_full[:num_easy]) > spare_blocks:
             num_easy = int(np.searchsorted(are_full.cumsum(), spare_blocks, side="right"))
         if num_easy == len(rows):
             self._add_rows(rows, contexts, are_full, reads)
@@ -363,7 +368,7 @@ class Draft:
         table, full = self.table, rows[are_full]
         request_class = table.request(int(rows[0])).request_class
         self.kv.grow_rows(len(full), request_class)
-        self.budget.set_copies(self.kv.num_swapped, self.budget.shape.copied_aside_blocks)
+        self.budget.shape.swapped_blocks = self.kv.num_swapped
         if (num_behind := int(np.count_nonzero(contexts))) == len(rows):
             self.budget.add_decodes(num_behind, reads or Reads.of(contexts))
         elif num_behind:

@@ -220,4 +220,4 @@ class NeaptideScheduler(Scheduler, Divisible):
         if waiting:
             first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
             unfinished += waiting[first : first + LOOK_AHEAD]
-        return sorted(unfinished, key=deadline_order)
+        return sorted(unfinished, key=deadline_order) if unfinished else []

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 
-from neaptide.engine.arrays import BoolArray, IntArray
+from neaptide.engine.arrays import ONE, BoolArray, IntArray
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, FinishReason
@@ -125,7 +125,7 @@ class Committer:
         if has_stops := np.count_nonzero(stops):
             stops &= ends - table.prompt[rows] >= table.min_output[rows]
         table.tokens[rows, ends] = token_ids
-        known = ends + 1
+        known = ends + ONE
         total = np.maximum(table.total[rows], known)
         if has_stops:
             known[stops] -= 1
@@ -148,33 +148,26 @@ class Committer:
         if not len(speaks):
             return
         seats = rows[speaks]
-        requests, tokens, first_token_s = table.requests_of(seats), token_ids[speaks], table.first_token_s[seats]
-        if not np.count_nonzero(is_end):
-            for request, token_id, first_s in zip(requests, tokens.tolist(), first_token_s.tolist(), strict=True):
-                self._speak(request, token_id, first_s)
-            return
-        flags = stops[speaks].tolist(), is_full[speaks].tolist(), sampled[speaks].tolist()
-        columns = zip(requests, tokens.tolist(), first_token_s.tolist(), *flags, strict=True)
-        for request, token_id, first_s, is_stop, is_last, has_token in columns:
-            if not is_stop and not is_last:
-                self._speak(request, token_id, first_s)
-                continue
+        columns = zip(
+            table.requests_of(seats),
+            token_ids[speaks].tolist(),
+            table.first_token_s[seats].tolist(),
+            is_end[speaks].tolist(),
+            speaks.tolist(),
+            strict=True,
+        )
+        for request, token_id, first_token_s, ends_here, index in columns:
             try:
-                if is_stop:
+                if not ends_here:
+                    self._outputs.append(self._output(request, [token_id], first_token_s))
+                elif stops[index]:
                     self.end(request, FinishReason.STOP, stop_token_id=token_id)
                 else:
-                    if not has_token:
+                    if not sampled[index]:
                         request.first_token_s = now_s
                     self.end(request, FinishReason.LENGTH)
             except Exception:
                 self.fail(request)
-
-    def _speak(self, request: Request, token_id: int, first_token_s: float) -> None:
-        """Reports the new token of a stream."""
-        try:
-            self._outputs.append(self._output(request, [token_id], first_token_s))
-        except Exception:
-            self.fail(request)
 
     def _keep_logprobs(self, rows: IntArray, result: StepResult) -> None:
         table = self._scheduler.queues.table

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neaptide.engine.arrays import BoolArray, IntArray
+from neaptide.engine.arrays import ONE, BoolArray, IntArray
 from neaptide.engine.interfaces import StepHandle
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.request import Request
@@ -157,7 +157,7 @@ def await_tokens(plan: StepPlan, first_token_s: float) -> None:
     table, rows, ends = plan.table, plan.rows, plan.ends
     table.computed[rows] = ends
     table.last_step[rows] = plan.step
-    total = ends + 1
+    total = ends + ONE
     sampling = plan.sample & (total < table.limit[rows])
     if np.count_nonzero(sampling) < len(rows):
         rows, ends, total = rows[sampling], ends[sampling], total[sampling]

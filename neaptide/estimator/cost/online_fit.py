@@ -1,7 +1,6 @@
 """Our iteration-time model, corrected by every step that was measured."""
 
 from math import exp, expm1, inf, log, sqrt
-from operator import mul
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.conformal import AdaptiveQuantile
 from neaptide.estimator.cost.iteration_time import Regime, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel
-from neaptide.estimator.cost.step_cost import NUM_TERMS, Terms
+from neaptide.estimator.cost.step_cost import NUM_TERMS
 
 # The parameters, all logarithms: one common to everything, then those of each regime, one per term.
 OWN = {regime: slice(1 + NUM_TERMS * index, 1 + NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime)}
@@ -28,6 +27,7 @@ PRIOR_OWN = 0.2
 """... and that term in one regime against the others."""
 MEMORY_STEPS = 2000
 """A term's own factor goes back to 1 so slowly where no step tells otherwise; also how fast it may drift."""
+OWN_DECAY = 1.0 - 1.0 / MEMORY_STEPS
 COMMON_DRIFT = 0.0025
 """Of the common factor, each step."""
 TREND_RATE, TREND_DRIFT = 0.2, 0.3
@@ -74,9 +74,10 @@ class OnlineCostModel:
         self.base = base
         self._logs = [0.0] * SIZE
         """Common part, then what every regime's terms have beside it."""
-        self._decay = [1.0] + [1.0 - 1.0 / MEMORY_STEPS] * (SIZE - 1)
+        decay = np.full(SIZE, OWN_DECAY)
+        decay[0] = 1.0
         self._covariance = prior_covariance()
-        self._covariance_decay = np.outer(self._decay, self._decay)
+        self._covariance_decay = np.outer(decay, decay)
         # As much as the decay takes, so that what no step tells of keeps its prior.
         self._growth = (1.0 - self._covariance_decay) * self._covariance
         self._factors = {regime: [1.0] * NUM_TERMS for regime in Regime}
@@ -105,10 +106,7 @@ class OnlineCostModel:
 
     def predict(self, shape: BatchShape) -> Prediction:
         regime = regime_of(shape)
-        return self._prediction(self.base.formulas[regime].terms(shape), regime)
-
-    def _prediction(self, terms: Terms, regime: Regime) -> Prediction:
-        fixed, gemm, attention, kv, requests, swap = terms
+        fixed, gemm, attention, kv, requests, swap = self.base.formulas[regime].terms(shape)
         a, b, c, d, e, f = self._factors[regime]
         seconds = a * fixed + b * gemm + c * attention + d * kv + e * requests + f * swap
         return Prediction(seconds, seconds * self._relative_margins[regime])
@@ -116,8 +114,10 @@ class OnlineCostModel:
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """A time that is not positive and finite is ignored: it would never be forgotten."""
         regime = regime_of(shape)
-        terms = self.base.formulas[regime].terms(shape)
-        predicted_s, margin_s = self._prediction(terms, regime)
+        terms, factors = self.base.formulas[regime].terms(shape), self._factors[regime]
+        a, b, c, d, e, f = parts = [factor * term for factor, term in zip(factors, terms, strict=True)]
+        predicted_s = a + b + c + d + e + f
+        margin_s = predicted_s * self._relative_margins[regime]
         if not (0.0 < seconds < inf and 0.0 < predicted_s < inf):
             return
         covered = seconds <= predicted_s + margin_s
@@ -128,12 +128,16 @@ class OnlineCostModel:
         quantile = self._quantiles[regime]
         quantile.observe(error, not covered)
         self._relative_margins[regime] = expm1(min(max(quantile.value, 0.0), MAX_MARGIN))
-        self._learn(regime, terms, predicted_s, error)
+        self._learn(regime, [part / predicted_s for part in parts], error)
 
-    def _learn(self, regime: Regime, terms: Terms, predicted_s: float, error: float) -> None:
-        """One step of the filter; ``error`` is the logarithm of measured over predicted."""
+    def _learn(self, regime: Regime, shares: list[float], error: float) -> None:
+        """One step of the filter.
+
+        Args:
+            shares: of the predicted time, that its terms have.
+            error: the logarithm of measured over predicted time.
+        """
         # The prediction's logarithm changes with the common part by 1, with a term's by that term's share of it.
-        shares = [factor * term / predicted_s for factor, term in zip(self._factors[regime], terms, strict=True)]
         slope, own = np.zeros(SIZE), OWN[regime]
         slope[0], slope[own] = 1.0, shares
 
@@ -146,15 +150,15 @@ class OnlineCostModel:
         # No matrix product here: elementwise sums give the same bits on every machine.
         along = np.add.reduce(covariance * slope, axis=1)
         covariances: list[float] = along.tolist()
-        variance = covariances[0] + sum(map(mul, shares, covariances[own])) + NOISE**2
+        variance = covariances[0] + NOISE**2
+        for share, of_term in zip(shares, covariances[own], strict=True):
+            variance += share * of_term
         limit = OUTLIER * sqrt(variance)
         gain = min(max(error, -limit), limit) / variance
         along /= sqrt(variance)
         covariance -= along[:, np.newaxis] * along
-        self._logs = [
-            decay * before + gain * each
-            for decay, before, each in zip(self._decay, self._logs, covariances, strict=True)
-        ]
-        common = self._logs[0]
+        common = self._logs[0] + gain * covariances[0]
+        self._logs = [OWN_DECAY * before + gain * each for before, each in zip(self._logs, covariances, strict=True)]
+        self._logs[0] = common
         for regime, own in OWN.items():
             self._factors[regime] = [exp(common + each) for each in self._logs[own]]

@@ -142,20 +142,17 @@ def test_the_longest_of_the_decodes_counts() -> None:
 def test_what_the_step_takes_is_asked_again_once_it_has_changed() -> None:
     model = CostModelThatCounts()
     budget = StepBudget(model, 100)
-    changes = [
-        lambda: budget.add(8, 0),
-        lambda: budget.add_decodes(3, Reads(30, 12)),
-        lambda: budget.set_copies(2, 0),
-        lambda: budget.set_copies(2, 1),
-    ]
-    for change in changes:
+    budget.add(8, 0)
+    assert budget.most_decodes(np.array([9, 11, 7]), 1000.0) == 3
+    budget.add_decodes(3, Reads.of(np.array([9, 11, 7])))
+    assert budget.prediction == model.seen(budget.shape)  # just that was asked
+    assert model.num_asked == 1
+    for change in (lambda: budget.add(1, 5), lambda: setattr(budget.shape, "swapped_blocks", 2)):
         change()
-        assert budget.prediction == model.seen(budget.shape)
-        assert budget.predict_with(0) is budget.prediction
-    num_asked = model.num_asked
-    budget.set_copies(2, 1)  # as it is
-    assert budget.prediction == model.seen(budget.shape)
-    assert model.num_asked == num_asked
+        assert budget.prediction == budget.predict_with(0) == model.seen(budget.shape)
+    assert model.num_asked == 3
+    assert budget.most_decodes(np.array([9]), 1000.0) == 1
+    assert budget.prediction == model.seen(budget.shape)  # not that with the decode
 
 
 def test_what_decodes_read_is_what_they_have_computed_and_their_own_token() -> None:
