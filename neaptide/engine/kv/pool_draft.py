@@ -28,13 +28,12 @@ class BlockPoolDraft:
         """By bucket of the eviction order."""
         self._emptied: set[int] = set()
         """Blocks that were evicted or freed: what is in them now belongs to other segments."""
-        self._pool_buckets = iter(pool.buckets)
-        """Those that were not reached ..."""
+        self._pool_buckets: Iterator[int] | None = None
+        """Those that were not reached; None before the first eviction, which few drafts come to ..."""
         self._pool_bucket: int | None = None
         """... the one that evictions have come to ..."""
         self._oldest: Iterator[int] = iter(())
         """... and its blocks that are left, first to go first."""
-        self._reach_next_bucket()
         self._marked: dict[int, tuple[Segment, ...]] = {}
         """Segments of blocks where they differ from the pool's."""
         self._refs: dict[int, int] = {}
@@ -193,6 +192,8 @@ class BlockPoolDraft:
             yield from self._newly_cached.get(bucket, ())
 
     def _reach_next_bucket(self) -> None:
+        if self._pool_buckets is None:
+            self._pool_buckets = iter(self._pool.buckets)
         bucket, gone = next(self._pool_buckets, None), self._no_longer_cached
         self._pool_bucket = bucket
         if bucket is not None:
@@ -218,6 +219,8 @@ class BlockPoolDraft:
 
     def _evict_of_first(self, count: int) -> tuple[int, list[int]]:
         """So many blocks of the first bucket that has some, if it has so many; newly cached ones last."""
+        if self._pool_buckets is None:
+            self._reach_next_bucket()
         newest = min((bucket for bucket, blocks in self._newly_cached.items() if blocks), default=None)
         if self._pool_bucket is not None and (newest is None or self._pool_bucket <= newest):
             bucket, blocks = self._pool_bucket, list(islice(self._oldest, count))

@@ -77,8 +77,9 @@ class StepBudget:
 
     def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
         """What such a step takes at most, or as much more than ``limit_s`` as its prediction is above its own limit."""
-        self._asked, self._answer = shape.copy(), self._cost_model.predict(shape)
-        seconds, margin_s = self._answer
+        if shape is not self.shape:
+            self._asked, self._answer = shape, self._cost_model.predict(shape)
+        seconds, margin_s = self._answer if shape is not self.shape else self.prediction
         if self.expected_limit_s < limit_s < math.inf:
             margin_s = max(margin_s, limit_s - self.expected_limit_s)
         return seconds + margin_s

@@ -12,9 +12,10 @@ from neaptide.estimator.cost.iteration_time import Regime, regime_of
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.cost.step_cost import NUM_TERMS
 
-# The parameters, all logarithms: one common to everything, then those of each regime, one per term.
-OWN = {regime: slice(1 + NUM_TERMS * index, 1 + NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime)}
-SIZE = 1 + NUM_TERMS * len(Regime)
+# The parameters, all logarithms: those of each regime, one per term, then one that is common to everything.
+OWN = {regime: slice(NUM_TERMS * index, NUM_TERMS * (index + 1)) for index, regime in enumerate(Regime)}
+COMMON = NUM_TERMS * len(Regime)
+SIZE = COMMON + 1
 
 # All of these are about relative errors, which are differences of logarithms.
 NOISE = 0.05
@@ -46,8 +47,8 @@ def prior_covariance() -> FloatArray:
     """[SIZE, SIZE]: a term's parameters in two regimes have the error of the term in common."""
     of_term = PRIOR_TERM**2 + PRIOR_OWN**2 * np.eye(len(Regime))
     covariance = np.zeros((SIZE, SIZE))
-    covariance[0, 0] = PRIOR_COMMON**2
-    covariance[1:, 1:] = np.kron(of_term, np.eye(NUM_TERMS))
+    covariance[:COMMON, :COMMON] = np.kron(of_term, np.eye(NUM_TERMS))
+    covariance[COMMON, COMMON] = PRIOR_COMMON**2
     return covariance
 
 
@@ -73,9 +74,9 @@ class OnlineCostModel:
     def __init__(self, base: RooflineModel, alpha: float = 0.05) -> None:
         self.base = base
         self._logs = [0.0] * SIZE
-        """Common part, then what every regime's terms have beside it."""
+        """What every regime's terms have beside the common part, and that."""
         decay = np.full(SIZE, OWN_DECAY)
-        decay[0] = 1.0
+        decay[COMMON] = 1.0
         self._covariance = prior_covariance()
         self._covariance_decay = np.outer(decay, decay)
         # As much as the decay takes, so that what no step tells of keeps its prior.
@@ -139,10 +140,10 @@ class OnlineCostModel:
         """
         # The prediction's logarithm changes with the common part by 1, with a term's by that term's share of it.
         slope, own = np.zeros(SIZE), OWN[regime]
-        slope[0], slope[own] = 1.0, shares
+        slope[own], slope[COMMON] = shares, 1.0
 
         self._trend += TREND_RATE * (min(max(error, -MAX_TREND_ERROR), MAX_TREND_ERROR) - self._trend)
-        self._growth[0, 0] = COMMON_DRIFT**2 + (TREND_DRIFT * self._trend) ** 2
+        self._growth[COMMON, COMMON] = COMMON_DRIFT**2 + (TREND_DRIFT * self._trend) ** 2
         covariance = self._covariance
         covariance *= self._covariance_decay
         covariance += self._growth
@@ -150,15 +151,15 @@ class OnlineCostModel:
         # No matrix product here: elementwise sums give the same bits on every machine.
         along = np.add.reduce(covariance * slope, axis=1)
         covariances: list[float] = along.tolist()
-        variance = covariances[0] + NOISE**2
+        variance = covariances[COMMON] + NOISE**2
         for share, of_term in zip(shares, covariances[own], strict=True):
             variance += share * of_term
         limit = OUTLIER * sqrt(variance)
         gain = min(max(error, -limit), limit) / variance
         along /= sqrt(variance)
         covariance -= along[:, np.newaxis] * along
-        common = self._logs[0] + gain * covariances[0]
-        self._logs = [OWN_DECAY * before + gain * each for before, each in zip(self._logs, covariances, strict=True)]
-        self._logs[0] = common
-        for regime, own in OWN.items():
-            self._factors[regime] = [exp(common + each) for each in self._logs[own]]
+        common = self._logs[COMMON] + gain * covariances[COMMON]
+        self._logs = logs = [OWN_DECAY * log + gain * each for log, each in zip(self._logs, covariances, strict=True)]
+        logs[COMMON] = common
+        factors = [exp(common + beside) for beside in logs[:COMMON]]
+        self._factors = {regime: factors[own] for regime, own in OWN.items()}
