@@ -64,22 +64,22 @@ class StepBudget:
         """What it may be predicted to take while it is filled, its margin aside, whatever limit is asked about."""
         self.shape = BatchShape()
         self._asked: BatchShape | None = None
-        """The step whose prediction was asked for last: most are asked about before they are made so, and once more at
-        their end."""
+        """What was asked about last: most steps are before they are made so, and once more at their end."""
         self._answer = Prediction(0.0, 0.0)
 
     @property
     def prediction(self) -> Prediction:
         """What the step takes as it is."""
-        if self.shape != self._asked:
-            self._asked, self._answer = self.shape.copy(), self._cost_model.predict(self.shape)
+        return self._predict(self.shape)
+
+    def _predict(self, shape: BatchShape) -> Prediction:
+        if shape != self._asked:
+            self._asked, self._answer = shape.copy(), self._cost_model.predict(shape)
         return self._answer
 
     def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
         """What such a step takes at most, or as much more than ``limit_s`` as its prediction is above its own limit."""
-        if shape is not self.shape:
-            self._asked, self._answer = shape, self._cost_model.predict(shape)
-        seconds, margin_s = self._answer if shape is not self.shape else self.prediction
+        seconds, margin_s = self._predict(shape)
         if self.expected_limit_s < limit_s < math.inf:
             margin_s = max(margin_s, limit_s - self.expected_limit_s)
         return seconds + margin_s
@@ -91,7 +91,7 @@ class StepBudget:
 
     def predict_with(self, num_tokens: int) -> Prediction:
         """What the step takes with a chunk of so many tokens without context, or as it is with 0."""
-        return self._cost_model.predict(self.shape.plus(num_tokens, 0)) if num_tokens else self.prediction
+        return self._predict(self.shape.plus(num_tokens, 0) if num_tokens else self.shape)
 
     def least_s(self) -> float:
         """What a step takes that does next to nothing."""

@@ -1,4 +1,4 @@
-"""The filter behind the online correction against its textbook form, with a part per term and one per term and regime."""
+"""The filter behind the online correction against its textbook form: a part per term, and one per term and regime."""
 
 import random
 
