@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from neaptide.engine.config import CacheConfig
 from neaptide.engine.observer import EngineObserver
+from neaptide.engine.params import FinishReason
+from neaptide.engine.request import Request
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
 from tests.engine.harness import Harness, online
@@ -49,3 +52,29 @@ def test_the_last_token_of_a_prompt_may_come_alone_and_is_published_all_the_same
     harness.run()
     (output,) = harness.ends["b"]
     assert output.num_cached_tokens == 16
+
+
+class Ended(EngineObserver):
+    """What requests had at their ends."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[list[int]] = []
+
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        self.token_ids.append(request.token_ids.tolist())
+
+
+def test_what_is_computed_again_token_by_token_keeps_the_tokens_that_it_has() -> None:
+    ended = Ended()
+    for is_preempted in (False, True):
+        harness = Harness(max_num_batched_tokens=1, cache=CacheConfig(block_size=16))
+        harness.core.subscribe(ended)
+        harness.core.handle(online("a", [7, 8, 9], max_tokens=5, ttft_slo_s=100.0, tpot_slo_s=100.0))
+        for _ in range(5):
+            harness.step()
+        assert len(harness.tokens["a"]) == 3
+        if is_preempted:
+            harness.core.scheduler.queues.preempt(harness.core.scheduler.queues.running_online["a"])
+        assert len(harness.run()) == 2 + 5 * is_preempted
+    assert len(ended.token_ids[0]) == 3 + 5
+    assert ended.token_ids[0] == ended.token_ids[1]
