@@ -99,6 +99,17 @@ def test_a_stream_that_takes_part_or_makes_way_decodes_no_more() -> None:
     assert due_streams(draft) == ["b"]
 
 
+def test_streams_that_were_taken_in_together_decode_no_more() -> None:
+    harness = Harness()
+    for name, tpot_slo_s in {"a": 3.0, "b": 1.0, "c": 2.0}.items():
+        harness.core.handle(online(name, [8] * 3, tpot_slo_s=tpot_slo_s))
+    harness.step()
+    draft = draft_of(harness)
+    rows, _ = draft.decoding_streams()
+    draft.add_decodes(rows[:2], lambda request: False, 64)
+    assert due_streams(draft) == ["a"]
+
+
 def test_the_draft_counts_what_runs_with_its_actions_done() -> None:
     harness = Harness(max_num_seqs=2)
     harness.core.handle(online("a", [8] * 3))

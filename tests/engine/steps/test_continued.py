@@ -1,4 +1,4 @@
-"""Steps in which every row continues its answer: what their commit leaves out, it may leave out."""
+"""Steps of decodes: what planning and committing them leaves out, it may leave out."""
 
 from pathlib import Path
 
@@ -9,10 +9,13 @@ from neaptide.engine.config import CacheConfig
 from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason
 from neaptide.engine.request import Request
-from neaptide.engine.steps.plan import StepResult
+from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.steps.plan import BatchShape, StepResult
 from neaptide.engine.steps.step import Step
-from tests.engine.harness import Harness, online
+from tests.engine.harness import Harness, flex, online
 from tests.engine.histories import SMALL_POOL, History
+from tests.engine.scheduler.test_margins_and_bounds import TOKEN_S, PerToken
 
 
 class Continued(EngineObserver):
@@ -52,6 +55,33 @@ def test_the_last_token_of_a_prompt_may_come_alone_and_is_published_all_the_same
     harness.run()
     (output,) = harness.ends["b"]
     assert output.num_cached_tokens == 16
+
+
+class Sums(EngineObserver):
+    """Adds up the parts of every plan."""
+
+    def __init__(self) -> None:
+        self.num_cut = 0
+        """Steps with some offline decodes, and without others."""
+
+    def planned(self, step: Step, draft: Draft, scheduler: Scheduler) -> None:
+        plan, shape = step.plan, BatchShape()
+        for num_tokens, num_computed in zip(plan.num_tokens.tolist(), plan.num_computed.tolist(), strict=True):
+            shape.add(num_tokens, num_computed)
+        assert plan.shape == shape
+        self.num_cut += 0 < np.count_nonzero(~step.is_online) < len(scheduler.queues.running_offline)
+
+
+def test_what_a_step_costs_is_that_of_its_parts_though_some_decodes_sit_out() -> None:
+    harness, sums = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=50.0), Sums()
+    harness.core.subscribe(sums)
+    for index in range(6):
+        harness.core.handle(flex(f"f{index}", [8] * (index + 2), max_tokens=40))
+    harness.step()
+    harness.core.handle(online("a", [7], max_tokens=20, tpot_slo_s=4 * TOKEN_S, ttft_slo_s=50.0))
+    for _ in range(15):
+        harness.step()
+    assert sums.num_cut > 5
 
 
 class Ended(EngineObserver):
