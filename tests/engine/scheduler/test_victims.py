@@ -2,6 +2,7 @@
 
 from neaptide.engine.scheduler.budget import StepBudget
 from neaptide.engine.scheduler.draft import Draft
+from neaptide.engine.steps.plan import BatchShape
 from tests.engine.harness import Harness, flex, online
 
 
@@ -108,6 +109,20 @@ def test_streams_that_were_taken_in_together_decode_no_more() -> None:
     rows, _ = draft.decoding_streams()
     draft.add_decodes(rows[:2], lambda request: False, 64)
     assert due_streams(draft) == ["a"]
+
+
+def test_a_row_that_lacks_its_first_token_is_a_prompt_among_the_decodes() -> None:
+    harness, shape = Harness(), BatchShape()
+    for name in ("f", "g", "h"):
+        harness.core.handle(flex(name, [8, 9]))
+    harness.step()
+    table, undone = harness.core.scheduler.queues.table, harness.core.scheduler.queues.running_offline["g"].seat
+    table.computed[undone], table.total[undone] = 0, 1
+    draft = draft_of(harness)
+    draft.add_decodes(draft.due_decodes(online=False), lambda request: False, 64)
+    for context_tokens in (2, 2, 0):
+        shape.add(1, context_tokens)
+    assert (draft.budget.shape, draft.num_parts) == (shape, 3)
 
 
 def test_the_draft_counts_what_runs_with_its_actions_done() -> None:
