@@ -64,8 +64,8 @@ class StepBudget:
         """What it may be predicted to take while it is filled, its margin aside, whatever limit is asked about."""
         self.shape = BatchShape()
         self._asked: BatchShape | None = None
-        """What was asked about last; most steps are before they are made so, and once more at their end. The answer holds
-        for as long as a draft is made: the cost model learns between two of them."""
+        """What was asked about last; most steps are before they are made so, and once more at their end. The answer
+        holds for as long as a draft is made: the cost model learns between two of them."""
         self._answer = Prediction(0.0, 0.0)
 
     @property
