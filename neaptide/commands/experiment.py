@@ -4,15 +4,19 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from neaptide.commands.outputs import check_plot, check_writable, draw
+from neaptide.experiments.bros import latency, rt_only, slo
+from neaptide.experiments.bros.runs import Part
+from neaptide.experiments.bros.setting import Outcome
 from neaptide.experiments.forecast_coverage import NAME as FORECAST
 from neaptide.experiments.forecast_coverage import run_trace
 from neaptide.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
@@ -20,8 +24,18 @@ from neaptide.experiments.result import ExperimentResult, Row
 from neaptide.experiments.rivals.kept import KeptRuns
 from neaptide.experiments.rivals.sweep import NAME as TUNED_RIVALS
 from neaptide.experiments.rivals.sweep import run_kept
+from neaptide.simulation.result import SimResult
+
+T = TypeVar("T")
 
 TABLE_WIDTH = 118
+BY_CELL: dict[str, Callable[[bool, Part], ExperimentResult]] = {
+    latency.NAME: latency.run_part,
+    slo.NAME: slo.run_part,
+    rt_only.NAME: rt_only.run_part,
+}
+"""Experiments of which some cells can be run."""
+KEEPING = ", ".join((TUNED_RIVALS, *BY_CELL))
 DURATIONS = (
     "Roughly, on two CPU cores: golden takes a second; forecast-coverage half a minute; sim-fidelity four minutes; "
     "cost-model-error two, and five more where the 111M model is; baseline-sanity up to ten; tuned-rivals an hour. "
@@ -39,8 +53,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     trace_help = "forecast-coverage: measure on this recorded trace, a name or a file, instead of the bundled ones"
     parser.add_argument("--trace", metavar="FILE", help=trace_help)
     parser.add_argument("--speed", type=float, metavar="X", help="with --trace: arrival times are divided by it (1)")
-    keep_help = "tuned-rivals: keep every simulation in this file, and go on from those that it has"
+    keep_help = f"{KEEPING}: keep every simulation in this file, and go on from those that it has"
     parser.add_argument("--keep", type=Path, metavar="FILE", help=keep_help)
+    cells_help = f"{', '.join(BY_CELL)}: only cells whose names have one of these in them, 'OPT-30B, ShareGPT at 12/s'"
+    parser.add_argument("--cells", nargs="+", default=[], metavar="TEXT", help=cells_help)
+    window_help = f"{', '.join(BY_CELL)}: seconds of arrivals in every cell"
+    parser.add_argument("--window-s", type=float, metavar="X", help=window_help)
     likely_help = "tuned-rivals: only the rivals' points that did best in earlier sweeps"
     parser.add_argument("--likely", action="store_true", help=likely_help)
     parser.add_argument(
@@ -88,19 +106,27 @@ class InputError(Exception):
 
 def _run(args: argparse.Namespace) -> ExperimentResult:
     if args.name == TUNED_RIVALS:
-        kept = KeptRuns() if args.keep is None else _kept_runs(args.keep)
-        return run_kept(args.quick, kept, only_likely=args.likely)
+        return run_kept(args.quick, _kept(SimResult, args.keep), only_likely=args.likely)
+    if args.name in BY_CELL:
+        with _refusals():
+            part = Part(tuple(args.cells), args.window_s, _kept(Outcome, args.keep))
+            return BY_CELL[args.name](args.quick, part)
     if args.trace is None:
         return load_experiment(args.name).run(args.quick)
-    try:
+    with _refusals():
         return run_trace(args.trace, 1.0 if args.speed is None else args.speed, args.quick)
-    except (ValueError, OSError) as error:
-        raise InputError(str(error)) from error
 
 
-def _kept_runs(path: Path) -> KeptRuns:
+def _kept(result: type[T], path: Path | None) -> KeptRuns[T]:
+    with _refusals():
+        return KeptRuns(result, path)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What is said of the user's input is an ``InputError``."""
     try:
-        return KeptRuns(path)
+        yield
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
 
@@ -111,9 +137,10 @@ def _check(args: argparse.Namespace) -> None:
         if (
             args.quick
             or args.likely
-            or any(given is not None for given in (args.trace, args.json, args.keep, args.plot))
+            or args.cells
+            or any(given is not None for given in (args.trace, args.json, args.keep, args.plot, args.window_s))
         ):
-            raise ValueError("list takes no --quick, --likely, --trace, --json, --keep or --plot")
+            raise ValueError("list takes no --quick, --likely, --trace, --json, --keep, --cells, --window-s or --plot")
         return
     if args.name not in EXPERIMENT_NAMES:
         raise ValueError(f"there is no experiment {args.name!r}; there are: {', '.join(EXPERIMENT_NAMES)}")
@@ -121,8 +148,11 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--trace goes with {FORECAST}")
     if args.speed is not None and args.trace is None:
         raise ValueError("--speed goes with --trace")
-    if args.keep is not None and args.name != TUNED_RIVALS:
-        raise ValueError(f"--keep goes with {TUNED_RIVALS}")
+    if args.keep is not None and args.name not in (TUNED_RIVALS, *BY_CELL):
+        raise ValueError(f"--keep goes with {KEEPING}")
+    for flag, given in (("--cells", args.cells), ("--window-s", args.window_s)):
+        if given not in ([], None) and args.name not in BY_CELL:
+            raise ValueError(f"{flag} goes with {', '.join(BY_CELL)}")
     if args.likely and (args.quick or args.name != TUNED_RIVALS):
         raise ValueError(f"--likely goes with {TUNED_RIVALS}, without --quick")
     for path in (args.json, args.keep):

@@ -11,6 +11,7 @@ import pytest
 
 from neaptide.cli import main
 from neaptide.commands import experiment, outputs
+from neaptide.experiments.bros import setting
 from neaptide.experiments.registry import EXPERIMENT_NAMES, LOGGER, load_experiment
 from neaptide.experiments.result import ExperimentResult, Row
 
@@ -175,7 +176,16 @@ def test_the_json_line_is_printed_though_a_file_could_not_be_written(
 
 
 @pytest.mark.parametrize(
-    "option", [["--json", "out.json"], ["--keep", "runs"], ["--plot", "out.png"], ["--quick"], ["--likely"]]
+    "option",
+    [
+        ["--json", "out.json"],
+        ["--keep", "runs"],
+        ["--plot", "out.png"],
+        ["--quick"],
+        ["--likely"],
+        ["--cells", "OPT-30B"],
+        ["--window-s", "60"],
+    ],
 )
 def test_list_refuses_what_it_would_ignore(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "list", *option]) == 2
@@ -249,7 +259,11 @@ def test_nan_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "complaint"),
     [
         (["golden", "--trace", "azure_conv_2023"], "--trace goes with forecast-coverage"),
-        (["golden", "--keep", "runs"], "--keep goes with tuned-rivals"),
+        (["golden", "--keep", "runs"], "--keep goes with tuned-rivals, bros-latency, bros-slo, bros-rt-only"),
+        (["tuned-rivals", "--cells", "OPT"], "--cells goes with bros-latency, bros-slo, bros-rt-only"),
+        (["tuned-rivals", "--window-s", "60"], "--window-s goes with bros-latency, bros-slo, bros-rt-only"),
+        (["bros-latency", "--cells", "OPT-66B"], "there is no cell 'OPT-66B'; there are: OPT-13B, ShareGPT at 3/s; "),
+        (["bros-slo", "--window-s", "1"], "the window must be of 5 s at least"),
         (["golden", "--likely"], "--likely goes with tuned-rivals, without --quick"),
         (["tuned-rivals", "--likely", "--quick"], "--likely goes with tuned-rivals, without --quick"),
         (["forecast-coverage", "--speed", "2"], "--speed goes with --trace"),
@@ -265,6 +279,22 @@ def test_a_file_that_cannot_be_used_is_one_line(
     assert complaint in capsys.readouterr().err
 
 
+def test_a_part_of_a_figure_is_run_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setting, "DRAIN_S", 0.0)
+    wanted = ["--cells", "LMSYS at 6/s", "--window-s", "5", "--keep", str(tmp_path / "runs")]
+    assert main(["experiment", "bros-rt-only", "--quick", "--cells", "LMSYS"]) == 2
+    capsys.readouterr()
+    for num_run in (7, 0):
+        main(["experiment", "bros-slo", "--quick", *wanted])
+        shown = capsys.readouterr()
+        assert len(shown.err.splitlines()) == num_run
+        found = json.loads(shown.out.splitlines()[-1])
+        assert list(found["data"]["runs"]) == ["OPT-13B, LMSYS at 6/s"]
+        assert found["data"]["settings"]["window_s"] == 5.0
+
+
 def test_a_trace_of_the_users_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "mine.csv"
     rows = "".join(f"{k * 0.5},{100 + k % 7},{20 + k % 5}\n" for k in range(500))
@@ -277,10 +307,11 @@ def test_a_trace_of_the_users_is_measured(tmp_path: Path, capsys: pytest.Capture
     assert (tmp_path / "out.svg").read_text().count("mine.csv") >= 1
 
 
-def test_a_file_that_is_no_sweep_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["tuned-rivals", "bros-latency"])
+def test_a_file_that_is_no_sweep_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("a,b\n1,2\n")
-    assert main(["experiment", "tuned-rivals", "--keep", str(file)]) == 2
+    assert main(["experiment", name, "--keep", str(file)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert f"{file}: line 1 is not a run of this experiment" in shown.err

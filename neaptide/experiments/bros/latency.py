@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from neaptide.experiments.bros.runs import Part, run_cells
 from neaptide.experiments.bros.setting import (
     BROS,
     FULL,
@@ -14,11 +15,11 @@ from neaptide.experiments.bros.setting import (
     Outcome,
     Runs,
     Size,
-    run_cells,
 )
 from neaptide.experiments.bros.tables import (
     below,
     cell_note,
+    lengths_in,
     lowest_row,
     mean,
     of_lengths,
@@ -54,9 +55,14 @@ wait."""
 
 
 def run(quick: bool) -> ExperimentResult:
-    size = QUICK if quick else FULL
-    runs = run_cells(size)
-    rows = [row for lengths in size.lengths for row in latency_rows(lengths, of_lengths(runs, lengths))]
+    return run_part(quick, Part())
+
+
+def run_part(quick: bool, part: Part) -> ExperimentResult:
+    """Raises ValueError if a cell is asked for that is not there."""
+    size = part.of(QUICK if quick else FULL)
+    runs = run_cells(size, part.kept)
+    rows = [row for lengths in lengths_in(runs) for row in latency_rows(lengths, of_lengths(runs, lengths))]
     notes = [
         *(cell_note(cell, one, _shown, "ms/token, offline tokens/s, work") for cell, one in runs.items()),
         *price_notes(runs, (OURS, VLLM)),

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from neaptide.experiments.bros.setting import BROS, OPT_13B, OPT_30B, OURS, Outcome, Runs, Size, run_cells
+from neaptide.experiments.bros.runs import run_cells
+from neaptide.experiments.bros.setting import BROS, OPT_13B, OPT_30B, OURS, Outcome, Runs, Size
 from neaptide.experiments.bros.tables import cell_note, plot_by_rate, runs_data, setting_notes
 from neaptide.experiments.result import ExperimentResult, Row
 

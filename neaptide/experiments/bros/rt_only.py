@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from neaptide.experiments.bros.runs import Part, run_cells
 from neaptide.experiments.bros.setting import (
     BROS,
     FULL,
@@ -14,11 +15,11 @@ from neaptide.experiments.bros.setting import (
     Outcome,
     Runs,
     Size,
-    run_cells,
 )
 from neaptide.experiments.bros.tables import (
     below,
     cell_note,
+    lengths_in,
     mean,
     of_lengths,
     plot_by_rate,
@@ -38,9 +39,14 @@ and rates they are means of."""
 
 
 def run(quick: bool) -> ExperimentResult:
-    size = QUICK if quick else FULL
-    runs = run_cells(size, has_offline=False)
-    rows = [row for lengths in size.lengths for row in rt_only_rows(lengths, of_lengths(runs, lengths))]
+    return run_part(quick, Part())
+
+
+def run_part(quick: bool, part: Part) -> ExperimentResult:
+    """Raises ValueError if a cell is asked for that is not there."""
+    size = part.of(QUICK if quick else FULL)
+    runs = run_cells(size, part.kept, has_offline=False)
+    rows = [row for lengths in lengths_in(runs) for row in rt_only_rows(lengths, of_lengths(runs, lengths))]
     what = "ms/token, online tokens/s, both targets / from arrival, %"
     notes = [
         *(cell_note(cell, one, _shown, what) for cell, one in runs.items()),

@@ -1,18 +1,13 @@
-"""The set-up of BROS's evaluation (arXiv 2504.09590, section 7.1), and the runs that its figures are made of."""
+"""The set-up of BROS's evaluation (arXiv 2504.09590, section 7.1), and what a run of it gives."""
 
-import logging
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from neaptide.estimator.device_profile import load_profile
-from neaptide.experiments.bros.gaps import OfflineGaps
-from neaptide.experiments.bros.planning import PlanningTime
-from neaptide.experiments.bros.work import WindowWork, WorkTally
+from neaptide.experiments.bros.work import WindowWork
 from neaptide.loadgen.workloads.offline_sets import load_offline
 from neaptide.loadgen.workloads.online_sets import online_requests
 from neaptide.simulation.result import SimResult
 from neaptide.simulation.scenario import Scenario
-from neaptide.simulation.simulator import simulate
 
 TTFT_SLO_S, TPOT_SLO_S = 0.4, 0.2
 OFFLINE = "bros-be"
@@ -65,9 +60,12 @@ class Size:
     """Of the paper's ten minutes."""
     batch_sizes: tuple[int, ...] = BATCH_SIZES
     lengths: tuple[str, ...] = tuple(LENGTHS)
+    only: tuple[str, ...] = ()
+    """Of these, cells whose names have one of these in them; all if there is none."""
 
     def cells(self) -> list[Cell]:
-        return [Cell(m, lengths, rate) for lengths in self.lengths for m in self.models for rate in self.rates_rps]
+        every = [Cell(m, lengths, rate) for lengths in self.lengths for m in self.models for rate in self.rates_rps]
+        return [cell for cell in every if not self.only or any(part in str(cell) for part in self.only)]
 
 
 FULL = Size(MODELS, (3.0, 6.0, 9.0, 12.0, 15.0), 240.0)
@@ -131,39 +129,3 @@ def scenario(cell: Cell, window_s: float, *, seed: int = 0) -> Scenario:
         drain_s=DRAIN_S,
         seed=seed,
     )
-
-
-def run_cells(size: Size, *, has_offline: bool = True, has_alone: bool = False) -> Runs:
-    """Every policy on every load, ``bros`` with each initial batch size."""
-    return {cell: _run_cell(cell, size, has_offline, has_alone) for cell in size.cells()}
-
-
-def _run_cell(cell: Cell, size: Size, has_offline: bool, has_alone: bool) -> CellRuns:
-    both = scenario(cell, size.window_s)
-    given = both if has_offline else replace(both, offline=())
-    scenarios = {policy: replace(given, policy=policy) for policy in POLICIES if policy != BROS}
-    if has_alone:
-        scenarios[ALONE] = replace(both, policy=OURS, offline=())
-    outcomes = {name: _outcome(f"{cell} under {name}", one) for name, one in scenarios.items()}
-    bros = {
-        initial: _outcome(
-            f"{cell} under bros from {initial}", replace(given, policy=BROS, bros_initial_batch_size=initial)
-        )
-        for initial in size.batch_sizes
-    }
-    return CellRuns(outcomes | {BROS: max(bros.values(), key=worth)}, bros)
-
-
-def worth(one: Outcome) -> tuple[float, float, float]:
-    """Whole points of attainment, then offline tokens, then latency."""
-    return round(one.attained("both"), 2), one.offline_tokens_per_s, -one.latency_s
-
-
-def _outcome(what: str, given: Scenario) -> Outcome:
-    logging.getLogger("neaptide.experiments.bros").info("%s", what)
-    window_s = given.online[0].arrival_s, given.online[-1].arrival_s
-    planning, tally, gaps = PlanningTime(), WorkTally(window_s), OfflineGaps(window_s)
-    run = simulate(given, observers=[planning, tally, gaps])
-    step_s = float(run.measures.steps((-math.inf, math.inf))["duration_s"].mean())
-    work = tally.work(given.profile)
-    return Outcome(run.result, work, run.num_unfinished, step_s, planning.mean_s, str(gaps))

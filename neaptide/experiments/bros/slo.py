@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from neaptide.experiments.bros.runs import Part, run_cells
 from neaptide.experiments.bros.setting import (
     ALONE,
     BROS,
@@ -14,10 +15,10 @@ from neaptide.experiments.bros.setting import (
     Outcome,
     Runs,
     Size,
-    run_cells,
 )
 from neaptide.experiments.bros.tables import (
     cell_note,
+    lengths_in,
     lowest_row,
     mean,
     of_lengths,
@@ -59,9 +60,14 @@ ALONE_REACHES, LEAST_ATTAINED = 0.95, 90.0
 
 
 def run(quick: bool) -> ExperimentResult:
-    size = QUICK if quick else FULL
-    runs = run_cells(size, has_alone=True)
-    rows = [row for lengths in size.lengths for row in slo_rows(lengths, of_lengths(runs, lengths))]
+    return run_part(quick, Part())
+
+
+def run_part(quick: bool, part: Part) -> ExperimentResult:
+    """Raises ValueError if a cell is asked for that is not there."""
+    size = part.of(QUICK if quick else FULL)
+    runs = run_cells(size, part.kept, has_alone=True)
+    rows = [row for lengths in lengths_in(runs) for row in slo_rows(lengths, of_lengths(runs, lengths))]
     notes = [
         *(cell_note(cell, one, _shown, "TTFT / TPOT / both / both from arrival, %") for cell, one in runs.items()),
         *setting_notes(size, has_offline=True),

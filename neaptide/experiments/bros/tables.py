@@ -26,6 +26,10 @@ from neaptide.experiments.result import Row
 Value = Callable[[CellRuns], float]
 
 
+def lengths_in(runs: Runs) -> list[str]:
+    return list(dict.fromkeys(cell.lengths for cell in runs))
+
+
 def of_lengths(runs: Runs, lengths: str) -> Runs:
     return {cell: one for cell, one in runs.items() if cell.lengths == lengths}
 
@@ -93,9 +97,9 @@ def runs_data(size: Size, runs: Runs) -> dict[str, Any]:
     """For the JSON."""
     return {
         "settings": {
-            "models": msgspec.to_builtins(size.models),
+            "models": msgspec.to_builtins(list(dict.fromkeys(cell.model for cell in runs))),
             "window_s": size.window_s,
-            "rates_rps": list(size.rates_rps),
+            "rates_rps": list(dict.fromkeys(cell.rate_rps for cell in runs)),
             "ttft_slo_s": TTFT_SLO_S,
             "tpot_slo_s": TPOT_SLO_S,
             "offline": OFFLINE,

@@ -1,14 +1,16 @@
-"""Simulations of a sweep in a file: a run that was cut goes on from those that it has."""
+"""Simulations of an experiment in a file: a run that was cut goes on from those that it has."""
 
 import hashlib
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
 import neaptide
 from neaptide.simulation.measures import OutOfReach
-from neaptide.simulation.result import SimResult
+
+T = TypeVar("T")
 
 OUR_CODE = frozenset(
     f"engine/scheduler/{name}.py"
@@ -20,13 +22,12 @@ _DECIDING = (
     "engine/**/*.py",
     "estimator/**/*.py",
     "executors/simulated/*.py",
-    "experiments/rivals/loads.py",
     "loadgen/workloads/*.py",
     "simulation/**/*.py",
 )
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
+class Line(msgspec.Struct, Generic[T], forbid_unknown_fields=True):
     """One of the file."""
 
     name: str
@@ -34,7 +35,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     code: str
     """... and by which code."""
     least_attainment: float
-    result: SimResult | None = None
+    result: T | None = None
     out_of_reach: str | None = None
     """Why it was given up: it could no longer attain so much."""
 
@@ -42,9 +43,10 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
         return self.result is not None or self.least_attainment <= least_attainment
 
 
-class KeptRuns:
+class KeptRuns(Generic[T]):
     """
     Args:
+        result: the type of what a simulation gives.
         path: of the file, which may not be there yet; None keeps nothing.
 
     Raises:
@@ -52,15 +54,16 @@ class KeptRuns:
         OSError: it cannot be read or written.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, result: type[T], path: Path | None = None) -> None:
+        self._decoder: msgspec.json.Decoder[Line[T]] = msgspec.json.Decoder(Line[result])  # type: ignore[valid-type]
         self._path = path
-        self._lines: dict[tuple[str, str], Line] = {}
+        self._lines: dict[tuple[str, str], Line[T]] = {}
         self.num_found = 0
         """Simulations that were asked for and not run."""
         if path is not None and path.exists():
             self._read(path)
 
-    def run(self, name: str, code: str, least_attainment: float, simulate: Callable[[], SimResult]) -> SimResult:
+    def run(self, name: str, code: str, least_attainment: float, simulate: Callable[[], T]) -> T:
         """What the file has of it, or else ``simulate``, whose end is kept.
 
         Raises:
@@ -85,7 +88,7 @@ class KeptRuns:
         whole = content[: content.rfind(b"\n") + 1]
         for number, text in enumerate(whole.splitlines(), 1):
             try:
-                line = msgspec.json.decode(text, type=Line)
+                line = self._decoder.decode(text)
             except msgspec.DecodeError as error:
                 raise ValueError(f"{path}: line {number} is not a run of this experiment: {error}") from error
             self._lines[line.name, line.code] = line
@@ -95,19 +98,19 @@ class KeptRuns:
         elif content:
             raise ValueError(f"{path}: has no run of this experiment")
 
-    def _keep(self, line: Line) -> None:
+    def _keep(self, line: Line[T]) -> None:
         self._lines[line.name, line.code] = line
         if self._path is not None:
             with self._path.open("ab") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
 
 
-def code_digest(besides: Collection[str] = ()) -> str:
-    """Changes with any source or profile that a simulation depends on, ``besides`` these."""
+def code_digest(also: Collection[str], besides: Collection[str] = ()) -> str:
+    """Changes with any source or profile that a simulation depends on: ``also`` on these files of the experiment, not
+    on those ``besides``."""
     root = Path(neaptide.__file__).parent
-    files = sorted((path.relative_to(root).as_posix(), path) for pattern in _DECIDING for path in root.glob(pattern))
+    found = {path.relative_to(root).as_posix() for pattern in _DECIDING for path in root.glob(pattern)}
     digest = hashlib.sha256()
-    for name, path in files:
-        if name not in besides:
-            digest.update(f"{name}\n".encode() + path.read_bytes())
+    for name in sorted((found | set(also)) - set(besides)):
+        digest.update(f"{name}\n".encode() + (root / name).read_bytes())
     return digest.hexdigest()[:16]

@@ -49,6 +49,8 @@ LIKELY = tuple(
 """Those that did best in earlier sweeps, or may: they are run on every trace before the others are on any."""
 CONCEDED = 0.01
 """A rival's point counts if its attainment is at most so far below ours."""
+DECIDING = ("experiments/rivals/loads.py",)
+"""What of the experiment decides what a simulation gives."""
 LEAST_RATIO = {"best point": 1.0, "one setting": 1.15}
 """What ours must reach in offline tokens/s: on every trace, and in the geometric mean over all."""
 
@@ -115,10 +117,10 @@ Runs = dict[str, TraceRuns]
 
 
 def run(quick: bool) -> ExperimentResult:
-    return run_kept(quick, KeptRuns())
+    return run_kept(quick, KeptRuns(SimResult))
 
 
-def run_kept(quick: bool, kept: KeptRuns, *, only_likely: bool = False) -> ExperimentResult:
+def run_kept(quick: bool, kept: KeptRuns[SimResult], *, only_likely: bool = False) -> ExperimentResult:
     """``run``, which goes on from the simulations that were kept and keeps those that it runs.
 
     only_likely: the full form without the points of which little is expected.
@@ -175,9 +177,9 @@ def in_turn(size: Size) -> Iterator[tuple[Load, PolicyPoint]]:
 class _Sweep:
     """Runs what has not been kept."""
 
-    def __init__(self, kept: KeptRuns) -> None:
+    def __init__(self, kept: KeptRuns[SimResult]) -> None:
         self._kept = kept
-        self._our_code, self._rivals_code = code_digest(), code_digest(besides=OUR_CODE)
+        self._our_code, self._rivals_code = code_digest(DECIDING), code_digest(DECIDING, besides=OUR_CODE)
         self._scenarios: dict[str, Scenario] = {}
 
     def run(self, size: Size) -> Runs:

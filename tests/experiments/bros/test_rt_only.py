@@ -3,7 +3,8 @@
 import pytest
 
 from neaptide.experiments.bros import rt_only, setting
-from neaptide.experiments.bros.setting import ALONE, BROS, OPT_13B, POLICIES, Size, run_cells, worth
+from neaptide.experiments.bros.runs import run_cells, worth
+from neaptide.experiments.bros.setting import ALONE, BROS, OPT_13B, POLICIES, Size
 from neaptide.experiments.bros.work import WindowWork
 from tests.experiments.bros.runs import MadeUp, cell, cell_runs
 

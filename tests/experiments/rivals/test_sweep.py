@@ -173,7 +173,7 @@ def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("small")
 def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = sweep.run_kept(True, KeptRuns(tmp_path / "whole"))
+    whole = sweep.run_kept(True, KeptRuns(SimResult, tmp_path / "whole"))
     assert len((tmp_path / "whole").read_text().splitlines()) == 8
     num_left = 5
 
@@ -187,9 +187,9 @@ def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(sweep, "simulate", cut)
         with pytest.raises(KeyboardInterrupt):
-            sweep.run_kept(True, KeptRuns(tmp_path / "cut"))
+            sweep.run_kept(True, KeptRuns(SimResult, tmp_path / "cut"))
     assert len((tmp_path / "cut").read_text().splitlines()) == 5
-    kept = KeptRuns(tmp_path / "cut")
+    kept = KeptRuns(SimResult, tmp_path / "cut")
     again = sweep.run_kept(True, kept)
     assert kept.num_found == 5
     assert again.rows == whole.rows
@@ -205,13 +205,13 @@ def test_the_likely_points_are_run_alone_if_asked_and_are_not_run_again_by_the_w
     monkeypatch.setattr(sweep, "LIKELY", (likely,))
     monkeypatch.setattr(sweep, "FULL", whole)
     monkeypatch.setattr(sweep, "ONLY_LIKELY", dataclasses.replace(whole, only=(likely,)))
-    result = sweep.run_kept(False, KeptRuns(tmp_path / "runs"), only_likely=True)
+    result = sweep.run_kept(False, KeptRuns(SimResult, tmp_path / "runs"), only_likely=True)
     assert len((tmp_path / "runs").read_text().splitlines()) == 2 * 3
     assert {name for points in result.data["runs"].values() for name in points} == {
         "neaptide",
         "online alone",
         "priority@2048x64",
     }
-    kept = KeptRuns(tmp_path / "runs")
+    kept = KeptRuns(SimResult, tmp_path / "runs")
     sweep.run_kept(False, kept)
     assert (kept.num_found, len((tmp_path / "runs").read_text().splitlines())) == (2 * 3, 2 * 6)
