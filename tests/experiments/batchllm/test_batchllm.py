@@ -19,6 +19,7 @@ def drawn(result: ExperimentResult) -> None:
     result.plot(Figure())
 
 
+@pytest.mark.full
 def test_groups_save_the_bound_and_an_lru_cache_far_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "QUICK", ((512, 64, 8),))
     monkeypatch.setattr(saving, "QUICK_SCALE", 64)
@@ -95,6 +96,7 @@ def test_groups_gain_more_the_more_prompts_share(monkeypatch: pytest.MonkeyPatch
     drawn(result)
 
 
+@pytest.mark.full
 def test_valleys_are_steps_below_half_without_the_ends_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(valleys, "QUICK_SCALE", 160)
     result = valleys.run(quick=True)

@@ -58,6 +58,7 @@ def test_all_lengths_tell_all_and_a_sample_less(monkeypatch: pytest.MonkeyPatch)
     drawn(result)
 
 
+@pytest.mark.full
 def test_a_pool_beside_online_work_is_told_way_by_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "QUICK", live.Size(12, 1, 3, (600.0, 601.0), (0.5,), (0.2,)))
     monkeypatch.setattr(live, "LONG_TOKENS", (5, 10))
@@ -91,6 +92,7 @@ def test_a_rival_that_misses_what_it_is_told_is_told_less(monkeypatch: pytest.Mo
     drawn(result)
 
 
+@pytest.mark.full
 def test_a_rival_that_attains_enough_is_told_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
     offline = [load_offline("mmlu", seed=0, limit=2)]
     scenario = live._scenario(live.Size(2, 0, 0, (600.0, 601.0), (0.5,), (0.2,)), 0.5, 0.2, "echo", None, offline)

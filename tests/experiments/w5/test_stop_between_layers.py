@@ -15,6 +15,7 @@ def test_the_machine_does_what_was_measured_on_it() -> None:
     assert bench.tpot_slo_s(0.1) == pytest.approx(2.4 * 0.0100, rel=0.1)
 
 
+@pytest.mark.full
 def test_a_chat_comes_sooner_where_steps_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_between_layers, "QUICK", SMALL)
     result = stop_between_layers.run(quick=True)
