@@ -10,6 +10,7 @@ share = offline tokens/s / (capped ceiling - online tokens/s); share_uncapped wi
 The whole form also runs both together at TPOT targets of 1.2, 1.8, 2.4, 3.6 and 4.8 times online alone, which is a
 curve of offline throughput against online latency; simulates the headline's run from its own step log (``--predict``);
 and runs the same load under other policies (``--rivals``) on the same engine, points that should stand below the curve.
+Where one stands beyond its end, ours runs once more at what that rival's streams got.
 All that at loads 0.20, 0.10 and 0.40, and with arrivals in bursts (10 s on, 20 s off). With ``--vllm`` the same on
 vLLM's kernels: ours over its workers against its own priority scheduling at default and at small limits. ``--plot``
 draws every point.

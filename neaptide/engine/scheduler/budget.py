@@ -49,9 +49,15 @@ class Reads(NamedTuple):
     longest_tokens: int
 
     @classmethod
+    def among(cls, read_tokens: IntArray) -> "Reads":
+        """Of decodes that read so many each, at least one."""
+        return cls(int(np.add.reduce(read_tokens)), largest(read_tokens))
+
+    @classmethod
     def of(cls, contexts: IntArray) -> "Reads":
         """Of decodes on so many computed tokens each, at least one: those, and the one that each computes."""
-        return cls(int(np.add.reduce(contexts)) + len(contexts), largest(contexts) + 1)
+        total_tokens, longest_tokens = cls.among(contexts)
+        return cls(total_tokens + len(contexts), longest_tokens + 1)
 
 
 class StepBudget:

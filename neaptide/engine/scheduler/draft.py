@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from neaptide.engine.arrays import BoolArray, IntArray, largest
+from neaptide.engine.arrays import BoolArray, IntArray
 from neaptide.engine.kv.draft import PrefixHit
 from neaptide.engine.kv.two_tenant_cache import TwoTenantDraft
 from neaptide.engine.offline.pool_draft import PoolDraft
@@ -173,8 +173,7 @@ class Draft:
     def stream_reads(self) -> Reads:
         """What ``streams``, of which there is at least one, would read if each lacked one token."""
         if self._stream_reads is None:
-            total = self.streams().total
-            self._stream_reads = Reads(int(np.add.reduce(total)), largest(total))
+            self._stream_reads = Reads.among(self.streams().total)
         return self._stream_reads
 
     def decoding_streams(self) -> tuple[IntArray, Reads | None]:

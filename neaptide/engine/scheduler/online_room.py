@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neaptide.engine.scheduler.base import Scheduler
+from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.scheduler.slack import MAX_STRETCH, decodes_shape
 from neaptide.engine.steps.plan import BatchShape
 
@@ -31,10 +32,10 @@ def online_room(scheduler: Scheduler) -> OnlineRoom:
     queues, kv, config, model = scheduler.queues, scheduler.kv, scheduler.config, scheduler.cost_model
     seats = np.array([request.seat for request in queues.running_online.values()], np.int64)
     streams = queues.table.with_output(seats)
-    least_s = model.predict(decodes_shape(np.full(1, 2))).seconds
+    least_s = model.predict(decodes_shape(1, Reads(2, 2))).seconds
     alone_s = least_s
     if len(streams.rows):
-        alone_s = model.predict(decodes_shape(streams.total)).seconds
+        alone_s = model.predict(decodes_shape(len(streams.rows), Reads.among(streams.total))).seconds
     stretch = 1.0 / max(1.0 - alone_s / config.tpot_slo_s, 1.0 / MAX_STRETCH) if len(streams.rows) else 1.0
     shape, draft = BatchShape(), kv.draft()
     num_missing_blocks = 0

@@ -8,13 +8,11 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-import numpy as np
-
-from neaptide.engine.arrays import FloatArray, IntArray, largest, smallest
+from neaptide.engine.arrays import FloatArray, smallest
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.request import Request
-from neaptide.engine.scheduler.budget import PromptSteps
+from neaptide.engine.scheduler.budget import PromptSteps, Reads
 from neaptide.engine.scheduler.cushion import LEAST_SHARE, Cushion
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.steps.plan import BatchShape
@@ -70,10 +68,10 @@ def prefill_seconds(cost_model: CostModel, num_tokens: int, context_tokens: int)
     return seconds + margin_s
 
 
-def decodes_shape(read_tokens: IntArray) -> BatchShape:
-    """A step of decodes that read so many KV tokens each, at least two."""
+def decodes_shape(count: int, reads: Reads) -> BatchShape:
+    """A step of so many decodes."""
     shape = BatchShape()
-    shape.add_decodes(len(read_tokens), int(np.add.reduce(read_tokens)), largest(read_tokens))
+    shape.add_decodes(count, *reads)
     return shape
 
 
@@ -154,8 +152,7 @@ class SlackTracker:
         slack_s = prompts_slack_s = self._least_slack_s(left_s, streams, LEAST_SHARE)
         if self._cushion is not None and (share := self._cushion.share(draft.now_s)) != LEAST_SHARE:
             slack_s = self._least_slack_s(left_s, streams, share)
-        decodes = BatchShape()
-        decodes.add_decodes(len(streams.rows), *draft.stream_reads())
+        decodes = decodes_shape(len(streams.rows), draft.stream_reads())
         alone_s = self._cost_model.predict(decodes).seconds
         if alone_s >= tightest_s:
             # Not even alone do these streams keep their pace: starving offline work would save no deadline.
