@@ -1,9 +1,10 @@
 """W5, live: real-time completions beside a batch file, through the HTTP server, client on the same machine.
 
-The 111M model. First the ceiling: offline work alone, lines of 256 tokens in / 64 out, submitted at once. Online:
-Poisson, 128 in / 32 out, streamed, at the rate that makes ``load`` of the ceiling in logical tokens. A probe of online
-alone with lax targets sets them: TPOT 2.4 times its TPOT p50, TTFT 5 times that. Then online alone, offline alone with
-steps capped at the TPOT target, and both together. A server for each run; correctness is checked first.
+The 111M model, or another (``--model``). First the ceiling: offline work alone, lines of 256 tokens in / 64 out,
+submitted at once. Online: Poisson, 128 in / 32 out, streamed, at the rate that makes ``load`` of the ceiling in logical
+tokens. A probe of online alone with lax targets sets them: TPOT 2.4 times its TPOT p50, TTFT 5 times that. Then online
+alone, offline alone with steps capped at the TPOT target, and both together. A server for each run; correctness is
+checked first.
 
 share = offline tokens/s / (capped ceiling - online tokens/s); share_uncapped with the ceiling itself.
 
@@ -46,7 +47,7 @@ from benchmarks.live import late
 from benchmarks.live.engines import Engine, ours, over_vllm
 from benchmarks.live.findings import Findings, from_json, jsonable
 from benchmarks.live.measure import Experiment, measure
-from benchmarks.live.plan import PATIENCE_S, TPOT_OVER_ALONE, Case, Plan
+from benchmarks.live.plan import CEILING_LINES, PATIENCE_S, TPOT_OVER_ALONE, Case, Plan
 from benchmarks.live.predict import print_prediction
 from benchmarks.live.tables import print_curve, print_load
 from neaptide.commands.outputs import check_plot
@@ -92,6 +93,11 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="also on vLLM's kernels, by this interpreter")
     parser.add_argument("--duration-s", type=float, help="of a run, with the same parts of it measured")
     parser.add_argument("--repeats", type=int, help="by turns")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="the 111M model unless given")
+    parser.add_argument("--check-model", type=Path, metavar="DIR", help="whose texts are checked, in place of its own")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="of our servers; by default a GPU if there is one")
+    lines_help = "of the first run; must not run out"
+    parser.add_argument("--ceiling-lines", type=int, default=CEILING_LINES, metavar="N", help=lines_help)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="every point, as .svg or .png")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="the headline's load alone, for a README")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the last line, also there")
@@ -114,7 +120,8 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def engines_of(args: argparse.Namespace) -> tuple[Engine, ...]:
     """Raises ValueError for a rival that is none."""
     form: Sequence[str] = () if args.quick else MEDIUM_RIVALS if args.medium else RIVALS
-    engines = [ours(form if args.rivals is None else args.rivals)]
+    flags = [] if args.device is None else ["--device", args.device]
+    engines = [ours(form if args.rivals is None else args.rivals, flags)]
     if args.vllm is not None:
         engines.append(over_vllm(args.vllm.absolute(), os.cpu_count() or 1, vllm_dtype()))
     return tuple(engines)
@@ -144,6 +151,7 @@ def experiment_of(args: argparse.Namespace) -> Experiment:
         not args.quick if args.predict is None else args.predict,
         caps_every_engine=not args.medium,
         kept_in=args.keep,
+        check_model=args.check_model,
     )
 
 
@@ -153,7 +161,7 @@ def plan_of(args: argparse.Namespace, model: Path) -> Plan:
         scale = args.duration_s / duration_s
         duration_s, window_s = args.duration_s, (window_s[0] * scale, window_s[1] * scale)
     patience_s = MEDIUM_PATIENCE_S if args.medium else PATIENCE_S
-    return Plan(duration_s, window_s, model, args.seed, patience_s=patience_s)
+    return Plan(duration_s, window_s, model, args.seed, args.ceiling_lines, patience_s=patience_s)
 
 
 async def measure_until_cut(
@@ -209,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.earlier is not None:
         draw_plots(from_json(json.loads(args.earlier.read_text())), args)
         return 0
-    plan, experiment = plan_of(args, model_111m()), experiment_of(args)
+    plan, experiment = plan_of(args, args.model or model_111m()), experiment_of(args)
     findings, limit_s = Findings(plan.window_s, experiment.has_curve), 60.0 * args.limit_min if args.limit_min else None
     cut_short: str | None = "it failed"
     try:

@@ -24,13 +24,16 @@ from benchmarks.common import REPOSITORY
 from benchmarks.gpu import ceilings, vllm
 from benchmarks.gpu.calibration import calibrate
 from benchmarks.gpu.correctness import SCENARIOS, check_correctness
+from benchmarks.gpu.live import measure_live, missing_packages
 from neaptide.kernels.launching import why_not
 
 OWN_STAGES = ("correctness", "kernels", "ceilings", "calibration")
+LIVE_STAGE = "live"
+"""W5 on the torch executor, beside other policies."""
 W5_STAGES = tuple(f"vllm_w5_{part}" for part in vllm.W5_PARTS)
 VLLM_STAGES = ("vllm", *W5_STAGES)
-"""Unless asked for by name, left out where there is no vLLM."""
-STAGES = OWN_STAGES + VLLM_STAGES
+"""These and the one before: unless asked for by name, left out where there is no vLLM, no server."""
+STAGES = (*OWN_STAGES, LIVE_STAGE, *VLLM_STAGES)
 LIMIT_S = 570.0
 """Calibration is ended in time for our own stages to stay under this together; each other stage has as long itself."""
 OUTPUT_TOKENS, DRY_OUTPUT_TOKENS = 32, 4
@@ -129,12 +132,15 @@ class Run:
         self._write(path.name, profile)
         return {"profile": profile}
 
+    def live(self) -> dict[str, Any]:
+        self._require_server()
+        return measure_live(self.device, dry=self.dry, limit_s=self.limit_s, progress=self.say)
+
     def vllm(self) -> dict[str, Any]:
         return vllm.measure_steps(self._vllm_python(), self.device, dry=self.dry, progress=self.say)
 
     def vllm_w5(self, part: str) -> dict[str, Any]:
-        if missing := vllm.missing_packages():
-            raise Skipped(f"this interpreter has no {', '.join(missing)}, which the server needs")
+        self._require_server()
         if self.results["stages"].get("vllm", {}).get("status") == "failed":
             raise Skipped("what the executor does beside its rivals means nothing while it fails by itself")
         state = self.out / "vllm_w5_state.json"
@@ -145,6 +151,11 @@ class Run:
         found = vllm.measure_w5(self._vllm_python(), self.device, part, state, dry=self.dry, progress=self.say)
         self._write("vllm_w5.json", found)
         return found
+
+    @staticmethod
+    def _require_server() -> None:
+        if missing := missing_packages():
+            raise Skipped(f"this interpreter has no {', '.join(missing)}, which the server needs")
 
     @staticmethod
     def _vllm_python() -> Path:
@@ -183,9 +194,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.sh", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="the same path on the CPU at tiny sizes")
     parser.add_argument("--stages", metavar="NAME,...", help=f"of {', '.join(STAGES)}; vllm_w5 is its four")
+    limit_help = f"for our own stages but {LIVE_STAGE} together, and for that ({LIMIT_S:.0f})"
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, metavar="S", help=limit_help)
     args = parser.parse_args(argv)
     has_vllm = vllm.find_python() is not None
-    asked = args.stages.split(",") if args.stages else STAGES if has_vllm else OWN_STAGES
+    has_server = not missing_packages()
+    can_run = (*OWN_STAGES, *((LIVE_STAGE,) if has_server else ()), *(VLLM_STAGES if has_vllm else ()))
+    asked = args.stages.split(",") if args.stages else can_run
     stages = [stage for name in asked for stage in (W5_STAGES if name == "vllm_w5" else (name,))]
     if unknown := set(stages) - set(STAGES):
         parser.error(f"no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}")
@@ -193,7 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("benchmarks/gpu/run.sh: torch sees no CUDA device; --dry runs on the CPU", file=sys.stderr)
         return 2
     out = os.environ.get("OUT")
-    run = Run(dry=args.dry, out=Path(out) if out else None)
+    run = Run(dry=args.dry, out=Path(out) if out else None, limit_s=args.limit_s)
+    if not args.stages and not has_server:
+        run.say(f"this interpreter has no {', '.join(missing_packages())}: without {LIVE_STAGE}")
     if not args.stages and not has_vllm:
         run.say(f"no interpreter has vLLM (PYTHON_VLLM names one): without {', '.join(VLLM_STAGES)}")
     for name in STAGES:

@@ -34,6 +34,15 @@ def random_model(device: torch.device, *, dry: bool, progress: Callable[[str], N
         yield model
 
 
+def tiny_model(directory: Path, device: torch.device) -> Path:
+    """A model that is quick to check, in a folder of its own in ``directory``."""
+    model = directory / "llama-tiny"
+    model.mkdir()
+    write_model_dir(model, TINY, torch.bfloat16, device)
+    write_tokenizer(model, TINY.vocab)
+    return model
+
+
 def _check_disk(directory: Path, shape: LlamaShape) -> None:
     parameters = sum(torch.Size(size).numel() for _, size in shape.tensors())
     needed, free = SPARE_DISK * BYTES_PER_PARAMETER * parameters, shutil.disk_usage(directory).free

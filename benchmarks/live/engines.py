@@ -93,9 +93,13 @@ class Engine:
     """Of every server of this engine."""
 
 
-def ours(rivals: Sequence[str]) -> Engine:
-    """Raises ValueError as ``PolicyRival.parse``."""
-    return Engine("neaptide", (), tuple(PolicyRival.parse(text) for text in rivals))
+def ours(rivals: Sequence[str], flags: Sequence[str] = ()) -> Engine:
+    """Raises ValueError as ``PolicyRival.parse``.
+
+    Args:
+        flags: of every server.
+    """
+    return Engine("neaptide", tuple(flags), tuple(PolicyRival.parse(text, flags) for text in rivals))
 
 
 def over_vllm(python: Path, threads: int, dtype: str) -> Engine:

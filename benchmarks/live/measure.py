@@ -34,6 +34,8 @@ class Experiment:
     """Or the headline's alone: no point of a curve needs the capped ceiling."""
     kept_in: Path | None = None
     """For the step logs of the headline's engine, alone and beside, and what its clients saw."""
+    check_model: Path | None = None
+    """Whose texts are checked, where ``transformers`` on a CPU would take too long over the model's own."""
 
     @property
     def has_curve(self) -> bool:
@@ -134,7 +136,8 @@ async def measure(plan: Plan, experiment: Experiment, findings: Findings) -> Non
     """Adds to ``findings`` as the runs end."""
     for engine in experiment.engines:
         with environment(engine.environment):
-            findings.checked_tokens += await check(plan, engine.flags)
+            checked = replace(plan, model=experiment.check_model or plan.model)
+            findings.checked_tokens += await check(checked, engine.flags)
             print(f"correctness: {findings.checked_tokens} tokens agree with transformers", flush=True)
             lax = [*engine.flags, *slo_flags(LAX_S, LAX_S)]
             findings.ceilings[engine.name] = await run(plan, lax, online=False, offline=True)

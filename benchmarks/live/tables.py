@@ -57,7 +57,7 @@ def print_runs(title: str, runs: list[dict[str, Any]]) -> None:
 
 def print_load(result: dict[str, Any]) -> None:
     more = f", {result['arrivals']}, {result['engine']}" if "engine" in result else ""
-    print_runs(f"live co-serving, 111M model, load {result['load']}{more}", result["runs"])
+    print_runs(f"live co-serving, load {result['load']}{more}", result["runs"])
     rows = [
         [
             r["run"],

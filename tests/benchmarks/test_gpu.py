@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks import same_kernels
 from benchmarks.common import REPOSITORY
-from benchmarks.gpu import correctness, main
+from benchmarks.gpu import correctness, main, stage_commands
 from benchmarks.gpu.dense_reference import dense_logits
 from benchmarks.gpu.random_llama import LLAMA_8B, TINY, write_model_dir, write_tokenizer
 from benchmarks.live.plan import PATIENCE_S
@@ -179,9 +179,9 @@ def test_a_stage_of_w5_that_has_nothing_to_go_on_from_is_left_out(out: Path, mon
 
 
 def test_a_stage_is_ended_in_under_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main.vllm.LIMIT_S < 600
-    monkeypatch.setattr(main.vllm, "LIMIT_S", 0.0)
-    run = main.vllm._Runner(lambda line: None)
+    assert stage_commands.LIMIT_S < 600
+    monkeypatch.setattr(stage_commands, "LIMIT_S", 0.0)
+    run = stage_commands.StageCommands(lambda line: None)
     with pytest.raises(RuntimeError, match="was ended after 0 s"):
         run([sys.executable, "-c", "import time; time.sleep(60)"])
 
@@ -190,7 +190,7 @@ def test_parts_of_w5_have_two_servers_with_a_minute_each() -> None:
     """What is left of a stage's time for starts and weights."""
     assert main.vllm.W5_PARTS == same_kernels.PARTS
     load_s = same_kernels.QUICK_S + PATIENCE_S
-    assert main.vllm.LIMIT_S - same_kernels.SERVERS_OF_A_PART * load_s == 360.0
+    assert stage_commands.LIMIT_S - same_kernels.SERVERS_OF_A_PART * load_s == 360.0
 
 
 @pytest.mark.vllm
