@@ -95,7 +95,9 @@ class EngineCore:
         self._committer = Committer(self.scheduler, eos_token_ids, self._observers)
         self._in_flight: Step | None = None
         self._planning_s: deque[float] = deque(maxlen=PLANNING_WINDOW_STEPS)
-        """Of the last steps."""
+        """Of the last steps ..."""
+        self._starting_s: deque[float] = deque(maxlen=PLANNING_WINDOW_STEPS)
+        """... and until the executor had taken what was planned."""
         self._executed_at_s = -math.inf
         """When the last step was done."""
 
@@ -116,12 +118,16 @@ class EngineCore:
         """When ``step`` should be called: at once, or so late that the step in flight is nearly done.
 
         A plan made early would let an arrival wait for two steps; made at the last moment, it would keep the device
-        waiting, and so would one that is made when the step is expected to end wherever it ends sooner. Twice the
-        longest planning of late is kept, and the prediction's margin.
+        waiting, and so would one that is made when the step is expected to end wherever it ends sooner. What planning
+        and submitting took at most of late is kept, planning once more, and the prediction's margin.
+
+        Submitting counts, for on a GPU the host launches hundreds of kernels in it. A host that was not back before the
+        step in flight is done would take its own delay for the step's time, expect it of the next, and wait longer.
         """
         if self._in_flight is None or self._committer.has_outputs:
             return -math.inf
-        return self._in_flight.earliest_end_s - 2 * max(self._planning_s, default=0.0)
+        needed_s = max(self._starting_s, default=0.0) + max(self._planning_s, default=0.0)
+        return self._in_flight.earliest_end_s - needed_s
 
     def close(self) -> None:
         """Ends what watches the engine, and what computes for it."""
@@ -260,6 +266,7 @@ class EngineCore:
         self._observers.planned(step, draft, self.scheduler)
         step.starts_s = timer.scheduled_at_s
         step.handle = self._executor.submit(step.plan)
+        self._starting_s.append(self._clock.now() - timer.start_s)
         return step
 
     def _announce_rows(self) -> None:

@@ -3,12 +3,14 @@
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from neaptide.engine.clock import VirtualClock
+from neaptide.engine.interfaces import Prediction
 from neaptide.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -22,7 +24,9 @@ from neaptide.engine.observer import EngineObserver
 from neaptide.engine.params import FinishReason, SamplingParams
 from neaptide.engine.process.loop import run_engine
 from neaptide.engine.scheduler.policies import POLICIES
+from neaptide.engine.steps.plan import BatchShape, StepPlan
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
+from neaptide.executors.simulated.hash_executor import SimHandle
 from tests.engine.device import on_device, text_of
 from tests.engine.harness import Harness, flex, online
 from tests.engine.histories import SMALL_POOL, History
@@ -282,6 +286,32 @@ def test_an_arrival_after_the_next_step_was_planned_waits_for_that_as_well() -> 
     stream = online("stream", [7] * 8, max_tokens=101)
     chat = online("chat", [8] * 8, max_tokens=1, arrival_s=0.531)
     assert serve(harness, stream, chat)["chat"] == pytest.approx([0.552])
+
+
+class LearningCostModel(ConstantCostModel):
+    """Believes that the next step takes what the last one took."""
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        self._prediction = Prediction(seconds, 0.0)
+
+
+@pytest.mark.parametrize(("launch_s", "step_s"), [(0.006, DEVICE_S), (0.013, 0.015)])
+def test_what_submitting_takes_is_not_taken_for_the_time_of_a_step(launch_s: float, step_s: float) -> None:
+    """Or the host would wait for its own delay, longer from step to step. A faster device waits for its host."""
+    harness = Harness(cost_model=LearningCostModel(0.030), overlap_depth=1)
+    harness.executor._cost_model = ConstantCostModel(DEVICE_S)
+    harness.core.subscribe(HostWork(harness.clock))
+    submit = harness.executor.submit
+
+    def launch(plan: StepPlan) -> SimHandle:
+        handle = submit(plan)  # the device begins with what has been launched first
+        harness.clock.sleep_until(harness.clock.now() + launch_s)
+        return handle
+
+    harness.executor.submit = launch  # type: ignore[method-assign]
+    (times_s,) = serve(harness, online("a", [7] * 8, max_tokens=101)).values()
+    between_s = [later - sooner for sooner, later in pairwise(times_s[50:100])]  # behind the last nothing is launched
+    assert between_s == pytest.approx([step_s] * 49)
 
 
 class Drain:
