@@ -1,7 +1,9 @@
 """Owns the KV cache and runs the model over input batches."""
 
+import logging
 from collections.abc import Sequence
 from inspect import signature
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +16,11 @@ from neaptide.executors.torch.models.recorded import RecordedLayers, record_laye
 from neaptide.kernels.kv_copy import slot_copier
 from neaptide.kernels.paged_attention import attention_planner
 from neaptide.kernels.transfer import to_device
+
+if TYPE_CHECKING:  # it imports Triton
+    from neaptide.executors.torch.step_graphs import StepGraphs
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -55,16 +62,33 @@ class ModelRunner:
             batch_invariant=batch_invariant,
         )
         self._copier = slot_copier(device, gpu_kernels)
+        # Triton's steps may be padded: one block more takes what padding writes.
+        num_stored = num_blocks + (self.plan_attention.kernels == "triton")
         # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
-        whole = torch.zeros((config.num_layers, *shape), dtype=dtype, device=device)
+        whole = torch.zeros((config.num_layers, num_stored, *shape[1:]), dtype=dtype, device=device)
         self.kv_cache = list(whole.unbind(0))
         self._every_slot = whole.flatten(1, 2)
         self._host_cache = torch.empty(
             (num_host_blocks, config.num_layers, *shape[1:]), dtype=dtype, pin_memory=device.type == "cuda"
         )
+        self.graphs: StepGraphs | None = None
+        """Once they have been recorded."""
         self.recorded: RecordedLayers | None = None
         if self.plan_attention.kernels == "native":
             self.recorded = record_layers(model, self.kv_cache, self.plan_attention)
+
+    def record_graphs(self) -> None:
+        """Lets steps of few tokens be replayed on a GPU, where that can be."""
+        device = self.kv_cache[0].device
+        can = self.plan_attention.kernels == "triton" and device.type == "cuda" and torch.version.hip is None
+        if not (can and getattr(self.model, "launches_by_size", False)):
+            return
+        from neaptide.executors.torch.step_graphs import StepGraphs, cuda_recorder
+
+        try:
+            self.graphs = StepGraphs(self.model, self.kv_cache, self.plan_attention, cuda_recorder())
+        except RuntimeError as error:
+            logger.warning("steps of few tokens are launched kernel by kernel, which is slower: %s", error)
 
     def save(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks to slots of host memory, and waits for it."""
@@ -109,6 +133,8 @@ class ModelRunner:
             StepGivenUp: some of the keys and values are in the cache.
         """
         plan = batch.attention
+        if self.graphs is not None and self.graphs.takes(plan):
+            return self.graphs.forward(batch.token_ids, batch.positions, plan)
         recorded = self.recorded
         if recorded is not None and recorded.takes(plan):
             return recorded.forward(batch.token_ids, batch.positions, plan, giving_up)

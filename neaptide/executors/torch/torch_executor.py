@@ -382,6 +382,8 @@ class TorchExecutor:
         steps = [ScheduledRequest(request_id, [0], position, [0], True, position) for position in range(2)]
         if self._runner.block_size < 2 or self.model_config.max_position_embeddings < 2:
             steps = steps[:1]
+        with torch.inference_mode():
+            self._runner.record_graphs()
         for number, scheduled in enumerate(steps):
             self.submit(StepPlan.of_parts(-1, [scheduled], [new] if number == 0 else [])).wait()
         self._states.clear()

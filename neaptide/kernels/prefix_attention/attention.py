@@ -119,9 +119,9 @@ class PrefixPlan:
     """
 
     def __init__(self, kernel: PrefixAttention, work: WorkList, entries: IntArray, query_lens: IntArray) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self._blocks = (int(entries.min()) // 2, int(entries.max()) // 2)
-        self._num_tokens = int(query_lens.sum())
+        self.num_tokens = int(query_lens.sum())
         items = work.items[_longest_first(work)]
         items[:, 2] //= kernel.block_size
         requests = np.repeat(np.arange(len(query_lens)), query_lens)
@@ -138,23 +138,19 @@ class PrefixPlan:
             _packed(arrays, kernel.device)
         )
         """int32 on the device; ``token_tables`` [tokens] is where a token's own table begins in ``table``."""
-        num_parts = int(work.merges[:, 2].max(initial=0))
-        heads, dim = kernel.num_heads, kernel.head_dim
-        self._parts = torch.empty(num_parts, heads, dim, device=kernel.device)
-        self._part_scales = torch.empty(num_parts, heads, device=kernel.device)
+        self.parts, self._part_scales = parts_of(kernel, int(work.merges[:, 2].max(initial=0)))
         self._slots: Tensor | None = None
-        self._limits = {} if torch.version.hip else {"maxnreg": kernel.tiles.registers}
 
     @property
     def places(self) -> Places:
         """Of the step's tokens."""
-        return Places(self.table, self.token_tables, self.row_limits[: self._num_tokens])
+        return Places(self.table, self.token_tables, self.row_limits[: self.num_tokens])
 
     @property
     def slots(self) -> Tensor:
         """[num_tokens] int64, on the device: where keys and values are written, for those who write with torch."""
         if self._slots is None:
-            self._slots = slots_of(self.places, self._kernel.block_size)
+            self._slots = slots_of(self.places, self.kernel.block_size)
         return self._slots
 
     def attend(self, query: Tensor, key_value: Tensor, kv_cache: Tensor) -> Tensor:
@@ -171,7 +167,7 @@ class PrefixPlan:
         Raises:
             ValueError: tensors that are not as planned; nothing has been read.
         """
-        kernel, tiles = self._kernel, self._kernel.tiles
+        kernel, tiles = self.kernel, self.kernel.tiles
         self._check(query, kv_cache)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         lanes = max(16, 1 << (kernel.head_dim - 1).bit_length())
@@ -179,7 +175,7 @@ class PrefixPlan:
             query,
             kv_cache,
             out,
-            self._parts,
+            self.parts,
             self._part_scales,
             self.items,
             self.table,
@@ -203,12 +199,12 @@ class PrefixPlan:
             num_warps=tiles.warps,
             num_stages=tiles.stages,
             enable_fp_fusion=True,
-            **self._limits,
+            **({} if torch.version.hip else {"maxnreg": tiles.registers}),
         )
         if len(self.merges):
             merge_kernel[(len(self.merges) * kernel.num_heads,)](
                 out,
-                self._parts,
+                self.parts,
                 self._part_scales,
                 self.merges,
                 HEADS=kernel.num_heads,
@@ -220,9 +216,9 @@ class PrefixPlan:
         return out
 
     def _check(self, query: Tensor, kv_cache: Tensor) -> None:
-        kernel = self._kernel
+        kernel = self.kernel
         heads, dim = kernel.num_heads, kernel.head_dim
-        is_planned = query.shape == (self._num_tokens, heads, dim) and query.stride()[1:] == (dim, 1)
+        is_planned = query.shape == (self.num_tokens, heads, dim) and query.stride()[1:] == (dim, 1)
         if not is_planned or (query.dtype, query.device.type) != (kernel.dtype, kernel.device.type):
             raise ValueError(f"queries of shape {tuple(query.shape)}, {query.dtype} are not what was planned")
         slot_shape = (kernel.block_size, 2 * kernel.num_kv_heads, dim)
@@ -231,6 +227,12 @@ class PrefixPlan:
             raise ValueError(f"a cache of shape {tuple(kv_cache.shape)}, {kv_cache.dtype} is not what was planned")
         if self._blocks[0] < 0 or self._blocks[1] >= len(kv_cache):
             raise ValueError(f"block ids {self._blocks} in a cache of {len(kv_cache)}")
+
+
+def parts_of(kernel: PrefixAttention, num_parts: int) -> tuple[Tensor, Tensor]:
+    """Room for what several items compute of a token: values [parts, heads, head_dim] fp32, scales [parts, heads]."""
+    heads, dim = kernel.num_heads, kernel.head_dim
+    return torch.empty(num_parts, heads, dim, device=kernel.device), torch.empty(num_parts, heads, device=kernel.device)
 
 
 def _longest_first(work: WorkList) -> IntArray:

@@ -205,7 +205,7 @@ def attend_kernel(
 
 @triton.jit
 def merge_kernel(out, parts, part_scales, merges, HEADS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr):
-    """Programs: merges * HEADS. ``merges`` is [merges, 3] int32: token, first part, last part."""
+    """Programs: merges * HEADS. ``merges`` is [merges, 3] int32: token, first part, last part; none if both are one."""
     program = tl.program_id(0)
     head = program % HEADS
     merge = merges + (program // HEADS) * MERGE_COLUMNS
@@ -227,4 +227,5 @@ def merge_kernel(out, parts, part_scales, merges, HEADS: tl.constexpr, DIM: tl.c
         values = values * factor + weight * tl.load(parts + at * DIM + lanes, mask=is_dim, other=0.0)
         total = total * factor + weight
         largest = new_largest
-    tl.store(out + (token * HEADS + head) * DIM + lanes, (values / total).to(out.dtype.element_ty), mask=is_dim)
+    is_stored = lanes < tl.minimum(last_part - first_part, 1) * DIM
+    tl.store(out + (token * HEADS + head) * DIM + lanes, (values / total).to(out.dtype.element_ty), mask=is_stored)

@@ -1,7 +1,7 @@
 """What the executor asks of a model, whatever its family."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,6 +75,9 @@ class TorchModel(Protocol):
     """
 
     config: ModelConfig
+    launches_by_size: ClassVar[bool] = False
+    """Whether what ``forward`` launches on a GPU depends on nothing but the number of tokens and the plan's tensors, so
+    that it can be recorded and replayed."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps) -> None: ...
 

@@ -79,6 +79,7 @@ class Llama(TorchModel):
 
     config: LlamaLikeConfig
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    launches_by_size: ClassVar[bool] = True
 
     def __init__(self, config: LlamaLikeConfig, dtype: torch.dtype, device: torch.device, ops: TorchLayerOps):
         self.config = config

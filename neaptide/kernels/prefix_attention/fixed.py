@@ -1,0 +1,101 @@
+"""Plans whose tensors stay where they are, for launches that are recorded once and replayed for many steps."""
+
+import torch
+from torch import Tensor
+
+from neaptide.kernels.kv_write.reference import Places, slots_of
+from neaptide.kernels.prefix_attention.attention import PrefixAttention, PrefixPlan, parts_of
+
+TABLE_ENTRIES = 1 << 18
+"""Of all requests' block tables: 256 of 16 thousand tokens each, in blocks of 16."""
+_ITEMS_EACH, _MORE_ITEMS = 2, 96
+"""Items of the attention for each token, and beside: as many programs as the split of few long contexts aims at."""
+_ROWS_EACH, _MORE_ROWS = 4, 256
+
+
+class FixedRoom:
+    """Device memory that the plans of all sizes share: one step is computed at a time.
+
+    Args:
+        kernel: that plans.
+        most_tokens: of the largest plan.
+    """
+
+    def __init__(self, kernel: PrefixAttention, most_tokens: int) -> None:
+        def integers(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=kernel.device)
+
+        num_rows = _ROWS_EACH * most_tokens + _MORE_ROWS
+        self.items = integers(_ITEMS_EACH * most_tokens + _MORE_ITEMS, 5)
+        self.table = integers(TABLE_ENTRIES + 1)
+        self.row_tokens, self.row_limits, self.row_parts = (integers(num_rows) for _ in range(3))
+        self.merges = integers(most_tokens, 3)
+        self.token_tables, self.token_limits = integers(most_tokens), integers(most_tokens)
+        self.parts, self.part_scales = parts_of(kernel, num_rows)
+
+
+class FixedPlan(PrefixPlan):
+    """A plan of ``num_tokens`` tokens, into which those of steps of no more are loaded; the others compute nothing that
+    anybody reads, and write into a block of their own.
+
+    Args:
+        kernel: that plans.
+        room: for it.
+        num_tokens: of the plan.
+        spare_block: which nothing else uses.
+    """
+
+    def __init__(self, kernel: PrefixAttention, room: FixedRoom, num_tokens: int, spare_block: int) -> None:
+        self.kernel, self.num_tokens = kernel, num_tokens
+        self._blocks = (spare_block, spare_block)
+        self.items = room.items[: _ITEMS_EACH * num_tokens + _MORE_ITEMS]
+        self.table = room.table
+        self.row_tokens, self.row_limits, self.row_parts = room.row_tokens, room.row_limits, room.row_parts
+        self.merges = room.merges[:num_tokens]
+        self.token_tables, self._token_limits = room.token_tables[:num_tokens], room.token_limits[:num_tokens]
+        self.parts, self._part_scales = room.parts, room.part_scales
+        self.table[-1] = 2 * spare_block
+        self._spare(0)
+
+    @property
+    def places(self) -> Places:
+        return Places(self.table, self.token_tables, self._token_limits)
+
+    @property
+    def slots(self) -> Tensor:
+        """Computed anew for every layer, and so in every replay."""
+        return slots_of(self.places, self.kernel.block_size)
+
+    def takes(self, plan: PrefixPlan) -> bool:
+        """Whether a step's plan fits in."""
+        return (
+            plan.num_tokens <= self.num_tokens
+            and len(plan.items) <= len(self.items)
+            and plan.table.numel() < len(self.table)
+            and len(plan.row_tokens) <= len(self.row_tokens)
+            and len(plan.merges) <= len(self.merges)
+            and len(plan.parts) <= len(self.parts)
+        )
+
+    def load(self, plan: PrefixPlan) -> None:
+        """Takes over a step's plan that fits in, behind the work that the device has."""
+        count = plan.num_tokens
+        self._spare(count)
+        self.items[: len(plan.items)].copy_(plan.items)
+        self.table[: plan.table.numel()].copy_(plan.table.flatten())
+        for ours, theirs in (
+            (self.row_tokens, plan.row_tokens),
+            (self.row_limits, plan.row_limits),
+            (self.row_parts, plan.row_parts),
+        ):
+            ours[: len(theirs)].copy_(theirs)
+        self.merges[: len(plan.merges)].copy_(plan.merges)
+        self.token_tables[:count].copy_(plan.token_tables)
+        self._token_limits[:count].copy_(plan.row_limits[:count])
+
+    def _spare(self, first: int) -> None:
+        """No item, no merge; the tokens from this one on are the first of the spare block."""
+        self.items.zero_()
+        self.merges.zero_()
+        self.token_tables[first:].fill_(TABLE_ENTRIES)
+        self._token_limits[first:].fill_(1)

@@ -1,0 +1,104 @@
+"""Steps that are recorded and replayed: padded, and with room for other work, on Triton's kernels interpreted."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.random_llama import TINY, write_model_dir
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.executors.torch.model_runner import ModelRunner
+from neaptide.executors.torch.step_graphs import Replay, StepGraphs
+from neaptide.executors.torch.torch_executor import TorchExecutor
+from neaptide.kernels.prefix_attention.attention import PrefixPlan
+
+SHAPE = replace(TINY, layers=2)
+BLOCK_SIZE, NUM_BLOCKS = 16, 60
+SIZES = (2, 4, 8)
+
+
+def recorded(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    """What a graph does: the same again, into the same tensor."""
+    out = compute().clone()
+
+    def replay() -> None:
+        out.copy_(compute())
+
+    return replay, out
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
+    directory: Path = tmp_path_factory.mktemp("llama")
+    write_model_dir(directory, SHAPE, torch.float32, torch.device("cpu"))
+    config = ExecutorConfig(model_path=str(directory), device="cpu", dtype="float32", gpu_kernels="triton")
+    executor = TorchExecutor(config, CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS), MonotonicClock())
+    with torch.inference_mode():
+        yield executor._runner
+    executor.close()
+
+
+@pytest.fixture(scope="module")
+def graphs(runner: ModelRunner) -> StepGraphs:
+    return StepGraphs(runner.model, runner.kv_cache, runner.plan_attention, recorded, SIZES)
+
+
+def planned(runner: ModelRunner, query_lens: list[int], seq_lens: list[int], tables: list[list[int]]) -> PrefixPlan:
+    width = max(map(len, tables))
+    padded = np.array([table + [0] * (width - len(table)) for table in tables])
+    plan = runner.plan_attention(np.array(query_lens), np.array(seq_lens), padded)
+    assert isinstance(plan, PrefixPlan)
+    return plan
+
+
+Step = tuple[list[int], list[int], list[list[int]]]
+LONG = list(range(20, 40))
+STEPS: list[Step] = [
+    ([1], [5], [[7]]),
+    ([3, 1], [3, 40], [[2], [9, 4, 11]]),
+    ([1, 1, 1], [40, 36, 47], [[5, 6, 1], [5, 6, 2], [5, 6, 3]]),  # a prefix of two blocks for three: parts to merge
+    ([1, 6], [301, 310], [LONG, [*range(40, 60)]]),  # split
+    ([1, 1], [34, 35], [[5, 6, 1], [5, 6, 2]]),  # fewer than before: nothing of the larger steps is left
+]
+
+
+def test_replayed_steps_compute_what_the_model_does(runner: ModelRunner, graphs: StepGraphs) -> None:
+    torch.manual_seed(0)
+    for layer in runner.kv_cache:
+        layer[:NUM_BLOCKS].normal_()
+    for query_lens, seq_lens, tables in STEPS:
+        plan, count = planned(runner, query_lens, seq_lens, tables), sum(query_lens)
+        tokens = torch.randint(3, SHAPE.vocab, (count,))
+        positions = torch.cat([torch.arange(end - num, end) for num, end in zip(query_lens, seq_lens, strict=True)])
+        caches = [layer.clone() for layer in runner.kv_cache]
+        expected = runner.model.forward(tokens, positions, caches, plan)
+        assert graphs.takes(plan)
+        found = graphs.forward(tokens, positions, plan)
+        assert found.shape == (count, SHAPE.hidden)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        for ours, theirs in zip(runner.kv_cache, caches, strict=True):
+            torch.testing.assert_close(ours[:NUM_BLOCKS], theirs[:NUM_BLOCKS], atol=1e-4, rtol=1e-4)
+        assert runner.kv_cache[0][NUM_BLOCKS].any(), "where padding goes"
+
+
+def test_a_step_of_more_tokens_or_with_more_work_than_there_is_room_for_is_launched(
+    runner: ModelRunner, graphs: StepGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not graphs.takes(planned(runner, [9], [9], [[1]]))
+    step = planned(runner, [1], [301], [LONG])
+    assert graphs.takes(step)
+    monkeypatch.setattr(graphs._plans[0], "items", graphs._plans[0].items[:1])
+    assert not graphs.takes(step)
+
+
+def test_a_replay_that_computes_something_else_is_refused(runner: ModelRunner) -> None:
+    def stale(compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        return lambda: None, compute().clone()
+
+    with pytest.raises(RuntimeError, match="a replayed step is off by"):
+        StepGraphs(runner.model, runner.kv_cache, runner.plan_attention, stale, SIZES)
