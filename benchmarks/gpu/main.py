@@ -25,9 +25,10 @@ from benchmarks.gpu import ceilings, vllm
 from benchmarks.gpu.calibration import calibrate
 from benchmarks.gpu.correctness import SCENARIOS, check_correctness
 from benchmarks.gpu.live import measure_live, missing_packages
+from benchmarks.gpu.steps import measure_steps
 from neaptide.kernels.launching import why_not
 
-OWN_STAGES = ("correctness", "kernels", "ceilings", "calibration")
+OWN_STAGES = ("correctness", "kernels", "steps", "ceilings", "calibration")
 LIVE_STAGE = "live"
 """W5 on the torch executor, beside other policies."""
 W5_STAGES = tuple(f"vllm_w5_{part}" for part in vllm.W5_PARTS)
@@ -116,6 +117,9 @@ class Run:
         if not (found["ok"] and checked["ok"]):
             return found | {"status": "failed", "reason": "the kernels compute something else than torch"}
         return found
+
+    def steps(self) -> dict[str, Any]:
+        return measure_steps(self.device, dry=self.dry, progress=self.say)
 
     def ceilings(self) -> dict[str, Any]:
         return ceilings.measure_ceilings(self.device, ceilings.DRY if self.dry else ceilings.FULL, self.say)

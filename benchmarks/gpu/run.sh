@@ -2,7 +2,7 @@
 # What a GPU can do, whether the executor and its kernels are right on it, and its measured profile: under 10 minutes, no
 # network. Then, where an interpreter has vLLM, the vllm executor: its steps, and W5 in four stages, each ended after 570 s.
 #
-#   benchmarks/gpu/run.sh [--dry] [--limit-s S] [--stages correctness,kernels,ceilings,calibration,live,vllm,vllm_w5_ceiling,...]
+#   benchmarks/gpu/run.sh [--dry] [--limit-s S] [--stages correctness,kernels,steps,ceilings,calibration,live,vllm,vllm_w5_ceiling,...]
 #
 # vllm_w5 is its four stages. Each goes on from where the one before left off, by vllm_w5_state.json in the folder of results: they may be
 # run one by one, into the same $OUT.

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks import same_kernels
 from benchmarks.common import REPOSITORY
-from benchmarks.gpu import correctness, main, stage_commands
+from benchmarks.gpu import correctness, live, main, stage_commands, steps
 from benchmarks.gpu.dense_reference import dense_logits
 from benchmarks.gpu.random_llama import LLAMA_8B, TINY, write_model_dir, write_tokenizer
 from benchmarks.live.plan import PATIENCE_S
@@ -116,13 +117,48 @@ def test_without_vllm_its_stages_are_left_out_unless_they_are_asked_for(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(main.vllm, "find_python", lambda: None)
+    for name in (*main.OWN_STAGES, main.LIVE_STAGE):
+        monkeypatch.setattr(main.Run, name, lambda run: {})
+    assert main.main(["--dry"]) == 0
+    assert list(read(out / "results.json")["stages"]) == [*main.OWN_STAGES, main.LIVE_STAGE]
+    assert "no interpreter has vLLM (PYTHON_VLLM names one): without vllm, vllm_w5_ceiling" in capsys.readouterr().out
+    assert main.main(["--dry", "--stages", "vllm"]) == 1
+    assert read(out / "vllm.json")["reason"] == "no interpreter has vLLM: PYTHON_VLLM names one"
+
+
+def test_without_the_servers_packages_w5_is_left_out_unless_it_is_asked_for(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main.vllm, "find_python", lambda: None)
+    monkeypatch.setattr(main, "missing_packages", lambda: ["fastapi"])
     for name in main.OWN_STAGES:
         monkeypatch.setattr(main.Run, name, lambda run: {})
     assert main.main(["--dry"]) == 0
     assert list(read(out / "results.json")["stages"]) == list(main.OWN_STAGES)
-    assert "no interpreter has vLLM (PYTHON_VLLM names one): without vllm, vllm_w5_ceiling" in capsys.readouterr().out
-    assert main.main(["--dry", "--stages", "vllm"]) == 1
-    assert read(out / "vllm.json")["reason"] == "no interpreter has vLLM: PYTHON_VLLM names one"
+    assert "this interpreter has no fastapi: without live" in capsys.readouterr().out
+    assert main.main(["--dry", "--stages", "live"]) == 1
+    assert read(out / "live.json")["reason"] == "this interpreter has no fastapi, which the server needs"
+
+
+def test_a_live_run_that_is_cut_short_leaves_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cut:
+        def __init__(self, progress: object) -> None:
+            pass
+
+        def __call__(self, command: Sequence[str]) -> None:
+            Path(command[command.index("--json") + 1]).write_text('{"cut_short": "its time was over"}')
+            raise RuntimeError("ended with status 1")
+
+    monkeypatch.setattr(live, "StageCommands", Cut)
+    found = live.measure_live(torch.device("cpu"), dry=True, limit_s=60.0, progress=lambda line: None)
+    assert found == {"cut_short": "its time was over", "status": "failed", "reason": "ended with status 1"}
+
+
+def test_steps_are_timed_launched_where_nothing_is_replayed() -> None:
+    found = steps.measure_steps(torch.device("cpu"), dry=True, progress=lambda line: None)
+    assert not found["is_replayed"]
+    assert [(row["step"], row["replayed_s"]) for row in found["steps"]] == [("1 decodes", None), ("8 decodes", None)]
+    assert all(row["launched_s"] > 0 for row in found["steps"])
 
 
 def test_the_interpreter_with_vllm_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,53 @@
+"""Whole steps of the executor: launched kernel by kernel, and replayed where it can replay them, by turns."""
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.correctness import BLOCK_SIZE
+from benchmarks.gpu.weights import random_model
+from neaptide.engine.clock import MonotonicClock
+from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.estimator.calibration.micro_runs import MicroRunner, Parts
+from neaptide.executors.torch.torch_executor import TorchExecutor
+
+DECODES, CONTEXT_TOKENS = (1, 8, 32, 64, 128, 256, 384, 512), 500
+CHUNK_TOKENS = 128
+REPEATS, DRY_REPEATS = 15, 1
+
+
+def steps(*, dry: bool) -> dict[str, Parts]:
+    """By name: decodes alone, and beside a prompt."""
+    found: dict[str, Parts] = {}
+    for count in DECODES[:2] if dry else DECODES:
+        found[f"{count} decodes"] = ((1, CONTEXT_TOKENS),) * count
+    for count in () if dry else (32, 128):
+        found[f"{count} decodes and a prompt of {CHUNK_TOKENS}"] = (((1, CONTEXT_TOKENS),) * count) + (
+            (CHUNK_TOKENS, 0),
+        )
+    return found
+
+
+def measure_steps(device: torch.device, *, dry: bool, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds from submission to result, medians; ``replayed_s`` is None where nothing is replayed."""
+    clock = MonotonicClock()
+    with random_model(device, dry=dry, progress=progress) as model:
+        cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=320 if dry else None)
+        executor = TorchExecutor(ExecutorConfig(model_path=str(model), device=device.type), cache, clock)
+    runner, graphs = MicroRunner(executor, clock, BLOCK_SIZE), executor._runner.graphs
+    ways = {"launched_s": None} | ({} if graphs is None else {"replayed_s": graphs})
+    rows = []
+    for name, parts in steps(dry=dry).items():
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(DRY_REPEATS if dry else REPEATS):
+            for way, used in ways.items():
+                executor._runner.graphs = used
+                seconds[way].append(runner.run(parts))
+        row = {"step": name, "replayed_s": None} | {way: median(times) for way, times in seconds.items()}
+        rows.append(row)
+        replayed = "" if row["replayed_s"] is None else f", replayed {1e3 * row['replayed_s']:.2f}"
+        progress(f"{name}: launched {1e3 * row['launched_s']:.2f} ms{replayed}")
+    executor.close()
+    return {"context_tokens": CONTEXT_TOKENS, "is_replayed": graphs is not None, "steps": rows}
