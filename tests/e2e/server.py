@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.kills import signal_all
 from tests.patience import PATIENCE_S, until_here
 
 FIRST_PORT = 10_000
@@ -128,12 +129,12 @@ class RunningServer:
         self.wait_ready()
 
     def kill_both(self) -> None:
-        """SIGKILL for both processes at one moment."""
+        """SIGKILL for both processes at one moment. The engine may follow its parent before its own has come."""
         engine = self.engine
-        os.kill(self.process.pid, signal.SIGKILL)
-        os.kill(engine.pid, signal.SIGKILL)
+        signal_all([psutil.Process(self.process.pid), engine], signal.SIGKILL)
         self.process.wait()
-        psutil.wait_procs([engine], timeout=PATIENCE_S)
+        _, alive = psutil.wait_procs([engine], timeout=PATIENCE_S)
+        assert not alive
 
     def request_log(self) -> list[dict[str, Any]]:
         """What the engine executed: its own witness."""

@@ -1,7 +1,6 @@
 """``neaptide cluster``: several real servers behind one address."""
 
 import json
-import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,6 +11,7 @@ import httpx
 import psutil
 
 from tests.e2e.server import RunningServer
+from tests.kills import signal_all
 from tests.patience import PATIENCE_S, until_here
 
 STREAM = {
@@ -60,9 +60,7 @@ class RunningCluster(RunningServer):
     def kill(self, name: str) -> None:
         """SIGKILL for a replica's processes at one moment; returns when nothing listens any more."""
         server = self.replica(name)
-        for process in (server, *server.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                os.kill(process.pid, signal.SIGKILL)
+        signal_all([server, *server.children(recursive=True)], signal.SIGKILL)
         until_here(lambda: is_gone(server))
 
     def roll(self) -> None:

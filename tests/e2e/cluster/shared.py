@@ -1,6 +1,5 @@
 """Real servers that share one database and one place for blobs, each with a data directory of its own."""
 
-import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import psutil
 
 from tests.e2e.conftest import SIM
 from tests.e2e.server import RunningServer, submit_batch
+from tests.kills import signal_all
 from tests.postgres import PostgresServer
 
 LEASE_S = 2
@@ -89,17 +89,15 @@ def tree_of(server: RunningServer) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def freeze(server: RunningServer) -> list[int]:
-    """Stops every process of a server where it stands; returns their ids."""
-    pids = [process.pid for process in tree_of(server)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    return pids
+def freeze(server: RunningServer) -> list[psutil.Process]:
+    """Stops every process of a server where it stands; returns them."""
+    processes = tree_of(server)
+    signal_all(processes, signal.SIGSTOP)
+    return processes
 
 
-def wake(pids: list[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+def wake(processes: list[psutil.Process]) -> None:
+    signal_all(processes, signal.SIGCONT)
 
 
 def submit(server: RunningServer, num_lines: int, max_tokens: int, window: str = "24h") -> str:

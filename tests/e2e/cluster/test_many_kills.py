@@ -137,9 +137,9 @@ def test_every_line_ends_once(postgres_server: PostgresServer, tmp_path: Path, s
                     witness.look()
                     victim.start()
                 else:
-                    pids = freeze(victim)
+                    frozen = freeze(victim)
                     time.sleep(LEASE_S * random.uniform(1.2, 2.0))
-                    wake(pids)
+                    wake(frozen)
                     victim.wait_ready()
                 chats.hurting(number, False)
             first.wait_for(lambda: state(first, batch_id)[0] == "completed")

@@ -1,6 +1,7 @@
 """What the application on Ray does by itself; Ray is asked in ``tests/e2e/cluster/test_ray.py``."""
 
 import json
+import signal
 from pathlib import Path
 
 import psutil
@@ -8,6 +9,7 @@ import pytest
 
 from neaptide.launch.cluster.process import ReplicaProcess, replica_settings
 from neaptide.server.settings import Settings
+from tests.kills import signal_all
 from tests.patience import PATIENCE_S, until
 from tests.postgres import PostgresServer
 from tests.server.asgi import Exchange
@@ -92,6 +94,5 @@ async def test_the_application_comes_up_in_serves_own_test_mode(
         assert (tmp_path / "data" / "replica-1").is_dir()
     finally:
         started = set(psutil.Process().children(recursive=True)) - before
-        for process in started:
-            process.terminate()
+        signal_all(started, signal.SIGTERM)
         psutil.wait_procs(started, timeout=PATIENCE_S)

@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,8 @@ async def prometheus(directory: Path, target_port: int) -> AsyncIterator[Prometh
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
             yield Prometheus(http)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # what it was asked has failed then, and says so
+            process.kill()
         await process.wait()
 
 
