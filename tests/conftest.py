@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import HealthCheck, settings
 # How long an example takes, or its making, says how busy the machine is; the limit per test is in pyproject.toml.
 settings.register_profile("neaptide", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("neaptide")
+
+# Threads of torch that wait for each other sleep, as the server's engines have it: where two workers share two cores,
+# those that spin take the time of those that they wait for. Before anything imports torch, which reads it once.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 pytest_plugins = ["tests.acceptance", "tests.postgres", "tests.s3"]
 

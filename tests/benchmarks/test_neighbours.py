@@ -10,6 +10,8 @@ from benchmarks.structured import attack
 from benchmarks.structured.neighbours import Pair, felt
 from neaptide.loadgen.client.recorder import Record
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 
 def chat(tpot_ms: float, error: str | None = None) -> Record:
     return Record(0.0, token_times_s=[1.0, 1.0 + tpot_ms / 1e3], num_output_tokens=2, error=error)

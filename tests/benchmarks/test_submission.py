@@ -23,6 +23,8 @@ from benchmarks.submission import (
 from neaptide.engine.record.step_log import BatchLine, Line, OrderLine, StepLine
 from neaptide.loadgen.client.recorder import Record
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 TARGETS = Targets(0.120, 0.024)
 PAIRS = [Pair(Window(0.0, 10.0), Window(10.0, 20.0)), Pair(Window(30.0, 40.0), Window(20.0, 30.0))]
 
