@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, get_args
 
 import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
 from openai.types.chat import ChatCompletionMessageParam
+from pydantic import TypeAdapter
 
 from neaptide.server.app import ServerState, ServingContext, create_app
 from neaptide.server.edge.auth import KeyRing
@@ -30,6 +32,23 @@ def patient_with_grammars() -> Iterator[None]:
     at. The processor time that a grammar may take is as ever."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("neaptide.server.structured.checker.WALL_S", PATIENCE_S)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forms_of_replies() -> Iterator[None]:
+    """What an app is slow to make are pydantic's forms of what its routes take and give: made once for all apps."""
+    made: dict[Any, TypeAdapter[Any]] = {}
+
+    def form_of(annotated: Any, **config: Any) -> TypeAdapter[Any]:
+        annotation, *more = get_args(annotated)
+        key = annotation, repr(more), repr(config)
+        if key not in made:
+            made[key] = TypeAdapter(annotated, **config)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fastapi._compat.v2.TypeAdapter", form_of)
         yield
 
 
