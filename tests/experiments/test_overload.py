@@ -23,6 +23,7 @@ def test_what_is_possible_waits_for_nobody_who_cannot_be_in_time() -> None:
     assert possible_rps(profile, lengths, crowd) == capacity_rps(profile, lengths)
 
 
+@pytest.mark.full
 def test_prompts_that_take_most_of_their_target_are_served_in_time_above_the_capacity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

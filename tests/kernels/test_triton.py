@@ -25,6 +25,8 @@ needs_interpreter = pytest.mark.skipif(
 
 @needs_triton
 @needs_interpreter
-def test_kernels_by_the_interpreter() -> None:
-    printed = run_inside(sys.executable, INSIDE, environment={"TRITON_INTERPRET": "1"})
+@pytest.mark.parametrize("which", ["not full", pytest.param("full", marks=pytest.mark.full)])
+def test_kernels_by_the_interpreter(which: str) -> None:
+    environment = {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": f'-m "{which}"'}
+    printed = run_inside(sys.executable, INSIDE, environment=environment)
     assert "skipped" not in printed.splitlines()[-1], printed[-2000:]

@@ -61,6 +61,7 @@ def test_frozen_past_its_lease_a_server_wakes_and_writes_nothing(shared: SharedS
         check_all_there(server, batch_id)
 
 
+@pytest.mark.full
 def test_what_a_killed_server_had_is_done_by_the_other(shared: SharedServers) -> None:
     first, second = shared.servers
     batch_id = at_work_in_second(shared)

@@ -42,6 +42,7 @@ def test_rates_are_compared_with_the_best_that_is_not_sorted(monkeypatch: pytest
     drawn(result)
 
 
+@pytest.mark.full
 def test_the_industrial_mix_saves_within_a_point_of_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(industry, "QUICK_SCALE", 160)
     kept = ("fcfs", "batchllm", "neaptide")

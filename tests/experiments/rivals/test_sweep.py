@@ -171,6 +171,7 @@ def test_a_sweep_compares_every_rival_on_every_trace(monkeypatch: pytest.MonkeyP
     assert not result.failed
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small")
 def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sweep.run_kept(True, KeptRuns(SimResult, tmp_path / "whole"))
@@ -195,6 +196,7 @@ def test_a_sweep_that_was_cut_goes_on_and_says_the_same(tmp_path: Path, monkeypa
     assert again.rows == whole.rows
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("small")
 def test_the_likely_points_are_run_alone_if_asked_and_are_not_run_again_by_the_whole_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -141,6 +141,7 @@ def test_strided_queries() -> None:
     torch.testing.assert_close(plan.attend(fused[:, :6], case.new, case.cache).double(), case.expected(), **CLOSE)
 
 
+@pytest.mark.full
 @settings(max_examples=6)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 100)), min_size=1, max_size=4),

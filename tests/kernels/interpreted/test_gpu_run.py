@@ -16,6 +16,7 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.full
 def test_dry_run_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And of the executor on them, against the dense model."""
     monkeypatch.setenv("OUT", str(tmp_path))
