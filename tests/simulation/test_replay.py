@@ -28,7 +28,7 @@ from tests.simulation.scenes import mixed
 DEPTHS = [0, 1]
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.full), 1])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_decides_in_a_replay_as_it_did(policy: str, depth: int, tmp_path: Path) -> None:
     """Its own cost model learns from noisy steps, rows have shared prefixes, the pool is too small."""
