@@ -232,7 +232,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Option(
             "What computes attention and writes the cache on a GPU, with the torch executor: auto, kernels in Triton "
             "once they have computed there what torch computes, which is tried at start; triton, the same, but no "
-            "start without them; torch, neither. No GPU has run these kernels yet.",
+            "start without them; torch, neither. They have run on one H100.",
             choices=("auto", "triton", "torch"),
         ),
     ] = "auto"

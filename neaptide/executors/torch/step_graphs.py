@@ -77,6 +77,8 @@ class StepGraphs:
         self._plans = [FixedPlan(first.kernel, room, size, spare_block) for size in sizes]
         recorded = [record(partial(self._compute, number)) for number in reversed(range(len(sizes)))]
         self._recorded = recorded[::-1]  # the largest first: the others find its memory
+        for _, hidden in recorded:  # libraries load what they choose for a size when it first comes
+            model.logits(hidden)
         self._try(plan_attention)
 
     def takes(self, plan: StepAttention) -> bool:
