@@ -21,8 +21,9 @@ from neaptide.kernels.prefix_attention.fixed import FixedPlan, FixedRoom
 
 logger = logging.getLogger(__name__)
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Tokens of a step. Larger ones keep the device busy for longer than their launches take."""
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 32))
+"""Tokens of a step: close where products of padding take time. Larger steps keep the device busy for longer than their
+launches take."""
 _TRIED_TOKENS = 5
 TOLERANCE = 1e-2
 """Of the trial, in the norm of the hidden states: the same kernels and numbers, up to what a library chooses."""

@@ -8,8 +8,9 @@ from neaptide.kernels.prefix_attention.attention import PrefixAttention, PrefixP
 
 TABLE_ENTRIES = 1 << 18
 """Of all requests' block tables: 256 of 16 thousand tokens each, in blocks of 16."""
-_ITEMS_EACH, _MORE_ITEMS = 2, 96
-"""Items of the attention for each token, and beside: as many programs as the split of few long contexts aims at."""
+_ITEMS_EACH, _MOST_ITEMS, _MORE_ITEMS = 2, 768, 96
+"""Items of the attention for each token, at most, and beside: as many programs as the split of few long contexts aims
+at. Those that do nothing take time, too."""
 _ROWS_EACH, _MORE_ROWS = 4, 256
 
 
@@ -26,7 +27,7 @@ class FixedRoom:
             return torch.zeros(size, dtype=torch.int32, device=kernel.device)
 
         num_rows = _ROWS_EACH * most_tokens + _MORE_ROWS
-        self.items = integers(_ITEMS_EACH * most_tokens + _MORE_ITEMS, 5)
+        self.items = integers(_room_for_items(most_tokens), 5)
         self.table = integers(TABLE_ENTRIES + 1)
         self.row_tokens, self.row_limits, self.row_parts = (integers(num_rows) for _ in range(3))
         self.merges = integers(most_tokens, 3)
@@ -48,7 +49,7 @@ class FixedPlan(PrefixPlan):
     def __init__(self, kernel: PrefixAttention, room: FixedRoom, num_tokens: int, spare_block: int) -> None:
         self.kernel, self.num_tokens = kernel, num_tokens
         self._blocks = (spare_block, spare_block)
-        self.items = room.items[: _ITEMS_EACH * num_tokens + _MORE_ITEMS]
+        self.items = room.items[: _room_for_items(num_tokens)]
         self.table = room.table
         self.row_tokens, self.row_limits, self.row_parts = room.row_tokens, room.row_limits, room.row_parts
         self.merges = room.merges[:num_tokens]
@@ -99,3 +100,7 @@ class FixedPlan(PrefixPlan):
         self.merges.zero_()
         self.token_tables[first:].fill_(TABLE_ENTRIES)
         self._token_limits[first:].fill_(1)
+
+
+def _room_for_items(num_tokens: int) -> int:
+    return min(_ITEMS_EACH * num_tokens, _MOST_ITEMS) + _MORE_ITEMS
