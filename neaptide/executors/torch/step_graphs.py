@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 32))
 """Tokens of a step: close where products of padding take time. Larger steps keep the device busy for longer than their
 launches take."""
+_MOST_SAMPLED = 256
+"""Rows of logits: a server seldom has more requests at once."""
 _TRIED_TOKENS = 5
 TOLERANCE = 1e-2
 """Of the trial, in the norm of the hidden states: the same kernels and numbers, up to what a library chooses."""
@@ -79,7 +81,7 @@ class StepGraphs:
         recorded = [record(partial(self._compute, number)) for number in reversed(range(len(sizes)))]
         self._recorded = recorded[::-1]  # the largest first: the others find its memory
         for _, hidden in recorded:  # libraries load what they choose for a size when it first comes
-            model.logits(hidden)
+            model.logits(hidden[:_MOST_SAMPLED])
         self._try(plan_attention)
 
     def takes(self, plan: StepAttention) -> bool:
