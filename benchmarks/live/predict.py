@@ -139,10 +139,12 @@ def read(log: Path) -> Recorded:
         nonlocal ended_s
         start_s, *planned_s, end_s = (at_s - found.begin_s for at_s in line.t)
         planning_s = (planned_s or [start_s])[0] - start_s
-        gap_s = start_s - ended_s
+        gap_s, begun_s = start_s - ended_s, start_s + planning_s
         host_s = planning_s + (gap_s if 0.0 <= gap_s <= MAX_HOST_S else 0.0)
+        if header.scheduler.overlap_depth:  # planned while the one before it ran
+            begun_s, host_s = max(begun_s, ended_s), 0.0
         if not line.given_up:
-            found.steps.append(Step(start_s, end_s - start_s - planning_s, host_s, shapes.last))
+            found.steps.append(Step(start_s, end_s - begun_s, host_s, shapes.last))
         ended_s = end_s
         measures.step(outputs, StepTally(), Copied(), line.t[-1])
 

@@ -186,9 +186,13 @@ def drive(core: EngineCore, clock: Clock, load: Load, executor: TraceExecutor | 
         if not online_left and now_s - outcome.start_s >= load.duration_s:
             return outcome
         outcome.dry |= not len(queues.pool)
+        is_last = next_online == len(load.arrivals_s)
+        arrival_s = math.inf if is_last else outcome.start_s + load.arrivals_s[next_online]
+        if core.plan_at_s > now_s:
+            clock.sleep_until(min(core.plan_at_s, arrival_s))
+            continue
         if executor is not None:
-            is_last = next_online == len(load.arrivals_s)
-            executor.next_arrival_s = math.inf if is_last else outcome.start_s + load.arrivals_s[next_online]
+            executor.next_arrival_s = arrival_s
         outputs = core.step()
         outcome.measures.step(outputs, StepTally(), Copied(), clock.now())
         for stats in outputs.stats:

@@ -13,6 +13,7 @@ from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel, Prediction
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.record.step_log import create_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.steps.plan import BatchShape
@@ -48,18 +49,31 @@ class Machine:
     def observe(self, shape: BatchShape, seconds: float) -> None: ...
 
 
-def recorded(directory: Path, log: Path, then_s: float, factor: float) -> Window:
-    """A run on that machine, as ``benchmarks.live.run`` would have measured it."""
+class Planning(EngineObserver):
+    """Takes 5 ms of the host."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def planning(self, now_s: float) -> None:
+        self._clock.sleep_until(self._clock.now() + 0.005)
+
+
+def recorded(directory: Path, log: Path, then_s: float, factor: float, *, overlap_depth: int = 0) -> Window:
+    """A run on that machine, as ``benchmarks.live.run`` would have measured it; one step ahead, planning takes time."""
     clock = VirtualClock(AT_S)
     load = Load.make(2.0, END_S, 1500, (TARGETS.ttft_s, TARGETS.tpot_s), 1000, directory)
-    scheduler = SchedulerConfig(max_model_len=1024, ttft_slo_s=TARGETS.ttft_s, tpot_slo_s=TARGETS.tpot_s)
+    scheduler = SchedulerConfig(
+        max_model_len=1024, ttft_slo_s=TARGETS.ttft_s, tpot_slo_s=TARGETS.tpot_s, overlap_depth=overlap_depth
+    )
     config, model = EngineConfig(cache=CacheConfig(), scheduler=scheduler), OnlineCostModel(BASE)
     recipe = {"cost_model": recipe_of(model), "headroom": "fixed"}
     recorder = StepRecorder(create_log(log), config, NUM_BLOCKS, recipe)
     truth: CostModel = Machine(clock, AT_S + then_s, factor)
     executor = TraceExecutor(NUM_BLOCKS, truth, clock, lambda _: 1 << 30, lambda name: name.startswith("online"))
     headroom = build_headroom("fixed", NUM_BLOCKS)
-    outcome = drive(EngineCore(config, executor, model, headroom, clock, observers=[recorder]), clock, load)
+    observers = [recorder, *([Planning(clock)] if overlap_depth else [])]
+    outcome = drive(EngineCore(config, executor, model, headroom, clock, observers=observers), clock, load)
     recorder.close()
     return window_of(outcome)
 
@@ -105,6 +119,13 @@ def test_a_machine_that_stays_as_it_is_is_predicted(steady: dict[str, Any]) -> N
     assert before["attainment"] == pytest.approx(real["attainment"], abs=0.06)
     assert before["step_noise"] < 0.02
     assert before["step_error"] < 0.02
+
+
+def test_one_step_ahead_planning_is_no_part_of_a_step(tmp_path: Path) -> None:
+    found = predict(tmp_path / "log", recorded(tmp_path, tmp_path / "log", 99.0, 1.0, overlap_depth=1), TARGETS)
+    assert found["decided_otherwise"] is None
+    assert found["known_before"]["step_error"] < 0.02
+    assert found["holds"]["known_before"]
 
 
 def test_the_way_to_the_engine_and_back_is_measured_and_added(tmp_path: Path, steady: dict[str, Any]) -> None:
