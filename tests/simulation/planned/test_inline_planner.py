@@ -73,7 +73,7 @@ def test_a_job_that_comes_later_is_planned_with_what_is_left(tmp_path: Path) -> 
     assert len(plans[1]) == len(set(plans[1])) < 8
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.full), 1])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_run_with_plans_replays(order: str, depth: int, tmp_path: Path) -> None:
     slow = msgspec.structs.replace(profile(num_blocks=48), planning=PlanningCost(0.0, 0.0, pooled_row_s=0.005))

@@ -11,14 +11,15 @@ from neaptide.simulation.recorded.recording import Recording, StepErrors
 from neaptide.simulation.recorded.shadow import Comparison, compare
 from tests.simulation.recorded.engines import Stalling, recorded
 
-WARM_S, WINDOW_S = 20.0, 40.0
+WARM_S, WINDOW_S = 10.0, 30.0
+RUN_S = 45.0
 WITHIN = 0.1
 
 
 @cache
 def run_of(policy: str) -> tuple[Recording, float]:
     """Its recording, and the offline tokens/s of the window as the run itself has them."""
-    recording, run = recorded(policy, 75.0)
+    recording, run = recorded(policy, RUN_S)
     steps = run.measures.steps((recording.now_s - WINDOW_S, recording.now_s))
     return recording, float(steps["prompt_tokens"].sum() + steps["output_tokens"].sum()) / WINDOW_S
 
@@ -42,7 +43,7 @@ def test_the_shadow_of_a_policy_says_what_a_run_under_it_was(policy: str) -> Non
 
 def test_steps_that_stall_stall_in_a_shadow() -> None:
     """Few of them, so that a normal distribution of as much noise knows none: it said 98% where 61% were in time."""
-    found = compare(recorded("priority", 75.0, truth=Stalling(1.1))[0], ["priority"], WARM_S, WINDOW_S)
+    found = compare(recorded("priority", RUN_S, truth=Stalling(1.1))[0], ["priority"], WARM_S, WINDOW_S)
     assert found is not None
     shadow, real = found.shadows["priority"], found.real
     assert 0.5 < real.met / found.requests < 0.7

@@ -91,7 +91,7 @@ def test_lost_replicas_lose_no_row_and_none_runs_again_after_its_end(
     lost_at_s: list[float], start_up_s: float, lease_s: float, replicas: int, scales: bool
 ) -> None:
     """``SharedRows.done`` raises if a row ends a second time."""
-    scene = constant(chats(30), [pool_of(160)], refill=False, profile=profile(128), max_num_seqs=8, drain_s=1e6)
+    scene = constant(chats(20), [pool_of(80)], refill=False, profile=profile(128), max_num_seqs=8, drain_s=1e6)
     fleet = Fleet(
         replicas=replicas,
         lost_at_s=tuple(lost_at_s),
@@ -102,9 +102,9 @@ def test_lost_replicas_lose_no_row_and_none_runs_again_after_its_end(
     )
     run = simulate_cluster(replace(scene, window_s=(0.0, 1e3)), fleet)
     result = run.result
-    assert (result.rows.done, result.rows.open) == (160, 0)
-    assert result.offline.requests_completed == 160
-    assert result.online.requests == 30
+    assert (result.rows.done, result.rows.open) == (80, 0)
+    assert result.offline.requests_completed == 80
+    assert result.online.requests == 20
     assert run.whole.num_unfinished == result.failed_online
     states = [one.state for one in result.replicas]
     assert states.count("lost") == len(lost_at_s) or scales or start_up_s > 0
@@ -133,7 +133,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
 
 def test_two_replicas_do_twice_the_work() -> None:
-    scene = constant(offline_sets=[pool_of(700)], refill=False, profile=profile(256), max_num_seqs=8)
+    scene = constant(offline_sets=[pool_of(500)], refill=False, profile=profile(256), max_num_seqs=8)
     for placement in PLACEMENTS:
         one, two = (
             simulate_cluster(scene, Fleet(replicas=replicas, placement=placement)).result for replicas in (1, 2)
