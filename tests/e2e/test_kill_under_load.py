@@ -116,7 +116,7 @@ def run_kills(tmp_path: Path, seeds: range, lines: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.acceptance("A1", "SIGKILL of engine, API or both under load, real engine")
 def test_a_batch_survives_a_kill(tmp_path: Path) -> None:
-    run_kills(tmp_path, range(1), lines=32)
+    run_kills(tmp_path, range(1), lines=60)
 
 
 @pytest.mark.full
