@@ -17,9 +17,8 @@ SHARED_BYTES_OF_TWO = {80: 164 * 1024 // 2 - 1024, 90: 228 * 1024 // 2 - 1024}
 """So much may a block of threads take where two are to run on one processor (A100, H100)."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param(80, marks=pytest.mark.full), 90])
+@pytest.fixture(scope="module", params=[80, 90])
 def arch(request: pytest.FixtureRequest) -> int:
-    """Compilation takes most of the time, so only what is measured on is compiled for in every run."""
     return int(request.param)
 
 
