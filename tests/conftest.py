@@ -1,11 +1,7 @@
 """What all tests share."""
 
-import importlib
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,19 +18,6 @@ pytest_plugins = ["tests.acceptance", "tests.postgres", "tests.s3"]
 
 FULL_TIMEOUT_S = 1800
 """Of a test in ``make test-full``; all others have the limit in pyproject.toml."""
-
-
-def pytest_collection(session: pytest.Session) -> None:
-    """The second worker imports test modules from the end, so that of two on a fresh checkout each rewrites the asserts
-    of one half and reads the other half from the cache. They import all of them anyway."""
-    if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" or sys.dont_write_bytecode:
-        return
-    root = session.config.rootpath
-    for directory in session.config.args:
-        for path in sorted(Path(root, directory).rglob("test_*.py"), reverse=True):
-            # What cannot be imported, or skips itself, is collected later, which says so.
-            with suppress(Exception, pytest.skip.Exception):
-                importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
