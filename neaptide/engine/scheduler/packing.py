@@ -96,10 +96,12 @@ class NeaptideScheduler(Scheduler, Divisible):
         }
         factor = self.controller.factor
         if not self.offline_paused:
-            draft.budget.expected_limit_s = bounds.idle_s * factor
+            draft.budget.expected_limit_s = min(bounds.idle_s, bounds.worth_s) * factor
             self._fill.fill(draft, min(draft.bounds_s.values()) * factor)
             draft.budget.expected_limit_s = math.inf
         draft.bounds_s["next arrival"] = draft.budget.with_margin_s(bounds.idle_s)
+        if bounds.worth_s < math.inf:
+            draft.bounds_s["worth"] = draft.budget.with_margin_s(bounds.worth_s)
         draft.whole_limit_s = min(draft.bounds_s.values())
         return draft.whole_limit_s * factor
 

@@ -14,6 +14,7 @@ PARTS: dict[str, str] = {
     "stream-slack": "online prompts take what streams can spare, and more while few come",
     "cushion": "streams keep in hand what stalls have cost of late",
     "idle-bound": "a step ends in time for a request that arrives during it",
+    "worth-bound": "beside streams a step is no longer than brings offline work something",
     "give-up": "a step without online work is longer, and given up when some comes, where the executor can",
     "prefill-slack": "offline work leaves time for the prompts that wait",
     "controller": "the time budget shrinks while steps overrun",

@@ -59,6 +59,12 @@ GIVEN_UP_FACTOR = 4.0
 MIN_IDLE_SHARE = 0.75
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
+LEAST_GAIN = 0.025
+"""Of the time, that steps without end would save against one of the longest that offline work makes beside streams:
+what every step costs, whatever is in it, is no more than this of such a one. Streams would only be slower for less ..."""
+WORTH_SHARE = 0.2
+"""... but so much of the TTFT target a step may always take: whoever sets long TPOT targets beside short ones for the
+first token is not slowed down, and where both are short a step is bounded by them alone."""
 
 
 def prefill_seconds(cost_model: CostModel, num_tokens: int, context_tokens: int) -> float:
@@ -92,6 +98,9 @@ class StepBounds(NamedTuple):
     """What they may make a step in the long run, whatever the streams can spare for the moment ..."""
     late_prompts_s: float = math.inf
     """... and, within that, those of them that can no longer be in time: what streams have to spare is not for them."""
+    worth_s: float = math.inf
+    """Beside streams: beyond it offline work gains next to nothing. On what the step is expected to take, as
+    ``idle_s``."""
 
 
 class SlackTracker:
@@ -102,7 +111,7 @@ class SlackTracker:
     def __init__(self, config: SchedulerConfig, cost_model: CostModel, left_out: Container[str] = ()) -> None:
         self._config = config
         self._bounds_idle, self._bounds_prefills = "idle-bound" not in left_out, "prefill-slack" not in left_out
-        self._bounds_prompts = "stream-slack" not in left_out
+        self._bounds_prompts, self._bounds_worth = "stream-slack" not in left_out, "worth-bound" not in left_out
         self._cushion = None if "cushion" in left_out else Cushion()
         self._cost_model = cost_model
         self.given_up_factor = GIVEN_UP_FACTOR
@@ -164,10 +173,11 @@ class SlackTracker:
         pace_s, late_prompts_s = self._paces_s(draft, decodes, alone_s, tightest_s, itl_s, stall_s)
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         idle_s = self._idle_bound_s(IDLE_SHARE_BESIDE, stretch)
+        worth_s = self._worth_bound_s(alone_s, min(itl_s, slack_s, idle_s))
         if not self._bounds_prompts:
-            return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s)
+            return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s, worth_s=worth_s)
         prompts_s = max(pace_s, min(prompts_slack_s, STALL_FACTOR * tightest_s, longest_s))
-        return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s, late_prompts_s)
+        return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s, late_prompts_s, worth_s)
 
     def _least_slack_s(self, left_s: FloatArray, streams: Streams, share: float) -> float:
         """Of streams with so much time left, beyond a cushion of so many TPOT targets."""
@@ -277,6 +287,27 @@ class SlackTracker:
             prefill_s = stretch * prefill_seconds(self._cost_model, self._typical_prompt_tokens, 0)
         bound_s = self._tightest_ttft_s - prefill_s - self._config.egress_s
         return share * bound_s / (1 + self._config.overlap_depth)
+
+    def _worth_bound_s(self, alone_s: float, others_s: float) -> float:
+        """How long a step beside streams may be before offline work gains next to nothing by a longer one; infinite
+        where the other bounds, ``others_s`` at least, are no longer.
+
+        What every step costs is what two of half the tokens take more than one of all: reading the weights is no part
+        of it where that is hidden behind so many. Where it is not, offline tokens are free beside the streams'
+        decodes, so it may have as long as those take, ``alone_s``.
+        """
+        least_s = max(WORTH_SHARE * self._tightest_ttft_s, 2.0 * alone_s)
+        if not self._bounds_worth or least_s >= others_s:
+            return math.inf
+        # A power of two: where tokens are computed in whole tiles, both have no part of one.
+        half = 1 << max(self._config.max_num_batched_tokens.bit_length() - 2, 0)
+        shape = BatchShape()
+        shape.add(half, 0)
+        each_s = 2.0 * self._cost_model.predict(shape).seconds
+        shape.add(half, 0)
+        each_s -= self._cost_model.predict(shape).seconds
+        worth_s = max(least_s, each_s / LEAST_GAIN)
+        return worth_s if worth_s < others_s else math.inf
 
     def _given_up_bound_s(self, draft: Draft, idle_s: float) -> float:
         """How long a step may take that is given up for whoever comes while more than what he can wait is left of it.

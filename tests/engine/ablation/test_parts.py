@@ -35,6 +35,15 @@ def test_idle_bound(left_out: tuple[str, ...], tokens: int) -> None:
     assert harness.step() == {"f": tokens}
 
 
+@pytest.mark.parametrize(("left_out", "tokens"), [((), 64), (("worth-bound",), 144)])
+def test_worth_bound(left_out: tuple[str, ...], tokens: int) -> None:
+    harness = harness_of(*left_out, ttft_slo_s=320 * TOKEN_S)
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=160 * TOKEN_S, ttft_slo_s=50.0))
+    harness.step()
+    harness.core.handle(flex("f", [8] * 200, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": tokens - 1}
+
+
 @pytest.mark.parametrize(("left_out", "tokens"), [((), 32), (("cushion",), 96)])
 def test_cushion(left_out: tuple[str, ...], tokens: int) -> None:
     harness = with_stream(*left_out, num_output=10)
@@ -63,7 +72,7 @@ def test_relegation(left_out: tuple[str, ...], first: str) -> None:
 
 @pytest.mark.parametrize(("left_out", "bound"), [((), True), (("prefill-slack",), False)])
 def test_prefill_slack(left_out: tuple[str, ...], bound: bool) -> None:
-    harness = harness_of("idle-bound", *left_out, max_num_seqs=1)
+    harness = harness_of("idle-bound", "worth-bound", *left_out, max_num_seqs=1)
     harness.core.handle(online("runs", [7], max_tokens=9, ttft_slo_s=50.0, tpot_slo_s=50.0))
     harness.step()
     harness.core.handle(online("waits", [8] * 16, ttft_slo_s=20 * TOKEN_S))

@@ -350,7 +350,8 @@ def test_an_idle_step_leaves_time_for_egress() -> None:
 def test_a_step_beside_streams_leaves_time_for_the_next_prompt_beside_their_decodes() -> None:
     """Prompts of 50 tokens with targets of 200 tokens' time: beside 32 decodes of 64 they take 100, and seven tenths of
     what is left are for the step."""
-    harness = Harness(cost_model=PerToken(), egress_s=0.0, ttft_slo_s=200 * TOKEN_S, tpot_slo_s=64 * TOKEN_S)
+    targets = {"ttft_slo_s": 200 * TOKEN_S, "tpot_slo_s": 64 * TOKEN_S}
+    harness = Harness(cost_model=PerToken(), egress_s=0.0, left_out=("worth-bound",), **targets)
     for k in range(32):
         harness.core.handle(online(f"stream{k}", [7], max_tokens=50, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
@@ -572,7 +573,7 @@ def test_the_nearer_of_both_limits_counts_for_decodes_and_for_a_chunk(expected_t
 
 def test_the_slack_of_a_stream_has_to_hold_the_margin_too() -> None:
     harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=1000 * TOKEN_S)
-    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=40 * TOKEN_S))
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=40 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
     harness.core.handle(flex("f", [8] * 100))
     assert harness.step() == {"a": 1, "f": 27}  # 28 and a quarter of them within 40, less a cushion of 4
@@ -589,7 +590,7 @@ def test_the_controllers_factor_is_on_the_limit_of_the_step() -> None:
 
 def test_the_controllers_factor_is_on_what_a_stream_can_spare() -> None:
     harness = Harness(cost_model=InProportion(), egress_s=0.0, ttft_slo_s=1000 * TOKEN_S)
-    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=40 * TOKEN_S))
+    harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=40 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
     scheduler = harness.core.scheduler
     assert isinstance(scheduler, NeaptideScheduler)

@@ -62,8 +62,8 @@ def test_a_request_that_can_no_longer_make_its_deadline_goes_after_those_that_ca
 
 
 def test_offline_prefill_is_cut_to_the_slack_of_running_streams() -> None:
-    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0)
-    harness.core.handle(online("a", [7], max_tokens=10, tpot_slo_s=0.4, ttft_slo_s=2.0))
+    harness = Harness(cost_model=PerTokenCost(), egress_s=0.0, ttft_slo_s=5.0)
+    harness.core.handle(online("a", [7], max_tokens=10, tpot_slo_s=0.4, ttft_slo_s=5.0))
     harness.step()  # the first token is out at t = 0.01, the second is due at 0.41
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
     # The stream gains a tenth of a token's time, so 360 ms are left: 36 tokens of 10 ms.
