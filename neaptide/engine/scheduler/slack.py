@@ -59,12 +59,12 @@ GIVEN_UP_FACTOR = 4.0
 MIN_IDLE_SHARE = 0.75
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
-LEAST_GAIN = 0.025
-"""Of the time, that steps without end would save against one of the longest that offline work makes beside streams:
-what every step costs, whatever is in it, is no more than this of such a one. Streams would only be slower for less ..."""
+LEAST_GAIN = 0.023
+"""Of the time: what every step costs, whatever is in it, is no more than this of the longest one that offline work makes
+beside streams. Longer steps could gain no more than that, and make every stream slower ..."""
 WORTH_SHARE = 0.2
-"""... but so much of the TTFT target a step may always take: whoever sets long TPOT targets beside short ones for the
-first token is not slowed down, and where both are short a step is bounded by them alone."""
+"""... but so much of the TTFT target it may always take: where the TPOT target is short against that one, as most are,
+it bounds a step sooner, and nothing is given away."""
 
 
 def prefill_seconds(cost_model: CostModel, num_tokens: int, context_tokens: int) -> float:

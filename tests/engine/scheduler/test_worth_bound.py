@@ -67,10 +67,10 @@ def bounds(harness: Harness) -> StepBounds:
     ("cost_model", "tokens"),
     [
         (PerToken(), 100),  # a fifth of the TTFT target, for no step costs anything of its own
-        (Launches(2.0), 98),  # of 80 tokens' time its own two are 2.5%: the fifth is more
-        (Launches(3.9), 152),  # of 156 its own 3.9 are
-        (Launches(9.0), 171),  # of 360: what the stream can spare is less
-        (InTiles(3.9), 152),
+        (Launches(2.0), 98),  # of 87 tokens' time its own two are 2.3%: the fifth is more
+        (Launches(3.6), 152),  # of 156 its own 3.6 are
+        (Launches(9.0), 171),  # of 391: what the stream can spare is less
+        (InTiles(3.6), 152),
         (Weights(32), 100),  # no part of a step of half the tokens
         (Weights(60), 120),  # as much again as the stream takes
         (InProportion(), 100),  # on what is expected; with its margin it is 125
@@ -83,7 +83,7 @@ def test_how_long_offline_work_makes_a_step_beside_a_stream(cost_model: PerToken
 
 def test_steps_of_whole_tiles_are_compared() -> None:
     # Two of 550 tokens would take 128 more than one of 1,100, and that is no cost of a step.
-    assert beside_stream(InTiles(3.9), max_num_batched_tokens=1100).step() == {"a": 1, "f": 151}
+    assert beside_stream(InTiles(3.6), max_num_batched_tokens=1100).step() == {"a": 1, "f": 151}
 
 
 def test_no_step_of_more_tokens_than_it_may_have_is_asked_about() -> None:
