@@ -60,7 +60,7 @@ MIN_IDLE_SHARE = 0.75
 """Of the TPOT target: the bound for requests that have not arrived yet never falls below it, because a machine too
 slow for its TTFT target would otherwise never do offline work at all."""
 LEAST_GAIN = 0.023
-"""Of the time: what every step costs, whatever is in it, is no more than this of the longest one that offline work makes
+"""Of the time: what every step costs, whatever is in it, is no more than this of the longest that offline work makes
 beside streams. Longer steps could gain no more than that, and make every stream slower ..."""
 WORTH_SHARE = 0.2
 """... but so much of the TTFT target it may always take: where the TPOT target is short against that one, as most are,
