@@ -15,6 +15,7 @@ NUM_BLOCKS = 64
 ROUNDS = 4
 WINDOWS = {
     "neaptide.engine.core.EngineCore._planning_s",
+    "neaptide.engine.core.EngineCore._starting_s",
     "neaptide.engine.scheduler.controller.OverrunController._overran",
     "neaptide.engine.scheduler.cushion.Cushion._answers",
     "neaptide.engine.scheduler.slack.SlackTracker._arrivals",
