@@ -290,7 +290,7 @@ class SlackTracker:
 
     def _worth_bound_s(self, alone_s: float, others_s: float) -> float:
         """How long a step beside streams may be before offline work gains next to nothing by a longer one; infinite
-        where the other bounds, ``others_s`` at least, are no longer.
+        where the least of the other bounds, ``others_s``, is as short.
 
         What every step costs is what two of half the tokens take more than one of all: reading the weights is no part
         of it where that is hidden behind so many. Where it is not, offline tokens are free beside the streams'
