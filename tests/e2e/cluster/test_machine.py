@@ -69,16 +69,16 @@ def test_the_operators_switch_is_every_replicas(cluster: RunningCluster) -> None
             assert f"neaptide_besteffort_paused {value}" in text.splitlines()
 
 
-def test_a_stop_lets_streams_end_and_leaves_no_process(cluster: RunningCluster) -> None:
-    """The last one that asks for the cluster of this file: another one takes ten seconds to start."""
-    cluster.wait_all_ready()
-    processes = psutil.Process(cluster.process.pid).children(recursive=True)
-    with streaming(cluster, max_tokens=100) as stream:
-        stream.read(2)
-        cluster.process.terminate()
-        assert stream.rest()[-1] == "[DONE]"
-    assert cluster.process.wait(PATIENCE_S) == 0
-    until_here(lambda: all(map(is_gone, processes)))
+def test_a_stop_lets_streams_end_and_leaves_no_process(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    store = ("--store", postgres_server.url(postgres_server.new_database()))
+    with RunningCluster(tmp_path, *store, *FLAGS, env=SIM) as cluster:
+        processes = psutil.Process(cluster.process.pid).children(recursive=True)
+        with streaming(cluster, max_tokens=100) as stream:
+            stream.read(2)
+            cluster.process.terminate()
+            assert stream.rest()[-1] == "[DONE]"
+        assert cluster.process.wait(PATIENCE_S) == 0
+        until_here(lambda: all(map(is_gone, processes)))
 
 
 @pytest.mark.full

@@ -46,7 +46,7 @@ def test_the_whole_comes_under_the_usual_keys_with_each_replica_beside_it(
 
 
 def test_a_fleet_that_changes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--autoscale", "1:3", "--lose-at", "0.3", "--start-up-s", "0.1", "--deadline-s", "60"]
+    flags = ["--autoscale", "1:3", "--lose-at", "0.1", "--start-up-s", "0.1", "--deadline-s", "60"]
     assert main([*arguments, *flags]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["replicas"][0]["state"] == "lost"
