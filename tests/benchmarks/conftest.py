@@ -1,3 +1,5 @@
+"""What tests of benchmarks share."""
+
 import pytest
 
 
