@@ -137,7 +137,8 @@ def executor_arguments(given: Sequence[str]) -> dict[str, str]:
     arguments: dict[str, str] = {}
     for text in given:
         name, sign, value = text.partition("=")
-        name = name.strip().removeprefix("--").replace("-", "_")
+        head, dot, part = name.strip().removeprefix("--").partition(".")
+        name = head.replace("-", "_") + dot + part
         if not sign or not name:
             raise LaunchError(f"executor_arg = {text!r} is not of the form NAME=VALUE")
         if name in arguments:

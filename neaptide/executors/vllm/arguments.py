@@ -20,8 +20,12 @@ _SETTINGS = {
     "kv_offloading_size": "--host-cache-gib",
     "model_weights": "MODEL",
     "hf_config_path": "MODEL",
+    "hf_overrides": "MODEL",
+    "config_format": "MODEL",
+    "disable_sliding_window": "MODEL",
 }
-"""Argument -> the setting of ours that decides it."""
+"""Argument -> the setting of ours that decides it. What a model is, lengths and vocabulary, the server reads from the
+files of MODEL itself."""
 
 _OUR_SCHEDULER = (
     "scheduling_policy",
@@ -81,6 +85,8 @@ _NOT_SERVED = {
     "workers on other machines": ("distributed_executor_backend", "ray_*"),
     "another worker": ("worker_cls", "worker_extension_cls", "model_class_overrides"),
     "a tokenizer: text never enters the engine": ("tokenizer*", "skip_tokenizer_init"),
+    "downloads: MODEL is a folder": ("hf_token", "revision", "download_dir"),
+    "other sampling than what a request asks for": ("logits_processors",),
     "generation defaults: the server has its own": ("generation_config", "override_generation_config"),
     "front end of vLLM's, the server is ours": (
         "structured_outputs_config",
@@ -101,11 +107,18 @@ _NOT_SERVED = {
         "show_hidden_metrics_for_version",
         "per_request_spec_decode_metrics",
         "*_log_stats",
+        "log_*",
+        "logging_*",
+        "aggregate_engine_logging",
+        "use_tqdm_on_load",
         "tokens_only",
         "shutdown_timeout",
     ),
 }
 """What is not served -> the arguments that ask for it."""
+
+_NO_ARGUMENTS = ("help", "config")
+"""Words that vLLM's parser hears beside them."""
 
 _PICKLES = ("pt", "npcache")
 """Values of ``load_format`` that read weights which are no safetensors, but pickles."""
@@ -126,7 +139,15 @@ def check_arguments(arguments: Mapping[str, str]) -> None:
         raise ValueError(f"executor_arg load_format={load_format} is not supported: no weights in pickles")
 
 
-def _refusal(name: str) -> str | None:
+def _refusal(text: str) -> str | None:
+    """
+    Args:
+        text: the argument's name, perhaps as its parser takes it, too: ``no_`` in front of a switch, or the name of one
+            of its parts behind a dot.
+    """
+    name = text.partition(".")[0].removeprefix("no_")
+    if name in _NO_ARGUMENTS:
+        return "it is no engine argument"
     if name in _SETTINGS:
         return f"{_SETTINGS[name]} decides that"
     if _matches(name, _OUR_SCHEDULER):
@@ -151,9 +172,10 @@ def command_line(arguments: Mapping[str, str]) -> list[str]:
     """The arguments as vLLM's own parser reads them."""
     words: list[str] = []
     for name, value in arguments.items():
-        flag = name.replace("_", "-")
+        head, dot, part = name.partition(".")
+        flag = head.replace("_", "-") + dot + part
         switch = _BOOLEANS.get(value.lower())
-        if switch is None:
+        if switch is None or dot:
             words.append(f"--{flag}={value}")
         else:
             words.append(f"--{flag}" if switch else f"--no-{flag}")

@@ -1,5 +1,7 @@
 """Starts the vllm executor of an engine. vLLM is imported here, when its environment is set."""
 
+import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,8 +13,12 @@ from neaptide.executors.contract import Capabilities, StartedExecutor
 from neaptide.executors.vllm.arguments import check_arguments
 from neaptide.executors.vllm.environment import set_environment
 from neaptide.models.checkpoint import load_model_facts, refuse_pickles
-from neaptide.models.config import UnsupportedModelError
+from neaptide.models.config import ModelFacts, UnsupportedModelError
 
+logger = logging.getLogger(__name__)
+
+MINOR_VERSION = "0.32"
+"""Of vLLM, whose workers are spoken to directly; others start with a warning."""
 LONGEST_REASON = 600
 """Characters of what vLLM says."""
 
@@ -23,25 +29,16 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
         UnsupportedModelError: a model that is not served, whatever vLLM could do with it.
         ValueError, RuntimeError, OSError: vLLM is not there, or does not start; the message says why.
     """
-    check_arguments(config.executor.arguments)
+    arguments = config.executor.arguments
+    check_arguments(arguments)
     model_dir = Path(config.executor.model_path)
     model = load_model_facts(model_dir)
-    if "load_format" not in config.executor.arguments:  # vLLM would take pickles where there is nothing else
+    if arguments.get("load_format", "").lower() != "dummy":  # vLLM would take pickles where there is nothing else
         refuse_pickles(model_dir)
     set_environment(config.executor.num_threads)
+    import_vllm()
     try:
-        from neaptide.executors.grammar_masks import GrammarMasks
-        from neaptide.executors.vllm.vllm_engine import start_engine
-        from neaptide.executors.vllm.vllm_executor import VllmExecutor
-        from neaptide.executors.vllm.warm_up import warm_up
-    except ImportError as error:
-        raise ValueError(
-            f"executor = 'vllm' needs vLLM, which this interpreter does not have ({error}); name another with "
-            "engine_python, or install neaptide[vllm]"
-        ) from error
-    max_step_tokens = POLICIES[config.scheduler.policy].step_tokens(config.scheduler)
-    try:
-        engine = start_engine(config, max_step_tokens)
+        return _started(config, clock, model_dir, model)
     except UnsupportedModelError:
         raise
     except Exception as error:  # vLLM asserts much, and has errors of its own
@@ -51,13 +48,49 @@ def start(config: EngineConfig, clock: Clock) -> StartedExecutor:
                 "(auto_map), and that is never run"
             ) from error
         raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
-    masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
-    executor = VllmExecutor(engine, config, clock, model.eos_token_ids, masks)
+
+
+def import_vllm() -> None:
+    """With all of it that we name.
+
+    Raises:
+        ValueError: there is none, or one that lacks something.
+    """
+    version = "of an unknown version"
     try:
+        import vllm
+
+        version = str(getattr(vllm, "__version__", version))
+        from neaptide.executors.vllm import vllm_engine, vllm_executor, warm_up  # noqa: F401
+    except Exception as error:  # an import runs much
+        if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
+            reason = "needs vLLM, which this interpreter does not have"
+        else:
+            reason = f"cannot use this interpreter's vLLM {version}"
+        raise ValueError(
+            f"executor = 'vllm' {reason} ({_reason(error)}); name another with engine_python, or install "
+            f"neaptide[vllm] (vLLM {MINOR_VERSION})"
+        ) from error
+    if version.split(".")[:2] != MINOR_VERSION.split("."):
+        logger.warning("vLLM %s: the vllm executor is made for vLLM %s", version, MINOR_VERSION)
+
+
+def _started(config: EngineConfig, clock: Clock, model_dir: Path, model: ModelFacts) -> StartedExecutor:
+    """Whatever it raises, nothing of vLLM's is left running."""
+    from neaptide.executors.grammar_masks import GrammarMasks
+    from neaptide.executors.vllm.vllm_engine import start_engine
+    from neaptide.executors.vllm.vllm_executor import VllmExecutor
+    from neaptide.executors.vllm.warm_up import warm_up
+
+    max_step_tokens = POLICIES[config.scheduler.policy].step_tokens(config.scheduler)
+    engine = start_engine(config, max_step_tokens)
+    with ExitStack() as undoing:
+        undoing.callback(engine.shutdown)
+        masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
+        undoing.callback(masks.close)
+        executor = VllmExecutor(engine, config, clock, model.eos_token_ids, masks)
         warm_up(executor, config.scheduler.max_num_seqs, max_step_tokens)
-    except Exception as error:
-        executor.close()
-        raise RuntimeError(f"vLLM does not start: {_reason(error)}") from error
+        undoing.pop_all()
     # Its runner keeps the tokens that it samples: a plan need not know them.
     capabilities = Capabilities(placeholders=True, asynchronous=executor.is_asynchronous)
     return StartedExecutor(

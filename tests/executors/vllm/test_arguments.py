@@ -1,7 +1,9 @@
 """What an operator may pass on to vLLM. No vLLM is needed to say no."""
 
 import sys
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -9,8 +11,11 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import EngineConfig, ExecutorConfig
 from neaptide.executors.registry import start_executor
 from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line, describe
-from neaptide.launch.serve import embedded_model_path
+from neaptide.executors.vllm.start import MINOR_VERSION, import_vllm
+from neaptide.launch.serve import embedded_model_path, executor_arguments
 from neaptide.models.config import UnsupportedModelError
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +45,14 @@ from neaptide.models.config import UnsupportedModelError
         ("limit_mm_per_prompt", "no images, sound or video"),
         ("enable_elastic_ep", "no pipeline and data parallelism"),
         ("enable_nccl_comm_suspend", "no sleep"),
+        ("hf_overrides", "MODEL decides that"),
+        ("hf_token", "no downloads: MODEL is a folder"),
+        ("logits_processors", "no other sampling than what a request asks for"),
+        ("log_config_file", "no front end of vLLM's, the server is ours"),
+        ("help", "it is no engine argument"),
+        ("speculative_config.method", "no drafts"),
+        ("kv_transfer_config.kv_connector", "no KV connectors"),
+        ("no_async_scheduling", "vLLM's scheduler is not used, ours decides that"),
     ],
 )
 def test_what_contradicts_us_is_refused_by_name(name: str, reason: str) -> None:
@@ -61,6 +74,17 @@ def test_what_concerns_the_workers_alone_passes() -> None:
         "seed",
     )
     check_arguments(dict.fromkeys(names, "1"))
+
+
+def test_parts_of_an_argument_keep_their_names() -> None:
+    arguments = executor_arguments(
+        ["--compilation-config.cudagraph_mode=NONE", "compilation_config.pass_config.x=true"]
+    )
+    check_arguments(arguments)
+    assert command_line(arguments) == [
+        "--compilation-config.cudagraph_mode=NONE",
+        "--compilation-config.pass_config.x=true",
+    ]
 
 
 @pytest.mark.parametrize("load_format", ["pt", "NpCache"])
@@ -93,13 +117,44 @@ def test_an_interpreter_without_vllm_says_what_to_do(monkeypatch: pytest.MonkeyP
         start_executor(config, MonotonicClock())
 
 
+def test_an_interpreter_with_a_vllm_that_lacks_something_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = ModuleType("vllm")
+    old.__dict__["__version__"] = "0.9.1"
+    monkeypatch.setitem(sys.modules, "vllm", old)
+    config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(embedded_model_path())))
+    with pytest.raises(ValueError, match=r"cannot use this interpreter's vLLM 0\.9\.1 .*vllm\.engine.* \(vLLM 0\.32\)"):
+        start_executor(config, MonotonicClock())
+
+
+@pytest.mark.parametrize(("version", "warnings"), [("0.32.4", 0), ("0.33.0", 1), ("0.3.20", 1)])
+def test_another_minor_version_of_vllm_is_warned_of(
+    version: str, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    vllm = ModuleType("vllm")
+    vllm.__dict__["__version__"] = version
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    for name in ("vllm_engine", "vllm_executor", "warm_up"):
+        monkeypatch.setitem(sys.modules, f"neaptide.executors.vllm.{name}", ModuleType(name))
+    import_vllm()
+    assert [record.message for record in caplog.records] == [
+        f"vLLM {version}: the vllm executor is made for vLLM 0.32"
+    ] * warnings
+
+
+def test_the_version_that_is_warned_of_is_the_one_that_is_installed() -> None:
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    major, minor = (int(part) for part in MINOR_VERSION.split("."))
+    assert extras["vllm"] == [f"vllm>={major}.{minor},<{major}.{minor + 1}"]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"load_format": "auto"}, {"load_format": "HF"}])
 def test_weights_that_are_pickles_alone_are_refused_before_vllm_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     (tmp_path / "config.json").write_text('{"vocab_size": 9, "max_position_embeddings": 20}')
     (tmp_path / "pytorch_model.bin").touch()
-    config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(tmp_path)))
+    config = EngineConfig(executor=ExecutorConfig(kind="vllm", model_path=str(tmp_path), arguments=arguments))
     with pytest.raises(UnsupportedModelError, match="only safetensors are loaded"):
         start_executor(config, MonotonicClock())
     (tmp_path / "model.safetensors").touch()
