@@ -47,9 +47,6 @@ def collect(
                 result.errors[request_id] = NUMERICAL_ERROR
     if output.logprobs is not None:
         _collect_logprobs(plan, told, output, result)
-    for request_id, scores in output.prompt_logprobs_dict.items():
-        if scores is not None and request_id in told:
-            _collect_prompt_logprobs(told[request_id], scores, result)
     for request_id in result.errors:
         result.logprobs.pop(request_id, None)
         result.prompt_logprobs.pop(request_id, None)
@@ -78,21 +75,10 @@ def _collect_logprobs(plan: StepPlan, told: dict[str, Told], output: Any, result
         if known is None or request_id in result.errors or (top := known.new.params.logprobs) is None:
             continue
         row = output.req_id_to_index[request_id]
-        result.logprobs[request_id] = _record(all_ids[row].tolist(), all_values[row].tolist(), top)
+        result.logprobs[request_id] = record(all_ids[row].tolist(), all_values[row].tolist(), top)
 
 
-def _collect_prompt_logprobs(known: Told, scores: Any, result: StepResult) -> None:
-    """They come whole, with the prompt's last chunk."""
-    request_id, top = known.new.request_id, known.new.params.prompt_logprobs
-    assert top is not None
-    ids, values = scores.logprob_token_ids.tolist(), scores.logprobs.tolist()
-    if np.isnan(values).any():
-        result.errors[request_id] = NUMERICAL_ERROR
-        return
-    result.prompt_logprobs[request_id] = [_record(row, column, top) for row, column in zip(ids, values, strict=True)]
-
-
-def _record(ids: list[int], values: list[float], top: int) -> TokenLogprobs:
+def record(ids: list[int], values: list[float], top: int) -> TokenLogprobs:
     # What a grammar forbids was masked before the runner scored it.
     tops = [(token, value) for token, value in zip(ids[1 : top + 1], values[1 : top + 1], strict=True) if value > -inf]
     return TokenLogprobs(ids[0], values[0], [token for token, _ in tops], [value for _, value in tops])

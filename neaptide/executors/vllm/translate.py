@@ -36,6 +36,10 @@ class Told:
     num_blocks: int = 0
     num_output: int = 0
     """Tokens of the output that the runner has, the one being sampled included."""
+    order: int = 0
+    """The last one that it was in ..."""
+    end: int = 0
+    """... and its tokens whose KV is in the cache after that."""
 
 
 @dataclass(slots=True)
@@ -58,13 +62,15 @@ class _Rows:
         self._num_blocks: IntArray = np.zeros(table.num_seats, np.int64)
         self._num_output: IntArray = np.zeros(table.num_seats, np.int64)
         self._order: IntArray = np.zeros(table.num_seats, np.int64)
+        self._end: IntArray = np.zeros(table.num_seats, np.int64)
 
     def compare(self, plan: StepPlan, order: int | None) -> tuple[BoolArray, BoolArray]:
-        """[parts] that are as the runner was told, but perhaps for new blocks, and those that have new blocks; only of
-        those that were in this order, if one is given."""
+        """[parts] that go on where the runner has left them, but perhaps for new blocks, and those that have new
+        blocks; only of those that were in this order, if one is given."""
         rows, table = plan.rows, self.table
         as_told: BoolArray = self._epoch.take(rows) == table.epoch.take(rows)
         as_told &= self._num_output.take(rows) == plan.output_position
+        as_told &= self._end.take(rows) == plan.num_computed
         if order is not None:
             as_told &= self._order.take(rows) == order
         new_blocks = table.blocks.num_blocks.take(rows) - self._num_blocks.take(rows)
@@ -84,11 +90,13 @@ class _Rows:
         rows, table = plan.rows, self.table
         self._epoch[rows], self._num_blocks[rows] = table.epoch.take(rows), table.blocks.num_blocks.take(rows)
         self._num_output[rows], self._order[rows] = plan.output_position + plan.sample, order
+        self._end[rows] = plan.ends
 
     def update(self, told: Told) -> None:
         """Brings a request's own account up to date."""
         if self._is_of(told):
             told.num_blocks, told.num_output = int(self._num_blocks[told.row]), int(self._num_output[told.row])
+            told.order, told.end = int(self._order[told.row]), int(self._end[told.row])
 
     def drop(self, told: Told) -> None:
         """The runner is to forget the request."""
@@ -116,7 +124,9 @@ class Translator:
         self.told: dict[str, Told] = {}
         """Requests that have not ended."""
         self.seeded: set[str] = set()
-        """Those of them with a seed."""
+        """Those of them with a seed ..."""
+        self.scored: set[str] = set()
+        """... and those whose prompts are scored."""
         self._finished: set[str] = set()
         """What the runner has still to hear ..."""
         self._preempted: set[str] = set()
@@ -144,6 +154,8 @@ class Translator:
                 self.invalid.add(new.request_id)
             if told.params.seed is not None:
                 self.seeded.add(new.request_id)
+            if new.params.prompt_logprobs is not None:
+                self.scored.add(new.request_id)
 
     def order(self, plan: StepPlan) -> Any:
         """What the runner is told of the plan's parts, the invalid ones left out: a ``SchedulerOutput``."""
@@ -216,7 +228,7 @@ class Translator:
         request_id = plan.request_ids[i]
         told = self.told[request_id]
         self._rows.update(told)
-        if told.is_sent and (is_resumed or not self._agrees(told, epoch, num_output)):
+        if told.is_sent and (is_resumed or not self._agrees(told, epoch, start, num_output)):
             self._must_resend(told)
         if told.is_sent:
             blocks = None
@@ -232,6 +244,7 @@ class Translator:
             order.scheduled_new_reqs.append(self._new_data(told, table, row, held, start, num_output))
         told.is_sent, told.must_resend = True, False
         told.row, told.epoch, told.num_blocks, told.num_output = row, epoch, held, num_output + int(plan.sample[i])
+        told.order, told.end = self._num_orders + 1, start + int(plan.num_tokens[i])
 
     def _must_have_run(self) -> int | None:
         """The order that a part must have been in to go on without further words; None for any."""
@@ -260,11 +273,16 @@ class Translator:
         """In the last step."""
         return self._last is not None and request_id in self._last.num_scheduled_tokens
 
-    def _agrees(self, told: Told, epoch: int, num_output: int) -> bool:
-        """Whether the runner's tokens and blocks are still those of the row."""
-        # V1 drops what it has too many by itself.
-        is_as_long = num_output == told.num_output or (num_output < told.num_output and not self._kind.is_v2)
-        return not told.must_resend and told.epoch == epoch and is_as_long
+    def _agrees(self, told: Told, epoch: int, start: int, num_output: int) -> bool:
+        """Whether the runner's tokens, blocks and progress are those of the row, or will be by what it is told."""
+        if told.must_resend or told.epoch != epoch:
+            return False
+        if start == told.end and num_output == told.num_output:
+            return True
+        # A step was undone. V2 counts by itself what it has computed. V1 goes where it is told, and drops tokens that
+        # it has too many; but one that it samples in the order before, not known to it yet, it would take for the last
+        # one of the part.
+        return not self._kind.is_v2 and num_output <= told.num_output and told.order != self._must_have_run()
 
     def _must_resend(self, told: Told) -> None:
         self._rows.drop(told)
@@ -277,6 +295,7 @@ class Translator:
     def _forget(self, request_id: str) -> None:
         told = self.told.pop(request_id, None)
         self.seeded.discard(request_id)
+        self.scored.discard(request_id)
         self.invalid.discard(request_id)
         if told is not None and told.is_sent:
             self._rows.drop(told)

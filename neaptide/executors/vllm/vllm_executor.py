@@ -1,7 +1,8 @@
 """Runs steps on vLLM's workers."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.sched.output import GrammarOutput
@@ -16,9 +17,17 @@ from neaptide.executors.torch.device import device_name
 from neaptide.executors.vllm.arguments import describe
 from neaptide.executors.vllm.collect import collect
 from neaptide.executors.vllm.grammars import StepGrammars
+from neaptide.executors.vllm.prompt_scores import ScoredChunk, chunks_to_score, collect_scores
 from neaptide.executors.vllm.sampling import draw_seed, is_random, to_vllm
 from neaptide.executors.vllm.translate import NULL_BLOCKS, RunnerKind, Translator
-from neaptide.executors.vllm.worker import copy_blocks, place_generators, reserve_host_blocks, zero_blocks
+from neaptide.executors.vllm.worker import (
+    copy_blocks,
+    place_generators,
+    reserve_host_blocks,
+    score_prompts,
+    take_scores,
+    zero_blocks,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -156,32 +165,43 @@ class VllmExecutor:
             translated_s = self._clock.now()
             executed = self._workers.execute_model(order, non_block=True)
             placed = self._place_generators(plan)
+            chunks = self._chunks_to_score(plan, result)
+            if chunks:
+                placed.append(self._ask(score_prompts, [(chunk.request_id, chunk.top) for chunk in chunks]))
             mask = None if filling is None else filling.result()
             allowed = None if mask is None else GrammarOutput(mask.request_ids, mask.bits)
             sampled = self._workers.sample_tokens(allowed, non_block=True)
+            going_on = [(chunk.request_id, chunk.start, chunk.end) for chunk in chunks if not chunk.is_last]
+            taken = self._ask(take_scores, going_on) if going_on else None
         except Exception:
             self.recover(plan)
             raise
         result.prepare_s = translated_s - start_s
         result.model_s = self._clock.now() - translated_s
-        handle = VllmHandle(self, plan, result, [executed, *placed, sampled], {} if mask is None else mask.errors)
+        answers = Answers([executed, *placed], sampled, chunks, taken, {} if mask is None else mask.errors)
+        handle = VllmHandle(self, plan, result, answers)
         self.grammars.submitted(plan, handle)
         return handle
 
-    def finish(self, plan: StepPlan, result: StepResult, answers: list[Any], failed: Mapping[str, str]) -> None:
-        """Waits for a step, and collects what came out of it; ``failed`` are requests that are wrong already."""
+    def finish(self, plan: StepPlan, result: StepResult, answers: "Answers") -> None:
+        """Waits for a step, and collects what came out of it."""
         start_s = self._clock.now()
         self._refuse_late_answers()
         try:
-            output = [answer.result() for answer in answers][-1]
+            for answer in answers.before:
+                answer.result()
+            output = answers.sampled.result()
+            taken = {} if answers.taken is None else answers.taken.result()[0]
         except Exception as error:
             self._note(error)
-            self._try(answers[-1].result)  # it is on its way, too
+            self._try((answers.taken or answers.sampled).result)  # it is on its way, too
             self.recover(plan)
             raise
         done_s = self._clock.now()
         result.model_s += done_s - start_s
-        collect(plan, self.translator.told, output, result, failed)
+        collect(plan, self.translator.told, output, result, answers.failed)
+        if answers.chunks:
+            collect_scores(answers.chunks, taken, output, result)
         result.sample_s = self._clock.now() - done_s
 
     def recover(self, plan: StepPlan) -> None:
@@ -240,32 +260,51 @@ class VllmExecutor:
                 draws.append((request_id, draw_seed(seed, position) if samples else None))
         if not draws:
             return []
-        return [self._workers.collective_rpc(place_generators, args=(draws,), non_block=True)]
+        return [self._ask(place_generators, draws)]
+
+    def _chunks_to_score(self, plan: StepPlan, result: StepResult) -> list[ScoredChunk]:
+        chunks = chunks_to_score(plan, self.translator.told, self.translator.scored)
+        return [chunk for chunk in chunks if chunk.request_id not in result.errors]
+
+    def _ask(self, what: Callable[..., Any], parts: list[Any]) -> Any:
+        """Every worker, behind what it was asked before."""
+        return self._workers.collective_rpc(what, args=(parts,), non_block=True)
+
+
+@dataclass(slots=True)
+class Answers:
+    """What vLLM's workers will have said of a step, in this order."""
+
+    before: list[Any]
+    sampled: Any
+    chunks: list[ScoredChunk]
+    taken: Any
+    """Scores of those of ``chunks`` whose prompts go on; None if there are none."""
+    failed: Mapping[str, str]
+    """Requests that are wrong already."""
 
 
 class VllmHandle:
-    """A submitted step. It may be waited for more than once: the engine does, and a mask of the next step."""
+    """A submitted step. It may be waited for more than once: the engine does, and a mask of the next step.
+
+    Args:
+        answers: None if there was nothing to ask.
+    """
 
     def __init__(
-        self,
-        executor: VllmExecutor,
-        plan: StepPlan,
-        result: StepResult,
-        answers: Sequence[Any] = (),
-        failed: Mapping[str, str] | None = None,
+        self, executor: VllmExecutor, plan: StepPlan, result: StepResult, answers: Answers | None = None
     ) -> None:
         self._executor = executor
         self._plan = plan
         self._result = result
-        self._answers = list(answers)
-        self._failed = failed or {}
+        self._answers = answers
         self._error: Exception | None = None
 
     def wait(self) -> StepResult:
-        answers, self._answers = self._answers, []
-        if answers:
+        answers, self._answers = self._answers, None
+        if answers is not None:
             try:
-                self._executor.finish(self._plan, self._result, answers, self._failed)
+                self._executor.finish(self._plan, self._result, answers)
             except Exception as error:
                 self._error = error
         if self._error is not None:

@@ -19,9 +19,9 @@ def zero_blocks(worker: Any, num_blocks: int, block_ids: list[int]) -> None:
     import torch
 
     with torch.inference_mode():
+        ids = torch.tensor(block_ids)
         for blocks in _caches_by_block(worker, num_blocks):
-            for block in block_ids:
-                blocks[block].zero_()
+            blocks.index_fill_(0, ids.to(blocks.device, non_blocking=True), 0)
 
 
 def reserve_host_blocks(worker: Any, num_blocks: int, num_slots: int) -> None:
@@ -73,6 +73,9 @@ def _by_block(cache: Any, num_blocks: int) -> Any:
     return cache.movedim(dim, 0).unflatten(0, (num_blocks, -1))
 
 
+# ---- what the runners keep of requests ----
+
+
 def place_generators(worker: Any, draws: list[tuple[str, int | None]]) -> None:
     """Between a step's forward pass and its sampling, for requests with seeds, on the V1 runner.
 
@@ -95,3 +98,56 @@ def place_generators(worker: Any, draws: list[tuple[str, int | None]]) -> None:
             generator = runner.requests[request_id].generator
             generator.manual_seed(seed)
             batch.generators[index] = generator
+
+
+def score_prompts(worker: Any, wanted: Sequence[tuple[str, int]]) -> None:
+    """Between a step's forward pass and its sampling: chunks of prompts are scored in it, whatever the runner has
+    scored of them before.
+
+    By itself V1 scores no prompt again of which it has scored the last chunk, and V2 puts what it scores behind what it
+    has, for both rely on steps that are run once.
+
+    Args:
+        wanted: request ids, each with how many of the most likely tokens.
+    """
+    runner = worker.model_runner
+    in_progress = _kept_by_v2(runner)
+    for request_id, top in wanted:
+        if in_progress is not None:
+            in_progress.get(request_id, []).clear()
+        elif request_id in runner.requests:
+            runner.num_prompt_logprobs[request_id] = top
+
+
+def take_scores(worker: Any, chunks: Sequence[tuple[str, int, int]]) -> dict[str, tuple[Any, Any]]:
+    """Behind a step's sampling: what was scored of prompts that go on, which the runners keep for the last chunk.
+
+    Args:
+        chunks: request ids, each with the first position of its chunk and the one behind it.
+
+    Returns:
+        Token ids and log-probabilities, [positions, 1 + most likely ones] each, where there are any; on the first rank
+        alone, for that is the one that answers for all.
+    """
+    runner = worker.model_runner
+    if worker.rank:
+        return {}
+    in_progress, scores = _kept_by_v2(runner), {}
+    if in_progress is None:
+        runner._sync_device()  # it copies them aside
+    for request_id, start, end in chunks:
+        if in_progress is not None:
+            kept = [(part.logprob_token_ids, part.logprobs) for part in in_progress.get(request_id, ())]
+        else:
+            whole = getattr(runner.requests.get(request_id), "in_progress_prompt_logprobs_cpu", None)
+            kept = [] if whole is None else [(whole.logprob_token_ids[start:end], whole.logprobs[start:end])]
+        if len(kept) == 1:
+            # Copies, for V1 goes on to write to the same memory.
+            scores[request_id] = (kept[0][0].cpu().numpy().copy(), kept[0][1].cpu().numpy().copy())
+    return scores
+
+
+def _kept_by_v2(runner: Any) -> Any:
+    """By request, on the V2 runner; None on the other."""
+    kept = getattr(runner, "prompt_logprobs_worker", None)
+    return None if kept is None else kept.in_progress_prompt_logprobs

@@ -31,7 +31,13 @@ def run(*tests: str, **environment: str) -> None:
 
 def test_llama() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_grammars.py", "test_blast.py")
-    run("test_warm_up.py", *files, "test_host_cache.py", "test_same_as_llm.py")
+    run("test_warm_up.py", *files, "test_prompt_scores.py", "test_host_cache.py", "test_same_as_llm.py")
+
+
+@full
+def test_asynchronous_scheduling_by_force() -> None:
+    files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_grammars.py", "test_blast.py")
+    run(*files, "test_prompt_scores.py", "test_host_cache.py", NEAPTIDE_TEST_ASYNC="1")
 
 
 @full
@@ -68,7 +74,7 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 @pytest.mark.timeout(3600)
 def test_the_second_runner() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py")
-    run(*files, "test_host_cache.py", "test_same_as_llm.py", **V2, **SHORT)
+    run(*files, "test_prompt_scores.py", "test_host_cache.py", "test_same_as_llm.py", **V2, **SHORT)
 
 
 @full
@@ -81,7 +87,7 @@ def test_other_families_on_the_second_runner(family: str) -> None:
 @full
 def test_two_ranks() -> None:
     files = ("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", "test_host_cache.py")
-    run(*files, **TWO_RANKS)
+    run(*files, "test_prompt_scores.py::test_a_prompt_that_is_preempted", **TWO_RANKS)
 
 
 @full

@@ -1,7 +1,7 @@
 """What the tests that run in vLLM's interpreter share: one executor, for vLLM keeps one model in a process.
 
 The environment says which: NEAPTIDE_TEST_FAMILY (llama), NEAPTIDE_TEST_WEIGHTS (not quantised), NEAPTIDE_TEST_RANKS
-(1), and what ``second_runner`` names.
+(1), and what ``second_runner`` and ``asynchronous`` name.
 """
 
 import os
@@ -15,7 +15,7 @@ from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.registry import start_executor
-from tests.executors.vllm.inside import second_runner
+from tests.executors.vllm.inside import asynchronous, second_runner
 from tests.executors.vllm.inside.families import bring_own_code, write_checkpoint, write_tokenizer
 from tests.executors.vllm.inside.quantised import quantise
 from tests.executors.vllm.inside.runs import (
@@ -63,6 +63,7 @@ def started(checkpoint: tuple[Path, PreTrainedModel]) -> Iterator[StartedExecuto
             kind="vllm", model_path=str(checkpoint[0]), dtype=DTYPE, num_threads=1, arguments=arguments
         ),
     )
-    started = start_executor(config, MonotonicClock())
-    yield started
-    started.executor.close()
+    with asynchronous.forced():
+        started = start_executor(config, MonotonicClock())
+        yield started
+        started.executor.close()

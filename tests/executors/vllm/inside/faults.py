@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # ``conftest`` has something to do before vLLM is imported
 
 PLACES = ("before", "between", "after")
 """The forward pass, it and sampling, both."""
+EVERYWHERE = (*PLACES, "late")
+"""Also when the step is waited for, and the one behind it has been heard: as on a GPU, or of several ranks."""
 
 
 def vllm(started: StartedExecutor) -> "VllmExecutor":
@@ -58,6 +60,11 @@ class Raises:
         def sample_tokens(grammar: Any, non_block: bool = False) -> Any:
             answer = sample(grammar, non_block=non_block)
             self._raise_if_due("after")
+            if self._due == "late":
+                self._due = None
+                self.num_raised += 1
+                answer = Future()
+                answer.set_exception(RuntimeError("poisoned"))
             return answer
 
         monkeypatch.setattr(workers, "execute_model", execute_model)

@@ -14,7 +14,7 @@ from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.vllm.translate import NULL_BLOCKS
 from tests.executors.vllm.inside.faults import (
-    PLACES,
+    EVERYWHERE,
     Late,
     Raises,
     known_to_the_runner,
@@ -22,13 +22,13 @@ from tests.executors.vllm.inside.faults import (
     runner,
     vllm,
 )
-from tests.executors.vllm.inside.runs import NUM_OUTPUT, Run, assert_greedy, prompts
+from tests.executors.vllm.inside.runs import BLOCK_SIZE, NUM_OUTPUT, Run, assert_greedy, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", EVERYWHERE)
 @pytest.mark.parametrize("joins_at", [0, 4])
 def test_only_the_poisoned_request_fails(
     checkpoint: Checkpoint,
@@ -115,20 +115,24 @@ def test_the_runner_never_hears_of_a_bad_prompt_that_comes_in_chunks(
     assert_greedy(checkpoint[1], prompt, run.tokens["good"])
 
 
-def test_a_prompt_whose_first_chunk_is_run_again_behind_its_second(
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_a_prompt_whose_chunk_is_run_again_behind_the_next(
     checkpoint: Checkpoint,
     started: StartedExecutor,
+    where: str,
+    chunk: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With a step in flight when the first raises, the runner has heard the second chunk."""
+    """With a step in flight when one raises, the runner has heard the next chunk."""
     steps_of_new: list[Collection[str]] = []
 
-    def where(ids: Collection[str]) -> str | None:
+    def due(ids: Collection[str]) -> str | None:
         steps_of_new.extend([ids] if "new" in ids else [])
-        return "before" if len(steps_of_new) == 1 and steps_of_new[0] is ids else None
+        return where if len(steps_of_new) == chunk + 1 and steps_of_new[chunk] is ids else None
 
-    raises = Raises(vllm(started)._workers, where, monkeypatch)
+    raises = Raises(vllm(started)._workers, due, monkeypatch)
     run = Run(started.executor, overlap_depth=1, max_num_batched_tokens=16)
     running, new = prompts(2, seed=16, low=60, high=61)
     run.add("running", running)
@@ -139,6 +143,43 @@ def test_a_prompt_whose_first_chunk_is_run_again_behind_its_second(
     assert raises.num_raised == num_failed_steps(caplog) == 1
     assert_greedy(checkpoint[1], running, run.tokens["running"])
     assert_greedy(checkpoint[1], new, run.tokens["new"])
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize(("max_tokens", "num_steps"), [(0, 1), (NUM_OUTPUT, 1), (NUM_OUTPUT, 5)])
+def test_a_step_that_is_run_again_right_behind_itself(
+    checkpoint: Checkpoint,
+    started: StartedExecutor,
+    where: str,
+    max_tokens: int,
+    num_steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one before it raised, and nobody is left of that: what was sampled in vain is not its last token."""
+    steps: list[list[str]] = []
+
+    def due(ids: Collection[str]) -> str | None:
+        steps.append(list(ids))
+        return where if "gone" in ids else None
+
+    raises = Raises(vllm(started)._workers, due, monkeypatch)
+    run = Run(started.executor, overlap_depth=1, max_num_batched_tokens=16)
+    again, gone = prompts(2, seed=18, low=BLOCK_SIZE, high=BLOCK_SIZE + 1)
+    run.add("again", again, Tier.FLEX, max_tokens=max_tokens)
+    for _ in range(num_steps):
+        run.step()  # its prompt takes two
+    run.add("gone", gone)
+    run.step()
+    run.core.handle(AbortRequest(["gone"]))
+    run.finish()
+    assert raises.num_raised == 1
+    assert steps[num_steps : num_steps + 3] == [["gone"], ["again"], ["again"]]
+    run.add("reads", [*again, 7, 8, 9])
+    run.finish()
+    assert run.ends["reads"].num_cached_tokens == BLOCK_SIZE
+    assert_greedy(checkpoint[1], [*again, 7, 8, 9], run.tokens["reads"])
+    if max_tokens:
+        assert_greedy(checkpoint[1], again, run.tokens["again"])
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -12,10 +12,24 @@ from neaptide.engine.params import Tier
 from neaptide.executors.contract import StartedExecutor
 from tests.executors.vllm.inside import second_runner
 from tests.executors.vllm.inside.faults import vllm
-from tests.executors.vllm.inside.runs import BLOCK_BYTES, BLOCK_SIZE, NUM_OUTPUT, Run, assert_greedy, prompts
+from tests.executors.vllm.inside.runs import (
+    BLOCK_BYTES,
+    BLOCK_SIZE,
+    NUM_OUTPUT,
+    Run,
+    assert_all_greedy,
+    assert_greedy,
+    prompts,
+)
 
 Checkpoint = tuple[Path, PreTrainedModel]
 both_depths = pytest.mark.parametrize("depth", [0, 1])
+HITS = 0.75
+"""Least share of tokens that are compared: one of four prompts is too close to call after two tokens, on a Llama."""
+
+
+def named(asked: list[list[int]]) -> dict[str, list[int]]:
+    return {str(i): prompt for i, prompt in enumerate(asked)}
 
 
 def test_what_its_step_times_depend_on_is_said(started: StartedExecutor) -> None:
@@ -52,8 +66,7 @@ def test_batched(checkpoint: Checkpoint, started: StartedExecutor, depth: int) -
     for i, prompt in enumerate(asked):
         run.add(str(i), prompt)
     run.finish()
-    for i, prompt in enumerate(asked):
-        assert_greedy(checkpoint[1], prompt, run.tokens[str(i)])
+    assert_all_greedy(checkpoint[1], named(asked), run)
 
 
 @pytest.mark.parametrize("max_tokens_per_step", [1, 7, 33])
@@ -63,8 +76,7 @@ def test_chunked(checkpoint: Checkpoint, started: StartedExecutor, max_tokens_pe
     for i, prompt in enumerate(asked):
         run.add(str(i), prompt)
     run.finish()
-    for i, prompt in enumerate(asked):
-        assert_greedy(checkpoint[1], prompt, run.tokens[str(i)])
+    assert_all_greedy(checkpoint[1], named(asked), run)
 
 
 @both_depths
@@ -77,8 +89,8 @@ def test_with_prefix_hits(checkpoint: Checkpoint, started: StartedExecutor, dept
         for _ in range(1 + depth):
             run.step()  # its prompt is in the cache before the next arrives
     run.finish()
-    for i, prompt in enumerate(asked):
-        assert_greedy(checkpoint[1], prompt, run.tokens[str(i)])
+    assert_all_greedy(checkpoint[1], named(asked), run, HITS)
+    for i in range(len(asked)):
         assert run.ends[str(i)].num_cached_tokens == (64 if i else 0)
 
 
@@ -93,8 +105,8 @@ def test_with_prefix_hits_in_the_step_that_computes_the_prefix(
     run.step()
     assert all(len(tokens) == 1 for tokens in run.tokens.values())
     run.finish()
-    for i, prompt in enumerate(asked):
-        assert_greedy(checkpoint[1], prompt, run.tokens[str(i)])
+    assert_all_greedy(checkpoint[1], named(asked), run)
+    for i in range(len(asked)):
         assert run.ends[str(i)].num_cached_tokens == (64 if i else 0)
 
 
@@ -118,8 +130,7 @@ def test_preempted_at_every_second_step_beside_aborts(
         if steps % 3 == 0:
             run.core.handle(AbortRequest([f"x{steps // 3}"]))
     assert sum(end.num_preemptions for end in run.ends.values()) > 20
-    compared = [assert_greedy(checkpoint[1], prompt, run.tokens[f"r{i}"], 0) for i, prompt in enumerate(asked)]
-    assert sum(compared) > 0.7 * NUM_OUTPUT * len(asked)
+    assert_all_greedy(checkpoint[1], {f"r{i}": prompt for i, prompt in enumerate(asked)}, run)
 
 
 @pytest.mark.parametrize("policy", ["neaptide", "fcfs", "priority-v0"])
@@ -130,8 +141,7 @@ def test_requests_that_push_each_other_out(checkpoint: Checkpoint, started: Star
         run.add(str(i), prompt, Tier.FLEX if i % 2 else Tier.DEFAULT)
         run.step()
     run.finish()
-    for i, prompt in enumerate(asked):
-        assert_greedy(checkpoint[1], prompt, run.tokens[str(i)])
+    assert_all_greedy(checkpoint[1], named(asked), run)
 
 
 def test_an_id_may_be_used_again(checkpoint: Checkpoint, started: StartedExecutor) -> None:
