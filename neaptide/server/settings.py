@@ -194,7 +194,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_cache_gib: Annotated[
         float | None,
         Option(
-            "Memory for KV blocks; by default 1 on a CPU, on a GPU 80% of what is free beside the weights.",
+            "Memory for KV blocks; by default 1 on a CPU, on a GPU 80% of what is free beside the weights, or with "
+            "executor = 'vllm' what its gpu_memory_utilization leaves.",
             "GIB",
             above=0,
             high=1e6,
