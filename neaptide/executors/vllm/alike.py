@@ -9,6 +9,9 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+REAP_S = 1.0
+"""For the system to tell a process's status: that it ends is seen a moment before."""
+
 
 # ---- in the engine's process ----
 
@@ -29,6 +32,7 @@ def watch_workers(executor: Any) -> threading.Thread:
         ended = wait(list(processes))
         if executor.is_failed or not getattr(executor, "shutting_down", False):
             process = processes[ended[0]]
+            process.join(REAP_S)
             logger.error("vLLM's worker %s ended (%s), so the engine ends", process.name, process.exitcode)
             end_like(process.exitcode)
 

@@ -15,6 +15,7 @@ from neaptide.executors.vllm.translate import NULL_BLOCKS
 from tests.executors.vllm.inside import worker_side
 from tests.executors.vllm.inside.faults import (
     EVERYWHERE,
+    PLACES,
     Late,
     Raises,
     in_workers,
