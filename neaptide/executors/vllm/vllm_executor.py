@@ -14,6 +14,7 @@ from neaptide.engine.params import INVALID_TOKEN
 from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
 from neaptide.executors.grammar_masks import GrammarMasks
 from neaptide.executors.torch.device import device_name
+from neaptide.executors.vllm.alike import get_up
 from neaptide.executors.vllm.arguments import describe
 from neaptide.executors.vllm.collect import collect
 from neaptide.executors.vllm.grammars import StepGrammars
@@ -208,6 +209,8 @@ class VllmExecutor:
         """After a step that raised: the runner is brought to where it takes the next one, if there can be one."""
         if self._silence is None:
             self._try(lambda: self._workers.sample_tokens(None))
+        if self._silence is None:
+            self._try(lambda: self._workers.collective_rpc(get_up))
         self.translator.distrust(plan)
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """A real server whose engine runs on vLLM's interpreter."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -120,21 +119,6 @@ def test_a_stop_signal_lets_a_stream_end_and_keeps_the_batch(tmp_path: Path) -> 
         batch = wait_terminal(server, batch_id)
         assert batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
         assert [result["custom_id"] for result in result_lines(server, batch)] == [f"c{i}" for i in range(100)]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("victim", ["engine", "server"])
-def test_workers_die_with_the_engine_and_the_engine_with_the_server(tmp_path: Path, victim: str) -> None:
-    ranks = ("--executor-arg", "tensor_parallel_size=2")
-    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    with RunningServer(tmp_path, *FLAGS, *ranks, env=env) as server:
-        assert ask(server).endswith("55")
-        engine = server.engine
-        family = engine.children(recursive=True)
-        assert len(family) >= 2
-        os.kill(server.process.pid if victim == "server" else engine.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs([engine, *family], timeout=PATIENCE_S)
-        assert not alive
 
 
 def failed_start(model: Path, *flags: str) -> str:

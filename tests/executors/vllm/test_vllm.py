@@ -19,9 +19,11 @@ OTHERS = ("qwen3", "qwen3-moe", "opt")
 WITH_WINDOWS = ("mistral", "gemma3", "gemma4")
 """On all layers, on some, on some of another shape than the rest."""
 QUANTISED = ("w8a8", "w4a16", "gptq", "awq")
+SAMPLING = ("sampling/test_sampling.py", "sampling/test_draws.py", "sampling/test_grammars.py")
+FILES = ("test_greedy.py", *SAMPLING, "sampling/test_prompt_scores.py", "test_faults.py", "test_blast.py")
 LOGPROBS = (
-    "test_sampling.py::test_logprobs_are_raw_and_as_many_as_asked",
-    "test_sampling.py::test_prompt_logprobs",
+    "sampling/test_sampling.py::test_logprobs_are_raw_and_as_many_as_asked",
+    "sampling/test_sampling.py::test_prompt_logprobs",
 )
 
 
@@ -30,20 +32,24 @@ def run(*tests: str, **environment: str) -> None:
 
 
 def test_llama() -> None:
-    files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_grammars.py", "test_blast.py")
-    run("test_warm_up.py", *files, "test_prompt_scores.py", "test_host_cache.py", "test_same_as_llm.py")
+    run("start/test_warm_up.py", "start/test_contract.py", *FILES, "test_host_cache.py", "test_same_as_llm.py")
 
 
 @full
 def test_asynchronous_scheduling_by_force() -> None:
-    files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_grammars.py", "test_blast.py")
-    run(*files, "test_prompt_scores.py", "test_host_cache.py", NEAPTIDE_TEST_ASYNC="1")
+    run(*FILES, "test_host_cache.py", NEAPTIDE_TEST_ASYNC="1")
+
+
+@full
+@pytest.mark.parametrize("environment", [{}, V2], ids=["V1", "V2"])
+def test_as_many_biases_as_a_request_may_have(environment: dict[str, str]) -> None:
+    run("sampling/test_many_biases.py", **environment, NEAPTIDE_TEST_VOCAB="2048")
 
 
 @full
 @pytest.mark.parametrize("family", OTHERS)
 def test_other_families(family: str) -> None:
-    files = ("test_greedy.py", "test_sampling.py", "test_host_cache.py", "test_same_as_llm.py")
+    files = ("test_greedy.py", "sampling/test_sampling.py", "test_host_cache.py", "test_same_as_llm.py")
     run(*files, NEAPTIDE_TEST_FAMILY=family)
 
 
@@ -73,8 +79,7 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 @full
 @pytest.mark.timeout(3600)
 def test_the_second_runner() -> None:
-    files = ("test_greedy.py", "test_sampling.py", "test_faults.py", "test_blast.py", "test_grammars.py")
-    run(*files, "test_prompt_scores.py", "test_host_cache.py", "test_same_as_llm.py", **V2, **SHORT)
+    run("start/test_contract.py", *FILES, "test_host_cache.py", "test_same_as_llm.py", **V2, **SHORT)
 
 
 @full
@@ -85,9 +90,11 @@ def test_other_families_on_the_second_runner(family: str) -> None:
 
 
 @full
+@pytest.mark.timeout(3600)
 def test_two_ranks() -> None:
-    files = ("test_greedy.py", "test_sampling.py", "test_same_as_llm.py", "test_grammars.py", "test_host_cache.py")
-    run(*files, "test_prompt_scores.py::test_a_prompt_that_is_preempted", **TWO_RANKS)
+    files = ("test_greedy.py", *SAMPLING, "test_same_as_llm.py", "test_host_cache.py")
+    scores = "sampling/test_prompt_scores.py::test_a_prompt_that_is_preempted"
+    run("start/test_contract.py", *files, scores, "test_faults.py", "test_blast.py", **TWO_RANKS)
 
 
 @full

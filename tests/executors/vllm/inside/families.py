@@ -1,6 +1,7 @@
 """Tiny random checkpoints of some families, with enough spread in their logits to have clear winners."""
 
 import json
+import os
 import string
 from itertools import product
 from pathlib import Path
@@ -21,7 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-VOCAB = 256
+VOCAB = int(os.environ.get("NEAPTIDE_TEST_VOCAB", "256"))
 _COMMON: dict[str, Any] = {"vocab_size": VOCAB, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2}
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from neaptide.executors.contract import StartedExecutor
+from tests.executors.vllm.inside.worker_side import known_requests
 
 if TYPE_CHECKING:  # ``conftest`` has something to do before vLLM is imported
     from neaptide.executors.vllm.vllm_executor import VllmExecutor
@@ -22,13 +23,17 @@ def vllm(started: StartedExecutor) -> "VllmExecutor":
     return cast("VllmExecutor", started.executor)
 
 
-def runner(started: StartedExecutor) -> Any:
-    return vllm(started)._workers.driver_worker.worker.model_runner
+def in_workers(started: StartedExecutor, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What it returns in each rank, given its worker."""
+    answers: list[Any] = vllm(started)._workers.collective_rpc(function, args=args)
+    return answers
 
 
 def known_to_the_runner(started: StartedExecutor) -> set[str]:
-    found = runner(started)
-    return set(found.req_states.req_id_to_index if hasattr(found, "req_states") else found.requests)
+    first, *others = in_workers(started, known_requests)
+    assert all(other == first for other in others)
+    found: set[str] = first
+    return found
 
 
 def num_failed_steps(caplog: pytest.LogCaptureFixture) -> int:

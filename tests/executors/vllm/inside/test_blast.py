@@ -18,8 +18,10 @@ from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.contract import StartedExecutor
 from tests.engine.histories import History
 from tests.executors.engine_run import EOS_TOKEN_ID
+from tests.executors.grammars.cases import SCHEMAS, of_schema
+from tests.executors.vllm.inside import worker_side
 from tests.executors.vllm.inside.families import VOCAB
-from tests.executors.vllm.inside.faults import PLACES, Raises, known_to_the_runner, num_failed_steps, runner, vllm
+from tests.executors.vllm.inside.faults import PLACES, Raises, in_workers, known_to_the_runner, num_failed_steps, vllm
 from tests.executors.vllm.inside.runs import GAP, Run, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
@@ -30,6 +32,8 @@ FEW_BLOCKS = 12
 PROMPT_SCALE = 4
 """For blocks of 32 tokens: prompts of up to half of those few blocks."""
 FAULT_EVERY_STEPS = 30
+MOST_GROWTH_BYTES = 64 << 20
+"""Of a worker's process while the second half of the clients come and go; what is measured exactly is beside this."""
 
 
 class GreedyHistory(History):
@@ -173,42 +177,65 @@ def tell_what_ended(started: StartedExecutor, run: Run) -> None:
     executor._workers.execute_model(executor.translator.order(plan))
 
 
-def footprint(started: StartedExecutor) -> dict[str, int]:
-    """How much is in everything that vLLM's runner and the translator keep."""
-    found, translator = runner(started), vllm(started).translator
-    owners = {"translator": translator, "runner": found}
-    owners |= {name: getattr(found, name) for name in ("input_batch", "req_states") if hasattr(found, name)}
-    return {
-        f"{owner}.{name}": len(value)
-        for owner, holder in owners.items()
-        for name, value in vars(holder).items()
-        if isinstance(value, dict | list | set)
-    }
+def settled(started: StartedExecutor, run: Run, name: str) -> list[dict[str, int]]:
+    """What the executor and each rank's runner keep when the last thing that they did is the same small request: the
+    lengths of containers and the bytes of arrays, those of requests with grammars included."""
+    run.add(name, [7, 8, 9], max_tokens=2)
+    run.finish()
+    tell_what_ended(started, run)
+    return [worker_side.measure(vllm(started), "executor", "neaptide."), *in_workers(started, worker_side.sizes)]
 
 
+def differing(before: list[dict[str, int]], after: list[dict[str, int]]) -> list[str]:
+    return [
+        f"{name}: {old.get(name)}, then {new.get(name)}"
+        for old, new in zip(before, after, strict=True)
+        for name in sorted(set(old) | set(new))
+        if old.get(name) != new.get(name)
+    ]
+
+
+WISHES: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "seed": 3},
+    {"logit_bias": {7: 1.0}, "min_tokens": 2, "ignore_eos": False},
+    {"presence_penalty": 0.5, "repetition_penalty": 1.1},
+    {"logprobs": 2, "prompt_logprobs": 1},
+]
+if not os.environ.get("TRITON_INTERPRET"):  # which does not run the kernels for these
+    WISHES += [{"temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.01}, {"grammar": of_schema(SCHEMAS[0])}]
+
+
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_clients_that_leave_leave_nothing(started: StartedExecutor, depth: int) -> None:
     rng = random.Random(depth)
     run = BlastRun(started, depth)
-    run.add("first", [7, 8, 9])
+    for i, wish in enumerate(WISHES):  # what is made once, for the first who wants it
+        run.add(f"wish{i}", [7, 8, 9], **{"max_tokens": 4} | wish)
     run.finish()
-    tell_what_ended(started, run)
-    before = footprint(started)
+    before = settled(started, run, "first")
+    resident: list[int] = []
     asked = prompts(NUM_DISCONNECTS, seed=20 + depth)
     alive: list[str] = []
     for i, prompt in enumerate(asked):
         tier = rng.choice([Tier.DEFAULT, Tier.FLEX])
-        run.add(f"x{i}", prompt, tier, max_tokens=40, seed=i, temperature=rng.choice([0.0, 1.0]))
+        run.add(f"x{i}", prompt, tier, **{"max_tokens": 40} | rng.choice(WISHES))
         alive.append(f"x{i}")
         for _ in range(rng.choice([0, 0, 0, 1, 2])):
             run.step()
         while len(alive) > 8:
             run.core.handle(AbortRequest([alive.pop(rng.randrange(len(alive)))]))
+        if i == NUM_DISCONNECTS // 2:
+            resident = in_workers(started, worker_side.resident_bytes)
     run.core.handle(AbortRequest(alive))
     run.finish()
-    assert len(run.ends) == NUM_DISCONNECTS + 1
+    assert len(run.ends) == NUM_DISCONNECTS + len(WISHES) + 1
     assert_nothing_is_held(run)
-    tell_what_ended(started, run)
+    assert differing(before, settled(started, run, "last")) == []
     assert known_to_the_runner(started) == set()
     assert vllm(started).translator.told == {}
-    assert footprint(started) == before
+    assert not vllm(started).grammars.request_ids
+    for old, new in zip(resident, in_workers(started, worker_side.resident_bytes), strict=True):
+        assert new - old < MOST_GROWTH_BYTES

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from neaptide.engine.messages import AbortRequest
@@ -13,13 +12,15 @@ from neaptide.engine.params import INTERNAL_ERROR, INVALID_TOKEN, NUMERICAL_ERRO
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.vllm.translate import NULL_BLOCKS
+from tests.executors.vllm.inside import worker_side
 from tests.executors.vllm.inside.faults import (
     EVERYWHERE,
+    PLACES,
     Late,
     Raises,
+    in_workers,
     known_to_the_runner,
     num_failed_steps,
-    runner,
     vllm,
 )
 from tests.executors.vllm.inside.runs import BLOCK_SIZE, NUM_OUTPUT, Run, assert_greedy, prompts
@@ -54,13 +55,27 @@ def test_only_the_poisoned_request_fails(
         assert_greedy(checkpoint[1], prompt, run.tokens[str(i)])
 
 
-def spoil(started: StartedExecutor, blocks: list[int]) -> None:
-    """Writes NaN where keys and values stand."""
-    num_blocks = vllm(started).num_blocks + NULL_BLOCKS
-    for cache in runner(started).kv_caches:
-        dim = next(d for d, size in enumerate(cache.shape) if size % num_blocks == 0)
-        for block in blocks:
-            cache.narrow(dim, block + NULL_BLOCKS, 1).fill_(torch.nan)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("where", PLACES)
+def test_so_does_one_that_raises_in_every_rank(
+    checkpoint: Checkpoint, started: StartedExecutor, where: str, depth: int
+) -> None:
+    """What the runner has done of the step until then stays done."""
+    run = Run(started.executor, overlap_depth=depth)
+    asked = prompts(5, seed=12)
+    for i, prompt in enumerate(asked):
+        run.add(str(i), prompt)
+    for _ in range(4):
+        run.step()
+    in_workers(started, worker_side.poison, "bad", where)
+    run.add("bad", asked[0][::-1])
+    run.finish()
+    num_raised = in_workers(started, worker_side.cure)
+    assert min(num_raised) == max(num_raised) >= 2
+    assert run.ends["bad"].error == INTERNAL_ERROR
+    for i, prompt in enumerate(asked):
+        assert run.ends[str(i)].error is None
+        assert_greedy(checkpoint[1], prompt, run.tokens[str(i)])
 
 
 def test_non_finite_logits_end_one_request_and_the_next_owner_of_its_blocks_is_well(
@@ -74,7 +89,8 @@ def test_non_finite_logits_end_one_request_and_the_next_owner_of_its_blocks_is_w
     request = run.core.scheduler.queues.find("bad")
     assert request is not None
     spoilt = request.block_ids
-    spoil(started, spoilt)
+    num_blocks = vllm(started).num_blocks + NULL_BLOCKS
+    in_workers(started, worker_side.spoil, num_blocks, [block + NULL_BLOCKS for block in spoilt])
     run.finish()
     assert run.ends["bad"].error == NUMERICAL_ERROR
     assert_greedy(checkpoint[1], good, run.tokens["good"])
