@@ -11,7 +11,7 @@ from neaptide.engine.params import Tier
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.contract import StartedExecutor
 from neaptide.executors.vllm.translate import NULL_BLOCKS
-from tests.executors.vllm.inside.faults import runner
+from tests.executors.vllm.inside.faults import vllm
 from tests.executors.vllm.inside.runs import NUM_BLOCKS, NUM_HOST_BLOCKS, Run, assert_greedy, prompts
 
 Checkpoint = tuple[Path, PreTrainedModel]
@@ -23,7 +23,7 @@ needs_the_worker_at_hand = pytest.mark.skipif(
 def blocks_of(started: StartedExecutor) -> list[torch.Tensor]:
     """Each layer's, those that vLLM keeps to itself left out, with the block as the first dimension."""
     found = []
-    for cache in runner(started).kv_caches:
+    for cache in vllm(started)._workers.driver_worker.worker.model_runner.kv_caches:
         dim = next(d for d, size in enumerate(cache.shape) if size == NUM_BLOCKS + NULL_BLOCKS)
         found.append(cache.movedim(dim, 0)[NULL_BLOCKS:])
     return found
