@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from neaptide.executors.vllm.alike import get_up, stay_down_after_a_failure
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[3]
 ENGINE = """
@@ -58,7 +59,7 @@ def test_the_engine_ends_with_its_worker(worker_status: int, case: str, status: 
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == status, done.stderr
