@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 from tests.kills import signal_all
-from tests.patience import PATIENCE_S, until_here
+from tests.patience import PATIENCE_S, Stopwatch, until_here
 
 FIRST_PORT = 10_000
 
@@ -199,3 +199,16 @@ def result_lines(server: RunningServer, batch: dict[str, Any]) -> list[dict[str,
             content = server.http.get(f"/v1/files/{batch[name]}/content").raise_for_status().content
             lines += [json.loads(line) for line in content.splitlines()]
     return lines
+
+
+def stop_for_good(server: RunningServer, stream: Iterator[dict[str, Any] | str]) -> None:
+    """SIGSTOP of the engine while a client streams: it is told in time, and another engine takes over."""
+    old = server.engine
+    old.suspend()
+    watch = Stopwatch()
+    *_, error, _ = stream
+    assert isinstance(error, dict)
+    assert error["error"]["code"] == "engine_unavailable"
+    assert watch.seconds < 12.0
+    server.wait_for_another_engine(old)
+    assert not psutil.pid_exists(old.pid)
