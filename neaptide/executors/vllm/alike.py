@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import threading
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -53,17 +54,20 @@ def end_like(status: int | None) -> None:
 
 
 def stay_down_after_a_failure(worker: Any) -> None:
-    """A rank in which a step has raised takes no other before ``get_up``.
+    """A rank in which a step has raised takes no other before ``recover``.
 
     vLLM reads one rank's answers to a step. If another alone raises, after the last exchange between them, it lacks
     tokens that the others have, and every text that follows is wrong without an error. Now the others wait for it in
     the next step, and a silent engine is replaced. If all ranks raise, the engine hears of it, and recovers.
     """
     execute, sample = worker.execute_model, worker.sample_tokens
-    worker.neaptide_is_down = False
+    worker.neaptide_sample = sample
+    worker.neaptide_num_steps = 0
+    worker.neaptide_failed_step = None  # counted from 1
 
     def execute_model(*args: Any, **named: Any) -> Any:
-        if worker.neaptide_is_down:
+        worker.neaptide_num_steps += 1
+        if worker.neaptide_failed_step is not None:
             raise RuntimeError("an earlier step raised in this rank")
         return _noting(execute, *args, **named)
 
@@ -74,12 +78,24 @@ def stay_down_after_a_failure(worker: Any) -> None:
         try:
             return run(*args, **named)
         except Exception:
-            worker.neaptide_is_down = True
+            if worker.neaptide_failed_step is None:
+                worker.neaptide_failed_step = worker.neaptide_num_steps
             raise
 
     worker.execute_model, worker.sample_tokens = execute_model, sample_tokens
 
 
-def get_up(worker: Any) -> None:
-    """The engine knows that a step has raised, and will say again what its requests are."""
-    worker.neaptide_is_down = False
+def recover(worker: Any, step: int) -> None:
+    """The engine knows that a step has raised, and will say again what its requests are: the runner lets go of it.
+
+    A rank that raised in an earlier step, of which the engine has not heard, stays down.
+
+    Args:
+        step: its number, the first is 1; one more than there were if none of the ranks has heard of it.
+    """
+    failed = getattr(worker, "neaptide_failed_step", None)
+    if failed is not None and failed < step:
+        return
+    with suppress(Exception):  # what is left of a step may raise, too
+        getattr(worker, "neaptide_sample", worker.sample_tokens)(None)
+    worker.neaptide_failed_step = None

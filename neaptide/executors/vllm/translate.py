@@ -137,7 +137,9 @@ class Translator:
         self._counts: tuple[list[str], bytes, dict[str, int]] = [], b"", {}
         """Of the last order: its parts, their tokens, and both together."""
         self._last: Any = None
-        """The last order, unless it is in doubt whether the runner has heard it."""
+        """The last order, unless it is in doubt whether the runner has heard it ..."""
+        self._before_last: Any = None
+        """... and the one before, whose step may still be in flight."""
 
     def heed(self, plan: StepPlan) -> None:
         """Takes in which requests ended, began and lost their KV."""
@@ -178,7 +180,7 @@ class Translator:
             self._rows.forget(plan.rows[refused])
         order.finished_req_ids, self._finished = self._finished, set()
         order.preempted_req_ids, self._preempted = self._preempted, set()
-        self._last = order
+        self._before_last, self._last = self._last, order
         return order
 
     def _counted(self, plan: StepPlan) -> dict[str, int]:
@@ -252,10 +254,12 @@ class Translator:
 
     def distrust(self, plan: StepPlan) -> None:
         """The step failed: nobody knows how much of it the runner took in. What it heard it may hear again."""
-        if self._last is not None:
-            self._finished |= self._last.finished_req_ids
-            self._preempted |= self._last.preempted_req_ids
-            self._last = None
+        for order in (self._before_last, self._last):
+            if order is not None:
+                # But not of those that it has been told of since: it would lose them.
+                self._finished |= {name for name in order.finished_req_ids if not self._is_sent(name)}
+                self._preempted |= {name for name in order.preempted_req_ids if not self._is_sent(name)}
+        self._before_last = self._last = None
         new = {request.request_id for request in plan.new_requests}
         if plan.table is self._rows.table:
             self._rows.forget(plan.rows)
@@ -268,6 +272,10 @@ class Translator:
                 self._finished.add(request_id)
             else:
                 self._must_resend(told)
+
+    def _is_sent(self, request_id: str) -> bool:
+        told = self.told.get(request_id)
+        return told is not None and told.is_sent
 
     def _took_part(self, request_id: str) -> bool:
         """In the last step."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm import envs
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -14,7 +15,7 @@ from neaptide.engine.params import INVALID_TOKEN
 from neaptide.engine.steps.plan import NewRequest, StepPlan, StepResult
 from neaptide.executors.grammar_masks import GrammarMasks
 from neaptide.executors.torch.device import device_name
-from neaptide.executors.vllm.alike import get_up
+from neaptide.executors.vllm.alike import recover
 from neaptide.executors.vllm.arguments import describe
 from neaptide.executors.vllm.collect import collect
 from neaptide.executors.vllm.grammars import StepGrammars
@@ -64,6 +65,8 @@ class VllmExecutor:
         self._silence: TimeoutError | None = None
         """Workers that are processes did not answer in time. Answers have no names: what comes late is taken for the
         answer to what was asked after."""
+        self._num_steps = 0
+        """That the workers were asked for."""
         cache = config.cache
         block_bytes = self.block_size * self.kv_bytes_per_token
         self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // block_bytes
@@ -160,11 +163,13 @@ class VllmExecutor:
             result.errors |= dict.fromkeys(self.translator.invalid.intersection(plan.request_ids), INVALID_TOKEN)
         if len(result.errors) == len(plan):
             return VllmHandle(self, plan, result)
+        step = self._num_steps + 1
         try:
             filling = self.grammars.begin(plan, result.errors)
             order = self.translator.order(plan)
             translated_s = self._clock.now()
             executed = self._workers.execute_model(order, non_block=True)
+            self._num_steps = step
             placed = self._place_generators(plan)
             chunks = self._chunks_to_score(plan, result)
             if chunks:
@@ -175,11 +180,11 @@ class VllmExecutor:
             going_on = [(chunk.request_id, chunk.start, chunk.end) for chunk in chunks if not chunk.is_last]
             taken = self._ask(take_scores, going_on) if going_on else None
         except Exception:
-            self.recover(plan)
+            self.recover(plan, step)
             raise
         result.prepare_s = translated_s - start_s
         result.model_s = self._clock.now() - translated_s
-        answers = Answers([executed, *placed], sampled, chunks, taken, {} if mask is None else mask.errors)
+        answers = Answers(step, [executed, *placed], sampled, chunks, taken, {} if mask is None else mask.errors)
         handle = VllmHandle(self, plan, result, answers)
         self.grammars.submitted(plan, handle)
         return handle
@@ -196,7 +201,7 @@ class VllmExecutor:
         except Exception as error:
             self._note(error)
             self._try((answers.taken or answers.sampled).result)  # it is on its way, too
-            self.recover(plan)
+            self.recover(plan, answers.step)
             raise
         done_s = self._clock.now()
         result.model_s += done_s - start_s
@@ -205,12 +210,12 @@ class VllmExecutor:
             collect_scores(answers.chunks, taken, output, result)
         result.sample_s = self._clock.now() - done_s
 
-    def recover(self, plan: StepPlan) -> None:
-        """After a step that raised: the runner is brought to where it takes the next one, if there can be one."""
+    def recover(self, plan: StepPlan, step: int) -> None:
+        """After a step that raised, by number: the runner is brought to where it takes the next one, if there can be
+        one."""
         if self._silence is None:
-            self._try(lambda: self._workers.sample_tokens(None))
-        if self._silence is None:
-            self._try(lambda: self._workers.collective_rpc(get_up))
+            timeout_s = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+            self._try(lambda: self._workers.collective_rpc(recover, timeout=timeout_s, args=(step,)))
         self.translator.distrust(plan)
 
     def close(self) -> None:
@@ -278,6 +283,8 @@ class VllmExecutor:
 class Answers:
     """What vLLM's workers will have said of a step, in this order."""
 
+    step: int
+    """Its number."""
     before: list[Any]
     sampled: Any
     chunks: list[ScoredChunk]

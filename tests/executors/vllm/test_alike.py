@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neaptide.executors.vllm.alike import get_up, stay_down_after_a_failure
+from neaptide.executors.vllm.alike import recover, stay_down_after_a_failure
 from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[3]
@@ -86,22 +86,72 @@ class Worker:
         return given
 
 
-@pytest.mark.parametrize("fails_at", ["execute", "sample"])
-def test_a_rank_in_which_a_step_raised_takes_none_before_it_is_told(fails_at: str) -> None:
+def fail(worker: Worker, fails_at: str, step: str) -> None:
+    worker.fails_at = fails_at
+    if fails_at == "sample":
+        worker.execute_model(step)
+    with pytest.raises(ValueError, match=step):
+        getattr(worker, "execute_model" if fails_at == "execute" else "sample_tokens")(step)
+    worker.fails_at, worker.done = "", []
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """Which has done a step."""
     worker = Worker()
     stay_down_after_a_failure(worker)
     assert (worker.execute_model("1"), worker.sample_tokens("1")) == ("1", "1")
-    worker.fails_at = fails_at
-    if fails_at == "sample":
-        worker.execute_model("2")
-    with pytest.raises(ValueError, match="2"):
-        getattr(worker, "execute_model" if fails_at == "execute" else "sample_tokens")("2")
-    worker.fails_at, worker.done = "", []
-    worker.sample_tokens("2")  # it is on its way; and the recovery's own clears the runner
+    return worker
+
+
+@pytest.mark.parametrize("fails_at", ["execute", "sample"])
+def test_a_rank_in_which_a_step_raised_takes_none_before_it_is_told(worker: Worker, fails_at: str) -> None:
+    fail(worker, fails_at, "2")
+    worker.sample_tokens("2")  # it is on its way
     for _ in range(2):
         with pytest.raises(RuntimeError, match="an earlier step raised in this rank"):
             worker.execute_model("3")
         worker.sample_tokens("3")
-    get_up(worker)
-    worker.execute_model("4")
-    assert worker.done == ["sample 2", "sample 3", "sample 3", "execute 4"]
+    recover(worker, 2)
+    worker.execute_model("5")
+    assert worker.done == ["sample 2", "sample 3", "sample 3", "sample None", "execute 5"]
+
+
+@pytest.mark.parametrize("fails_at", ["execute", "sample"])
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_it_takes_none_after_another_that_raised_since(worker: Worker, fails_at: str, is_asked: bool) -> None:
+    """The engine took the answers of the first rank to step 2, in which this one raised alone; in step 3 it raises
+    itself, perhaps before it has asked the ranks."""
+    fail(worker, fails_at, "2")
+    if is_asked:
+        with pytest.raises(RuntimeError, match="an earlier step raised in this rank"):
+            worker.execute_model("3")
+    recover(worker, 3)
+    with pytest.raises(RuntimeError, match="an earlier step raised in this rank"):
+        worker.execute_model("4")
+    assert worker.done == []
+
+
+def test_a_step_that_raised_is_heard_of_behind_one_that_was_not_begun(worker: Worker) -> None:
+    """Step 2 is in flight when the engine fails to begin step 3."""
+    fail(worker, "sample", "2")
+    recover(worker, 3)
+    recover(worker, 2)
+    worker.execute_model("3")
+    assert worker.done == ["sample None", "execute 3"]
+
+
+def test_what_is_left_of_a_step_may_raise(worker: Worker) -> None:
+    worker.execute_model("2")
+    worker.fails_at = "sample"
+    recover(worker, 2)
+    worker.fails_at = ""
+    worker.execute_model("3")
+    assert worker.done[-1] == "execute 3"
+
+
+def test_a_single_rank_lets_go_of_what_it_has() -> None:
+    worker = Worker()
+    worker.execute_model("1")
+    recover(worker, 1)
+    assert worker.done == ["execute 1", "sample None"]

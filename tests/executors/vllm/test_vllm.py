@@ -20,6 +20,7 @@ WITH_WINDOWS = ("mistral", "gemma3", "gemma4")
 """On all layers, on some, on some of another shape than the rest."""
 QUANTISED = ("w8a8", "w4a16", "gptq", "awq")
 SAMPLING = ("sampling/test_sampling.py", "sampling/test_draws.py", "sampling/test_grammars.py")
+FIRST = ("start/test_warm_up.py", "start/test_contract.py", "test_translate.py")
 FILES = ("test_greedy.py", *SAMPLING, "sampling/test_prompt_scores.py", "test_faults.py", "test_blast.py")
 LOGPROBS = (
     "sampling/test_sampling.py::test_logprobs_are_raw_and_as_many_as_asked",
@@ -32,7 +33,7 @@ def run(*tests: str, **environment: str) -> None:
 
 
 def test_llama() -> None:
-    run("start/test_warm_up.py", "start/test_contract.py", *FILES, "test_host_cache.py", "test_same_as_llm.py")
+    run(*FIRST, *FILES, "test_host_cache.py", "test_same_as_llm.py")
 
 
 @full

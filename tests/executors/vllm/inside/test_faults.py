@@ -221,7 +221,7 @@ def test_workers_that_do_not_answer_in_time_are_not_asked_again(
             run.step()
         assert late.num_asked == asked
         assert all(len(run.tokens[name]) == len(said) + depth for name, said in tokens.items())
-    executor.recover(StepPlan.of_parts(0, []))
+    executor.recover(StepPlan.of_parts(0, []), executor._num_steps)
 
 
 def test_a_step_that_vllm_has_no_room_for_is_refused(started: StartedExecutor) -> None:
