@@ -54,6 +54,11 @@ class Streams(NamedTuple):
     due_s: FloatArray
     """When its next token is due."""
 
+    def slower_than(self, seconds: float) -> "Streams":
+        """Those that may take longer than this for a token."""
+        which = self.tpot_slo_s > seconds
+        return Streams(*(column[which] for column in self))
+
 
 class RequestTable:
     """Rows of running requests. A row's numbers mean something while ``live`` is set.

@@ -304,7 +304,7 @@ async def test_metrics_count_what_happened(server: Server) -> None:
 
     await call()
     await call(service_tier="flex", stream=True)
-    await call(ttft_slo_ms=1e-6)
+    await call(ttft_slo_ms=1e-3)
     await call(temperature=9)
     server.engine.emit_stats(running_online=3, running_offline=7, waiting_offline=9, blocks_cached=5, memory_ran_out=2)
     found = await _samples(server)

@@ -6,6 +6,7 @@ import numpy as np
 
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.budget import Reads
+from neaptide.engine.scheduler.packing import LOOK_AHEAD
 from neaptide.engine.scheduler.slack import MAX_STRETCH, decodes_shape
 from neaptide.engine.steps.plan import BatchShape
 
@@ -42,8 +43,10 @@ def online_room(scheduler: Scheduler) -> OnlineRoom:
     for request in queues.running_online.values():
         if request.num_uncomputed_tokens > 1:
             shape.add(request.num_uncomputed_tokens, request.num_computed_tokens)
-    for request in queues.waiting_online:
-        cached = draft.match_prefix(request).num_tokens
+    for place, request in enumerate(queues.waiting_online):
+        # Of a crowd's prompts those far back have not been hashed yet: to do so now would stop every stream.
+        is_known = place < LOOK_AHEAD or bool(request.block_hashes)
+        cached = draft.match_prefix(request).num_tokens if is_known else 0
         shape.add(request.num_known_tokens - cached, cached)
         num_missing_blocks += (request.num_known_tokens - cached) // kv.block_size + 1
     typical = BatchShape()

@@ -128,7 +128,10 @@ class SlackTracker:
         self._tightest_ttft_s = config.ttft_slo_s
 
     def observe_arrival(self, request: Request) -> None:
-        self._arrivals.append((request.num_prompt_tokens, request.ttft_slo_s, request.arrival_s))
+        ttft_s = request.ttft_slo_s
+        if ttft_s < self._config.ttft_slo_s and ttft_s <= prefill_seconds(self._cost_model, 1, 0):
+            ttft_s = self._config.ttft_slo_s  # no step is so short: what it asks for is nobody's bound
+        self._arrivals.append((request.num_prompt_tokens, ttft_s, request.arrival_s))
         by_time = sorted(self._arrivals, key=itemgetter(2))
         self._arrival_times_s = [arrival_s for *_, arrival_s in by_time]
         self._tokens_before = list(accumulate((tokens for tokens, *_ in by_time), initial=0))
@@ -155,18 +158,21 @@ class SlackTracker:
                 draft.arrival_waits_s = self._left_to_arrival_s(IDLE_SHARE, 1.0)
                 idle_s = self._given_up_bound_s(draft, idle_s)
             return StepBounds(longest_s, math.inf, idle_s, longest_s, longest_s)
+        decodes = decodes_shape(len(streams.rows), draft.stream_reads())
+        alone_s = self._cost_model.predict(decodes).seconds
         tightest_s = smallest(streams.tpot_slo_s)
+        if alone_s >= tightest_s:
+            streams = streams.slower_than(alone_s)
+            if not len(streams.rows):
+                # Not even alone do these streams keep their pace: starving offline work would save no deadline.
+                draft.dip, itl_s = 0.0, max(min(longest_s, ITL_FACTOR * tightest_s), ITL_FACTOR * alone_s)
+                return StepBounds(itl_s, math.inf, self._idle_bound_s(IDLE_SHARE_BESIDE, MAX_STRETCH), itl_s, itl_s)
+            tightest_s = smallest(streams.tpot_slo_s)  # nor does one of them, but the others do
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
         left_s = streams.due_s - self._config.egress_s - draft.now_s
         slack_s = prompts_slack_s = self._least_slack_s(left_s, streams, LEAST_SHARE)
         if self._cushion is not None and (share := self._cushion.share(draft.now_s)) != LEAST_SHARE:
             slack_s = self._least_slack_s(left_s, streams, share)
-        decodes = decodes_shape(len(streams.rows), draft.stream_reads())
-        alone_s = self._cost_model.predict(decodes).seconds
-        if alone_s >= tightest_s:
-            # Not even alone do these streams keep their pace: starving offline work would save no deadline.
-            draft.dip, itl_s = 0.0, max(itl_s, ITL_FACTOR * alone_s)
-            return StepBounds(itl_s, math.inf, self._idle_bound_s(IDLE_SHARE_BESIDE, MAX_STRETCH), itl_s, itl_s)
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         behind_s = CATCH_UP_TOKENS * (tightest_s - alone_s)
         stall_s = min(smallest(left_s) + behind_s, longest_s)

@@ -17,6 +17,7 @@ _INT31 = (1 << 31) - 1
 Int64 = Annotated[int, _INT64]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, le=_INT31)]
+TargetMs = Annotated[float, Field(ge=1e-3, le=86_400_000)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 20)]
 Unsupported = Annotated[Any, WithJsonSchema({"type": "null", "description": "Not offered; refused."})]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
@@ -102,8 +103,8 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool = False
     service_tier: ServiceTier = "auto"
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
-    ttft_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
-    tpot_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
+    ttft_slo_ms: TargetMs | None = None
+    tpot_slo_ms: TargetMs | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonObject | str | None = None

@@ -6,6 +6,7 @@ from neaptide.cluster.routing import KEY_BYTES, digest_of
 from neaptide.engine.messages import EngineReady, FromEngine, Room, Shutdown, StepOutputs, TellRoom, ToEngine
 from neaptide.engine.process.loop import run_engine
 from neaptide.engine.scheduler.online_room import online_room
+from neaptide.engine.scheduler.packing import LOOK_AHEAD
 from neaptide.estimator.cost.roofline import RooflineModel
 from tests.engine.harness import Harness, online
 
@@ -59,6 +60,16 @@ def test_what_waits_takes_its_time_from_the_slack() -> None:
     again = Harness(cost_model=RooflineModel(), max_num_batched_tokens=64)
     (room,) = asked(again, [*chats, TellRoom(False)])
     assert room.free_slack_s == after_a_step
+
+
+def test_prompts_far_back_in_a_crowd_are_not_hashed_for_it() -> None:
+    """That would stop every stream for as long as it takes."""
+    harness = Harness(num_blocks=256, max_num_batched_tokens=8)
+    for k in range(LOOK_AHEAD + 9):
+        harness.core.handle(online(f"c{k}", [k + 1] * 60))
+    online_room(harness.core.scheduler)
+    hashed = [bool(request.block_hashes) for request in harness.core.scheduler.queues.waiting_online]
+    assert hashed == [True] * LOOK_AHEAD + [False] * 9
 
 
 def test_what_the_cache_holds_is_told_only_if_that_is_asked() -> None:

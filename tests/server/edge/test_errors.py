@@ -71,6 +71,8 @@ BAD_CHAT: list[tuple[dict[str, Any], str, str | None]] = [
     ({"stop_token_ids": [-1]}, "invalid_value", "stop_token_ids.0"),
     ({"service_tier": "gold"}, "invalid_value", "service_tier"),
     ({"ttft_slo_ms": 0}, "invalid_value", "ttft_slo_ms"),
+    ({"ttft_slo_ms": 5e-324}, "invalid_value", "ttft_slo_ms"),
+    ({"tpot_slo_ms": 5e-324}, "invalid_value", "tpot_slo_ms"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {}}},
         "missing_required_parameter",

@@ -4,7 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from neaptide.server.openai.schemas import MAX_TOP_LOGPROBS, Body, Int64, JsonObject, ServiceTier, Unsupported
+from neaptide.server.openai.schemas import (
+    MAX_TOP_LOGPROBS,
+    Body,
+    Int64,
+    JsonObject,
+    ServiceTier,
+    TargetMs,
+    Unsupported,
+)
 
 _INT31 = (1 << 31) - 1
 
@@ -112,8 +120,8 @@ class ResponsesBody(FieldsOfChats):
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     service_tier: ServiceTier = "auto"
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
-    ttft_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
-    tpot_slo_ms: float | None = Field(default=None, gt=0, le=86_400_000)
+    ttft_slo_ms: TargetMs | None = None
+    tpot_slo_ms: TargetMs | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] = Field(default_factory=dict, max_length=32)
     truncation: Literal["auto", "disabled"] = "disabled"
     store: bool | None = None
