@@ -1,6 +1,7 @@
 """The measures, on numbers small enough to compute by hand."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,24 @@ def test_chunks_of_both_endpoints() -> None:
     assert (r.text, r.token_times_s, r.finish_reason, r.num_output_tokens) == ("ab", [2.0, 3.0], "length", 2)
     r.add_chunk({"error": {"message": "lost"}}, 5.0)
     assert r.error == "lost"
+
+
+def test_reasoning_and_calls_of_tools_are_tokens_that_came() -> None:
+    """To the end of thinking nothing of the answer comes, and the server counts those tokens."""
+    r = Record(sent_s=0.0)
+    call = {"index": 0, "id": "c", "function": {"name": "look", "arguments": ""}}
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "So"},
+        {"reasoning": "so", "content": None},
+        {"content": "Yes"},
+        {"tool_calls": [call]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ""}}], "reasoning_content": None},
+    ]
+    for at_s, delta in enumerate(deltas):
+        r.add_chunk({"choices": [{"delta": delta, "finish_reason": None}]}, float(at_s))
+    assert (r.ttft_s, r.token_times_s, r.text) == (1.0, [1.0, 2.0, 3.0, 4.0, 5.0], "Yes")
 
 
 def test_poisson_arrivals_repeat_and_have_the_rate() -> None:

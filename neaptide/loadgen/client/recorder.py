@@ -17,9 +17,10 @@ class Record:
     """When it should have been sent: a client that falls behind must not make the server look fast. ``None`` where the
     one before decides when the next is sent."""
     token_times_s: list[float] = field(default_factory=list)
-    """When each chunk with text arrived."""
+    """When each chunk with text arrived, be that the answer's, its reasoning or a call of a tool."""
     end_s: float = 0.0
     text: str = ""
+    """The answer's alone."""
     num_output_tokens: int = 0
     num_prompt_tokens: int = 0
     finish_reason: str | None = None
@@ -36,9 +37,10 @@ class Record:
             self.num_output_tokens = usage["completion_tokens"]
             self.num_prompt_tokens = usage["prompt_tokens"]
         for choice in chunk.get("choices", ()):
-            text = choice["text"] if "text" in choice else choice["delta"].get("content")
-            if text:
-                self.text += text
+            delta = {"content": choice["text"]} if "text" in choice else choice["delta"]
+            text = delta.get("content") or ""
+            self.text += text
+            if text or _thinks_or_calls(delta):
                 self.token_times_s.append(now_s)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
@@ -78,6 +80,15 @@ class Record:
         if self.error is not None or self.ttft_s is None:
             return False
         return self.ttft_s <= ttft_slo_s and (self.tpot_s is None or self.tpot_s <= tpot_slo_s)
+
+
+def _thinks_or_calls(delta: dict[str, Any]) -> bool:
+    """Whether a chunk has tokens that are no part of the answer's text. Servers send them under these names, and count
+    them."""
+    if any(delta.get(name) for name in ("reasoning_content", "reasoning", "refusal")):
+        return True
+    functions = (call.get("function") or {} for call in delta.get("tool_calls") or ())
+    return any(function.get("name") or function.get("arguments") for function in functions)
 
 
 def attainment(records: Sequence[Record], ttft_slo_s: float, tpot_slo_s: float) -> float:
