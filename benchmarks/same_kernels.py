@@ -33,6 +33,7 @@ import torch
 from benchmarks import same_kernels_offline
 from benchmarks.common import model_111m
 from benchmarks.live import late
+from benchmarks.live.latency import percentile_of_all, tpots_s, ttft_p99_ratio
 from benchmarks.live.plan import CEILING_LINES, LAX_S, TPOT_OVER_ALONE, Case, Plan, Targets, Window, slo_flags
 from benchmarks.live.run import check, run
 from benchmarks.live.tables import print_runs, summary
@@ -120,23 +121,20 @@ async def measure_load(
 
 
 def bars(windows: Mapping[str, Window], rivals: Sequence[str], targets: Targets) -> dict[str, Any]:
-    """What must be true, and what is."""
+    """What must be true, and what is; a ratio of latencies is None where one of them is infinite."""
 
     def met(name: str) -> float:
         return attainment(windows[name].records, targets.ttft_s, targets.tpot_s)
 
-    def ttft_p99_s(name: str) -> float:
-        return percentiles(r.ttft_s for r in windows[name].records).p99
-
     def tpot_p50_s(name: str) -> float:
-        return percentiles(r.tpot_s for r in windows[name].records).p50
+        return percentile_of_all(tpots_s(windows[name].records), 0.5)
 
     ours = windows[OURS]
     as_good = [name for name in rivals if tpot_p50_s(name) <= tpot_p50_s(OURS)]
     best = max((windows[name].offline_tokens_per_s for name in as_good), default=None)
     return {
         "attainment_minus_alone": round(met(OURS) - met(ALONE), 4),
-        "ttft_p99_vs_alone": round(ttft_p99_s(OURS) / ttft_p99_s(ALONE), 4),
+        "ttft_p99_vs_alone": ttft_p99_ratio(ours.records, windows[ALONE].records),
         "rivals_with_equal_or_better_tpot_p50": as_good,
         "offline_vs_best_of_those": None if not best else round(ours.offline_tokens_per_s / best, 4),
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.live.latency import percentile_of_all, tpots_s, ttfts_s
 from benchmarks.live.plan import Targets, Window
 from neaptide.loadgen.client.recorder import attainment
 
@@ -53,29 +54,12 @@ class Point:
         return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in shown.items()}
 
 
-def percentile_of_all(values: Sequence[float | None], q: float) -> float:
-    """Linear between the nearest ranks, where a request without a value is worse than any that has one."""
-    if not values:
-        return math.nan
-    ordered = sorted(math.inf if value is None else value for value in values)
-    at = q * (len(ordered) - 1)
-    low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
-    return high if math.isinf(high) else low + (at - math.floor(at)) * (high - low)
-
-
 def point_of(name: str, window: Window, targets: Targets, over_alone: float | None = None) -> Point:
-    failed = [record.error is not None for record in window.records]
-    tpot_ms, ttft_ms = (
-        [
-            None if bad or value is None else 1e3 * value
-            for bad, value in zip(failed, (getattr(r, what) for r in window.records), strict=True)
-        ]
-        for what in ("tpot_s", "ttft_s")
-    )
+    latencies_s = tpots_s(window.records), ttfts_s(window.records)
     return Point(
         name,
         window.offline_tokens_per_s,
-        *(percentile_of_all(values, q) for values in (tpot_ms, ttft_ms) for q in (0.5, 0.99)),
+        *(1e3 * percentile_of_all(values_s, q) for values_s in latencies_s for q in (0.5, 0.99)),
         attainment=attainment(window.records, targets.ttft_s, targets.tpot_s),
         over_alone=over_alone,
     )

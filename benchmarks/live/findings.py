@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.live.curve import Point, mean_points, point_of, rival_ratios, standing
+from benchmarks.live.latency import ttft_p99_ratio
 from benchmarks.live.plan import TPOT_OVER_ALONE, Case, Targets, Window
 from benchmarks.live.tables import summary
 from neaptide.loadgen.client.recorder import attainment
-from neaptide.loadgen.percentiles import percentiles
 
 ALONE, CAPPED, CEILING, BOTH = "online alone", "offline, capped", "offline", "both"
 """The headline's runs; the others are named by `curve_name` or by their rival."""
@@ -123,7 +123,7 @@ def share_of(most_tokens_per_s: float, both: Window) -> float | None:
 
 
 def ratios_of(windows: Mapping[str, Window], targets: Targets) -> dict[str, float | None]:
-    """The headline's, without rivals; None for those whose runs are not there."""
+    """The headline's, without rivals; None for those whose runs are not there, and for a latency that is infinite."""
     ratios: dict[str, float | None] = dict.fromkeys(RATIOS)
     both = windows.get(BOTH)
     if both is None:
@@ -134,9 +134,8 @@ def ratios_of(windows: Mapping[str, Window], targets: Targets) -> dict[str, floa
     if ALONE in windows:
         pair = (both, windows[ALONE])
         met = [attainment(window.records, targets.ttft_s, targets.tpot_s) for window in pair]
-        ttft_p99_s = [percentiles(r.ttft_s for r in window.records).p99 for window in pair]
         ratios["attainment_minus_alone"] = round(met[0] - met[1], 4)
-        ratios["ttft_p99_vs_alone"] = round(ttft_p99_s[0] / ttft_p99_s[1], 4)
+        ratios["ttft_p99_vs_alone"] = ttft_p99_ratio(both.records, windows[ALONE].records)
     return ratios
 
 

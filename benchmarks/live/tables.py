@@ -1,19 +1,21 @@
 """What is printed of the live experiment."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import print_table
+from benchmarks.live.latency import percentile_of_all, tpots_s, ttfts_s
 from benchmarks.live.plan import PHASES, Window
 from neaptide.loadgen.client.recorder import attainment
-from neaptide.loadgen.percentiles import percentiles
 
 
-def in_ms(values_s: Iterable[float | None]) -> list[float] | None:
-    """p50, p90 and p99; None of none. A run in which no chat was answered has records, and no such figures."""
-    found = percentiles(values_s)
-    return None if math.isnan(found.p50) else [round(1e3 * value, 1) for value in found]
+def in_ms(values_s: Sequence[float]) -> list[float | None] | None:
+    """p50, p90 and p99 of all; one that is infinite is None, and so is the whole where even p50 is, or of nothing."""
+    found = [percentile_of_all(values_s, q) for q in (0.5, 0.9, 0.99)]
+    if not math.isfinite(found[0]):
+        return None
+    return [round(1e3 * value, 1) if math.isfinite(value) else None for value in found]
 
 
 def summary(name: str, window: Window, ttft_s: float, tpot_s: float) -> dict[str, Any]:
@@ -21,8 +23,8 @@ def summary(name: str, window: Window, ttft_s: float, tpot_s: float) -> dict[str
         "run": name,
         "online_requests": len(window.records),
         "online_failed": sum(r.error is not None for r in window.records),
-        "ttft_ms": in_ms(r.ttft_s for r in window.records),
-        "tpot_ms": in_ms(r.tpot_s for r in window.records),
+        "ttft_ms": in_ms(ttfts_s(window.records)),
+        "tpot_ms": in_ms(tpots_s(window.records)),
         "attainment": round(attainment(window.records, ttft_s, tpot_s), 4) if window.records else None,
         "online_tokens_per_s": round(window.online_tokens_per_s, 1),
         "offline_tokens_per_s": round(window.offline_tokens_per_s, 1),
@@ -36,8 +38,10 @@ def summary(name: str, window: Window, ttft_s: float, tpot_s: float) -> dict[str
 def print_runs(title: str, runs: list[dict[str, Any]]) -> None:
     """What online and offline requests got in each run."""
 
-    def ms(values: list[float] | None) -> str:
-        return "-" if values is None else f"{values[0]:.0f} / {values[2]:.0f}"
+    def ms(values: list[float | None] | None) -> str:
+        if values is None:
+            return "-"
+        return " / ".join("none" if value is None else f"{value:.0f}" for value in (values[0], values[2]))
 
     columns = ["run", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "attainment", "failed", "online tok/s", "offline tok/s"]
     rows = [

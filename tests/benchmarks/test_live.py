@@ -11,24 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import same_kernels
 from benchmarks.live.curve import (
     AS_SLOW,
     Curve,
     Point,
     mean_points,
-    percentile_of_all,
     point_of,
     rival_ratios,
     slower_than_ours_ms,
     standing,
 )
 from benchmarks.live.engines import PolicyRival
-from benchmarks.live.findings import curves, from_json, jsonable, mean_of, share_of
+from benchmarks.live.findings import ALONE as ALONE_RUN
+from benchmarks.live.findings import BOTH, curves, from_json, jsonable, mean_of, ratios_of, share_of
+from benchmarks.live.latency import percentile_of_all
 from benchmarks.live.measure import environment
 from benchmarks.live.picture import apart, draw_picture, edge_of, place_of_note
 from benchmarks.live.plan import Case, Plan, Targets, Window
 from benchmarks.live.plot import RIVAL_COLOURS, draw
 from benchmarks.live.run import with_unfinished
+from benchmarks.live.tables import summary
 from benchmarks.live_coserving import BURSTY, experiment_of, main, parsed, plan_of
 from neaptide.loadgen.client.recorder import Record
 
@@ -132,10 +135,10 @@ def test_without_a_rival_as_good_there_is_no_ratio() -> None:
 
 def test_requests_that_never_ended_are_worse_than_all_others() -> None:
     assert percentile_of_all([1.0, 2.0, 3.0], 0.5) == 2.0
-    assert percentile_of_all([1.0, 2.0, None], 0.5) == 2.0
+    assert percentile_of_all([1.0, 2.0, INF], 0.5) == 2.0
     assert percentile_of_all([1.0, 2.0, 3.0, 5.0], 0.5) == 2.5
-    assert percentile_of_all([1.0, None, None], 0.5) == INF
-    assert percentile_of_all([3.0, 1.0, None], 0.25) == 2.0
+    assert percentile_of_all([1.0, INF, INF], 0.5) == INF
+    assert percentile_of_all([3.0, 1.0, INF], 0.25) == 2.0
     assert math.isnan(percentile_of_all([], 0.5))
 
 
@@ -144,6 +147,25 @@ def test_a_point_counts_what_failed_as_the_slowest() -> None:
     found = point_of("a", window, Targets(0.2, 0.05))
     assert (found.ttft_p50_ms, found.tpot_p50_ms) == (pytest.approx(300.0), pytest.approx(10.0))
     assert (found.ttft_p99_ms, found.attainment, found.is_rival) == (INF, pytest.approx(1 / 3), True)
+
+
+def test_our_own_bar_counts_chats_that_got_no_answer() -> None:
+    """As a rival's point does. Every chat that was answered took a tenth of a second to its first token."""
+    targets = Targets(0.2, 0.05)
+    alone, hung = [record(float(k), 0.1) for k in range(200)], [record(200.0 + k, None) for k in range(9)]
+    for records, ratio in (([*alone, hung[0]], 1.0), ([*alone, *hung], None)):
+        windows = {ALONE_RUN: Window(records=alone), BOTH: Window(records=records)}
+        assert ratios_of(windows, targets)["ttft_p99_vs_alone"] == ratio
+        windows = {same_kernels.ALONE: Window(records=alone), same_kernels.OURS: Window(records=records)}
+        assert same_kernels.bars(windows, [], targets)["ttft_p99_vs_alone"] == ratio
+
+
+def test_a_run_is_shown_with_the_chats_that_got_no_answer() -> None:
+    answered, hung = record(0.0, 0.1), record(1.0, None)
+    shown = [summary("", Window(records=records), 1.0, 1.0)["ttft_ms"] for records in ([answered] * 20, [hung], [])]
+    assert shown == [[100.0, 100.0, 100.0], None, None]
+    rare = summary("both", Window(records=[answered] * 60 + [hung]), 1.0, 1.0)
+    assert rare["ttft_ms"] == [100.0, 100.0, None]
 
 
 def test_an_arrival_without_a_record_has_failed() -> None:
