@@ -4,10 +4,11 @@ import math
 from functools import cache
 from random import Random
 
+import msgspec
 import pytest
 
-from neaptide.engine.record.traffic import ERROR_UNIT
-from neaptide.simulation.recorded.recording import Recording, StepErrors
+from neaptide.engine.record.traffic import ERROR_UNIT, ServedRequest
+from neaptide.simulation.recorded.recording import Recording, StepErrors, is_online
 from neaptide.simulation.recorded.shadow import Comparison, compare
 from tests.simulation.recorded.engines import Stalling, recorded
 
@@ -72,6 +73,37 @@ def test_what_really_was_is_what_the_run_measured() -> None:
     recording, tokens_per_s = run_of("priority")
     window_s = (recording.now_s - WINDOW_S, recording.now_s)
     assert recording.offline_tokens_per_s(window_s) == pytest.approx(tokens_per_s, rel=0.02)
+
+
+def test_a_request_under_way_is_judged_by_its_first_token_on_both_sides() -> None:
+    """Once that is due, also if it came too late. Here nothing ends that came in the window, and no pace suffices."""
+    window_s = 6.0
+    recording = endless(run_of("priority")[0], window_s)
+    found = compare(recording, ["priority"], 2.0, window_s)
+    assert found is not None
+    now_s = recording.now_s
+    due = [one for one in recording.present.requests if now_s - window_s <= one.arrival_s < now_s - one.ttft_slo_s]
+    due = [one for one in due if is_online(one)]
+    in_time = [one for one in due if 0.0 < one.first_token_s <= one.arrival_s + one.ttft_slo_s]
+    assert (found.requests, found.real.met) == (len(due), len(in_time))
+    assert 0 < len(in_time) < len(due)
+    assert found.shadows["priority"].met > len(due) / 2
+
+
+def endless(recording: Recording, seconds: float) -> Recording:
+    """With no end of the online requests that came in the last ``seconds``, and a pace that none can keep."""
+
+    def is_last(one: ServedRequest) -> bool:
+        return is_online(one) and one.arrival_s >= recording.now_s - seconds
+
+    last = [one for one in recording.served(-math.inf) if is_last(one)]
+    replace = msgspec.structs.replace
+    *pieces, end = (
+        replace(piece, ended=[one for one in piece.ended if not is_last(one)]) for piece in recording.pieces
+    )
+    others = [one for one in recording.present.requests if not is_last(one)]
+    under_way = [replace(one, reason=None, tpot_slo_s=1e-9) for one in last]
+    return Recording([*pieces, replace(end, present=replace(recording.present, requests=others + under_way))])
 
 
 def test_beside_a_run_of_ours_the_shadow_of_another_policy_is_that_policy() -> None:
