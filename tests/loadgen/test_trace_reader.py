@@ -124,6 +124,20 @@ def test_the_same_bytes_under_another_name_are_the_same_trace(tmp_path: Path) ->
     assert load_online(one) == load_online(two)
 
 
+@pytest.mark.parametrize("more", [{"timestamp": 0, "output_length": 5}, {}], ids=["mooncake", "batch-job"])
+def test_a_row_without_blocks_shares_nothing_with_those_that_have_some(tmp_path: Path, more: dict[str, Any]) -> None:
+    rows = [{"input_length": 16, "hash_ids": [k]} for k in (3, 4, 5)] + [{"input_length": 16}] * 3  # rows 3, 4 and 5
+    offline = load_offline(written(tmp_path, jsonl(*(row | more for row in rows))), seed=1, keep_order=True)
+    assert len({request.segments for request in offline.requests}) == 6
+    offline.check_refill()
+
+
+def test_lengths_of_a_csv_file_are_offline_work_whatever_its_timestamps_are(tmp_path: Path) -> None:
+    path = written(tmp_path, "timestamp,input_length,output_length\n0.0,10,2\n12.5,20,3\n")
+    requests = load_offline(path, seed=1, keep_order=True).requests
+    assert [(r.input_tokens, r.output_tokens) for r in requests] == [(10, 2), (20, 3)]
+
+
 # ---- faults ----
 
 FAULTS = {
@@ -206,7 +220,7 @@ FAULTS = {
     "empty-row-of-a-sheet": (LENGTHS + "1,10,5\n,,\n", "line 3, column arrival_s: is missing"),
     "two-boms": (LENGTHS + "1,10,5\n\ufeff2,10,5\n", "line 3, column arrival_s: '\\ufeff2' is not a number"),
     "half-a-block": (jsonl(MOONCAKE | {"hash_ids": [7.0, 8]}), "line 1, column hash_ids: 7.0 is not a block id"),
-    "large-block": (jsonl(MOONCAKE | {"hash_ids": [2**40, 8]}), "block id 1099511627776 is not in 0 to 2147483647"),
+    "large-block": (jsonl(MOONCAKE | {"hash_ids": [2**30, 8]}), "block id 1073741824 is not in 0 to 1073741823"),
     "deep": ('{"timestamp": ' + "[" * 100_000 + "\n", "line 1: not JSON: maximum recursion depth"),
     "wide": (LENGTHS + '1,"' + "9" * 200_000 + '",5\n', "line 2: not CSV: field larger than field limit"),
     "on-many-lines": (json.dumps(MOONCAKE, indent=2), "line 1: not JSON: Expecting property name enclosed in double "),
@@ -234,6 +248,10 @@ FAULTS = {
         "line 2, column timestamp: 4 is before the session's first row, 5",
     ),
     "no-session": (jsonl(AGENT | {"session": [1]}), "line 1, column session: is not a name or a number"),
+    "stamps-of-a-csv": (
+        "timestamp,input_length,output_length\n0.0,100,20\n12.5,100,20\n",
+        "has lengths but no arrival times: give it as offline work, or if its timestamp is in seconds, call that",
+    ),
     "a-list": ('[{"timestamp": 0}]\n', "a JSON list; write one object a line instead"),
     "half-a-line": (jsonl(MOONCAKE) + '{"timestamp": 5, "inp', "line 2: not JSON"),
     "no-object": (jsonl(MOONCAKE) + "7\n", "line 2: not a JSON object"),

@@ -20,6 +20,9 @@ LENGTH_COLUMNS = (
     ("num_prefill_tokens", "num_decode_tokens"),
     ("input_length", "output_length"),
 )
+STAMP_ADVICE = (
+    "if its timestamp is in seconds, call that column arrival_s (Mooncake's, in milliseconds, is read from JSON lines)"
+)
 FAILED = "failed requests, which have no response"
 
 
@@ -42,6 +45,8 @@ class TraceFormat:
     read: Callable[[Row], Entry | str]
     """An entry, or why the row is no request."""
     has_arrivals: bool = True
+    advice: str = "add a column arrival_s"
+    """To whoever needs arrivals and has none."""
     from_first: bool = False
     """Arrivals count from the earliest stamp; else from 0."""
     in_order: bool = True
@@ -54,7 +59,7 @@ class TraceFormat:
 
 def format_of(row: Row) -> TraceFormat | None:
     """The format whose columns the first row of a file has; None if it has those of none."""
-    return next((make(row) for fits, make in _FORMATS if fits(row.columns)), None)
+    return next((make(row) for fits, make in _FORMATS if fits(row)), None)
 
 
 KNOWN = (
@@ -178,7 +183,10 @@ def _lengths(row: Row) -> TraceFormat:
             raise row.fault("hash_ids", "is not in the first row, which says how all are read")
         return Entry(row.number(arrival) if arrival else 0.0, row.length(inputs), row.length(outputs))
 
-    return TraceFormat(name="lengths", read=read, has_arrivals=arrival is not None)
+    lengths_only = TraceFormat(name="lengths", read=read, has_arrivals=arrival is not None)
+    if "timestamp" in row.columns:
+        lengths_only.advice = STAMP_ADVICE
+    return lengths_only
 
 
 def _session(row: Row, column: str) -> Any:
@@ -196,22 +204,27 @@ def _conversation(row: Row, messages: Any) -> str:
         raise row.fault("input", "is neither a text nor a list of messages") from None
 
 
-def _has_lengths(columns: set[str]) -> bool:
+def _has_lengths(row: Row) -> bool:
     """Without block ids, which say how large a block is only beside the other columns of their format."""
-    return any(columns.issuperset(names) for names in LENGTH_COLUMNS) and "hash_ids" not in columns
+    return any(row.columns.issuperset(names) for names in LENGTH_COLUMNS) and "hash_ids" not in row.columns
 
 
-def _with(*columns: str) -> Callable[[set[str]], bool]:
+def _with(*columns: str) -> Callable[[Row], bool]:
     wanted = set(columns)
-    return lambda columns: wanted <= columns
+    return lambda row: wanted <= row.columns
 
 
-_FORMATS: tuple[tuple[Callable[[set[str]], bool], Callable[[Row], TraceFormat]], ...] = (
+def _is_mooncake(row: Row) -> bool:
+    """A CSV file with these columns is somebody's own, most likely in seconds."""
+    return row.is_json and {"timestamp", "input_length", "output_length"} <= row.columns
+
+
+_FORMATS: tuple[tuple[Callable[[Row], bool], Callable[[Row], TraceFormat]], ...] = (
     (_with("timestamp", "contexttokens", "generatedtokens"), _azure),
     (_with("timestamp", "request tokens", "response tokens"), _burstgpt),
     (_with("session", "offset_ms", "input_chars", "output_chars", "hash_ids"), _agents),
     (_with("timestamp", "session_id", "input", "output"), _agent_texts),
-    (_with("timestamp", "input_length", "output_length"), _mooncake),
+    (_is_mooncake, _mooncake),
     (_has_lengths, _lengths),
     (_with("input_length"), _batch_job),
 )

@@ -56,7 +56,7 @@ def read_trace(path: Path, window_s: Window = WHOLE, *, needs_arrivals: bool = T
         reading = _pass(path, window_s, reading.first)
     if needs_arrivals and not reading.format.has_arrivals:
         raise ValueError(
-            f"{path.name} has lengths but no arrival times: give it as offline work, or add a column arrival_s"
+            f"{path.name} has lengths but no arrival times: give it as offline work, or {reading.format.advice}"
         )
     _say(path.name, reading, sorts=needs_arrivals)
     return TraceFile(reading.format, reading.cut(window_s), reading.num_rows, reading.last_s)

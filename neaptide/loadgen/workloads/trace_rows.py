@@ -22,8 +22,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 DELIMITERS = ",;\t"
 MAX_TOKENS = 1 << 24
 """Longer than any context: a length above it is a mistake, and would be as many tokens in memory."""
-MAX_BLOCK_ID = (1 << 31) - 1
-"""Content ids of a set have this much room."""
+NUM_BLOCK_IDS = 1 << 30
+"""Half the room that a set has for content ids; the other half is for rows of which no blocks are known."""
 MAX_NUMBER = 1e15
 """Above it a stamp in milliseconds is no whole number any more."""
 SHOWN_CHARS = 40
@@ -128,8 +128,8 @@ class Row:
         for block in ids:
             if isinstance(block, bool) or not isinstance(block, int):
                 raise self.fault(column, f"{_shown(block)} is not a block id")
-            if not 0 <= block <= MAX_BLOCK_ID:
-                raise self.fault(column, f"block id {_shown(block)} is not in 0 to {MAX_BLOCK_ID}")
+            if not 0 <= block < NUM_BLOCK_IDS:
+                raise self.fault(column, f"block id {_shown(block)} is not in 0 to {NUM_BLOCK_IDS - 1}")
         needed = -(-input_tokens // block_tokens)
         if not needed <= len(ids) <= needed + 1:
             raise self.fault(

@@ -19,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neaptide.loadgen.workloads.trace_reader import WHOLE, TraceFile, read_trace
-from neaptide.loadgen.workloads.trace_rows import GZIP_MAGIC, content_name, json_cells, line_of_other_text
+from neaptide.loadgen.workloads.trace_rows import (
+    GZIP_MAGIC,
+    NUM_BLOCK_IDS,
+    content_name,
+    json_cells,
+    line_of_other_text,
+)
 
 log = logging.getLogger(__name__)
 
@@ -266,11 +272,12 @@ def _online_path(name_or_path: str | Path) -> Path:
 
 
 def _requests(trace: TraceFile, base: int) -> list[TraceRequest]:
+    """Rows without block ids have contents behind all block ids: beside rows that have them they share nothing."""
     size = trace.format.block_tokens
     return [
         TraceRequest(
             row.arrival_s,
-            ((base + row.number, row.entry.input_tokens),)
+            ((base + NUM_BLOCK_IDS + row.number, row.entry.input_tokens),)
             if row.entry.block_ids is None
             else block_segments(base, row.entry.block_ids, size, row.entry.input_tokens),
             row.entry.output_tokens,
