@@ -1,5 +1,6 @@
 """``neaptide loadgen`` from the outside."""
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from neaptide.cli import main
+from neaptide.commands.loadgen.flags import add_common, add_synth, shots_of
 from neaptide.loadgen.percentiles import percentiles
+from neaptide.loadgen.workloads.traces import TraceRequest
 from tests.loadgen.fake_server import FakeServer, fake_server
 
 SYNTH = [
@@ -98,6 +101,27 @@ def test_servers_get_the_same_load_and_ratios(
     assert "<h2>B</h2>" in page
     assert "<h2>Over A</h2>" in page
     assert page.count("<td>1.000</td>") >= 1
+
+
+def test_one_server_under_two_names_is_told(report: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    servers = ["--server", "A=http://127.0.0.1:9", "--server", "B=http://127.0.0.1:9/v1"]
+    assert main(["loadgen", "compare", *servers, *SYNTH, *report]) == 1
+    assert "one server under two names finds the prompts of the first run in its cache" in capsys.readouterr().err
+
+
+def test_a_salt_asks_for_the_same_load_in_other_words() -> None:
+    def requests(*words: str) -> list[TraceRequest]:
+        parser = argparse.ArgumentParser()
+        add_synth(parser)
+        add_common(parser)
+        parser.set_defaults(trace=None)
+        return [shot.request for shot in shots_of(parser.parse_args([*SYNTH, *words]))]
+
+    plain, again = requests(), requests("--salt", "again")
+    assert [(r.arrival_s, r.input_tokens, r.output_tokens) for r in plain] == [
+        (r.arrival_s, r.input_tokens, r.output_tokens) for r in again
+    ]
+    assert not {r.segments for r in plain} & {r.segments for r in again}
 
 
 def test_a_failed_run_is_told_and_its_report_written(

@@ -44,6 +44,18 @@ def test_the_seed_decides() -> None:
     assert load[0] == load[1] != load[2]
 
 
+def test_another_seed_or_setting_has_other_prompts_and_other_prefixes() -> None:
+    """Else the second run on a server would find its prompts in the cache."""
+
+    def contents(rate_rps: float = 3.0, seed: int = 0, tokens: str = "10", prefix_tokens: int = 4) -> set[int]:
+        load = made_load(Arrivals(rate_rps, 20.0), Lengths.parse(tokens), ONE, seed, Sharing(2, prefix_tokens))
+        return {content for request in load for content, _ in request.segments}
+
+    runs = [contents(), contents(rate_rps=2.0), contents(seed=1), contents(tokens="12"), contents(prefix_tokens=5)]
+    assert len(set().union(*runs)) == sum(map(len, runs))
+    assert contents() == runs[0]
+
+
 def test_prompts_begin_with_one_of_the_prefixes() -> None:
     load = made_load(Arrivals(5.0, 40.0), Lengths.parse("100"), ONE, 1, Sharing(3, 64))
     assert {len(request.segments) for request in load} == {2}

@@ -15,7 +15,7 @@ from neaptide.loadgen.workloads.online_sets import (
     servegen_day_curve,
 )
 from neaptide.loadgen.workloads.sharing import prefix_sharing
-from neaptide.loadgen.workloads.traces import TraceRequest, content_base, load_online
+from neaptide.loadgen.workloads.traces import TraceRequest, content_base, load_online, salted
 
 # requests; input mean, max; output mean, max (tokens); highest hit ratio: the statistics of the trace collection.
 # An output of less than one token counts as one here: bbh (0 there), the translations (no outputs there).
@@ -266,6 +266,33 @@ def test_online_sets_are_drawn_by_the_seed_and_windowed_like_traces() -> None:
 def test_recorded_traces_are_online_sets_too() -> None:
     cut = {"window_s": (0, 60), "speed": 1.2}
     assert online_requests("azure_conv_2023", seed=7, **cut) == load_online("azure_conv_2023", **cut)
+
+
+def test_another_seed_or_rate_of_a_synthetic_set_has_other_prompts() -> None:
+    runs = [
+        online_requests(spec, seed)
+        for spec, seed in (("bros-rt-lmsys", 1), ("bros-rt-lmsys", 2), ("bros-rt-lmsys@2", 1))
+    ]
+    contents = [{content for request in run for content, _ in request.segments} for run in runs]
+    assert len(set().union(*contents)) == sum(map(len, runs))
+
+
+def test_a_salt_changes_the_words_and_nothing_else() -> None:
+    requests = load_online("agent_miniswe", window_s=(0, 20))
+    runs = [requests, salted(requests, "1"), salted(requests, "2")]
+    contents = [{content for request in run for content, _ in request.segments} for run in runs]
+    assert len(set().union(*contents)) == sum(map(len, contents))
+    assert runs[1] == salted(requests, "1")
+    for run in runs[1:]:
+        assert [[n for _, n in r.segments] for r in run] == [[n for _, n in r.segments] for r in requests]
+        assert prefix_sharing(r.segments for r in run) == prefix_sharing(r.segments for r in requests)
+
+
+def test_a_seed_and_a_salt_that_go_together_do_not_undo_each_other() -> None:
+    """Differences of CRCs are those of others: with a salt by CRC these two runs would be in the same words."""
+    runs = [salted(online_requests("bros-rt-lmsys", seed), str(seed)) for seed in (1, 2)]
+    one, two = ({content for request in run for content, _ in request.segments} for run in runs)
+    assert not one & two
 
 
 def test_a_rate_must_be_positive() -> None:

@@ -61,6 +61,8 @@ def run_command(args: argparse.Namespace) -> int:
         return _refuse(f"{error.filename}: {error.strerror}", 2)
     except ValueError as error:
         return _refuse(str(error), 2)
+    if len(set(servers.values())) < len(servers):
+        _note("one server under two names finds the prompts of the first run in its cache in the second")
     try:
         runs = asyncio.run(_run_all(servers, shots, how, args))
     except (RunError, BatchError) as error:
@@ -180,9 +182,13 @@ def _warn(name: str, progress: Progress, figures: Summary) -> None:
     if batch is not None and batch["status"] == "completed":
         notes.append("the batch was completed before the end: what came after had the server for itself")
     for note in notes:
-        print(f"neaptide loadgen: {name}: {note}", file=sys.stderr)
+        _note(f"{name}: {note}")
+
+
+def _note(message: str) -> None:
+    print(f"neaptide loadgen: {message}", file=sys.stderr)
 
 
 def _refuse(message: str, status: int) -> int:
-    print(f"neaptide loadgen: {message}", file=sys.stderr)
+    _note(message)
     return status

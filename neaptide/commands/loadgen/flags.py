@@ -11,7 +11,7 @@ from neaptide.loadgen.run.load import Cancelling, Shot, Target, make_shots
 from neaptide.loadgen.run.runner import How, Users
 from neaptide.loadgen.workloads.made_load import SHAPES, Arrivals, Lengths, Sharing, made_load
 from neaptide.loadgen.workloads.online_sets import online_requests
-from neaptide.loadgen.workloads.traces import TraceRequest, window_of
+from neaptide.loadgen.workloads.traces import TraceRequest, salted, window_of
 
 DEFAULT_TARGET = "1000:100"
 ENDPOINTS = ("chat", "completions")
@@ -63,6 +63,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--body", metavar="JSON", help='more fields for every request: \'{"service_tier": "flex"}\'')
     add("--warm-up-s", type=float, default=0.0, metavar="S", help="requests that arrive earlier are not counted (0)")
     add("--seed", type=int, default=0, metavar="N")
+    salt_help = "other words, all else the same: for the same load once more on a server that keeps prefixes"
+    add("--salt", metavar="TEXT", help=salt_help)
     add("--api-key", metavar="KEY", help="key to send (NEAPTIDE_API_KEY)")
     add("--html", type=Path, default=Path("loadgen.html"), metavar="OUT", help="the report (loadgen.html)")
     add("--json", type=Path, metavar="OUT", help="also write the result to this file")
@@ -97,7 +99,10 @@ def shots_of(args: argparse.Namespace) -> list[Shot]:
         raise ValueError("--cancel-within-s must be positive")
     targets = [Target.parse(text) for text in args.target or [DEFAULT_TARGET]]
     cancelling = Cancelling(args.cancel_share, args.cancel_within_s)
-    return make_shots(requests_of(args), targets, cancelling, args.seed)
+    requests = requests_of(args)
+    if args.salt is not None:
+        requests = salted(requests, args.salt)
+    return make_shots(requests, targets, cancelling, args.seed)
 
 
 def how_of(args: argparse.Namespace) -> How:

@@ -116,10 +116,13 @@ class Sharing:
 def made_load(
     arrivals: Arrivals, inputs: Lengths, outputs: Lengths, seed: int, sharing: Sharing = Sharing()
 ) -> list[TraceRequest]:
-    """Raises ValueError for numbers that make no load."""
+    """Whoever asks with another seed or other settings gets other prompts, prefixes too: one that a server has in its
+    cache from a run before would be answered too soon.
+
+    Raises ValueError for numbers that make no load.
+    """
     arrivals.check()
-    base = content_base("made")
-    rng = np.random.default_rng([base >> 31, seed])
+    rng = np.random.default_rng([content_base("made") >> 31, seed])
     times = arrivals.draw(rng)
     if not times:
         raise ValueError("no request arrives in this time at this rate: raise --rate or --duration")
@@ -130,6 +133,7 @@ def made_load(
             len(times),
             arrivals.mean_requests,
         )
+    base = content_base(f"made {seed} {arrivals} {inputs} {outputs} {sharing}")
     ids = itertools.count(base + sharing.prefixes)
     prompts, answers = inputs.draw(rng, len(times)), outputs.draw(rng, len(times))
     heads = rng.integers(max(1, sharing.prefixes), size=len(times)).tolist()

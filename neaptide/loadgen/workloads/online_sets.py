@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,8 @@ def online_requests(
 
     spec: ``NAME`` or ``NAME@RATE`` of ``generated_online_names()``, RATE in requests/s, by default 1 (the mean over
         the day for the day curves); anything else is a recorded trace.
-    seed: draws the synthetic sets; a recorded trace does not depend on it.
+    seed: draws the synthetic sets, which have contents of their own for each seed and each spec; a recorded trace does
+        not depend on it.
     The rest is as in ``load_online``. Raises ValueError as that does, and for a rate that is no positive number.
     """
     name, _, rate = str(spec).partition("@")
@@ -66,7 +68,9 @@ def online_requests(
     if not 0 < rate_rps < math.inf:
         raise ValueError(f"{spec}: the rate must be positive")
     rng = np.random.default_rng([content_base(str(spec)) >> 31, seed])
-    requests = _bros_rt(rng, name, rate_rps) if name in BROS_TABLE_2 else _day(rng, name, rate_rps)
+    # Of this spec and this seed alone: a server that has one rate in its cache must not find the next one there.
+    ids = itertools.count(content_base(f"{spec} {seed}"))
+    requests = _bros_rt(rng, ids, name, rate_rps) if name in BROS_TABLE_2 else _day(rng, ids, name, rate_rps)
     return select(requests, window_s=window_s, speed=speed, max_input_tokens=max_input_tokens)
 
 
@@ -120,28 +124,27 @@ def servegen_day_curve(model: str) -> Rates:
     return relative
 
 
-def _bros_rt(rng: np.random.Generator, name: str, rate_rps: float) -> list[TraceRequest]:
+def _bros_rt(rng: np.random.Generator, ids: Iterator[int], name: str, rate_rps: float) -> list[TraceRequest]:
     """Real-time load of BROS (section 7.1, Table 2): Poisson arrivals for 10 minutes, log-normal forced lengths."""
     arrivals = poisson_arrivals(rng, np.array([rate_rps]), BROS_DURATION_S)
     prompts, outputs = (
         lognormal_lengths(rng, len(arrivals), mean, std, high=BROS_MAX_TOKENS).tolist()
         for mean, std in BROS_TABLE_2[name]
     )
-    return _unshared(name, arrivals, prompts, outputs)
+    return _unshared(ids, arrivals, prompts, outputs)
 
 
-def _day(rng: np.random.Generator, name: str, rate_rps: float) -> list[TraceRequest]:
+def _day(rng: np.random.Generator, ids: Iterator[int], name: str, rate_rps: float) -> list[TraceRequest]:
     """A day of chat: arrivals along a curve, lengths of the bundled ShareGPT rounds (as Echo, section 7.1, does)."""
     model = name.removeprefix("servegen-day-")
     curve, bin_s = (echo_day_curve(), CURVE_BIN_S) if name == "echo-day" else (servegen_day_curve(model), RATE_WINDOW_S)
     arrivals = poisson_arrivals(rng, rate_rps * curve, bin_s)
     rounds = load_lengths(data_file("offline", "sharegpt_lengths.csv.gz"), 0)
     drawn = [rounds[k] for k in rng.integers(len(rounds), size=len(arrivals)).tolist()]
-    return _unshared(name, arrivals, [r.input_tokens for r in drawn], [r.output_tokens for r in drawn])
+    return _unshared(ids, arrivals, [r.input_tokens for r in drawn], [r.output_tokens for r in drawn])
 
 
-def _unshared(name: str, arrivals: list[float], prompts: list[int], outputs: list[int]) -> list[TraceRequest]:
-    ids = itertools.count(content_base(name))
+def _unshared(ids: Iterator[int], arrivals: list[float], prompts: list[int], outputs: list[int]) -> list[TraceRequest]:
     return [
         TraceRequest(arrival_s, ((next(ids), prompt),), output)
         for arrival_s, prompt, output in zip(arrivals, prompts, outputs, strict=True)

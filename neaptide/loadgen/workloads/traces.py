@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,17 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def content_base(namespace: str) -> int:
     """The first content id of a namespace, with room for 2**31: two sets share no content unless they mean to."""
     return zlib.crc32(namespace.encode()) << 31
+
+
+def salted(requests: Iterable[TraceRequest], salt: str) -> list[TraceRequest]:
+    """The same load in other words: prompts share with each other what they shared, and nothing with those of another
+    salt or of none."""
+    # Not by CRC as namespaces are: the differences between two of those are those between two others.
+    moved = int.from_bytes(sha256(salt.encode()).digest()[:4]) << 31
+    return [
+        replace(request, segments=tuple((content ^ moved, tokens) for content, tokens in request.segments))
+        for request in requests
+    ]
 
 
 def delayed(requests: Iterable[TraceRequest], seconds: float) -> list[TraceRequest]:
