@@ -38,13 +38,23 @@ def paragraph(line: Mapping[str, Any]) -> str:
         f"{load['load']:.0%} of what the machine can do and a batch that never runs dry: {_met(both)} of {num_chats} "
         f"chats kept their targets ({_met(alone)} without the batch), and the batch did "
         f"**{both['offline_tokens_per_s']:.0f} of the {runs[CEILING]['offline_tokens_per_s']:.0f} tokens/s** that the "
-        f"machine does without chats ({ratios['share']:.2f} of what chats under these targets leave; the slowest "
-        f"first token in a hundred took {ratios['ttft_p99_vs_alone']:.2f} times as long). Under {names} on the same "
+        f"machine does without chats ({ratios['share']:.2f} of what chats under these targets leave; "
+        f"{_slowest(ratios['ttft_p99_vs_alone'])}). Under {names} on the same "
         f"engine {'no chat' if not most else f'at most {most}'} did. "
         "[How it is measured, and on your machine]"
         "(docs/experiments.md#the-live-experiment-and-the-soak) · [all runs](docs/log.md)."
     )
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _slowest(times: float | None) -> str:
+    """
+    Args:
+        times: those of online alone; None where too many chats had no answer at all.
+    """
+    if times is None:
+        return "more than one chat in a hundred had no answer"
+    return f"the slowest first token in a hundred took {times:.2f} times as long"
 
 
 def _met(run: Mapping[str, Any]) -> int:

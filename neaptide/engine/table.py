@@ -56,8 +56,10 @@ class Streams(NamedTuple):
 
     def slower_than(self, seconds: float) -> "Streams":
         """Those that may take longer than this for a token."""
-        which = self.tpot_slo_s > seconds
-        return Streams(*(column[which] for column in self))
+        kept = self.tpot_slo_s > seconds
+        return Streams(
+            self.rows[kept], self.total[kept], self.num_output[kept], self.tpot_slo_s[kept], self.due_s[kept]
+        )
 
 
 class RequestTable:

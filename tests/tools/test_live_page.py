@@ -37,6 +37,12 @@ def test_rivals_that_kept_some_are_said_by_the_best_of_them() -> None:
     assert "on the same engine at most 3 did" in paragraph(line(of_rivals=(0.125, 0.375))).replace("\n", " ")
 
 
+def test_chats_without_an_answer_are_said() -> None:
+    found = line()
+    found["ratios"]["ttft_p99_vs_alone"] = None
+    assert "leave; more than one chat in a hundred had no answer). Under" in paragraph(found).replace("\n", " ")
+
+
 def test_the_paragraph_takes_the_place_of_the_one_before() -> None:
     readme = "# N\n\nWhat that wins, of old\nfigures.\n\n![picture](docs/live.svg)\n\nEnd.\n"
     assert with_part(readme, BEGIN, END, "What that wins, new.") == (
