@@ -27,6 +27,7 @@ from benchmarks.common import EMBEDDED, model_111m, print_table, random_prompts,
 from benchmarks.cpu_kernels import BLOCK_SIZE, Steps
 from neaptide.data import skills, structured_skills
 from neaptide.executors.torch.layers.linear import quantize
+from neaptide.kernels.paged_attention import StepTables
 from neaptide.kernels.row_quantization import row_quantizer
 from neaptide.server.text.tokenizer import Tokenizer
 
@@ -55,7 +56,7 @@ def logits_of(steps: Steps, tokens: Sequence[int]) -> Tensor:
     runner, count = steps.executor._runner, len(tokens)
     table = np.arange(-(-count // BLOCK_SIZE)).reshape(1, -1)
     with torch.inference_mode():
-        plan = runner.plan_attention(np.array([count]), np.array([count]), table)
+        plan = runner.plan_attention(np.array([count]), np.array([count]), StepTables.of(table))
         hidden = runner.model.forward(torch.tensor(tokens), torch.arange(count), runner.kv_cache, plan)
         return runner.model.logits(hidden)
 

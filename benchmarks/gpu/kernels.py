@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpu.ceilings import seconds_per_call
 from benchmarks.gpu.random_llama import LLAMA_8B, TINY, LlamaShape
-from neaptide.kernels.paged_attention.reference import plan_attention
+from neaptide.kernels.paged_attention import StepTables, plan_attention
 from neaptide.kernels.prefix_attention.attention import PrefixAttention
 from neaptide.kernels.prefix_attention.tiles import Tiles
 
@@ -101,21 +101,20 @@ def measure_kernels(device: torch.device, *, dry: bool, progress: Progress) -> d
 
 
 def _measure(step: Step, shape: LlamaShape, device: torch.device, *, dry: bool) -> dict[str, Any]:
-    tables, are_reversed = step.tables()
+    block_tables, are_reversed = step.tables()
+    tables = StepTables.of(block_tables, are_reversed)
     query_lens = np.array(step.query_lens)
     seq_lens = query_lens + np.array(step.context_lens)
     row_bytes = 2 * shape.kv_heads * shape.head_dim * 2
-    read_bytes = step.kv_tokens(tables) * row_bytes
+    read_bytes = step.kv_tokens(block_tables) * row_bytes
     caches, query, key_value = tensors(step, shape, device, 1 if dry else 1 + COLD_BYTES // read_bytes)
     heads = (shape.heads, shape.kv_heads, shape.head_dim, torch.bfloat16, BLOCK_SIZE, device)
     shared, alone = PrefixAttention(*heads), PrefixAttention(*heads, merge_prefixes=False)
-    reference = plan_attention(
-        query_lens, seq_lens, tables, BLOCK_SIZE, are_reversed=are_reversed, dtype=torch.bfloat16, device=device
-    )
+    reference = plan_attention(query_lens, seq_lens, tables, BLOCK_SIZE, dtype=torch.bfloat16, device=device)
     expected = reference.attend(query, key_value, caches[0]).float()
     seconds, differences = {}, []
     for name, kernel in (("kernel_s", shared), ("unshared_s", alone)):
-        plan = kernel.plan(query_lens, seq_lens, tables, are_reversed)
+        plan = kernel.plan(query_lens, seq_lens, tables)
         differences.append(float((plan.attend(query, key_value, caches[0]).float() - expected).abs().max()))
         seconds[name] = _seconds(plan.attend, query, key_value, caches, dry=dry)
     seconds["torch_s"] = _seconds(reference.attend, query, key_value, caches, dry=dry)
@@ -145,9 +144,8 @@ def tensors(
     plan = plan_attention(
         query_lens,
         query_lens + np.array(step.context_lens),
-        tables,
+        StepTables.of(tables, are_reversed),
         BLOCK_SIZE,
-        are_reversed=are_reversed,
         dtype=torch.bfloat16,
         device=device,
     )
@@ -186,5 +184,6 @@ def step_seconds(step: Step, shape: LlamaShape, tiles: Tiles, device: torch.devi
     kernel = PrefixAttention(
         shape.heads, shape.kv_heads, shape.head_dim, torch.bfloat16, BLOCK_SIZE, device, tiles=tiles
     )
-    plan = kernel.plan(query_lens, query_lens + np.array(step.context_lens), tables, are_reversed)
+    seq_lens = query_lens + np.array(step.context_lens)
+    plan = kernel.plan(query_lens, seq_lens, StepTables.of(tables, are_reversed))
     return _seconds(plan.attend, query, key_value, caches, dry=dry)

@@ -15,7 +15,7 @@ from neaptide.executors.torch.models.llama import DecoderLayer, Llama
 from neaptide.executors.torch.models.recorded import record_layers
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels.native import COMPILERS
-from neaptide.kernels.paged_attention import StepAttention
+from neaptide.kernels.paged_attention import StepAttention, StepTables
 from neaptide.kernels.row_quantization import ByteProduct
 from tests.executors.driver import EVERY_LOGPROB, Driver, Track, make_executor, write_family
 
@@ -114,7 +114,8 @@ def test_where_they_cannot_be_had(family: str, changes: dict[str, Any], tmp_path
 
 def planned(executor: TorchExecutor, num_tokens: int) -> StepAttention:
     """Of a prompt whose tokens all lie in the first block."""
-    return executor._runner.plan_attention(*(np.array(each) for each in ([num_tokens], [num_tokens], [[0]])))
+    lens = np.array([num_tokens])
+    return executor._runner.plan_attention(lens, lens, StepTables.of(np.array([[0]])))
 
 
 def test_other_threads_than_at_start_compute_call_by_call(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from neaptide.kernels.paged_attention import AttentionPlanner, attention_planner, write_kv
+from neaptide.kernels.paged_attention import AttentionPlanner, StepTables, attention_planner, write_kv
 
 CPU = torch.device("cpu")
 
@@ -44,6 +45,12 @@ class Case:
                 self.cache[block, position % block_size] = self.full[row][position]
         self.new = torch.cat([full[len(full) - n :] for full, n in zip(self.full, self.query_lens, strict=True)])
 
+    def step_tables(self, are_reversed: npt.NDArray[np.bool_] | None = None) -> StepTables:
+        """Each request's blocks alone, as an engine's step has them."""
+        entries = 2 * self.tables + (0 if are_reversed is None else are_reversed)
+        blocks = -(-self.seq_lens // self.block_size)
+        return StepTables(entries[np.arange(entries.shape[1]) < blocks[:, None]], np.cumsum(blocks) - blocks)
+
     def planner(self, kernels: str) -> AttentionPlanner:
         heads, dim = self.query.shape[1:]
         return attention_planner(
@@ -51,7 +58,7 @@ class Case:
         )
 
     def run(self, kernels: str) -> Tensor:
-        plan = self.planner(kernels)(self.query_lens, self.seq_lens, self.tables)
+        plan = self.planner(kernels)(self.query_lens, self.seq_lens, self.step_tables())
         write_kv(self.cache, self.new, plan)
         return plan.attend(self.query, self.new, self.cache)
 

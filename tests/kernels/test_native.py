@@ -9,7 +9,7 @@ import torch
 
 from neaptide.kernels import native
 from neaptide.kernels.native import COMPILERS, CompileError, load_library
-from neaptide.kernels.paged_attention import attention_planner
+from neaptide.kernels.paged_attention import StepTables, attention_planner
 from neaptide.kernels.paged_attention.native import NativePlan
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")
@@ -98,5 +98,5 @@ def test_torch_that_is_asked_for(own_cache: Path) -> None:
 def test_native_is_the_default_on_a_cpu() -> None:
     import numpy as np
 
-    plan = planner("auto")(np.array([1]), np.array([5]), np.array([[0]]))  # type: ignore[operator]
+    plan = planner("auto")(np.array([1]), np.array([5]), StepTables.of(np.array([[0]])))  # type: ignore[operator]
     assert isinstance(plan, NativePlan)

@@ -28,20 +28,19 @@ def tree(dtype: torch.dtype = torch.float32) -> Case:
 
 
 def work(case: Case, group: int = 3) -> WorkList:
-    return build_work_list(case.query_lens, case.seq_lens, case.tables, BLOCK, group)
+    return build_work_list(case.query_lens, case.seq_lens, case.step_tables(), BLOCK, group)
 
 
 def test_items_of_decodes_and_chunks() -> None:
     """Tiles of 16 tokens where three query heads share a KV head; a tile sees no key behind its last token."""
     case = Case([(1, 20), (40, 5), (3, 0)])
-    width = case.tables.shape[1] * BLOCK
     found = work(case)
     assert found.items.tolist() == [
         [0, 1, 0, 0, 21],
-        [1, 17, width, 0, 21],
-        [17, 33, width, 0, 37],
-        [33, 41, width, 0, 45],
-        [41, 44, 2 * width, 0, 3],
+        [1, 17, 2, 0, 21],
+        [17, 33, 2, 0, 37],
+        [33, 41, 2, 0, 45],
+        [41, 44, 5, 0, 3],
     ]
     assert found.row_limits.tolist() == [21, *range(6, 46), 1, 2, 3]
     assert found.row_tokens.tolist() == list(range(44))
@@ -50,9 +49,8 @@ def test_items_of_decodes_and_chunks() -> None:
 
 def test_shared_runs_are_items_of_their_own() -> None:
     case = tree()
-    width = case.tables.shape[1] * BLOCK
     found = work(case)
-    assert found.items[-2:].tolist() == [[15, 19, 0, 0, 96], [19, 21, width, 96, 176]]
+    assert found.items[-2:].tolist() == [[15, 19, 0, 0, 96], [19, 21, 7, 96, 176]]
     assert found.row_tokens[15:].tolist() == [0, 1, 2, 3, 1, 3]
     assert found.items[:4, 3].tolist() == [96, 176, 96, 176]  # what each goes on to read on its own
     assert found.items[4:8, 3].tolist() == [0, 0, 0, 0]
@@ -91,7 +89,7 @@ def test_reversed_blocks_give_the_same_bits(share_of_blocks: float) -> None:
     chosen = ids[np.random.default_rng(0).random(len(ids)) < share_of_blocks]
     turned.cache[chosen] = turned.cache[chosen].flip(1)
     kernel = NativeAttention(6, 2, 16, torch.float32, BLOCK)
-    plan = kernel.plan(turned.query_lens, turned.seq_lens, turned.tables, np.isin(turned.tables, chosen))
+    plan = kernel.plan(turned.query_lens, turned.seq_lens, turned.step_tables(np.isin(turned.tables, chosen)))
     write_kv(turned.cache, turned.new, plan)
     assert torch.equal(plan.attend(turned.query, turned.new, turned.cache), plain.run("native"))
     turned.cache[chosen] = turned.cache[chosen].flip(1)
@@ -102,8 +100,8 @@ def test_tenants_of_one_block_share_nothing() -> None:
     """The same blocks from both sides: half of each block is the one's, half the other's."""
     case = Case([(1, 95), (1, 95)])
     case.tables[1] = case.tables[0]
-    entries = 2 * case.tables + np.array([[0], [1]])
-    assert len(build_work_list(case.query_lens, case.seq_lens, entries, BLOCK, 3).items) == 2
+    tables = case.step_tables(np.array([[False], [True]]))
+    assert len(build_work_list(case.query_lens, case.seq_lens, tables, BLOCK, 3).items) == 2
 
 
 @needs_compiler
@@ -141,7 +139,7 @@ def test_block_ids_outside_the_cache_are_refused(block: int) -> None:
     case = Case([(1, 40)])
     kernel = NativeAttention(6, 2, 16, torch.float32, BLOCK)
     case.tables[0, 1] = block
-    plan = kernel.plan(case.query_lens, case.seq_lens, case.tables)
+    plan = kernel.plan(case.query_lens, case.seq_lens, case.step_tables())
     with pytest.raises(ValueError, match="block ids"):
         plan.attend(case.query, case.new, case.cache)
 
@@ -149,7 +147,7 @@ def test_block_ids_outside_the_cache_are_refused(block: int) -> None:
 @needs_compiler
 def test_tensors_of_another_shape_are_refused() -> None:
     case = Case([(1, 40)])
-    plan = NativeAttention(6, 2, 16, torch.float32, BLOCK).plan(case.query_lens, case.seq_lens, case.tables)
+    plan = case.planner("native")(case.query_lens, case.seq_lens, case.step_tables())
     with pytest.raises(ValueError, match="not what was planned"):
         plan.attend(case.query[:, :4], case.new, case.cache)
     with pytest.raises(ValueError, match="not what was planned"):
@@ -160,7 +158,7 @@ def test_tensors_of_another_shape_are_refused() -> None:
 def test_strided_queries() -> None:
     """Queries as they lie in the result of a fused projection."""
     case = Case([(1, 40), (5, 20)])
-    plan = case.planner("native")(case.query_lens, case.seq_lens, case.tables)
+    plan = case.planner("native")(case.query_lens, case.seq_lens, case.step_tables())
     write_kv(case.cache, case.new, plan)
     fused = torch.cat((case.query, case.new), dim=1)
     found = plan.attend(fused[:, :6], case.new, case.cache).double()

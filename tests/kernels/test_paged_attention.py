@@ -39,7 +39,7 @@ def test_shapes(heads: int, kv_heads: int, dim: int, block_size: int, kernels: s
 def test_ragged_decodes_are_split_into_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(implementation, "_SCRATCH_TOKENS", 64)
     case = Case([(1, 5), (1, 200), (1, 6), (1, 7), (1, 190), (1, 8)])
-    plan = plan_attention(case.query_lens, case.seq_lens, case.tables, 16, dtype=case.dtype, device=CPU)
+    plan = plan_attention(case.query_lens, case.seq_lens, case.step_tables(), 16, dtype=case.dtype, device=CPU)
     assert [(group.start, group.stop) for group in plan.decodes] == [(0, 1), (1, 2), (2, 4), (4, 5), (5, 6)]
     torch.testing.assert_close(case.run("torch").double(), case.expected(), atol=1e-5, rtol=1e-5)
 
@@ -67,7 +67,7 @@ def test_chunking_does_not_matter(kernels: str, chunks: list[int], block_size: i
     cache = torch.full_like(case.cache, float("nan"))
     parts, done = [], 0
     for chunk in chunks:
-        plan = case.planner(kernels)(np.array([chunk]), np.array([done + chunk]), case.tables)
+        plan = case.planner(kernels)(np.array([chunk]), np.array([done + chunk]), case.step_tables())
         new = case.full[0][done : done + chunk]
         write_kv(cache, new, plan)
         parts.append(plan.attend(case.query[done : done + chunk], new, cache))
@@ -84,7 +84,7 @@ def test_reversed_blocks_give_the_same_bits(reversed_share: float, kernels: str)
     blocks = np.unique(turned.tables[chosen])
     are_reversed = np.isin(turned.tables, blocks)
     turned.cache[blocks] = turned.cache[blocks].flip(1)
-    plan = turned.planner(kernels)(turned.query_lens, turned.seq_lens, turned.tables, are_reversed)
+    plan = turned.planner(kernels)(turned.query_lens, turned.seq_lens, turned.step_tables(are_reversed))
     write_kv(turned.cache, turned.new, plan)
     assert torch.equal(plan.attend(turned.query, turned.new, turned.cache), plain.run(kernels))
     turned.cache[blocks] = turned.cache[blocks].flip(1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from neaptide.kernels.launching import takes_triton, why_not
 from neaptide.kernels.paged_attention import attention_planner, write_kv
 from neaptide.kernels.paged_attention.work_list import WorkList, build_work_list, split_items
-from neaptide.kernels.prefix_attention.reference import attend
+from neaptide.kernels.prefix_attention.reference import attend, slots_of
 from neaptide.kernels.prefix_attention.tiles import Entry, Tiles, load_tiles, pick_tiles
 from tests.kernels.cases import CPU, Case, tree_with_chunks
 
@@ -23,7 +23,7 @@ def listed(case: Case, most_keys: int = 1 << 20) -> WorkList:
     work = build_work_list(
         case.query_lens,
         case.seq_lens,
-        2 * case.tables,
+        case.step_tables(),
         case.block_size,
         GROUP,
         max_rows=ROWS,
@@ -34,12 +34,13 @@ def listed(case: Case, most_keys: int = 1 << 20) -> WorkList:
 
 def seen(case: Case, work: WorkList) -> list[list[int]]:
     """Of every token the slots that its rows see, sorted."""
-    slots = (case.tables[:, :, None] * case.block_size + np.arange(case.block_size)).reshape(-1)
+    slots = slots_of(case.step_tables().entries, case.block_size)
     found: list[list[int]] = [[] for _ in range(int(case.query_lens.sum()))]
-    for first, last, offset, first_key, last_key in work.items.tolist():
+    for first, last, table, first_key, last_key in work.items.tolist():
+        begin = table * case.block_size
         for row in range(first, last):
             end = min(last_key, int(work.row_limits[row]))
-            found[work.row_tokens[row]] += slots[offset + first_key : offset + max(first_key, end)].tolist()
+            found[work.row_tokens[row]] += slots[begin + first_key : begin + max(first_key, end)].tolist()
     return [sorted(each) for each in found]
 
 
@@ -77,8 +78,7 @@ def test_short_chunks_read_prefixes_with_decodes() -> None:
 def test_long_items_are_cut_and_their_rows_are_parts() -> None:
     case = Case([(1, 99), (2, 30)])
     work = listed(case, 48)
-    width = case.tables.shape[1] * BLOCK
-    assert work.items.tolist() == [[0, 1, 0, 0, 48], [3, 4, 0, 48, 96], [4, 5, 0, 96, 100], [1, 3, width, 0, 32]]
+    assert work.items.tolist() == [[0, 1, 0, 0, 48], [3, 4, 0, 48, 96], [4, 5, 0, 96, 100], [1, 3, 7, 0, 32]]
     assert work.row_tokens.tolist() == [0, 1, 2, 0, 0]
     assert work.row_limits.tolist() == [100, 31, 32, 100, 100]
     assert work.row_parts.tolist() == [0, -1, -1, 1, 2]
@@ -111,11 +111,10 @@ def test_the_reference_against_float64(most_keys: int, reversed_share: float) ->
     ids = np.unique(case.tables)
     chosen = ids[np.random.default_rng(0).random(len(ids)) < reversed_share]
     case.cache[chosen] = case.cache[chosen].flip(1)
-    are_reversed = np.isin(case.tables, chosen)
+    tables = case.step_tables(np.isin(case.tables, chosen))
     planner = attention_planner(6, 2, 16, BLOCK, dtype=case.dtype, device=CPU, kernels="torch")
-    write_kv(case.cache, case.new, planner(case.query_lens, case.seq_lens, case.tables, are_reversed))
-    entries = 2 * case.tables + are_reversed
-    out = attend(case.query, case.cache, listed(case, most_keys), entries)
+    write_kv(case.cache, case.new, planner(case.query_lens, case.seq_lens, tables))
+    out = attend(case.query, case.cache, listed(case, most_keys), tables.entries)
     torch.testing.assert_close(out.double(), case.expected(), atol=1e-5, rtol=1e-5)
 
 

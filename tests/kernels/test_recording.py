@@ -10,6 +10,7 @@ from torch import Tensor
 from neaptide.kernels.layer_ops import NativeLayerOps
 from neaptide.kernels.linear import PackedLinear
 from neaptide.kernels.native import COMPILERS
+from neaptide.kernels.paged_attention import StepTables
 from neaptide.kernels.paged_attention.native import NativeAttention, NativePlan
 from neaptide.kernels.recording import Recording
 
@@ -37,7 +38,8 @@ def attention(dtype: torch.dtype) -> NativeAttention:
 
 def plan(kernel: NativeAttention, context: int) -> NativePlan:
     """Of one decode whose blocks are 1, 2, ..."""
-    return kernel.plan(np.array([1]), np.array([context]), np.arange(1, 1 + -(-context // 8))[None])
+    tables = StepTables.of(np.arange(1, 1 + -(-context // 8))[None])
+    return kernel.plan(np.array([1]), np.array([context]), tables)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

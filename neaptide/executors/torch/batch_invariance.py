@@ -17,6 +17,7 @@ from neaptide.engine.config import ExecutorConfig
 from neaptide.executors.torch.layers.linear import Linear, use_packed
 from neaptide.executors.torch.model_runner import ModelRunner
 from neaptide.kernels.native import CompileError
+from neaptide.kernels.paged_attention import StepTables
 
 _TRIED_TOKENS = 70
 """Of a prompt: over two tiles of keys, and more rows than any item of attention or tile of a product."""
@@ -80,5 +81,5 @@ def _compute(runner: ModelRunner, tokens: Tensor, parts: Sequence[tuple[int, int
     """Hidden states of these positions of the prompt, part after part; each part has a table of its own."""
     first, end = np.array(parts).T
     positions = torch.cat([torch.arange(*part) for part in parts])
-    plan = runner.plan_attention(end - first, end, tables)
+    plan = runner.plan_attention(end - first, end, StepTables.of(tables))
     return runner.model.forward(tokens[positions], positions, runner.kv_cache, plan).clone()

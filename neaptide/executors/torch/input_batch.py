@@ -12,7 +12,7 @@ from neaptide.engine.kv.block_table import Entries
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID, RequestTable
 from neaptide.executors.torch.placeholders import SampledRow, fill_
-from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention
+from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention, StepTables
 from neaptide.kernels.transfer import to_device
 
 SampledToken = Callable[[str, int], SampledRow | None]
@@ -81,15 +81,13 @@ def build_input_batch(
         token_ids[outside] = 0
     device_token_ids = to_device(torch.from_numpy(token_ids), device)
     fill_(device_token_ids, filled_rows, sources)
-    tables = _block_tables(plan.table, rows)
-    are_reversed = tables.are_reversed if tables.are_reversed.any() else None
     return InputBatch(
         parts,
         request_ids,
         device_token_ids,
         to_device(torch.from_numpy(positions), device),
         starts,
-        plan_attention(query_lens, context_lens + query_lens, tables.blocks, are_reversed),
+        plan_attention(query_lens, context_lens + query_lens, _block_tables(plan.table, rows)),
         list(invalid),
     )
 
@@ -100,8 +98,14 @@ def _decodes_by_length(plan: StepPlan) -> IntArray:
     return np.argsort(np.where(is_decode, plan.num_computed, 1 << 62), kind="stable")
 
 
-def _block_tables(table: RequestTable, rows: IntArray) -> Entries:
-    """[rows, longest table], padded with 0."""
-    sizes = table.blocks.num_blocks[rows]
-    longest = int(sizes.max())
-    return Entries.of(np.where(np.arange(longest) < sizes[:, None], table.blocks.ids[rows, :longest], 0))
+def _block_tables(table: RequestTable, rows: IntArray) -> StepTables:
+    """Of what stands in the rows' tables, and no more."""
+    sizes, ids = table.blocks.num_blocks[rows], table.blocks.ids
+    ends = sizes.cumsum()
+    starts = ends - sizes
+    places = np.arange(ends[-1])
+    places += np.repeat(rows * ids.shape[1] - starts, sizes)
+    blocks, are_reversed = Entries.of(ids.take(places))
+    blocks *= 2
+    blocks += are_reversed
+    return StepTables(blocks, starts)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from neaptide.executors.torch.models.base import TorchModel
-from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention
+from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention, StepTables
 from neaptide.kernels.prefix_attention.attention import PrefixPlan
 from neaptide.kernels.prefix_attention.fixed import FixedPlan, FixedRoom
 
@@ -71,7 +71,7 @@ class StepGraphs:
         record: Recorder,
         sizes: Sequence[int] = SIZES,
     ) -> None:
-        first = plan_attention(*(np.array(value) for value in ([1], [1], [[0]])))
+        first = _in_first_block(plan_attention, 1)
         assert isinstance(first, PrefixPlan)
         device, most = kv_cache[0].device, sizes[-1]
         self._model, self._kv_cache, self._sizes = model, kv_cache, sizes
@@ -115,9 +115,15 @@ class StepGraphs:
         """A prompt in the first block, replayed and not."""
         count = min(_TRIED_TOKENS, self._kv_cache[0].shape[1], self._sizes[-1])
         tokens = torch.arange(count, device=self._token_ids.device)
-        plan = plan_attention(*(np.array(value) for value in ([count], [count], [[0]])))
+        plan = _in_first_block(plan_attention, count)
         replayed = self.forward(tokens, tokens, plan).float()
         expected = self._compute(bisect_left(self._sizes, count))[:count].float()
         off_by = float((replayed - expected).norm() / expected.norm())
         if not off_by <= TOLERANCE:
             raise RuntimeError(f"a replayed step is off by {off_by:.2g}")
+
+
+def _in_first_block(plan_attention: AttentionPlanner, count: int) -> StepAttention:
+    """A prompt's."""
+    lens = np.array([count])
+    return plan_attention(lens, lens, StepTables.of(np.array([[0]])))

@@ -10,7 +10,7 @@ class Places(NamedTuple):
     """Where the tokens of a step lie, on the device; all int32."""
 
     table: Tensor
-    """[requests, blocks] entries, ``block * 2 + is_reversed``: such a block has its tokens from its last slot back."""
+    """Of all requests: entries, ``block * 2 + is_reversed``. Such a block has its tokens from its last slot back."""
     token_tables: Tensor
     """[tokens] where a token's own table begins in ``table``."""
     token_limits: Tensor

@@ -2,11 +2,13 @@
 
 from neaptide.kernels.paged_attention.planner import AttentionPlanner, StepAttention, attention_planner
 from neaptide.kernels.paged_attention.reference import AttentionPlan, paged_attention, plan_attention, write_kv
+from neaptide.kernels.paged_attention.tables import StepTables
 
 __all__ = [
     "AttentionPlan",
     "AttentionPlanner",
     "StepAttention",
+    "StepTables",
     "attention_planner",
     "paged_attention",
     "plan_attention",

@@ -21,8 +21,9 @@ typedef struct {
     int64_t query_stride;
     int64_t kv_heads, group, dim, is_bfloat16;
     int64_t few_rows; /* fewer rows are scored one by one, more side by side in vectors */
-    const int32_t *slots;      /* of all requests; an item says where its own begin */
-    const int64_t *items;      /* [items, 5]: first row, last row, offset into slots, first key, last key */
+    int64_t block_size;
+    const int64_t *entries;    /* of all requests' block tables, block * 2 + is_reversed */
+    const int64_t *items;      /* [items, 5]: first row, last row, where its table begins, first key, last key */
     const int32_t *row_tokens; /* [rows] */
     const int32_t *row_limits; /* [rows] keys that the row may see, counted from key 0 of its request */
     const int32_t *row_parts;  /* [rows] where the row's part goes; -1: it has one only, which goes to out */
@@ -119,8 +120,27 @@ typedef struct {
     const void *keys_at[TILE], *values_at[TILE];
 } bench_t;
 
+/* The slots of a tile of the keys from `first` on, of those before `last`; returns how many. A reversed block has its
+   tokens from its last slot back. */
+static int find_slots(const job_t *job, int64_t table, int64_t first, int64_t last, int64_t *slots) {
+    int64_t size = job->block_size, count = least(last - first, TILE), offset = first % size;
+    const int64_t *entry = job->entries + table + first / size;
+    for (int64_t t = 0; t < count; entry++, offset = 0) {
+        int64_t step = 1 - 2 * (*entry & 1), end = least(count, t + size - offset);
+        int64_t slot = (*entry >> 1) * size + (step > 0 ? offset : size - 1 - offset);
+        for (; t < end; t++, slot += step) slots[t] = slot;
+    }
+    return (int)count;
+}
+
+static void swap(int64_t **one, int64_t **other) {
+    int64_t *kept = *one;
+    *one = *other;
+    *other = kept;
+}
+
 /* Where a tile's keys and values are, as the cache holds them. */
-static void find_tile(const job_t *job, const int32_t *slots, int num_keys, int64_t head, bench_t *bench) {
+static void find_tile(const job_t *job, const int64_t *slots, int num_keys, int64_t head, bench_t *bench) {
     int64_t bytes = job->dim * (job->is_bfloat16 ? 2 : 4), heads = 2 * job->kv_heads;
     for (int t = 0; t < num_keys; t++) {
         bench->keys_at[t] = job->cache + (slots[t] * heads + head) * bytes;
@@ -151,7 +171,7 @@ static void read_query(const job_t *job, int64_t token, int64_t head, float scal
 }
 
 /* The part of the next tile, in the order of memory, that is called for beside head `head` of all. */
-static void find_ahead(const job_t *job, const int32_t *slots, int64_t num_keys, int64_t head, ahead_t *ahead) {
+static void find_ahead(const job_t *job, const int64_t *slots, int64_t num_keys, int64_t head, ahead_t *ahead) {
     int64_t heads = job->kv_heads, key = head * TILE / heads, piece = head * TILE % heads;
     ahead->bytes = 2 * job->dim * (job->is_bfloat16 ? 2 : 4);
     for (int64_t t = 0; t < TILE; t++) { /* counted on: a division takes as long as a score */
@@ -161,7 +181,7 @@ static void find_ahead(const job_t *job, const int32_t *slots, int64_t num_keys,
 }
 
 /* Calls for one head of some keys of the next tile. */
-static void call_for(const job_t *job, const int32_t *slots, int64_t num_keys, int64_t head) {
+static void call_for(const job_t *job, const int64_t *slots, int64_t num_keys, int64_t head) {
     int64_t bytes = job->dim * (job->is_bfloat16 ? 2 : 4), heads = job->kv_heads;
     for (int64_t t = 0; t < num_keys; t++)
         for (int64_t at = 0; at < bytes; at += LINE) {
@@ -203,16 +223,15 @@ static void run_few(const job_t *job, const int64_t *item, const int64_t *follow
         sums[i] = 0.0f;
         largest[i] = NO_SCORE;
     }
-    for (int64_t start = item[3]; start < item[4]; start += TILE) {
-        int num_keys = (int)(item[4] - start < TILE ? item[4] - start : TILE);
-        const int32_t *slots = job->slots + item[2] + start;
+    int64_t of_tiles[2][TILE], *slots = of_tiles[0], *next = of_tiles[1];
+    int num_keys = find_slots(job, item[2], item[3], item[4], slots), num_next;
+    for (int64_t start = item[3]; start < item[4]; start += TILE, swap(&slots, &next), num_keys = num_next) {
+        if (start + num_keys < item[4]) num_next = find_slots(job, item[2], start + num_keys, item[4], next);
+        else num_next = find_slots(job, following[2], following[3], following[4], next);
         for (int64_t h = 0; h < heads; h++) {
             float *values = all_values + h * rows * dim;
             ahead_t ahead;
-            if (heads == job->kv_heads) {
-                if (start + num_keys < item[4]) find_ahead(job, slots + num_keys, item[4] - start - num_keys, h, &ahead);
-                else find_ahead(job, job->slots + following[2] + following[3], following[4] - following[3], h, &ahead);
-            }
+            if (heads == job->kv_heads) find_ahead(job, next, num_next, h, &ahead);
             find_tile(job, slots, num_keys, first_head + h, bench);
             score_few(pairs, (int)rows, num_keys, (int)dim, query + h * rows * dim, bench->keys_at,
                       (int)job->is_bfloat16, heads == job->kv_heads ? &ahead : NULL, scale, scores);
@@ -258,14 +277,15 @@ static void run_wide(const job_t *job, const int64_t *item, int64_t kv_head, flo
         wide.limits[r] = job->row_limits[row];
         if (wide.limits[r] < wide.least_limit) wide.least_limit = wide.limits[r];
     }
-    for (int64_t start = item[3]; start < item[4]; start += TILE) {
-        int num_keys = (int)(item[4] - start < TILE ? item[4] - start : TILE);
-        const int32_t *slots = job->slots + item[2] + start;
+    int64_t of_tiles[2][TILE], *slots = of_tiles[0], *next = of_tiles[1];
+    int num_keys = find_slots(job, item[2], item[3], item[4], slots), num_next;
+    for (int64_t start = item[3]; start < item[4]; start += TILE, swap(&slots, &next), num_keys = num_next) {
+        num_next = find_slots(job, item[2], start + num_keys, item[4], next);
         find_tile(job, slots, num_keys, kv_head, bench);
         if (job->is_bfloat16 && !pairs) widen_tile(num_keys, dim, bench);
         for (int t = 0; t < num_keys; t += at_once) {
             int64_t count = least(num_keys - t, at_once);
-            call_for(job, slots + num_keys + t, least(item[4] - start - num_keys - t, at_once), kv_head);
+            call_for(job, next + t, least(num_next - t, at_once), kv_head);
             score_many(pairs, (int)count, dim, bench->keys_at + t, query, padded, scale, scores + t * padded);
         }
         weigh_wide(&wide, (int)start, num_keys, rows, padded, dim, scores, values);

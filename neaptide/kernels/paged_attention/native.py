@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from neaptide.kernels.native import CompileError, load_library, openmp_parallel
-from neaptide.kernels.paged_attention.work_list import MAX_ROWS, IntArray, WorkList, build_work_list
+from neaptide.kernels.paged_attention.tables import IntArray, StepTables
+from neaptide.kernels.paged_attention.work_list import MAX_ROWS, WorkList, build_work_list
 from neaptide.kernels.recording import call, empty
 
 SOURCE = Path(__file__).with_name("attention.c")
@@ -25,7 +26,8 @@ class _Job(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("query", "cache", "out")),
         *((name, ctypes.c_int64) for name in ("query_stride", "kv_heads", "group", "dim", "is_bfloat16", "few_rows")),
-        *((name, ctypes.c_void_p) for name in ("slots", "items", "row_tokens", "row_limits", "row_parts")),
+        ("block_size", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("entries", "items", "row_tokens", "row_limits", "row_parts")),
         *((name, ctypes.c_void_p) for name in ("units", "merges", "parts")),
         *((name, ctypes.c_int64) for name in ("num_units", "num_merges")),
         ("scratch", ctypes.c_void_p),
@@ -71,30 +73,12 @@ class NativeAttention:
         self._parallel = openmp_parallel()
         self._scratch = torch.empty(0)
 
-    def plan(
-        self,
-        query_lens: IntArray,
-        seq_lens: IntArray,
-        block_tables: IntArray,
-        are_reversed: npt.NDArray[np.bool_] | None = None,
-    ) -> "NativePlan":
-        """What the layers of a step share.
-
-        Args:
-            query_lens: as of the reference's ``plan_attention``.
-            seq_lens: likewise.
-            block_tables: likewise.
-            are_reversed: [requests, max_blocks] blocks whose tokens lie from the last slot back; None for none.
-        """
+    def plan(self, query_lens: IntArray, seq_lens: IntArray, tables: StepTables) -> "NativePlan":
+        """What the layers of a step share; arguments as of the reference's ``plan_attention``."""
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
         group, num_threads = heads // kv_heads, torch.get_num_threads()
-        blocks, offsets = block_tables, np.arange(self.block_size)
-        if are_reversed is not None:
-            offsets = np.where(are_reversed[:, :, None], offsets[::-1], offsets)
-            blocks = 2 * block_tables + are_reversed  # two tenants of a block share nothing
         merges = not self.batch_invariant
-        work = build_work_list(query_lens, seq_lens, blocks, self.block_size, group, merge_prefixes=merges)
-        every_slot = (block_tables[:, :, None] * self.block_size + offsets).reshape(len(block_tables), -1)
+        work = build_work_list(query_lens, seq_lens, tables, self.block_size, group, merge_prefixes=merges)
         units, most_heads = _units(work, group, kv_heads, num_threads)
         rows = int((work.items[:, 1] - work.items[:, 0]).max()) * group
         scratch_floats = self._scratch_floats(dim, rows, most_heads)
@@ -108,6 +92,7 @@ class NativeAttention:
             dim=dim,
             is_bfloat16=self.dtype == torch.bfloat16,
             few_rows=MAX_ROWS + 1 if self.batch_invariant else _FEW_ROWS,
+            block_size=self.block_size,
             num_units=len(units),
             num_merges=len(work.merges),
             scratch=self._scratch.data_ptr(),
@@ -117,7 +102,7 @@ class NativeAttention:
             parts=parts.data_ptr(),
         )
         arrays = {
-            "slots": every_slot.astype(np.int32),
+            "entries": tables.entries,
             "items": work.items,
             "row_tokens": work.row_tokens,
             "row_limits": work.row_limits,
@@ -131,9 +116,8 @@ class NativeAttention:
             setattr(job, name, contiguous.ctypes.data)
             kept.append(contiguous)
         requests = np.repeat(np.arange(len(query_lens)), query_lens)
-        slots = every_slot[requests, work.row_limits[: len(requests)] - 1]
-        id_range = (int(block_tables.min()), int(block_tables.max()))
-        return NativePlan(self, torch.from_numpy(slots), job, id_range, kept)
+        slots = tables.slots(requests, work.row_limits[: len(requests)] - 1, self.block_size)
+        return NativePlan(self, torch.from_numpy(slots), job, tables.id_range, kept)
 
 
 class NativePlan:

@@ -9,7 +9,8 @@ from torch import Tensor
 from neaptide.kernels.launching import wants_triton, why_not
 from neaptide.kernels.native import CompileError
 from neaptide.kernels.paged_attention.native import NativeAttention
-from neaptide.kernels.paged_attention.reference import BoolArray, HasSlots, IntArray, plan_attention
+from neaptide.kernels.paged_attention.reference import HasSlots, plan_attention
+from neaptide.kernels.paged_attention.tables import IntArray, StepTables
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +26,7 @@ class StepAttention(HasSlots, Protocol):
 class AttentionPlanner(Protocol):
     """Plans a step's attention; arguments as of the reference's ``plan_attention``."""
 
-    def __call__(
-        self, query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /
-    ) -> StepAttention: ...
+    def __call__(self, query_lens: IntArray, seq_lens: IntArray, tables: StepTables, /) -> StepAttention: ...
 
 
 class ChosenPlanner(NamedTuple):
@@ -37,10 +36,8 @@ class ChosenPlanner(NamedTuple):
     """``triton``, ``native`` or ``torch``."""
     plan: AttentionPlanner
 
-    def __call__(
-        self, query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /
-    ) -> StepAttention:
-        return self.plan(query_lens, seq_lens, block_tables, are_reversed)
+    def __call__(self, query_lens: IntArray, seq_lens: IntArray, tables: StepTables, /) -> StepAttention:
+        return self.plan(query_lens, seq_lens, tables)
 
 
 def attention_planner(
@@ -95,12 +92,8 @@ def attention_planner(
     if batch_invariant:
         raise ValueError("batch_invariant needs the attention in C, which is for CPUs")
 
-    def plan(
-        query_lens: IntArray, seq_lens: IntArray, block_tables: IntArray, are_reversed: BoolArray | None = None, /
-    ) -> StepAttention:
-        return plan_attention(
-            query_lens, seq_lens, block_tables, block_size, are_reversed=are_reversed, dtype=dtype, device=device
-        )
+    def plan(query_lens: IntArray, seq_lens: IntArray, tables: StepTables, /) -> StepAttention:
+        return plan_attention(query_lens, seq_lens, tables, block_size, dtype=dtype, device=device)
 
     return ChosenPlanner("torch", plan)
 

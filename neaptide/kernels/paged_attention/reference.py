@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from neaptide.kernels.paged_attention.tables import BoolArray, IntArray, StepTables
 from neaptide.kernels.transfer import to_device
 
 _SCRATCH_TOKENS = 2048
@@ -31,9 +31,6 @@ _SCRATCH_TOKENS = 2048
 of 32 decodes on 300 tokens of the 111M shape a fifth faster than one gather for all."""
 _PADDING_RATIO = 1.25
 """Decodes are padded together as long as that gathers at most this many times their own blocks."""
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class DecodeGroup:
     stop: int
     """Token rows of the step, one per request."""
     block_ids: Tensor
-    """[requests * blocks_each] int64; padding repeats block 0 of the cache."""
+    """[requests * blocks_each] int64; padding repeats a request's last block."""
     slot_ids: Tensor | None
     """[requests * blocks_each * block_size] int64: what ``block_ids`` stands for, if any of the blocks is reversed."""
     mask: Tensor
@@ -95,10 +92,9 @@ class HasSlots(Protocol):
 def plan_attention(
     query_lens: IntArray,
     seq_lens: IntArray,
-    block_tables: IntArray,
+    tables: StepTables,
     block_size: int,
     *,
-    are_reversed: BoolArray | None = None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionPlan:
@@ -109,24 +105,22 @@ def plan_attention(
     Args:
         query_lens: [requests] tokens computed in this step, each > 0.
         seq_lens: [requests] context after this step.
-        block_tables: [requests, max_blocks]; entries behind a request's last block are ignored.
+        tables: of these requests.
         block_size: tokens per block.
-        are_reversed: [requests, max_blocks] which blocks have their tokens from the last slot back; None for none.
         dtype: of the queries.
         device: of the cache.
     """
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - (seq_lens - query_lens), query_lens)
     rows = np.repeat(np.arange(len(query_lens)), query_lens)
-    slots = _slots(block_tables, are_reversed, rows, positions, block_size)
+    slots = tables.slots(rows, positions, block_size)
     is_decode = (query_lens == 1) & (seq_lens > 1)
     blocks = -(-seq_lens // block_size)
     decodes = [
         _decode_group(
             int(starts[first]),
             seq_lens[first:last],
-            block_tables[first:last],
-            None if are_reversed is None else are_reversed[first:last],
+            StepTables(tables.entries, tables.starts[first:last]),
             block_size,
             dtype,
             device,
@@ -138,8 +132,7 @@ def plan_attention(
             int(starts[row]),
             int(query_lens[row]),
             int(seq_lens[row]),
-            block_tables[row, : blocks[row]],
-            None if are_reversed is None else are_reversed[row, : blocks[row]],
+            tables.entries[tables.starts[row] : tables.starts[row] + blocks[row]],
             block_size,
             dtype,
             device,
@@ -239,40 +232,29 @@ def _group_decodes(is_decode: BoolArray, blocks: IntArray, max_blocks: int) -> l
     return groups
 
 
-def _slots(
-    tables: IntArray, are_reversed: BoolArray | None, rows: IntArray, positions: IntArray, block_size: int
-) -> IntArray:
-    """Where in the cache the tokens at these positions of these rows lie."""
-    places, offsets = positions // block_size, positions % block_size
-    if are_reversed is not None:
-        offsets = np.where(are_reversed[rows, places], block_size - 1 - offsets, offsets)
-    slots: IntArray = tables[rows, places] * block_size + offsets
-    return slots
-
-
 def _decode_group(
     start: int,
     seq_lens: IntArray,
-    tables: IntArray,
-    are_reversed: BoolArray | None,
+    tables: StepTables,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodeGroup:
-    blocks = -(-int(seq_lens.max()) // block_size)
+    last = (seq_lens - 1) // block_size
+    blocks = int(last.max()) + 1
     unused = np.arange(blocks * block_size) >= seq_lens[:, None]  # [requests, L]
-    padding = unused[:, ::block_size]  # a block whose first slot is unused is not the request's
-    block_ids = np.where(padding, 0, tables[:, :blocks])
+    entries = tables.entries[tables.starts[:, None] + np.minimum(np.arange(blocks), last[:, None])]
     slot_ids = None
-    if are_reversed is not None and are_reversed[:, :blocks].any():
+    if np.count_nonzero(entries & 1):
         positions = np.tile(np.arange(blocks * block_size), len(seq_lens))
         rows = np.repeat(np.arange(len(seq_lens)), blocks * block_size)
-        slot_ids = _slots(block_ids, are_reversed, rows, positions, block_size)
+        padded = StepTables(entries.reshape(-1), np.arange(len(seq_lens)) * blocks)
+        slot_ids = padded.slots(rows, positions, block_size)
     mask = torch.zeros(unused.shape, dtype=dtype).masked_fill_(torch.from_numpy(unused), float("-inf"))
     return DecodeGroup(
         start,
         start + len(seq_lens),
-        to_device(torch.from_numpy(block_ids.reshape(-1)), device),
+        to_device(torch.from_numpy(entries.reshape(-1) >> 1), device),
         None if slot_ids is None else to_device(torch.from_numpy(slot_ids), device),
         to_device(mask[:, None, None], device),
         to_device(torch.from_numpy(np.flatnonzero(unused)), device),
@@ -283,8 +265,7 @@ def _chunk(
     start: int,
     query_len: int,
     seq_len: int,
-    table: IntArray,
-    are_reversed: BoolArray | None,
+    entries: IntArray,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
@@ -293,10 +274,10 @@ def _chunk(
     if context_len == 0:
         return PrefillChunk(start, start + query_len, seq_len, None, None, None)
     mask = torch.full((query_len, seq_len), float("-inf"), dtype=dtype, device=device).triu_(context_len + 1)
-    block_ids = to_device(torch.from_numpy(table), device)
+    block_ids = to_device(torch.from_numpy(entries >> 1), device)
     slot_ids = None
-    if are_reversed is not None and are_reversed.any():
-        positions, rows = np.arange(seq_len), np.zeros(seq_len, np.int64)
-        slots = _slots(table[None], are_reversed[None], rows, positions, block_size)
+    if np.count_nonzero(entries & 1):
+        own = StepTables(entries, np.zeros(1, np.int64))
+        slots = own.slots(np.zeros(seq_len, np.int64), np.arange(seq_len), block_size)
         slot_ids = to_device(torch.from_numpy(slots), device)
     return PrefillChunk(start, start + query_len, seq_len, block_ids, slot_ids, mask)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
+from neaptide.kernels.paged_attention.tables import IntArray, StepTables
 
 MAX_ROWS = 48
 """Query rows (tokens times heads per KV head) of an item: their values, of one KV head, fit into the first cache."""
@@ -25,7 +25,7 @@ class WorkList:
     """As the kernel reads it."""
 
     items: IntArray
-    """[items, 5]: first row, last row, offset into the slots, first key, last key."""
+    """[items, 5]: first row, last row, where its request's block table begins, first key, last key."""
     row_tokens: npt.NDArray[np.int32]
     row_limits: npt.NDArray[np.int32]
     """[rows] keys that a row may see."""
@@ -38,7 +38,7 @@ class WorkList:
 def build_work_list(
     query_lens: IntArray,
     seq_lens: IntArray,
-    block_tables: IntArray,
+    tables: StepTables,
     block_size: int,
     group: int,
     *,
@@ -50,8 +50,8 @@ def build_work_list(
     Args:
         query_lens: [requests] tokens computed in this step, each > 0.
         seq_lens: [requests] context after this step.
-        block_tables: [requests, max_blocks].
-        block_size: tokens per block; slots of request i begin at ``i * max_blocks * block_size``.
+        tables: of these requests.
+        block_size: tokens per block.
         group: query heads per KV head.
         merge_prefixes: read shared blocks once.
         max_rows: query rows of an item, at least ``group``.
@@ -59,7 +59,7 @@ def build_work_list(
             fills items of its own.
     """
     starts = np.concatenate(([0], np.cumsum(query_lens)))
-    num_tokens, width = int(starts[-1]), block_tables.shape[1] * block_size
+    num_tokens = int(starts[-1])
     tile = max(1, max_rows // group)
     tiles = -(-query_lens // tile)
     request = np.repeat(np.arange(len(query_lens)), tiles)
@@ -69,13 +69,13 @@ def build_work_list(
     context = seq_lens - query_lens
     first_key = np.zeros_like(first)
     last_key = context[request] + last - starts[request]
-    items = np.stack((first, last, request * width, first_key, last_key), axis=1)
+    items = np.stack((first, last, tables.starts[request], first_key, last_key), axis=1)
     positions = np.arange(num_tokens) + np.repeat(context - starts[:-1], query_lens)
     row_tokens, row_limits = np.arange(num_tokens, dtype=np.int32), (positions + 1).astype(np.int32)
     row_parts = np.full(num_tokens, -1, np.int32)
     merges = np.zeros((0, 3), np.int64)
     if merge_prefixes:
-        shared = _SharedRuns(starts, context, block_tables, block_size, tile)
+        shared = _SharedRuns(starts, context, tables, block_size, tile)
         shared.find(np.flatnonzero((query_lens <= shared_chunk_tokens) & (context >= block_size)))
         if shared.items:
             offsets = np.array([(num_tokens, num_tokens, 0, 0, 0)])
@@ -94,9 +94,9 @@ def build_work_list(
 class _SharedRuns:
     """Runs of blocks that several requests read before what they compute."""
 
-    def __init__(self, starts: IntArray, context: IntArray, block_tables: IntArray, block_size: int, tile: int) -> None:
+    def __init__(self, starts: IntArray, context: IntArray, tables: StepTables, block_size: int, tile: int) -> None:
         self._starts, self._context = starts, context
-        self._tables, self._block_size, self._tile = block_tables, block_size, tile
+        self._tables, self._block_size, self._tile = tables, block_size, tile
         self.items: list[tuple[int, int, int, int, int]] = []
         self.readers: list[int] = []
         """Token of each row."""
@@ -108,7 +108,8 @@ class _SharedRuns:
     def find(self, requests: IntArray, column: int = 0, begin: int = 0, levels: int = MAX_LEVELS) -> None:
         """What requests share that have the same blocks before ``column``, of which those from ``begin`` on are not
         covered yet; block ``column`` of each is full and behind its tokens."""
-        heads = self._tables[requests, column]
+        entries, table_starts = self._tables
+        heads = entries[table_starts[requests] + column]
         order = heads.argsort(kind="stable")
         cuts = np.flatnonzero(np.diff(heads[order])) + 1
         if len(cuts) + 1 >= len(requests):
@@ -117,8 +118,8 @@ class _SharedRuns:
             if len(members) < 2:
                 continue
             full_blocks = int(self._context[members].min() // self._block_size)
-            tables = self._tables[members, :full_blocks]
-            differs = (tables[1:, column:] != tables[:1, column:]).any(axis=0)
+            behind = entries[table_starts[members][:, None] + np.arange(column, full_blocks)]
+            differs = (behind[1:] != behind[:1]).any(axis=0)
             end = column + (int(differs.argmax()) if differs.any() else len(differs))
             is_long = (end - begin) * self._block_size >= MIN_SHARED_TOKENS
             if is_long:
@@ -129,13 +130,13 @@ class _SharedRuns:
 
     def _add(self, members: IntArray, begin: int, end: int) -> None:
         first_key, last_key = begin * self._block_size, end * self._block_size
-        offset = int(members[0]) * self._tables.shape[1] * self._block_size
+        table = int(self._tables.starts[members[0]])
         self.own_from.update(dict.fromkeys(members.tolist(), last_key))
         tokens = np.concatenate([np.arange(*self._starts[each : each + 2]) for each in members]).tolist()
         for part in range(0, len(tokens), self._tile):
             readers = tokens[part : part + self._tile]
             first = len(self.readers)
-            self.items.append((first, first + len(readers), offset, first_key, last_key))
+            self.items.append((first, first + len(readers), table, first_key, last_key))
             for row, token in enumerate(readers, first):
                 self.rows_of.setdefault(token, []).append(row)
             self.readers += readers

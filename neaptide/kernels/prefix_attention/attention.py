@@ -9,7 +9,8 @@ from torch import Tensor
 
 from neaptide.kernels.kv_write.reference import Places, slots_of
 from neaptide.kernels.launching import is_interpreted, why_not
-from neaptide.kernels.paged_attention.work_list import IntArray, WorkList, build_work_list, split_items
+from neaptide.kernels.paged_attention.tables import IntArray, StepTables
+from neaptide.kernels.paged_attention.work_list import WorkList, build_work_list, split_items
 from neaptide.kernels.prefix_attention.kernel import attend_kernel, merge_kernel
 from neaptide.kernels.prefix_attention.tiles import Tiles, load_tiles, pick_tiles
 from neaptide.kernels.transfer import to_device
@@ -74,29 +75,19 @@ class PrefixAttention:
         on_gpu = device.type == "cuda"
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
 
-    def plan(
-        self,
-        query_lens: IntArray,
-        seq_lens: IntArray,
-        block_tables: IntArray,
-        are_reversed: npt.NDArray[np.bool_] | None = None,
-    ) -> "PrefixPlan":
-        """What the layers of a step share; arguments as of ``neaptide.kernels.paged_attention.plan_attention``.
-
-        Two tenants of a block share nothing: their entries differ.
-        """
-        entries = 2 * block_tables + (0 if are_reversed is None else are_reversed)
+    def plan(self, query_lens: IntArray, seq_lens: IntArray, tables: StepTables) -> "PrefixPlan":
+        """What the layers of a step share; arguments as of ``neaptide.kernels.paged_attention.plan_attention``."""
         work = build_work_list(
             query_lens,
             seq_lens,
-            entries,
+            tables,
             self.block_size,
             self.group,
             merge_prefixes=self._merge_prefixes,
             max_rows=self.tiles.wide_rows,
             shared_chunk_tokens=self.tiles.wide_rows // self.group - 1,
         )
-        return PrefixPlan(self, split_items(work, self._split(work)), entries, query_lens)
+        return PrefixPlan(self, split_items(work, self._split(work)), tables, query_lens)
 
     def _split(self, work: WorkList) -> int:
         """Keys of an item at most: so that there are enough programs, in whole tiles."""
@@ -113,26 +104,25 @@ class PrefixPlan:
 
     Args:
         kernel: that planned it.
-        work: its list, with offsets in slots.
-        entries: [requests, max_blocks] block table, ``block * 2 + is_reversed``.
+        work: its list.
+        tables: of its requests.
         query_lens: [requests] tokens computed in this step.
     """
 
-    def __init__(self, kernel: PrefixAttention, work: WorkList, entries: IntArray, query_lens: IntArray) -> None:
+    def __init__(self, kernel: PrefixAttention, work: WorkList, tables: StepTables, query_lens: IntArray) -> None:
         self.kernel = kernel
-        self._blocks = (int(entries.min()) // 2, int(entries.max()) // 2)
+        self._blocks = tables.id_range
         self.num_tokens = int(query_lens.sum())
         items = work.items[_longest_first(work)]
-        items[:, 2] //= kernel.block_size
         requests = np.repeat(np.arange(len(query_lens)), query_lens)
         arrays = (
             items,
-            entries,
+            tables.entries,
             work.row_tokens,
             work.row_limits,
             work.row_parts,
             work.merges,
-            requests * entries.shape[1],
+            tables.starts[requests],
         )
         self.items, self.table, self.row_tokens, self.row_limits, self.row_parts, self.merges, self.token_tables = (
             _packed(arrays, kernel.device)

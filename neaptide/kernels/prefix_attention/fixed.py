@@ -83,7 +83,7 @@ class FixedPlan(PrefixPlan):
         count = plan.num_tokens
         self._spare(count)
         self.items[: len(plan.items)].copy_(plan.items)
-        self.table[: plan.table.numel()].copy_(plan.table.flatten())
+        self.table[: plan.table.numel()].copy_(plan.table)
         for ours, theirs in (
             (self.row_tokens, plan.row_tokens),
             (self.row_limits, plan.row_limits),

@@ -4,14 +4,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from neaptide.kernels.paged_attention.work_list import IntArray, WorkList
+from neaptide.kernels.paged_attention.tables import IntArray
+from neaptide.kernels.paged_attention.work_list import WorkList
 
 
 def slots_of(entries: IntArray, block_size: int) -> IntArray:
-    """[requests, blocks] entries, ``block * 2 + is_reversed`` -> [requests * blocks * block_size] slots."""
+    """[blocks] entries, ``block * 2 + is_reversed`` -> [blocks * block_size] slots."""
     offsets = np.arange(block_size)
-    offsets = np.where(entries[:, :, None] % 2 == 1, offsets[::-1], offsets)
-    slots: IntArray = (entries[:, :, None] // 2 * block_size + offsets).reshape(-1)
+    offsets = np.where(entries[:, None] % 2 == 1, offsets[::-1], offsets)
+    slots: IntArray = (entries[:, None] // 2 * block_size + offsets).reshape(-1)
     return slots
 
 
@@ -20,8 +21,8 @@ def attend(query: Tensor, kv_cache: Tensor, work: WorkList, entries: IntArray) -
     Args:
         query: [tokens, heads, dim].
         kv_cache: [blocks, block_size, 2 * kv_heads, dim], key heads before value heads.
-        work: of the step; its offsets count slots.
-        entries: [requests, blocks] as of ``slots_of``.
+        work: of the step.
+        entries: [blocks of all requests] as of ``slots_of``.
 
     Returns:
         [tokens, heads, dim] fp32.
@@ -35,9 +36,10 @@ def attend(query: Tensor, kv_cache: Tensor, work: WorkList, entries: IntArray) -
     num_parts = int(work.merges[:, 2].max(initial=0))
     parts = torch.full((num_parts, heads, dim), float("nan"), device=query.device)
     scales = torch.full((num_parts, heads), float("nan"), device=query.device)
-    for first_row, last_row, offset, first_key, last_key in work.items.tolist():
+    for first_row, last_row, table, first_key, last_key in work.items.tolist():
         rows = slice(first_row, last_row)
-        keys_and_values = kv_cache.flatten(0, 1)[slots[offset + first_key : offset + last_key]]
+        begin = table * kv_cache.shape[1]
+        keys_and_values = kv_cache.flatten(0, 1)[slots[begin + first_key : begin + last_key]]
         is_seen = torch.arange(first_key, last_key, device=query.device) < row_limits[rows, None]
         values, scale = _attend_item(query[row_tokens[rows].long()].float(), keys_and_values.float(), is_seen)
         has_part = row_parts[rows] >= 0

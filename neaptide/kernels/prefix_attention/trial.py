@@ -8,6 +8,7 @@ import torch
 
 from neaptide.kernels.kv_write.launch import write
 from neaptide.kernels.paged_attention.reference import plan_attention, write_kv
+from neaptide.kernels.paged_attention.tables import StepTables
 from neaptide.kernels.prefix_attention.attention import PrefixAttention
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -39,11 +40,11 @@ def _largest_difference(kernel: PrefixAttention) -> float:
     rng = np.random.default_rng(0)
     num_blocks = -(-seq_lens // size)
     ids = rng.permutation(int(num_blocks.sum()))
-    tables = np.zeros((len(seq_lens), int(num_blocks.max())), np.int64)
+    padded = np.zeros((len(seq_lens), int(num_blocks.max())), np.int64)
     for row, (first, count) in enumerate(zip(np.cumsum(num_blocks) - num_blocks, num_blocks, strict=True)):
-        tables[row, :count] = ids[first : first + count]
-    tables[1:4, : _SHARED_TOKENS // size] = tables[0, : _SHARED_TOKENS // size]
-    are_reversed = rng.random(len(ids))[tables] < 0.5
+        padded[row, :count] = ids[first : first + count]
+    padded[1:4, : _SHARED_TOKENS // size] = padded[0, : _SHARED_TOKENS // size]
+    tables = StepTables.of(padded, rng.random(len(ids))[padded] < 0.5)
     generator = torch.Generator(kernel.device).manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -55,12 +56,10 @@ def _largest_difference(kernel: PrefixAttention) -> float:
     heads = normal(int(query_lens.sum()), kernel.num_heads + stored, kernel.head_dim)
     query, key_value = heads[:, : kernel.num_heads], heads[:, kernel.num_heads :]
     expected_cache = cache.clone()
-    reference = plan_attention(
-        query_lens, seq_lens, tables, size, are_reversed=are_reversed, dtype=kernel.dtype, device=kernel.device
-    )
+    reference = plan_attention(query_lens, seq_lens, tables, size, dtype=kernel.dtype, device=kernel.device)
     write_kv(expected_cache, key_value, reference)
     expected = reference.attend(query, key_value, expected_cache)
-    plan = kernel.plan(query_lens, seq_lens, tables, are_reversed)
+    plan = kernel.plan(query_lens, seq_lens, tables)
     write(heads, None, cache, plan.places)
     if not torch.equal(cache, expected_cache):
         return float("inf")

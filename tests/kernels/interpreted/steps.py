@@ -36,7 +36,7 @@ def planned(
         split_tokens=split_tokens,
         merge_prefixes=merge_prefixes,
     )
-    plan = kernel.plan(case.query_lens, case.seq_lens, case.tables, are_reversed)
+    plan = kernel.plan(case.query_lens, case.seq_lens, case.step_tables(are_reversed))
     write(case.new, None, case.cache, plan.places)
     return plan
 

@@ -15,6 +15,7 @@ from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.executors.torch.model_runner import ModelRunner
 from neaptide.executors.torch.step_graphs import Replay, StepGraphs
 from neaptide.executors.torch.torch_executor import TorchExecutor
+from neaptide.kernels.paged_attention import StepTables
 from neaptide.kernels.prefix_attention.attention import PrefixPlan
 
 SHAPE = replace(TINY, layers=2)
@@ -49,9 +50,10 @@ def graphs(runner: ModelRunner) -> StepGraphs:
 
 
 def planned(runner: ModelRunner, query_lens: list[int], seq_lens: list[int], tables: list[list[int]]) -> PrefixPlan:
-    width = max(map(len, tables))
-    padded = np.array([table + [0] * (width - len(table)) for table in tables])
-    plan = runner.plan_attention(np.array(query_lens), np.array(seq_lens), padded)
+    sizes = np.array(list(map(len, tables)))
+    entries = 2 * np.concatenate([np.array(table) for table in tables])
+    step = StepTables(entries, np.cumsum(sizes) - sizes)
+    plan = runner.plan_attention(np.array(query_lens), np.array(seq_lens), step)
     assert isinstance(plan, PrefixPlan)
     return plan
 

@@ -14,7 +14,7 @@ from neaptide.executors.torch.layers.products import TILE_ROWS
 from neaptide.executors.torch.models.base import GivingUp, StepGivenUp, TorchModel
 from neaptide.executors.torch.models.llama import Llama
 from neaptide.kernels.native import CompileError
-from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention
+from neaptide.kernels.paged_attention import AttentionPlanner, StepAttention, StepTables
 from neaptide.kernels.paged_attention.native import NativePlan
 from neaptide.kernels.recording import Recording
 
@@ -127,7 +127,7 @@ def record_layers(model: TorchModel, kv_cache: list[Tensor], plan_attention: Att
 def _plan(plan_attention: AttentionPlanner, start: int, num_tokens: int, block_size: int) -> StepAttention:
     """Of a request's tokens from ``start`` on, in the first blocks."""
     end = start + num_tokens
-    tables = np.arange(-(-end // block_size))[None]
+    tables = StepTables.of(np.arange(-(-end // block_size))[None])
     return plan_attention(np.array([num_tokens]), np.array([end]), tables)
 
 
