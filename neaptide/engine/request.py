@@ -32,6 +32,7 @@ class Request:
         "arrival_s",
         "block_hashes",
         "deadline_s",
+        "has_hit",
         "is_online",
         "is_priority",
         "known_to_executor",
@@ -55,6 +56,7 @@ class Request:
         "table",
         "tier",
         "tpot_slo_s",
+        "trusts_cache",
         "ttft_slo_s",
         "unreported_logprobs",
         "wants_logprobs",
@@ -104,6 +106,10 @@ class Request:
         """Chained hashes of the full blocks of its tokens, as far as they were needed."""
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache at the first admission."""
+        self.has_hit = False
+        """It took its seat with blocks that the prefix cache had."""
+        self.trusts_cache = True
+        """False: others' KV may have spoilt its own once. It computes all of that by itself, and shares none."""
         self.num_preemptions = 0
         self.known_to_executor = False
         self.scheduled_s = 0.0

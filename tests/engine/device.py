@@ -42,7 +42,8 @@ class FakeDevice:
     raises: requests with which a step raises, and the tokens from which on.
     raises_in_wait: the step's handle raises, not its submission, and the step has written nothing.
     is_deaf: a submission that raises has heard nothing of what the plan says.
-    not_a_number: requests that write NaN and report it, and the tokens from which on.
+    not_a_number: requests that write NaN, in all slots of their part, and the tokens from which on. They report it
+        where they sample, and so do others that read it.
     """
 
     def __init__(self, inner: SimExecutor, block_size: int) -> None:
@@ -164,7 +165,8 @@ class FakeDevice:
         fault = None
         if self._is_due(part, self.not_a_number) or NAN in context:
             fault = NAN
-            result.errors[part.request_id] = NUMERICAL_ERROR
+            if part.sample:
+                result.errors[part.request_id] = NUMERICAL_ERROR
         elif not is_known or context != chain[:start]:
             fault = GARBAGE
             if is_known:

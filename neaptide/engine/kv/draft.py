@@ -121,7 +121,7 @@ class KVDraft:
 
         A request that wants prompt log-probabilities takes no hit: they need every position's logits.
         """
-        if not self.enable_prefix_cache or request.params.prompt_logprobs is not None:
+        if not self.enable_prefix_cache or not request.trusts_cache or request.params.prompt_logprobs is not None:
             return NO_HIT
         # A preempted request comes back without the token that it was sampling.
         num_tokens = request.num_known_tokens
@@ -189,7 +189,7 @@ class KVDraft:
         """As ``KVCacheManager.publish``."""
         num_full = min(num_tokens, request.num_known_tokens) // self.block_size
         num_indexed = self._indexed.get(request, request.num_indexed_blocks)
-        if not self.enable_prefix_cache or num_full <= num_indexed:
+        if not self.enable_prefix_cache or not request.trusts_cache or num_full <= num_indexed:
             return
         if len(request.block_hashes) < num_full:
             extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)

@@ -105,6 +105,7 @@ class KVCacheManager:
         if hit.host_hashes:
             blocks = blocks + self._load(request, hit.host_hashes)
         self._mark(request, 0, blocks)
+        request.has_hit = hit.num_tokens > 0
         table, seat = self.table, request.seat
         table.blocks.append(seat, blocks)
         table.computed[seat] = table.sound[seat] = hit.num_tokens
@@ -198,7 +199,7 @@ class KVCacheManager:
         Planned tokens that are not computed must be taken back by ``retract``.
         """
         num_full = min(num_tokens, request.num_known_tokens) // self.block_size
-        if not self.enable_prefix_cache or num_full <= request.num_indexed_blocks:
+        if not self.enable_prefix_cache or not request.trusts_cache or num_full <= request.num_indexed_blocks:
             return
         if len(request.block_hashes) < num_full:
             extend_block_hashes(request.block_hashes, request.token_ids, self.block_size, request.salt)

@@ -159,6 +159,18 @@ class Scheduler(ABC):
         if request.known_to_executor or is_untold:
             self._finished_ids.append(request.request_id)
 
+    def begin_again(self, request: Request) -> None:
+        """What was found in the cache may have spoilt the request's KV: it computes all of that by itself."""
+        request.trusts_cache = False
+        request.num_cached_tokens = 0
+        self.preempted.add(request, self._preempt(request))
+
+    def _preempt(self, request: Request) -> int:
+        """Returns the tokens whose KV is dropped."""
+        if request.known_to_executor:
+            self._preempted_ids.append(request.request_id)
+        return self.queues.preempt(request)
+
     def zero(self, block_ids: list[int]) -> None:
         """Free blocks hold what is not to be read, not even behind a mask: the next plan says so."""
         self._zero_blocks += block_ids
@@ -310,9 +322,7 @@ class Scheduler(ABC):
                     kv.admit(request, hit)
                     admissions.append((request, hit.num_tokens))
                 case Preempt(request):
-                    queues.preempt(request)
-                    if request.known_to_executor:
-                        self._preempted_ids.append(request.request_id)
+                    self._preempt(request)
                 case Grow(request, tokens):
                     kv.grow(request, tokens)
                 case SwapOut(request):

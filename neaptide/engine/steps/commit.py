@@ -95,18 +95,23 @@ class Committer:
             following.take_back(self._kv, (), lost, ending=failed)
 
     def _fail_parts(self, step: Step, result: StepResult) -> None:
-        """Ends the requests that failed on their own."""
+        """Ends the requests that failed on their own; others' KV may be at fault in some, which begin again."""
         plan = step.plan
         for index in step.is_current().nonzero()[0].tolist():
             if (error := result.errors.get(plan.request_ids[index])) is not None:
                 self._fail_part(plan.table.request(int(plan.rows[index])), error)
 
     def _fail_part(self, request: Request, error: str) -> None:
-        distrusted: list[int] = []
-        if error == NUMERICAL_ERROR:
-            distrusted = request.block_ids
-            self._kv.distrust(request)
-        self.end(request, FinishReason.ERROR, error)
+        if error != NUMERICAL_ERROR:
+            self.end(request, FinishReason.ERROR, error)
+            return
+        distrusted = request.block_ids
+        self._kv.distrust(request)
+        if request.has_hit:  # perhaps what it found is to blame, and those that have computed it are not known yet
+            logger.warning("request %s is computed once more, without the prefix cache", request.request_id)
+            self._scheduler.begin_again(request)
+        else:
+            self.end(request, FinishReason.ERROR, error)
         # A kernel that masks by multiplying with 0 would hand what is not finite to the next owner.
         self._scheduler.zero(self._kv.without_reader(distrusted))
 

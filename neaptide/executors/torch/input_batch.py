@@ -103,9 +103,7 @@ def _block_tables(table: RequestTable, rows: IntArray) -> StepTables:
     sizes, ids = table.blocks.num_blocks[rows], table.blocks.ids
     ends = sizes.cumsum()
     starts = ends - sizes
-    places = np.arange(ends[-1])
-    places += np.repeat(rows * ids.shape[1] - starts, sizes)
+    places = np.repeat(rows * ids.shape[1] - starts, sizes)
+    places += np.arange(len(places))
     blocks, are_reversed = Entries.of(ids.take(places))
-    blocks *= 2
-    blocks += are_reversed
-    return StepTables(blocks, starts)
+    return StepTables(2 * blocks + are_reversed, starts)

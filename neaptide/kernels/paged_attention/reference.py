@@ -116,11 +116,13 @@ def plan_attention(
     slots = tables.slots(rows, positions, block_size)
     is_decode = (query_lens == 1) & (seq_lens > 1)
     blocks = -(-seq_lens // block_size)
+    has_reversed = np.count_nonzero(tables.entries & 1) > 0
     decodes = [
         _decode_group(
             int(starts[first]),
             seq_lens[first:last],
-            StepTables(tables.entries, tables.starts[first:last]),
+            tables.padded(slice(first, last), blocks[first:last]),
+            has_reversed,
             block_size,
             dtype,
             device,
@@ -235,17 +237,16 @@ def _group_decodes(is_decode: BoolArray, blocks: IntArray, max_blocks: int) -> l
 def _decode_group(
     start: int,
     seq_lens: IntArray,
-    tables: StepTables,
+    entries: IntArray,
+    has_reversed: bool,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodeGroup:
-    last = (seq_lens - 1) // block_size
-    blocks = int(last.max()) + 1
+    blocks = entries.shape[1]
     unused = np.arange(blocks * block_size) >= seq_lens[:, None]  # [requests, L]
-    entries = tables.entries[tables.starts[:, None] + np.minimum(np.arange(blocks), last[:, None])]
     slot_ids = None
-    if np.count_nonzero(entries & 1):
+    if has_reversed and np.count_nonzero(entries & 1):
         positions = np.tile(np.arange(blocks * block_size), len(seq_lens))
         rows = np.repeat(np.arange(len(seq_lens)), blocks * block_size)
         padded = StepTables(entries.reshape(-1), np.arange(len(seq_lens)) * blocks)

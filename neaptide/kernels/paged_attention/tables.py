@@ -25,11 +25,17 @@ class StepTables(NamedTuple):
 
     def slots(self, requests: IntArray, positions: npt.NDArray[np.integer], block_size: int) -> IntArray:
         """Where in the cache the tokens at these positions of these requests lie."""
-        entries = self.entries[self.starts[requests] + positions // block_size]
-        offsets = positions % block_size
+        places, offsets = np.divmod(positions, block_size)
+        entries = self.entries.take(self.starts.take(requests) + places)
+        are_reversed = entries & 1
         slots: IntArray = (entries >> 1) * block_size
-        slots += np.where(entries & 1 == 1, block_size - 1 - offsets, offsets)
+        slots += np.where(are_reversed, block_size - 1 - offsets, offsets) if are_reversed.any() else offsets
         return slots
+
+    def padded(self, requests: slice, num_blocks: IntArray) -> IntArray:
+        """[requests, most of these] entries of neighbours that have so many blocks; their last ones are repeated."""
+        places = np.arange(num_blocks.max())
+        return self.entries.take(np.minimum(places, num_blocks[:, None] - 1) + self.starts[requests, None])
 
     @property
     def id_range(self) -> tuple[int, int]:

@@ -102,6 +102,27 @@ def test_non_finite_logits_end_one_request_and_the_next_owner_of_its_blocks_is_w
     assert_greedy(checkpoint[1], later, run.tokens["later"])
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_one_that_found_them_in_the_prefix_cache_is_computed_again(
+    checkpoint: Checkpoint, started: StartedExecutor, depth: int
+) -> None:
+    run = Run(started.executor, overlap_depth=depth)
+    (bad,) = prompts(1, seed=19, low=2 * BLOCK_SIZE + 1, high=2 * BLOCK_SIZE + 9)
+    run.add("bad", bad)
+    while not run.tokens["bad"]:
+        run.step()
+    request = run.core.scheduler.queues.find("bad")
+    assert request is not None
+    spoilt = [block + NULL_BLOCKS for block in request.block_ids[:2]]
+    in_workers(started, worker_side.spoil, vllm(started).num_blocks + NULL_BLOCKS, spoilt)
+    reader = [*bad[: 2 * BLOCK_SIZE], 7, 8, 9]
+    run.add("reader", reader)
+    run.finish()
+    assert run.ends["bad"].error == NUMERICAL_ERROR
+    assert run.ends["reader"].num_preemptions == 1
+    assert_greedy(checkpoint[1], reader, run.tokens["reader"])
+
+
 def _blocks_of(plan: StepPlan) -> list[int]:
     return [block for row in plan.rows.tolist() for block in plan.table.blocks.blocks(row)]
 
