@@ -116,19 +116,7 @@ def plan_attention(
     slots = tables.slots(rows, positions, block_size)
     is_decode = (query_lens == 1) & (seq_lens > 1)
     blocks = -(-seq_lens // block_size)
-    has_reversed = np.count_nonzero(tables.entries & 1) > 0
-    decodes = [
-        _decode_group(
-            int(starts[first]),
-            seq_lens[first:last],
-            tables.padded(slice(first, last), blocks[first:last]),
-            has_reversed,
-            block_size,
-            dtype,
-            device,
-        )
-        for first, last in _group_decodes(is_decode, blocks, max(1, _SCRATCH_TOKENS // block_size))
-    ]
+    decodes = _plan_decodes(starts, seq_lens, tables, is_decode, block_size, dtype, device)
     chunks = [
         _chunk(
             int(starts[row]),
@@ -212,16 +200,17 @@ def _prefill(query: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
     return attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _group_decodes(is_decode: BoolArray, blocks: IntArray, max_blocks: int) -> list[tuple[int, int]]:
-    """Runs [first, last) of neighbouring decodes whose padded gather stays within the bounds above."""
-    groups: list[tuple[int, int]] = []
+def _group_decodes(is_decode: BoolArray, blocks: IntArray, max_blocks: int) -> list[tuple[int, int, int]]:
+    """Runs [first, last) of neighbouring decodes whose padded gather stays within the bounds above, and the most blocks
+    of one of them."""
+    groups: list[tuple[int, int, int]] = []
     first, longest, own = 0, 0, 0
     for row, (decode, count) in enumerate(zip(is_decode.tolist(), blocks.tolist(), strict=True)):
         size = row - first
         padded = max(longest, count) * (size + 1)
         joins = size > 0 and padded <= max_blocks and padded <= _PADDING_RATIO * (own + count)
         if size > 0 and not (decode and joins):
-            groups.append((first, row))
+            groups.append((first, row, longest))
             size = 0
         if not decode:
             first, longest, own = row + 1, 0, 0
@@ -230,32 +219,59 @@ def _group_decodes(is_decode: BoolArray, blocks: IntArray, max_blocks: int) -> l
         else:
             longest, own = max(longest, count), own + count
     if first < len(blocks):
-        groups.append((first, len(blocks)))
+        groups.append((first, len(blocks), longest))
+    return groups
+
+
+def _plan_decodes(
+    starts: IntArray,
+    seq_lens: IntArray,
+    tables: StepTables,
+    is_decode: BoolArray,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[DecodeGroup]:
+    """``starts``: [requests + 1] first token row of each request."""
+    blocks = -(-seq_lens // block_size)
+    found = _group_decodes(is_decode, blocks, max(1, _SCRATCH_TOKENS // block_size))
+    if not found:
+        return []
+    first, last, widths = np.array(found).T
+    padded = tables.padded(np.flatnonzero(is_decode), blocks[is_decode], np.repeat(widths, last - first))
+    block_ids = to_device(torch.from_numpy(padded.entries >> 1), device)
+    groups, begin = [], 0
+    for first_row, last_row, width in found:
+        end = begin + (last_row - first_row) * width
+        lens, entries = seq_lens[first_row:last_row], padded.entries[begin:end]
+        row = int(starts[first_row])
+        groups.append(_decode_group(row, lens, block_ids[begin:end], entries, block_size, dtype, device))
+        begin = end
     return groups
 
 
 def _decode_group(
     start: int,
     seq_lens: IntArray,
+    block_ids: Tensor,
     entries: IntArray,
-    has_reversed: bool,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodeGroup:
-    blocks = entries.shape[1]
+    """``block_ids`` and ``entries``: [requests * blocks_each], of padded tables."""
+    blocks = len(entries) // len(seq_lens)
     unused = np.arange(blocks * block_size) >= seq_lens[:, None]  # [requests, L]
     slot_ids = None
-    if has_reversed and np.count_nonzero(entries & 1):
+    if np.count_nonzero(entries & 1):
         positions = np.tile(np.arange(blocks * block_size), len(seq_lens))
         rows = np.repeat(np.arange(len(seq_lens)), blocks * block_size)
-        padded = StepTables(entries.reshape(-1), np.arange(len(seq_lens)) * blocks)
-        slot_ids = padded.slots(rows, positions, block_size)
+        slot_ids = StepTables(entries, np.arange(len(seq_lens)) * blocks).slots(rows, positions, block_size)
     mask = torch.zeros(unused.shape, dtype=dtype).masked_fill_(torch.from_numpy(unused), float("-inf"))
     return DecodeGroup(
         start,
         start + len(seq_lens),
-        to_device(torch.from_numpy(entries.reshape(-1) >> 1), device),
+        block_ids,
         None if slot_ids is None else to_device(torch.from_numpy(slot_ids), device),
         to_device(mask[:, None, None], device),
         to_device(torch.from_numpy(np.flatnonzero(unused)), device),

@@ -32,10 +32,14 @@ class StepTables(NamedTuple):
         slots += np.where(are_reversed, block_size - 1 - offsets, offsets) if are_reversed.any() else offsets
         return slots
 
-    def padded(self, requests: slice, num_blocks: IntArray) -> IntArray:
-        """[requests, most of these] entries of neighbours that have so many blocks; their last ones are repeated."""
-        places = np.arange(num_blocks.max())
-        return self.entries.take(np.minimum(places, num_blocks[:, None] - 1) + self.starts[requests, None])
+    def padded(self, requests: IntArray, num_blocks: IntArray, widths: IntArray) -> "StepTables":
+        """Tables of ``widths`` blocks of these requests, which have ``num_blocks``: their last ones are repeated."""
+        ends = widths.cumsum()
+        starts = ends - widths
+        places = np.arange(ends[-1]) - np.repeat(starts, widths)
+        np.minimum(places, np.repeat(num_blocks - 1, widths), out=places)
+        places += np.repeat(self.starts[requests], widths)
+        return StepTables(self.entries.take(places), starts)
 
     @property
     def id_range(self) -> tuple[int, int]:
