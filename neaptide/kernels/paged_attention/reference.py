@@ -116,7 +116,7 @@ def plan_attention(
     slots = tables.slots(rows, positions, block_size)
     is_decode = (query_lens == 1) & (seq_lens > 1)
     blocks = -(-seq_lens // block_size)
-    decodes = _plan_decodes(starts, seq_lens, tables, is_decode, block_size, dtype, device)
+    decodes = _plan_decodes(starts, seq_lens, tables, is_decode, blocks, block_size, dtype, device)
     chunks = [
         _chunk(
             int(starts[row]),
@@ -228,42 +228,34 @@ def _plan_decodes(
     seq_lens: IntArray,
     tables: StepTables,
     is_decode: BoolArray,
+    blocks: IntArray,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[DecodeGroup]:
-    """``starts``: [requests + 1] first token row of each request."""
-    blocks = -(-seq_lens // block_size)
-    found = _group_decodes(is_decode, blocks, max(1, _SCRATCH_TOKENS // block_size))
-    if not found:
-        return []
-    first, last, widths = np.array(found).T
-    padded = tables.padded(np.flatnonzero(is_decode), blocks[is_decode], np.repeat(widths, last - first))
-    block_ids = to_device(torch.from_numpy(padded.entries >> 1), device)
-    groups, begin = [], 0
-    for first_row, last_row, width in found:
-        end = begin + (last_row - first_row) * width
-        lens, entries = seq_lens[first_row:last_row], padded.entries[begin:end]
-        row = int(starts[first_row])
-        groups.append(_decode_group(row, lens, block_ids[begin:end], entries, block_size, dtype, device))
-        begin = end
+    """``starts``: [requests + 1] first token row of each request; ``blocks``: [requests] that its context takes."""
+    groups, has_reversed = [], np.count_nonzero(tables.entries & 1) > 0
+    for first, last, width in _group_decodes(is_decode, blocks, max(1, _SCRATCH_TOKENS // block_size)):
+        entries = tables.padded(first, last, blocks[first:last], width)
+        lens, row = seq_lens[first:last], int(starts[first])
+        groups.append(_decode_group(row, lens, entries, bool(has_reversed), block_size, dtype, device))
     return groups
 
 
 def _decode_group(
     start: int,
     seq_lens: IntArray,
-    block_ids: Tensor,
     entries: IntArray,
+    has_reversed: bool,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodeGroup:
-    """``block_ids`` and ``entries``: [requests * blocks_each], of padded tables."""
+    """``entries``: [requests * blocks_each] of padded tables; ``has_reversed``: some of the step's are reversed."""
     blocks = len(entries) // len(seq_lens)
     unused = np.arange(blocks * block_size) >= seq_lens[:, None]  # [requests, L]
     slot_ids = None
-    if np.count_nonzero(entries & 1):
+    if has_reversed and np.count_nonzero(entries & 1):
         positions = np.tile(np.arange(blocks * block_size), len(seq_lens))
         rows = np.repeat(np.arange(len(seq_lens)), blocks * block_size)
         slot_ids = StepTables(entries, np.arange(len(seq_lens)) * blocks).slots(rows, positions, block_size)
@@ -271,7 +263,7 @@ def _decode_group(
     return DecodeGroup(
         start,
         start + len(seq_lens),
-        block_ids,
+        to_device(torch.from_numpy(entries >> 1), device),
         None if slot_ids is None else to_device(torch.from_numpy(slot_ids), device),
         to_device(mask[:, None, None], device),
         to_device(torch.from_numpy(np.flatnonzero(unused)), device),

@@ -15,7 +15,7 @@ class StepTables(NamedTuple):
     """[blocks of all requests] ``block * 2 + is_reversed``: a reversed block has its tokens from its last slot back.
     Two tenants of a block share no entry. What stands behind a request's last block means nothing."""
     starts: IntArray
-    """[requests] where each one's table begins."""
+    """[requests] where each one's table begins, ascending: a table ends where the next one begins, or before."""
 
     @classmethod
     def of(cls, block_tables: IntArray, are_reversed: BoolArray | None = None) -> "StepTables":
@@ -32,14 +32,16 @@ class StepTables(NamedTuple):
         slots += np.where(are_reversed, block_size - 1 - offsets, offsets) if are_reversed.any() else offsets
         return slots
 
-    def padded(self, requests: IntArray, num_blocks: IntArray, widths: IntArray) -> "StepTables":
-        """Tables of ``widths`` blocks of these requests, which have ``num_blocks``: their last ones are repeated."""
-        ends = widths.cumsum()
-        starts = ends - widths
-        places = np.arange(ends[-1]) - np.repeat(starts, widths)
-        np.minimum(places, np.repeat(num_blocks - 1, widths), out=places)
-        places += np.repeat(self.starts[requests], widths)
-        return StepTables(self.entries.take(places), starts)
+    def padded(self, first: int, last: int, num_blocks: IntArray, width: int) -> IntArray:
+        """[(last - first) * width] entries of neighbours, of which each has so many blocks and one ``width``: the last
+        ones of the others are repeated."""
+        starts, count = self.starts[first:last], last - first
+        begin = int(starts[0])
+        if int(starts[-1]) - begin == (count - 1) * width and int(num_blocks.sum()) == count * width:
+            return self.entries[begin : begin + count * width]
+        places = np.minimum(np.arange(width), num_blocks[:, None] - 1)
+        places += starts[:, None]
+        return self.entries.take(places.reshape(-1))
 
     @property
     def id_range(self) -> tuple[int, int]:
