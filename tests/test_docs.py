@@ -7,17 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from neaptide.cli import build_parser
-from neaptide.server.batches.metrics import BatchMetrics
-from neaptide.server.batches.running.outlooks import Outlooks
-from neaptide.server.batches.storing.store import Store
-from neaptide.server.gateway.metrics import GatewayMetrics
-from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.schemas import ChatBody, CompletionBody
-from neaptide.server.shadow.metrics import ShadowMetrics
 from tests.acceptance import ROWS, load_ratchet
+from tests.deploy.test_deploy import all_series
 from tools import live_page, settings_page
 
 REPOSITORY = Path(__file__).parents[1]
@@ -38,15 +32,10 @@ def test_readmes_figures_are_those_of_the_line_of_the_live_run() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    registry = CollectorRegistry()
-    ServerMetrics(registry)
-    BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
-    ShadowMetrics(registry)
-    GatewayMetrics(registry)
     documented = text("docs/metrics.md")
     expanded = set(re.findall(r"neaptide_\w+", documented))
     expanded |= {f"neaptide_request_{name}_seconds" for name in ("ttft", "tpot", "itl", "e2e", "queue")}
-    families = {family.name for family in registry.collect()}
+    families = {family.name for family in all_series().collect()}
     missing = {name for name in families if name not in expanded and f"{name}_total" not in expanded}
     assert not missing
 

@@ -301,6 +301,20 @@ class EngineReady(_Message):
     """Its steps should have multiples of so many tokens."""
 
 
+class Occupancy(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What runs, waits and is held between two steps, as ``StepStats`` has it at the end of one."""
+
+    running_online: int
+    running_offline: int
+    waiting_online: int
+    waiting_offline: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_online: int
+    blocks_offline: int
+    blocks_reserved: int
+
+
 class StepOutputs(_Message):
     """Everything one or more steps have to say; also the heartbeat, with empty ``outputs``, at least once a second."""
 
@@ -312,6 +326,8 @@ class StepOutputs(_Message):
     """Now and then; None says nothing."""
     room: Room | None = None
     """As it was asked for; None says nothing."""
+    occupancy: Occupancy | None = None
+    """Where no step has just ended to tell it, for what ends between steps may leave none to run; None says nothing."""
 
 
 class EngineFatal(_Message):

@@ -16,8 +16,10 @@ from neaptide.server.edge.auth import AuthMiddleware, KeyRing
 from neaptide.server.edge.error_replies import install_handlers
 from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.edge.middleware import EdgeMiddleware
+from neaptide.server.link.engine_state import EngineState
 from neaptide.server.link.room_desk import RoomDesk
 from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.metrics_engine import EngineMetrics
 from neaptide.server.observe.metrics_vllm import VllmMetrics
 from neaptide.server.openai.openapi import install_openapi
 from neaptide.server.routes import (
@@ -64,8 +66,10 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
     metrics = ServerMetrics(state.registry)
     state.context.client.add_stats_listener(metrics)
     state.context.client.add_error_listener(metrics.on_engine_error)
+    engine = EngineState(state.context.client, state.context.clock)
+    EngineMetrics(state.registry, engine)
     if state.metrics_compat == "vllm":
-        compat = VllmMetrics(state.registry, state.context.model_id, state.context.client)
+        compat = VllmMetrics(state.registry, state.context.model_id, state.context.client, engine)
         metrics.add_sink(compat)
         state.context.client.add_stats_listener(compat)
     if state.batches is not None:

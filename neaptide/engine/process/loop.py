@@ -1,6 +1,7 @@
 """The process around EngineCore: its socket, its loop, its end."""
 
 import gc
+import math
 from collections.abc import Sequence
 
 import zmq
@@ -22,6 +23,7 @@ from neaptide.engine.messages import (
 from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.engine.process.room import RoomTeller
 from neaptide.engine.record.traffic_recorder import TrafficRecorder
+from neaptide.engine.steps.stats import occupancy
 
 HEARTBEAT_S = 0.5
 BLOCKED_POLL_S = 0.005
@@ -108,7 +110,7 @@ def run_engine(
     # What start-up has allocated never becomes garbage: keep the collector from walking it in the loop.
     gc.collect()
     gc.freeze()
-    last_sent_s = clock.now()
+    last_sent_s = -math.inf  # at once: what it has before anything came
     wait_s = 0.0
     while True:
         messages = source.poll(wait_s)
@@ -138,5 +140,7 @@ def run_engine(
         told = (outputs.outlooks, outputs.traffic, outputs.room)
         has_news = outputs.outputs or outputs.stats or any(news is not None for news in told)
         if has_news or now_s - last_sent_s >= HEARTBEAT_S:
+            if not step.stats:
+                outputs.occupancy = occupancy(core.scheduler, now_s)
             sink.send(outputs)
             last_sent_s = now_s

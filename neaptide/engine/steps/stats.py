@@ -2,19 +2,35 @@
 
 import numpy as np
 
-from neaptide.engine.messages import StepStats
+from neaptide.engine.messages import Occupancy, StepStats
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.steps.plan import StepResult
 from neaptide.engine.steps.step import Step
 
 
+def occupancy(scheduler: Scheduler, now_s: float) -> Occupancy:
+    """What runs, waits and is held now."""
+    queues, blocks = scheduler.queues, scheduler.kv.occupancy()
+    return Occupancy(
+        running_online=len(queues.running_online),
+        running_offline=len(queues.running_offline),
+        waiting_online=len(queues.waiting_online),
+        waiting_offline=len(queues.pool),
+        blocks_free=blocks.free,
+        blocks_cached=blocks.cached,
+        blocks_online=blocks.online,
+        blocks_offline=blocks.offline,
+        blocks_reserved=scheduler.headroom.headroom_blocks(now_s),
+    )
+
+
 def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStats:
     """Counters of a step that has been committed, or given up."""
-    plan, timer, queues = step.plan, step.timer, scheduler.queues
+    plan, timer = step.plan, step.timer
     counts = _counts(step)
     if result.is_given_up:
         counts = dict.fromkeys(counts, 0)
-    blocks = scheduler.kv.occupancy()
+    now = occupancy(scheduler, timer.end_s)
     return StepStats(
         step=plan.step,
         now_s=timer.end_s,
@@ -27,17 +43,17 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         model_s=result.model_s,
         sample_s=result.sample_s,
         commit_s=timer.commit_s,
-        running_online=len(queues.running_online),
-        running_offline=len(queues.running_offline),
-        waiting_online=len(queues.waiting_online),
-        waiting_offline=len(queues.pool),
-        blocks_free=blocks.free,
-        blocks_cached=blocks.cached,
-        blocks_online=blocks.online,
-        blocks_offline=blocks.offline,
+        running_online=now.running_online,
+        running_offline=now.running_offline,
+        waiting_online=now.waiting_online,
+        waiting_offline=now.waiting_offline,
+        blocks_free=now.blocks_free,
+        blocks_cached=now.blocks_cached,
+        blocks_online=now.blocks_online,
+        blocks_offline=now.blocks_offline,
         saved_blocks=len(plan.saves),
         loaded_blocks=len(plan.loads),
-        blocks_reserved=scheduler.headroom.headroom_blocks(timer.end_s),
+        blocks_reserved=now.blocks_reserved,
         memory_ran_out=result.memory_ran_out,
         is_given_up=result.is_given_up,
         **counts,

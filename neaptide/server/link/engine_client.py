@@ -18,6 +18,7 @@ from neaptide.engine.messages import (
     EngineFatal,
     EngineReady,
     FromEngine,
+    Occupancy,
     PlanReady,
     RequestOutput,
     Room,
@@ -86,6 +87,16 @@ class StatsListener(Protocol):
     def on_stats(self, stats: StepStats) -> None: ...
 
 
+class EngineListener(Protocol):
+    """Hears that there is an engine, that there is none any more, and what it has between its steps."""
+
+    def on_engine_ready(self) -> None: ...
+
+    def on_occupancy(self, occupancy: Occupancy) -> None: ...
+
+    def on_engine_lost(self) -> None: ...
+
+
 class TrafficListener(Protocol):
     """Hears what the engine records of what it serves."""
 
@@ -114,6 +125,7 @@ class EngineClient:
         """Requests that have had no output yet."""
         self._batch_listener: BatchListener | None = None
         self._stats_listeners: list[StatsListener] = []
+        self._engine_listeners: list[EngineListener] = []
         self._error_listeners: list[Callable[[str], None]] = []
         self._outlook_listeners: list[Callable[[Sequence[BatchOutlook]], None]] = []
         self._traffic_listeners: list[TrafficListener] = []
@@ -223,6 +235,11 @@ class EngineClient:
     def add_stats_listener(self, listener: StatsListener) -> None:
         self._stats_listeners.append(listener)
 
+    def add_engine_listener(self, listener: EngineListener) -> None:
+        self._engine_listeners.append(listener)
+        if self._link is not None:
+            listener.on_engine_ready()
+
     def add_error_listener(self, listener: Callable[[str], None]) -> None:
         """``listener`` hears the code of every request that the engine fails."""
         self._error_listeners.append(listener)
@@ -253,6 +270,8 @@ class EngineClient:
         if self._offline_paused:
             link.send(SetOffline(True))
         self._ready.set()
+        for listener in self._engine_listeners:
+            listener.on_engine_ready()
         if self._batch_listener is not None:
             self._batch_listener.on_engine_ready()
 
@@ -267,6 +286,8 @@ class EngineClient:
         self._link = None
         self._ready.clear()
         self._tell_outlooks(())
+        for engine_listener in self._engine_listeners:
+            engine_listener.on_engine_lost()
         for listener in self._traffic_listeners:
             listener.on_engine_lost()
         for room_listener in self._room_listeners:
@@ -305,6 +326,9 @@ class EngineClient:
         for stats in message.stats:
             for listener in self._stats_listeners:
                 listener.on_stats(stats)
+        if message.occupancy is not None:
+            for engine_listener in self._engine_listeners:
+                engine_listener.on_occupancy(message.occupancy)
         if message.outlooks is not None:
             self._tell_outlooks(message.outlooks)
         for traffic in message.traffic or ():

@@ -6,13 +6,12 @@ can invent.
 """
 
 import asyncio
-from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import StepStats
-from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, Tier
+from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
 from neaptide.server.observe.exposition import expose
 from neaptide.server.observe.request_log import RequestRecord, log_request
 from neaptide.server.observe.timing import RequestTiming
@@ -50,6 +49,8 @@ _COUNTED = (
     ),
 )
 """Fields of ``StepStats`` that are summed up, with the series and its help."""
+ONLINE_TIERS = tuple(tier for tier in Tier if request_class(tier) is RequestClass.ONLINE)
+"""Those with targets."""
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
@@ -148,11 +149,21 @@ class ServerMetrics:
             ["code"],
             registry=registry,
         )
+        self._make_first_series()
+        self._itl_of_tier = {tier: self.itl.labels(tier.value) for tier in Tier}
+
+    def _make_first_series(self) -> None:
+        """A rate counts from a series' first sample on, and a share of what is not there is nothing: those that alerts
+        and boards divide by are there from the start."""
         for code in ENGINE_ERRORS:
             self.engine_errors.labels(code)
-        self._itl_of_tier = {tier: self.itl.labels(tier.value) for tier in Tier}
         for tier in Tier:
             self.in_flight.labels(tier.value)
+            self.rejected.labels(tier.value, "overloaded")
+        for tier in ONLINE_TIERS:
+            for slo in ("ttft", "tpot"):
+                self.attained.labels(tier.value, slo)
+                self.violated.labels(tier.value, slo)
 
     def on_gap(self, tier: Tier, gap_s: float) -> None:
         """Two outputs of one choice stood ``gap_s`` apart."""
@@ -197,7 +208,7 @@ class ServerMetrics:
                 self.ttft.labels(tier).observe(ttft_s)
             if choice.tpot_s is not None:
                 self.tpot.labels(tier).observe(choice.tpot_s)
-            if prepared.tier in (Tier.PRIORITY, Tier.DEFAULT) and max(prepared.max_tokens) > 0:
+            if prepared.tier in ONLINE_TIERS and max(prepared.max_tokens) > 0:
                 met_first = ttft_s is not None and ttft_s <= prepared.ttft_slo_s and not failed
                 met_rest = (choice.tpot_s is None or choice.tpot_s <= prepared.tpot_slo_s) and not failed
                 (self.attained if met_first else self.violated).labels(tier, "ttft").inc()
@@ -206,7 +217,6 @@ class ServerMetrics:
     # ---- steps ----
 
     def _define_steps(self, registry: CollectorRegistry) -> None:
-        """Steps come hundreds of times a second: gauges are read off the last one at a scrape."""
         seconds = Histogram(
             "neaptide_step_seconds",
             "Time of a step, in total and by phase.",
@@ -254,7 +264,6 @@ class ServerMetrics:
             self._step_counters.append((f"preempted_{name}", preemptions.labels(name)))
             for phase in ("prefill", "decode"):
                 self._step_counters.append((f"{name}_{phase}_tokens", tokens.labels(name, phase)))
-        self._define_step_gauges(registry)
         self.paused = Gauge(
             "neaptide_besteffort_paused", "1 while offline work is paused by the operator, else 0.", registry=registry
         )
@@ -262,47 +271,8 @@ class ServerMetrics:
             "neaptide_storage_failing", "1 while the disk refuses data of batches, else 0.", registry=registry
         )
 
-    def _define_step_gauges(self, registry: CollectorRegistry) -> None:
-        self._last: StepStats | None = None
-        running = Gauge(
-            "neaptide_requests_running", "Number of requests that run in the engine.", ["class"], registry=registry
-        )
-        waiting = Gauge(
-            "neaptide_requests_waiting", "Number of requests that wait in the engine.", ["class"], registry=registry
-        )
-        blocks = Gauge("neaptide_kv_blocks", "Number of KV blocks in each state.", ["state"], registry=registry)
-        gauges = {
-            "blocks_reserved": Gauge(
-                "neaptide_kv_reserved_blocks",
-                "Number of KV blocks that are kept for online work, those that it holds now included.",
-                registry=registry,
-            ),
-            "predicted_s": Gauge(
-                "neaptide_step_predicted_seconds", "Time that was predicted for the last step.", registry=registry
-            ),
-            "margin_s": Gauge(
-                "neaptide_step_margin_seconds",
-                "Safety margin on the predicted time of the last step.",
-                registry=registry,
-            ),
-            "budget_s": Gauge(
-                "neaptide_step_budget_seconds", "Time that the last step was allowed to take.", registry=registry
-            ),
-        }
-        for name in ("online", "offline"):
-            gauges[f"running_{name}"] = running.labels(name)
-            gauges[f"waiting_{name}"] = waiting.labels(name)
-        for state in ("free", "cached", "online", "offline"):
-            gauges[f"blocks_{state}"] = blocks.labels(state)
-        for field, gauge in gauges.items():
-            gauge.set_function(partial(self._last_value, field))
-
-    def _last_value(self, field: str) -> float:
-        return 0.0 if self._last is None else float(getattr(self._last, field))
-
     def on_stats(self, stats: StepStats) -> None:
         """Called on the event loop for every step."""
-        self._last = stats
         self._total_seconds.observe(stats.duration_s)
         for field, histogram in self._phase_seconds:
             histogram.observe(getattr(stats, field))

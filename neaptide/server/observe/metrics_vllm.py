@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from neaptide.engine.messages import EngineReady, StepStats
 from neaptide.engine.params import RequestClass, Tier, request_class
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.link.engine_state import EngineState
 from neaptide.server.observe.request_log import RequestRecord
 from neaptide.server.observe.timing import RequestTiming
 from neaptide.server.openai.prepare import Prepared
@@ -23,16 +24,16 @@ _LABELS = ("model_name", "engine")
 class VllmMetrics:
     """A sink of request events and a listener of steps, under the prefix ``vllm:``."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, client: EngineClient) -> None:
+    def __init__(self, registry: CollectorRegistry, model_name: str, client: EngineClient, engine: EngineState) -> None:
         self._registry = registry
         self._client = client
+        self._engine = engine
         self._values = (model_name, "0")
-        self._last: StepStats | None = None
         running = self._gauge("num_requests_running", "Number of online requests that run in the engine.")
         waiting = self._gauge("num_requests_waiting", "Number of online requests that wait in the engine.")
         usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks that online work holds, 0 to 1.")
-        running.set_function(lambda: self._last.running_online if self._last else 0)
-        waiting.set_function(lambda: self._last.waiting_online if self._last else 0)
+        running.set_function(lambda: engine.occupancy.running_online)
+        waiting.set_function(lambda: engine.occupancy.waiting_online)
         usage.set_function(self._kv_usage)
         self._config = Gauge(
             "vllm:cache_config_info",
@@ -115,7 +116,6 @@ class VllmMetrics:
     def on_stats(self, stats: StepStats) -> None:
         """One step of the engine."""
         self._describe(self._client.info)
-        self._last = stats
         if stats.preempted_online:
             self._preemptions.inc(stats.preempted_online)
         if stats.online_admitted_prompt_tokens:
@@ -123,9 +123,9 @@ class VllmMetrics:
             self._hits.inc(stats.online_cached_tokens)
 
     def _kv_usage(self) -> float:
-        last = self._last
-        total = last.blocks_free + last.blocks_cached + last.blocks_online + last.blocks_offline if last else 0
-        return last.blocks_online / total if last and total else 0.0
+        now = self._engine.occupancy
+        total = now.blocks_free + now.blocks_cached + now.blocks_online + now.blocks_offline
+        return now.blocks_online / total if total else 0.0
 
     def _describe(self, info: EngineReady) -> None:
         """Routers read the size of the cache from labels. A restarted engine may have another."""

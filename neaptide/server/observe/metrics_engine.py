@@ -1,0 +1,62 @@
+"""Series of what the engine is and has now, read off ``EngineState`` when they are scraped."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from neaptide.server.link.engine_state import EngineState
+
+CLASSES = ("online", "offline")
+BLOCK_STATES = ("free", "cached", "online", "offline")
+_OF_THE_LAST_STEP = (
+    ("predicted_s", "neaptide_step_predicted_seconds", "Time that was predicted for the last step."),
+    ("margin_s", "neaptide_step_margin_seconds", "Safety margin on the predicted time of the last step."),
+    ("budget_s", "neaptide_step_budget_seconds", "Time that the last step was allowed to take."),
+)
+"""Fields of ``StepStats``, with the series and its help."""
+
+
+class EngineMetrics(Collector):
+    """While no engine is attached there is nothing in it: all but the first three are 0."""
+
+    def __init__(self, registry: CollectorRegistry, engine: EngineState) -> None:
+        self._engine = engine
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the exposition."""
+        engine = self._engine
+        yield GaugeMetricFamily(
+            "neaptide_engine_up", "1 while an engine is attached, else 0: it starts, or is gone.", engine.is_up
+        )
+        yield CounterMetricFamily(
+            "neaptide_engine_starts", "Number of times that an engine has become ready.", engine.num_ready
+        )
+        yield GaugeMetricFamily(
+            "neaptide_engine_state_age_seconds",
+            "Time since the engine last said what it has, or since it came or went.",
+            engine.age_s,
+        )
+        yield self._gauge(
+            "neaptide_requests_running", "Number of requests that run in the engine.", "class", "running", CLASSES
+        )
+        yield self._gauge(
+            "neaptide_requests_waiting", "Number of requests that wait in the engine.", "class", "waiting", CLASSES
+        )
+        yield self._gauge("neaptide_kv_blocks", "Number of KV blocks in each state.", "state", "blocks", BLOCK_STATES)
+        yield GaugeMetricFamily(
+            "neaptide_kv_reserved_blocks",
+            "Number of KV blocks that are kept for online work, those that it holds now included.",
+            engine.occupancy.blocks_reserved,
+        )
+        for field, name, text in _OF_THE_LAST_STEP:
+            value = 0.0 if engine.last_step is None else getattr(engine.last_step, field)
+            yield GaugeMetricFamily(name, text, value)
+
+    def _gauge(self, name: str, text: str, label: str, field: str, values: tuple[str, ...]) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=[label])
+        for value in values:
+            family.add_metric([value], getattr(self._engine.occupancy, f"{field}_{value}"))
+        return family
