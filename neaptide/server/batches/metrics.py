@@ -1,7 +1,9 @@
 """Series of the batch plane, read from the database when they are scraped.
 
-The rows outlive the process, so these counters do not start at zero with it. The query runs in a reader's thread,
-at most every ``REFRESH_S``; a scrape between two of them, or while the database does not answer, shows the last one.
+The rows outlive the process, so these counters do not start at zero with it: until the database has answered once
+its series have no samples, for a counter that began at 0 and went on where it was would seem to have grown by all that.
+The query runs in a reader's thread, at most every ``REFRESH_S``; a scrape between two of them, or while the database
+does not answer, shows the last one.
 """
 
 import asyncio
@@ -120,7 +122,8 @@ class BatchMetrics(Collector):
         self._claims = claims
         self._outlooks = outlooks
         self._wall = wall
-        self._overview = Overview()
+        self._overview: Overview | None = None
+        """None until the database has been read."""
         self._read_s: float | None = None
         registry.register(self)
 
@@ -137,27 +140,7 @@ class BatchMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called by the exposition."""
-        found = self._overview
-        statuses = GaugeMetricFamily("neaptide_batches", "Number of batches in each status.", labels=["status"])
-        for status in BatchStatus:
-            statuses.add_metric([status], found.num_batches.get(status, 0))
-        yield statuses
-        yield GaugeMetricFamily(
-            "neaptide_batch_requests_pending",
-            "Number of lines of live batches that have no result yet.",
-            found.pending_requests,
-        )
-        requests = CounterMetricFamily(
-            "neaptide_batch_requests", "Number of batch lines that have ended.", labels=["outcome"]
-        )
-        requests.add_metric(["completed"], found.completed_requests)
-        requests.add_metric(["failed"], found.failed_requests)
-        yield requests
-        yield self._job_times()
-        slack = GaugeMetricFamily("neaptide_batch_deadline_slack_seconds", "Time until the first live batch expires.")
-        if found.first_expires_at is not None:
-            slack.add_metric([], found.first_expires_at - self._wall())
-        yield slack
+        yield from self._of_the_database()
         outlooks = GaugeMetricFamily(
             "neaptide_batches_by_outlook",
             "Number of batches in progress by whether they will end in their windows.",
@@ -166,20 +149,6 @@ class BatchMetrics(Collector):
         for outlook in Outlook:
             outlooks.add_metric([outlook], self._outlooks.count(outlook))
         yield outlooks
-        age_s = 0.0 if found.first_created_at is None else max(0.0, self._wall() - found.first_created_at)
-        yield GaugeMetricFamily(
-            "neaptide_batch_oldest_age_seconds", "Time since the oldest live batch was created.", age_s
-        )
-        yield from self._chunks()
-        yield GaugeMetricFamily("neaptide_files_bytes", "Size of all files together.", found.files_bytes)
-
-    def _chunks(self) -> Iterator[Metric]:
-        chunks = GaugeMetricFamily(
-            "neaptide_batch_chunks", "Number of chunks of batches on the board, of all servers.", labels=["state"]
-        )
-        chunks.add_metric(["free"], self._overview.free_chunks)
-        chunks.add_metric(["claimed"], self._overview.claimed_chunks)
-        yield chunks
         claims = self._claims
         yield GaugeMetricFamily(
             "neaptide_batch_chunks_held",
@@ -192,12 +161,42 @@ class BatchMetrics(Collector):
             0 if claims is None else claims.num_lost,
         )
 
-    def _job_times(self) -> Metric:
-        family = HistogramMetricFamily(
+    def _of_the_database(self) -> Iterator[Metric]:
+        statuses = GaugeMetricFamily("neaptide_batches", "Number of batches in each status.", labels=["status"])
+        pending = GaugeMetricFamily(
+            "neaptide_batch_requests_pending", "Number of lines of live batches that have no result yet."
+        )
+        requests = CounterMetricFamily(
+            "neaptide_batch_requests", "Number of batch lines that have ended.", labels=["outcome"]
+        )
+        times = HistogramMetricFamily(
             "neaptide_batch_job_seconds", "Time from the creation of a batch to its end.", labels=["status"]
         )
-        for status in TERMINAL:
-            times = self._overview.job_times.get(status, JobTimes())
-            buckets = [(str(float(le)), float(count)) for le, count in zip(JOB_BUCKETS_S, times.within, strict=True)]
-            family.add_metric([status], [*buckets, ("+Inf", float(times.count))], times.total_s)
-        return family
+        slack = GaugeMetricFamily("neaptide_batch_deadline_slack_seconds", "Time until the first live batch expires.")
+        age = GaugeMetricFamily("neaptide_batch_oldest_age_seconds", "Time since the oldest live batch was created.")
+        chunks = GaugeMetricFamily(
+            "neaptide_batch_chunks", "Number of chunks of batches on the board, of all servers.", labels=["state"]
+        )
+        size = GaugeMetricFamily("neaptide_files_bytes", "Size of all files together.")
+        if (found := self._overview) is not None:
+            for status in BatchStatus:
+                statuses.add_metric([status], found.num_batches.get(status, 0))
+            pending.add_metric([], found.pending_requests)
+            requests.add_metric(["completed"], found.completed_requests)
+            requests.add_metric(["failed"], found.failed_requests)
+            _add_job_times(times, found)
+            if found.first_expires_at is not None:
+                slack.add_metric([], found.first_expires_at - self._wall())
+            age_s = 0.0 if found.first_created_at is None else max(0.0, self._wall() - found.first_created_at)
+            age.add_metric([], age_s)
+            chunks.add_metric(["free"], found.free_chunks)
+            chunks.add_metric(["claimed"], found.claimed_chunks)
+            size.add_metric([], found.files_bytes)
+        yield from (statuses, pending, requests, times, slack, age, chunks, size)
+
+
+def _add_job_times(family: HistogramMetricFamily, found: Overview) -> None:
+    for status in TERMINAL:
+        times = found.job_times.get(status, JobTimes())
+        buckets = [(str(float(le)), float(count)) for le, count in zip(JOB_BUCKETS_S, times.within, strict=True)]
+        family.add_metric([status], [*buckets, ("+Inf", float(times.count))], times.total_s)

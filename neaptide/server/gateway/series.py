@@ -75,7 +75,7 @@ def merged(pages: Sequence[tuple[str, str]]) -> list[Metric]:
                 continue
             if family.name not in OF_THE_DATABASE:
                 family.samples = [one._replace(labels={"replica": name, **one.labels}) for one in family.samples]
-            elif family.name in families:
+            elif family.name in families and families[family.name].samples:
                 continue
             known = families.setdefault(family.name, family)
             if known is not family:

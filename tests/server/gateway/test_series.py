@@ -81,6 +81,12 @@ async def test_a_replica_that_does_not_say_its_series_costs_the_others_none(clus
     assert not [line for line in found if line.startswith("neaptide_step") and 'replica="a"' in line]
 
 
+async def test_what_one_replica_has_not_read_of_the_database_yet_another_says(cluster: Cluster) -> None:
+    (await cluster.add("a")).page = page(3.0, pending=7).replace("neaptide_batch_requests_pending 7.0\n", "")
+    (await cluster.add("b")).page = page(5.0, pending=7)
+    assert (await lines(cluster)).count("neaptide_batch_requests_pending 7.0") == 1
+
+
 async def test_of_a_replica_that_has_left_nothing_is_said(cluster: Cluster) -> None:
     (await cluster.add("a")).page = page(3.0, pending=7)
     assert 'neaptide_cluster_replica_ready{replica="a"} 1.0' in await lines(cluster)

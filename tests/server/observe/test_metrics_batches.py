@@ -8,19 +8,41 @@ from prometheus_client import CollectorRegistry
 from neaptide.server.batches import metrics
 from neaptide.server.batches.metrics import BatchMetrics, Overview
 from neaptide.server.batches.running.outlooks import Outlooks
-from neaptide.server.batches.storing.store import Store
 from tests.server.batches.fakes import Server, jsonl, line, numbered
 from tests.server.conftest import Server as OnlineServer
 
 
-def test_every_series_is_there_before_anything_happened(tmp_path: Path) -> None:
+async def test_every_series_is_there_before_anything_happened(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    BatchMetrics(registry, Store(tmp_path), lambda: 0.0, Outlooks())
+    async with Server(tmp_path) as server:
+        await BatchMetrics(registry, server.service.store, lambda: 0.0, Outlooks()).refresh()
     assert registry.get_sample_value("neaptide_batches", {"status": "in_progress"}) == 0
     assert registry.get_sample_value("neaptide_batch_requests_total", {"outcome": "failed"}) == 0
     assert registry.get_sample_value("neaptide_batch_job_seconds_count", {"status": "completed"}) == 0
     assert registry.get_sample_value("neaptide_batch_deadline_slack_seconds") is None
     assert registry.get_sample_value("neaptide_batch_oldest_age_seconds") == 0
+
+
+async def test_before_the_database_has_answered_once_nothing_is_said_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter that showed 0 and then what it was before the start would seem to have grown by that."""
+    monkeypatch.setattr(metrics, "REFRESH_S", 0.0)
+    registry = CollectorRegistry()
+    async with Server(tmp_path) as server:
+        batch = await server.create(jsonl([line("a")]))
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        await server.until_terminal(batch.id)
+        series = BatchMetrics(registry, server.service.store, lambda: server.clock.now_s, server.service.outlooks)
+        with monkeypatch.context() as patched:
+            patched.setattr(metrics, "READ_TIMEOUT_S", 0.0)
+            await series.refresh()
+        said = {sample.name for family in registry.collect() for sample in family.samples}
+        assert said == {"neaptide_batches_by_outlook", "neaptide_batch_chunks_held", "neaptide_batch_claims_lost_total"}
+        await series.refresh()
+        assert registry.get_sample_value("neaptide_batch_requests_total", {"outcome": "completed"}) == 1
+        assert registry.get_sample_value("neaptide_batch_job_seconds_count", {"status": "completed"}) == 1
 
 
 async def test_batches_are_counted_as_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
