@@ -200,6 +200,16 @@ def model_not_found(served: str) -> NotFoundError:
     return NotFoundError(message, param="model", code="model_not_found")
 
 
+def local_callers_only() -> PermissionDeniedError:
+    """The refusal of an operator's request that came from another machine to a server without keys. What comes through
+    a container's bridge or a proxy's port looks like that, too."""
+    message = (
+        "This server has no keys, so only callers on its own machine may do this. "
+        "Started with a key that has the mark admin (--api-key KEY:admin), it lets that key's holders."
+    )
+    return PermissionDeniedError(message, code="local_callers_only")
+
+
 def engine_unavailable() -> UnavailableError:
     """The error while no engine is attached."""
     return UnavailableError("The engine is starting or restarting; try again in a few seconds.")

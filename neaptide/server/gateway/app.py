@@ -23,7 +23,7 @@ from neaptide.cluster.routing import Prompt
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.auth import KeyRing
 from neaptide.server.edge.error_replies import install_handlers
-from neaptide.server.edge.errors import PermissionDeniedError, UnavailableError
+from neaptide.server.edge.errors import UnavailableError, local_callers_only
 from neaptide.server.edge.hosts import HostFilter, is_loopback
 from neaptide.server.edge.jsonbody import read_body
 from neaptide.server.edge.middleware import EdgeMiddleware
@@ -203,7 +203,7 @@ class Gateway:
         client = scope.get("client")
         is_local = client is not None and is_loopback(client[0])
         if scope["path"].startswith("/admin") and not self._s.keys.required and not is_local:
-            raise PermissionDeniedError("Only callers on the server's own machine may do this.")
+            raise local_callers_only()
 
 
 def _shown(replica: Replica) -> dict[str, Any]:

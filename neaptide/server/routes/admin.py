@@ -13,6 +13,7 @@ from neaptide.server.edge.errors import (
     PermissionDeniedError,
     UnavailableError,
     engine_unavailable,
+    local_callers_only,
 )
 from neaptide.server.edge.hosts import is_loopback
 from neaptide.server.edge.jsonbody import read_object
@@ -40,7 +41,7 @@ def _check_operator(request: Request) -> None:
     if keys.required and not principal_of(request).is_admin:
         raise PermissionDeniedError("Only keys with the admin mark may do this.", code="admin_key_required")
     if not keys.required and not _is_local(request):
-        raise PermissionDeniedError("Only callers on the server's own machine may do this.")
+        raise local_callers_only()
 
 
 @router.post(

@@ -1,73 +1,12 @@
-"use strict";
-const PERIOD_MS = 2000, KEPT = 150, SHOWN_BATCHES = 20;
+// What the page shows. Its figures are those of dashboard_figures.js, which stands before this in one script.
+const PERIOD_MS = 2000, ANSWER_MS = 8000, SHOWN_BATCHES = 20;
 const TIERS = ["priority", "default", "flex", "batch"];
 const OTHERS = ["priority", "fcfs"];
 const COLUMN = 480, GAP = 20, HEIGHT = 190, LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20;
 const SVG = "http://www.w3.org/2000/svg";
-const history = [];
 let key = "", width = COLUMN;
 let locked = !document.getElementById("key").hidden;  // until a key is given, batches are not asked for
 const at = (id) => document.getElementById(id);
-
-// ---- figures ----
-
-function parse(text) {
-  const found = new Map();
-  for (const line of text.split("\n")) {
-    const match = /^(neaptide_\w+)(?:\{(.*)\})? (\S+)/.exec(line);
-    if (!match) continue;
-    const labels = {};
-    for (const [, name, value] of (match[2] || "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) labels[name] = value;
-    if (!found.has(match[1])) found.set(match[1], []);
-    found.get(match[1]).push([labels, Number(match[3])]);
-  }
-  return found;
-}
-
-function sum(samples, name, labels = {}) {
-  let total = 0;
-  for (const [own, value] of samples.get(name) || [])
-    if (Object.entries(labels).every(([k, v]) => own[k] === v)) total += value;
-  return total;
-}
-
-// A counter that fell belongs to a server that was started anew.
-function grown(before, now, name, labels) {
-  return Math.max(0, sum(now.samples, name, labels) - sum(before.samples, name, labels));
-}
-
-function rate(before, now, name, labels) {
-  return grown(before, now, name, labels) / Math.max(0.001, now.s - before.s);
-}
-
-function attained(before, now, labels) {
-  const met = grown(before, now, "neaptide_slo_attained_total", labels);
-  const missed = grown(before, now, "neaptide_slo_violated_total", labels);
-  return met + missed > 0 ? met / (met + missed) : null;
-}
-
-function mean(before, now, total, totalLabels, count, countLabels) {
-  const n = grown(before, now, count, countLabels);
-  return n > 0 ? grown(before, now, total, totalLabels) / n : null;
-}
-
-// ---- words ----
-
-const percent = (share) => share === null ? "–" : (100 * share).toFixed(share > 0.995 && share < 1 ? 2 : 1) + "%";
-const ms = (seconds) => seconds === null ? "–" : (1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0) + " ms";
-
-function short(value) {
-  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
-    if (Math.abs(value) >= size) return Number((value / size).toPrecision(3)) + unit;
-  return String(Number(value.toPrecision(3)));
-}
-
-function duration(seconds) {
-  const size = Math.abs(seconds), sign = seconds < 0 ? "−" : "";
-  for (const [length, unit] of [[86400, "d"], [3600, "h"], [60, "min"]])
-    if (size >= 2 * length) return sign + (size / length).toFixed(1) + " " + unit;
-  return sign + size.toFixed(0) + " s";
-}
 
 // ---- pieces of the page ----
 
@@ -162,7 +101,7 @@ function showPlots() {
   const tokens = (name) => lines((before, now) => rate(before, now, "neaptide_step_tokens_total", { class: name }));
   const blocks = (state) => history.map((one) => sum(one.samples, "neaptide_kv_blocks", { state }));
   const met = (slo) => history.map((now, k) => {
-    const share = attained(history[Math.max(0, k - 15)], now, { slo });
+    const share = attained(firstWithin(k, SHARE_S), now, { slo });
     return share === null ? null : 100 * share;
   });
   const inMs = (values) => values.map((value) => value === null ? null : 1000 * value);
@@ -172,7 +111,7 @@ function showPlots() {
     plot("Tokens computed, by tier", "tokens/s", [
       { name: "online", ys: tokens("online") }, { name: "offline", ys: tokens("offline") },
     ], { stacked: true }),
-    plot("Targets met", "% of the last 30 s", [{ name: "TTFT", ys: met("ttft") }, { name: "TPOT", ys: met("tpot") }], { most: 100 }),
+    plot("Targets met", `% of the last ${SHARE_S} s`, [{ name: "TTFT", ys: met("ttft") }, { name: "TPOT", ys: met("tpot") }], { most: 100 }),
     plot("KV blocks, and what is kept for online work", "blocks", [
       { name: "online", ys: blocks("online") }, { name: "offline", ys: blocks("offline") },
       { name: "cached", ys: blocks("cached") }, { name: "free", ys: blocks("free") },
@@ -183,7 +122,7 @@ function showPlots() {
 }
 
 function showFigures() {
-  const now = history[history.length - 1], before = history[Math.max(0, history.length - 6)], first = history[0];
+  const now = history[history.length - 1], before = shortlyBefore(), first = history[0];
   const online = (name) => rate(before, now, "neaptide_step_tokens_total", { class: name });
   const covered = mean(first, now, "neaptide_steps_within_margin_total", {}, "neaptide_steps_total", {});
   const error = mean(first, now, "neaptide_step_prediction_error_ratio_sum", {}, "neaptide_step_prediction_error_ratio_count", {});
@@ -214,18 +153,16 @@ function showFigures() {
     percent(attained(first, now, { tier, slo: "tpot" })),
     short(sum(now.samples, "neaptide_requests_total", { tier })),
   ])));
-  const paused = sum(now.samples, "neaptide_besteffort_paused") > 0;
-  const failing = sum(now.samples, "neaptide_storage_failing") > 0;
-  say((paused ? "offline work is paused by the operator" : "serving") + (failing ? "; the disk refuses data of batches" : ""), failing);
+  say(...stateOf(now.samples));
 }
 
 // Before several servers: their series have their names, and sums are all of theirs.
 function replicasOf(samples) {
-  return (samples.get("neaptide_cluster_replica_ready") || []).map(([labels, ready]) => [labels.replica, ready > 0]);
+  return valuesOf(samples, "neaptide_cluster_replica_ready").map(([labels, ready]) => [labels.replica, ready > 0]);
 }
 
 function showReplicas() {
-  const now = history[history.length - 1], before = history[Math.max(0, history.length - 6)];
+  const now = history[history.length - 1], before = shortlyBefore();
   const replicas = replicasOf(now.samples);
   at("cluster").hidden = replicas.length === 0;
   at("replicas").replaceChildren(...replicas.map(([replica, ready]) => row([
@@ -298,7 +235,8 @@ function batchRow(batch) {
 
 async function showBatches() {
   if (locked) return;
-  const reply = await fetch(`v1/batches?limit=${SHOWN_BATCHES}`, key ? { headers: { Authorization: `Bearer ${key}` } } : {});
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const reply = await fetch(`v1/batches?limit=${SHOWN_BATCHES}`, { headers, signal: AbortSignal.timeout(ANSWER_MS) });
   locked = reply.status === 401;
   at("key").hidden = !locked;
   if (!reply.ok) {
@@ -315,10 +253,9 @@ async function showBatches() {
 
 async function refresh() {
   try {
-    const reply = await fetch("metrics");
+    const reply = await fetch("metrics", { signal: AbortSignal.timeout(ANSWER_MS) });
     if (!reply.ok) throw new Error(`HTTP ${reply.status}`);
-    history.push({ s: performance.now() / 1000, samples: parse(await reply.text()) });
-    if (history.length > KEPT) history.shift();
+    remember({ s: Date.now() / 1000, samples: parse(await reply.text()) });
     showFigures();
     showReplicas();
     showPlots();
@@ -345,8 +282,9 @@ async function askWhatIf(form) {
   if (own) headers.Authorization = `Bearer ${own}`;
   note.textContent = "simulating ...";
   const reply = await fetch("admin/what-if", { method: "POST", headers, body: JSON.stringify(body) });
-  if (reply.status === 401 || reply.status === 403) form.querySelector(".operator").hidden = false;
   const found = await reply.json();
+  // Not for who is refused for where he calls from: a server without keys takes none.
+  if (reply.status === 401 || found.error?.code === "admin_key_required") form.querySelector(".operator").hidden = false;
   note.textContent = reply.ok ? answerOf(found) : found.error.message;
 }
 

@@ -160,7 +160,7 @@ async def test_without_keys_only_callers_of_this_machine_are_operators(cluster: 
     for path in ("/admin/offline", "/admin/what-if"):
         exchange = Exchange(from_afar, path, {"state": "paused"})
         await exchange.task
-        assert exchange.status == 403
+        assert (exchange.status, json.loads(exchange.text)["error"]["code"]) == (403, "local_callers_only")
     assert replica.received == []
 
 

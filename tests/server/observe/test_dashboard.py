@@ -21,7 +21,8 @@ from neaptide.server.text.tokenizer import Tokenizer
 from tests.deploy.test_deploy import series
 from tests.server.conftest import Server, make_context
 
-SCRIPT = (Path(dashboard.__file__).parent / "dashboard.js").read_text(encoding="utf-8")
+SCRIPT = dashboard.script()
+NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 
 
 async def test_the_page_carries_everything_and_may_load_nothing_from_elsewhere(server: Server) -> None:
@@ -73,8 +74,15 @@ def test_the_page_writes_no_markup_of_what_it_is_told() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", SCRIPT)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@NEEDS_NODE
 def test_the_script_is_a_script(tmp_path: Path) -> None:
     path = tmp_path / "dashboard.js"
     path.write_text(SCRIPT)
     assert subprocess.run(["node", "--check", str(path)], capture_output=True).returncode == 0
+
+
+@NEEDS_NODE
+def test_the_pages_figures_are_right() -> None:
+    cases = Path(__file__).with_name("dashboard_cases.js")
+    done = subprocess.run(["node", str(cases)], input=SCRIPT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
