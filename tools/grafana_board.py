@@ -29,8 +29,7 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
             (
                 "{{tier}} {{slo}}",
                 "sum by (tier, slo) (rate(neaptide_slo_attained_total[5m])) / (sum by (tier, slo) "
-                "(rate(neaptide_slo_attained_total[5m])) + (sum by (tier, slo) (rate(neaptide_slo_violated_total[5m])) "
-                "or 0 * sum by (tier, slo) (rate(neaptide_slo_attained_total[5m]))))",
+                "(rate(neaptide_slo_attained_total[5m])) + sum by (tier, slo) (rate(neaptide_slo_violated_total[5m])))",
             ),
         ),
     ),
@@ -155,10 +154,14 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
         ),
     ),
     (
-        "Operator",
+        "Engine and operator",
         "short",
         False,
-        (("offline work paused", "max(neaptide_besteffort_paused)"), ("disk failing", "max(neaptide_storage_failing)")),
+        (
+            ("engines up", "sum(neaptide_engine_up)"),
+            ("offline work paused", "max(neaptide_besteffort_paused)"),
+            ("disk failing", "max(neaptide_storage_failing)"),
+        ),
     ),
     ("Connections", "short", False, (("open", "sum(neaptide_connections)"),)),
     (
