@@ -102,8 +102,6 @@ class Footprint:
 
     @classmethod
     def of(cls, server: RunningServer) -> "Footprint":
-        # Gauges of the engine are those of its last step: this makes one.
-        server.http.post(CHAT, json={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
         samples = Samples(server.http.get("/metrics").text)
         blocks = {
             state: samples.sum("neaptide_kv_blocks", state=state) for state in ("free", "cached", "online", "offline")
