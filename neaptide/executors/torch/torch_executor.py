@@ -324,11 +324,14 @@ class TorchExecutor:
             scored = score(logits[rows], sampled.token_ids[rows], max(tops))
             pending.scores.append(TokenScores([request_ids[row] for row, _ in wanted], tops, HostCopy(scored)))
 
-    def _allowed(self, mask: StepMask, request_ids: list[str], pending: Pending) -> Allowed:
+    def _allowed(self, mask: StepMask, request_ids: list[str], pending: Pending) -> Allowed | None:
+        """None where none of these has a grammar: a mask is the whole step's, and a piece may have other requests."""
         for request_id, error in mask.errors.items():
             pending.result.errors.setdefault(request_id, error)
         place = {request_id: index for index, request_id in enumerate(mask.request_ids)}
         rows = [row for row, request_id in enumerate(request_ids) if request_id in place]
+        if not rows:
+            return None
         bits = mask.bits[[place[request_ids[row]] for row in rows]]
         return Allowed(rows, to_device(torch.from_numpy(bits), self.device))
 

@@ -19,10 +19,13 @@ from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.executors.torch import in_pieces
 from neaptide.executors.torch.in_pieces import Remainder, TokenLimit, is_out_of_memory
 from neaptide.executors.torch.input_batch import InputBatch
+from neaptide.executors.torch.step_results import TorchHandle
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels import native
-from tests.executors.driver import Driver, Track, make_executor, random_prompt
+from neaptide.launch.serve import embedded_model_path
+from tests.executors.driver import Driver, Track, make_executor, random_prompt, write_checkpoint
 from tests.executors.engine_run import EngineRun
+from tests.executors.grammars.cases import of_schema
 
 Gqa = tuple[Path, LlamaForCausalLM]
 FITTING_TOKENS = 40
@@ -192,12 +195,14 @@ def test_another_error_raises_as_ever(gqa: Gqa, monkeypatch: pytest.MonkeyPatch)
 # ---- through the engine ------------------------------------------------------------------------------------------
 
 
-def serve(executor: TorchExecutor, depth: int) -> tuple[EngineRun, list[StepStats]]:
+def serve(executor: TorchExecutor, depth: int, grammar: str = "") -> tuple[EngineRun, list[StepStats]]:
     scheduler = SchedulerConfig(max_model_len=256, overlap_depth=depth)
     run = EngineRun(EngineConfig(cache=CacheConfig(block_size=16), scheduler=scheduler), executor, may_fail=True)
     stats: list[StepStats] = []
     for index in range(5):
         run.add(f"r{index}", random_prompt(30 + 9 * index, index))
+    if grammar:
+        run.add("constrained", random_prompt(75, 5), grammar=grammar)
     while run.core.has_work:
         outputs = run.core.step()
         stats += outputs.stats
@@ -218,6 +223,33 @@ def test_no_request_is_taken_for_the_culprit(gqa: Gqa, monkeypatch: pytest.Monke
     assert {end.error for end in run.ends.values()} == {None}
     assert run.tokens == expected.tokens
     assert sum(each.memory_ran_out for each in stats) == stats[0].memory_ran_out == 3
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_piece_may_be_without_the_request_that_has_a_grammar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    write_checkpoint(tmp_path, vocab_size=420)
+    shutil.copy(embedded_model_path() / "tokenizer.json", tmp_path)
+    roomy, tight = make_executor(tmp_path), make_executor(tmp_path)
+    lack_memory(tight, monkeypatch, few_tokens)
+    submit, raised = tight.submit, []
+
+    def watched(plan: StepPlan) -> TorchHandle:
+        try:
+            return submit(plan)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    monkeypatch.setattr(tight, "submit", watched)
+    grammar = of_schema({"type": "array", "items": {"type": "integer"}, "minItems": 9})
+    expected, _ = serve(roomy, depth, grammar)
+    run, stats = serve(tight, depth, grammar)
+    assert raised == []
+    assert stats[0].memory_ran_out == 3
+    assert {end.error for end in run.ends.values()} == {None}
+    assert run.tokens == expected.tokens
 
 
 @pytest.mark.parametrize("depth", [0, 1])
