@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from neaptide.executors.container_limits import free_in_container
+
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,12 +74,14 @@ def device_name(device: torch.device) -> str:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can still be taken without pushing others out; None where the system does not say."""
+    """Memory that can still be taken without pushing others out, or being ended for it in a container with a limit;
+    None where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
     except OSError:
         return None
-    sizes = [line.split()[1] for line in text.splitlines() if line.startswith("MemAvailable:")]
-    return int(sizes[0]) * 1024 if sizes else None
+    free = [int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable:")]
+    in_container = free_in_container()
+    return min(free if in_container is None else [*free, in_container], default=None)
