@@ -66,6 +66,7 @@ REFUSED: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
     ("top_k 2**31", BOTH, {"top_k": 2**31}, "top_k"),
     ("min_p -0.1", BOTH, {"min_p": -0.1}, "min_p"),
     ("repetition_penalty 0", BOTH, {"repetition_penalty": 0}, "repetition_penalty"),
+    ("repetition_penalty of which logits overflow", BOTH, {"repetition_penalty": 1e-38}, "repetition_penalty"),
     ("presence_penalty 2.1", BOTH, {"presence_penalty": 2.1}, "presence_penalty"),
     ("bad_words", BOTH, {"bad_words": ["x"]}, "bad_words"),
     ("allowed_token_ids", BOTH, {"allowed_token_ids": [6]}, "allowed_token_ids"),

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validat
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES_PER_PROMPT = 128
+LEAST_REPETITION_PENALTY = 0.01
+"""Logits are divided by it: by 1e-38 they are none any more, in fp32, and what is drawn from them is nonsense."""
 _INT64 = Field(ge=-(1 << 63), le=(1 << 63) - 1)
 _INT31 = (1 << 31) - 1
 
@@ -93,7 +95,7 @@ class GenerationBody(Body):
     min_p: float = Field(default=0.0, ge=0, le=1)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
+    repetition_penalty: float = Field(default=1.0, ge=LEAST_REPETITION_PENALTY, le=100)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
     min_tokens: int = Field(default=0, ge=0, le=_INT31)
     ignore_eos: bool = False
