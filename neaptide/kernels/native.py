@@ -1,4 +1,5 @@
-"""C sources of this package as libraries: compiled with the system's compiler on first use, then kept in a cache."""
+"""C sources of this package as libraries: compiled with the system's compiler on first use, then kept in a cache, or
+for the process alone where there is none to write to."""
 
 import ctypes
 import fcntl
@@ -19,6 +20,8 @@ _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _TUNED = ("-march=native",)
 """Left out where the compiler does not know it."""
 _COMPILE_S = 120.0
+_DIGEST_BYTES = hashlib.sha256().digest_size
+"""Behind each library, of all before."""
 
 
 class CompileError(Exception):
@@ -39,13 +42,18 @@ def load_library(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise CompileError(f"there is no C compiler ({', '.join(COMPILERS)})")
     try:
+        name = f"{source.stem}-{_key(source, compiler)}.so"
         directory = _cache_directory()
-        path = directory / f"{source.stem}-{_key(source, compiler)}.so"
-        with (directory / f"{path.stem}.lock").open("w") as lock:
+        if directory is None:
+            with tempfile.TemporaryDirectory(prefix="neaptide-native-") as own:
+                _compile(compiler, source, Path(own) / name)
+                return ctypes.CDLL(str(Path(own) / name))  # a library that is loaded needs its file no more
+        path = directory / name
+        with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of processes that start together one compiles
-            if not path.exists():
+            if not _is_whole(path):
                 _compile(compiler, source, path)
-        return ctypes.CDLL(str(path))
+            return ctypes.CDLL(str(path))
     except OSError as error:
         raise CompileError(str(error)) from error
 
@@ -64,14 +72,25 @@ def openmp_parallel() -> int:
         return 0
 
 
-def _cache_directory() -> Path:
-    """The user's own; where that cannot be written, a new one that nobody else can write to."""
-    directory = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "neaptide" / "native"
+def _cache_directory() -> Path | None:
+    """The user's own; None where it cannot be written, or there is no such user."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
+        directory = (named if named.is_absolute() else Path.home() / ".cache") / "neaptide" / "native"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="neaptide-native-"))
-    return directory if os.access(directory, os.W_OK) else Path(tempfile.mkdtemp(prefix="neaptide-native-"))
+    except (OSError, RuntimeError):
+        return None
+    return directory if os.access(directory, os.W_OK) else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file is there as it was written: what a machine that went down leaves may be empty, cut or zeroed,
+    and to load that can end the process."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
 def _key(source: Path, compiler: str) -> str:
@@ -103,7 +122,9 @@ def _compile(compiler: str, source: Path, path: Path) -> None:
             except subprocess.TimeoutExpired as error:
                 raise CompileError(f"{compiler} takes longer than {_COMPILE_S:g} s") from error
             if done.returncode == 0:
-                made.replace(path)  # whole or not at all
+                content = made.read_bytes()
+                made.write_bytes(content + hashlib.sha256(content).digest())  # nobody reads behind a library's end
+                made.replace(path)
                 logger.info("compiled %s with %s", source.name, compiler)
                 return
         raise CompileError(f"{compiler} fails: {(done.stderr.strip().splitlines() or ['no message'])[0]}")
