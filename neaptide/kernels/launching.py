@@ -23,11 +23,6 @@ def wants_triton(device: torch.device, gpu_kernels: str) -> bool:
     return gpu_kernels == "triton" or (gpu_kernels == "auto" and device.type == "cuda")
 
 
-def takes_triton(device: torch.device, gpu_kernels: str) -> bool:
-    """Whether it is wanted, and there."""
-    return wants_triton(device, gpu_kernels) and why_not(device) is None
-
-
 def is_interpreted(kernel: object) -> bool:
     """Whether a kernel's Python is run as it stands: TRITON_INTERPRET=1 when Triton was imported.
 

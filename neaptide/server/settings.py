@@ -214,7 +214,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_threads: Annotated[
         int,
         Option(
-            "Compute threads on a CPU; 0 is one for each 16 MiB of weights, at most both of two cores or all but one.",
+            "Compute threads on a CPU; 0 is one for each 16 MiB of weights, at most both of two cores or all but one, "
+            "of those that a container's limit leaves.",
             "N",
             low=0,
         ),
@@ -231,9 +232,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu_kernels: Annotated[
         str,
         Option(
-            "What computes attention and writes the cache on a GPU, with the torch executor: auto, kernels in Triton "
-            "once they have computed there what torch computes, which is tried at start; triton, the same, but no "
-            "start without them; torch, neither. They have run on one H100.",
+            "What computes attention, rotates, writes the cache and copies its slots on a GPU, with the torch "
+            "executor: auto, kernels in Triton once all of them have computed there what torch computes, which is "
+            "tried at start; triton, the same, but no start without them; torch, neither. They have run on one H100.",
             choices=("auto", "triton", "torch"),
         ),
     ] = "auto"

@@ -219,7 +219,7 @@ def test_without_a_compiler_it_does_not_start(tmp_path: Path, monkeypatch: pytes
     write_family("llama", tmp_path)
     monkeypatch.setattr(native, "COMPILERS", ())
     native.load_library.cache_clear()
-    with pytest.raises(ValueError, match="batch_invariant needs the products in C: there is no C compiler"):
+    with pytest.raises(ValueError, match="batch_invariant needs the kernels in C: there is no C compiler"):
         make_executor(tmp_path, batch_invariant=True)
 
 

@@ -16,6 +16,7 @@ from neaptide.engine.steps.plan import StepPlan
 from neaptide.executors.torch import device, torch_executor
 from neaptide.executors.torch.layers import products
 from neaptide.executors.torch.torch_executor import TorchExecutor
+from neaptide.kernels import native
 from tests.executors.driver import (
     GAPS,
     VOCAB,
@@ -264,6 +265,20 @@ def test_close_drops_weights_and_cache(gqa: Gqa) -> None:
     behind_the_seam.close()
     executor.close()
     assert not hasattr(executor, "_runner")
+
+
+def test_a_build_says_what_computes_and_not_what_might(
+    gqa: Gqa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile that was measured on torch is none of the kernels in C."""
+
+    def fail(compiler: str, source: Path, path: Path) -> None:
+        raise native.CompileError("cc fails: no space left on device")
+
+    monkeypatch.setattr(native, "_compile", fail)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.load_library.cache_clear()
+    assert make_executor(gqa[0]).build == ""
 
 
 def test_a_kv_cache_that_does_not_fit_is_told_with_what_does(gqa: Gqa, monkeypatch: pytest.MonkeyPatch) -> None:

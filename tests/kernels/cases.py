@@ -7,7 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from neaptide.kernels.paged_attention import AttentionPlanner, StepTables, attention_planner, write_kv
+from neaptide.kernels.choice import Shape, choose_kernels
+from neaptide.kernels.paged_attention import AttentionPlanner, StepTables, write_kv
 
 CPU = torch.device("cpu")
 
@@ -53,9 +54,8 @@ class Case:
 
     def planner(self, kernels: str) -> AttentionPlanner:
         heads, dim = self.query.shape[1:]
-        return attention_planner(
-            heads, self.kv_heads, dim, self.block_size, dtype=self.dtype, device=CPU, kernels=kernels
-        )
+        shape = Shape(heads, self.kv_heads, dim, self.block_size)
+        return choose_kernels(shape, dtype=self.dtype, device=CPU, cpu_kernels=kernels).plan_attention
 
     def run(self, kernels: str) -> Tensor:
         plan = self.planner(kernels)(self.query_lens, self.seq_lens, self.step_tables())

@@ -1,15 +1,21 @@
 """Compiling C sources: once, into a cache, and what is said where that is not possible."""
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from neaptide.kernels import native
+from neaptide.kernels.choice import Kernels, Shape, choose_kernels
+from neaptide.kernels.layer_ops import NativeLayerOps, TorchLayerOps
 from neaptide.kernels.native import COMPILERS, CompileError, load_library
-from neaptide.kernels.paged_attention import StepTables, attention_planner
+from neaptide.kernels.paged_attention import StepTables
 from neaptide.kernels.paged_attention.native import NativePlan
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler")
@@ -66,37 +72,105 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
     assert load_library(write(tmp_path)).answer() == 42
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sums.c"], "nothing is left"
 
 
-def planner(kernels: str) -> object:
-    return attention_planner(4, 2, 8, 16, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels)
+@needs_compiler
+@pytest.mark.parametrize("home", ["no file", "", "relative"])
+def test_nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    """A user that the system does not know, without HOME: in a container, say."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(native.Path, "home", unknown)
+    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    if home == "no file":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", home)
+    assert load_library(write(tmp_path)).answer() == 42
+    assert [path.name for path in tmp_path.iterdir()] == ["sums.c"]
 
 
-def test_torch_attends_where_there_is_no_compiler(
+@needs_compiler
+@pytest.mark.parametrize("damage", ["empty", "half", "zeros at the end"])
+def test_a_library_that_was_damaged_is_compiled_again(tmp_path: Path, own_cache: Path, damage: str) -> None:
+    """As after a power cut; in a process of its own, for some of these would end ours."""
+    assert answer_elsewhere(write(tmp_path)) == "42"
+    (path,) = own_cache.glob("sums-*.so")
+    whole = path.read_bytes()
+    damaged = {
+        "empty": b"",
+        "half": whole[: len(whole) // 2],
+        "zeros at the end": whole[:4096] + bytes(len(whole) - 4096),
+    }
+    path.write_bytes(damaged[damage])
+    assert answer_elsewhere(tmp_path / "sums.c") == "42"
+    assert path.read_bytes() == whole
+
+
+@needs_compiler
+def test_of_processes_that_start_together_one_compiles(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, log = native.find_compiler(), tmp_path / "compiled"
+    (tmp_path / "bin").mkdir()
+    slow = tmp_path / "bin" / "cc"
+    slow.write_text(
+        f'#!/bin/sh\ncase "$1" in --version) ;; *) echo once >> {log}; sleep 0.5;; esac\nexec {compiler} "$@"\n'
+    )
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(slow.parent), prepend=os.pathsep)
+    source = write(tmp_path)
+    processes = [start_elsewhere(source) for _ in range(2)]
+    assert [process.communicate()[0].strip() for process in processes] == ["42", "42"]
+    assert log.read_text().split() == ["once"]
+
+
+def start_elsewhere(source: Path) -> "subprocess.Popen[str]":
+    code = f"import neaptide.kernels.native as n; print(n.load_library(n.Path({str(source)!r})).answer())"
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def answer_elsewhere(source: Path) -> str:
+    """What a process of its own finds; nothing if that ends it."""
+    return start_elsewhere(source).communicate()[0].strip()
+
+
+def chosen(kernels: str) -> Kernels:
+    return choose_kernels(Shape(4, 2, 8, 16), dtype=torch.float32, device=torch.device("cpu"), cpu_kernels=kernels)
+
+
+def test_torch_computes_where_there_is_no_compiler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native, "COMPILERS", ("no-such-compiler",))
     with caplog.at_level(logging.WARNING):
-        found = planner("auto")
-    assert not isinstance(getattr(found, "__self__", None), native.ctypes.CDLL)
-    assert caplog.messages == ["attention runs on torch, which is slower: there is no C compiler (no-such-compiler)"]
+        found = chosen("auto")
+    assert (found.kind, type(found.layer_ops)) == ("torch", TorchLayerOps)
+    assert caplog.messages == [
+        "attention and what lies between products run on torch, which is slower: there is no C compiler "
+        "(no-such-compiler)"
+    ]
 
 
 def test_native_that_is_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(ValueError, match="there is no C compiler"):
-        planner("native")
+        chosen("native")
 
 
 @needs_compiler
 def test_torch_that_is_asked_for(own_cache: Path) -> None:
-    planner("torch")
+    assert chosen("torch").kind == "torch"
     assert not own_cache.exists()
 
 
 @needs_compiler
-def test_native_is_the_default_on_a_cpu() -> None:
-    import numpy as np
-
-    plan = planner("auto")(np.array([1]), np.array([5]), StepTables.of(np.array([[0]])))  # type: ignore[operator]
-    assert isinstance(plan, NativePlan)
+def test_native_is_the_default_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # with the user's cache: our own kernels take their time to compile
+    found = chosen("auto")
+    assert (found.kind, type(found.layer_ops)) == ("native", NativeLayerOps)
+    assert isinstance(found.plan_attention(np.array([1]), np.array([5]), StepTables.of(np.array([[0]]))), NativePlan)

@@ -8,8 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.kernels.launching import takes_triton, why_not
-from neaptide.kernels.paged_attention import attention_planner, write_kv
+from neaptide.kernels.choice import Shape, choose_kernels
+from neaptide.kernels.kv_copy import reference as copies_by_torch
+from neaptide.kernels.launching import wants_triton, why_not
+from neaptide.kernels.layer_ops import TorchLayerOps
+from neaptide.kernels.paged_attention import write_kv
 from neaptide.kernels.paged_attention.work_list import WorkList, build_work_list, split_items
 from neaptide.kernels.prefix_attention.reference import attend, slots_of
 from neaptide.kernels.prefix_attention.tiles import Entry, Tiles, load_tiles, pick_tiles
@@ -17,6 +20,7 @@ from tests.kernels.cases import CPU, Case, tree_with_chunks
 
 BLOCK, GROUP, ROWS = 16, 3, 64
 TILE = ROWS // GROUP
+SHAPE = Shape(6, 2, 16, BLOCK)
 
 
 def listed(case: Case, most_keys: int = 1 << 20) -> WorkList:
@@ -112,7 +116,7 @@ def test_the_reference_against_float64(most_keys: int, reversed_share: float) ->
     chosen = ids[np.random.default_rng(0).random(len(ids)) < reversed_share]
     case.cache[chosen] = case.cache[chosen].flip(1)
     tables = case.step_tables(np.isin(case.tables, chosen))
-    planner = attention_planner(6, 2, 16, BLOCK, dtype=case.dtype, device=CPU, kernels="torch")
+    planner = case.planner("torch")
     write_kv(case.cache, case.new, planner(case.query_lens, case.seq_lens, tables))
     out = attend(case.query, case.cache, listed(case, most_keys), tables.entries)
     torch.testing.assert_close(out.double(), case.expected(), atol=1e-5, rtol=1e-5)
@@ -158,31 +162,32 @@ def test_where_triton_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert why_not(CPU) == "Triton compiles nothing for device 'cpu'"
     assert why_not(cuda) is None
-    assert [takes_triton(cuda, each) for each in ("auto", "triton", "torch")] == [True, True, False]
-    assert not takes_triton(CPU, "triton")
+    assert [wants_triton(cuda, each) for each in ("auto", "triton", "torch")] == [True, True, False]
+    assert [wants_triton(CPU, each) for each in ("auto", "triton", "torch")] == [False, True, False]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert [takes_triton(CPU, each) for each in ("auto", "triton", "torch")] == [False, True, False]
+    assert why_not(CPU) is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert why_not(cuda) == "Triton is not installed"
-    assert not takes_triton(cuda, "triton")
 
 
 def test_a_kernel_that_is_insisted_on_and_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="gpu_kernels = 'triton' cannot be had: Triton"):
-        attention_planner(6, 2, 16, BLOCK, dtype=torch.float32, device=CPU, gpu_kernels="triton")
+        choose_kernels(SHAPE, dtype=torch.float32, device=CPU, gpu_kernels="triton")
 
 
-def test_a_gpu_without_triton_attends_with_torch(
+def test_a_gpu_without_triton_computes_with_torch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    chosen = attention_planner(6, 2, 16, BLOCK, dtype=torch.float32, device=torch.device("cuda"))
-    assert chosen.kernels == "torch"
-    assert caplog.messages == ["attention runs on torch, which is slower: Triton is not installed"]
+    chosen = choose_kernels(SHAPE, dtype=torch.float32, device=torch.device("cuda"))
+    assert (chosen.kind, type(chosen.layer_ops), chosen.slot_copier) == ("torch", TorchLayerOps, copies_by_torch)
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["Triton is not installed"]
 
 
-def test_what_computes_on_a_cpu() -> None:
-    heads = (6, 2, 16, BLOCK)
-    assert attention_planner(*heads, dtype=torch.float16, device=CPU).kernels == "torch"
-    assert attention_planner(*heads, dtype=torch.float32, device=CPU, kernels="torch").kernels == "torch"
+@pytest.mark.parametrize(
+    ("dtype", "cpu_kernels"), [(torch.float16, "auto"), (torch.float32, "torch")], ids=["no such kernel", "not wanted"]
+)
+def test_a_cpu_without_kernels_in_c_computes_with_torch(dtype: torch.dtype, cpu_kernels: str) -> None:
+    chosen = choose_kernels(SHAPE, dtype=dtype, device=CPU, cpu_kernels=cpu_kernels)
+    assert (chosen.kind, type(chosen.layer_ops), chosen.slot_copier) == ("torch", TorchLayerOps, copies_by_torch)

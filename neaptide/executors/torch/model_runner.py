@@ -13,8 +13,7 @@ from neaptide.engine.kv.slot_copies import SlotCopies, SlotRun
 from neaptide.executors.torch.input_batch import InputBatch
 from neaptide.executors.torch.models.base import GivingUp, TorchModel
 from neaptide.executors.torch.models.recorded import RecordedLayers, record_layers
-from neaptide.kernels.kv_copy import slot_copier
-from neaptide.kernels.paged_attention import attention_planner
+from neaptide.kernels.choice import Kernels
 from neaptide.kernels.transfer import to_device
 
 if TYPE_CHECKING:  # it imports Triton
@@ -27,68 +26,43 @@ class ModelRunner:
     """The model and its cache: per layer [num_blocks, block_size, 2 * num_kv_heads, head_dim], all layers in one piece
     of memory, and the same in host memory for blocks that leave it."""
 
-    def __init__(
-        self,
-        model: TorchModel,
-        num_blocks: int,
-        block_size: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        num_host_blocks: int = 0,
-        cpu_kernels: str = "auto",
-        gpu_kernels: str = "auto",
-        batch_invariant: bool = False,
-    ):
-        """
-        Raises:
-            ValueError: kernels were insisted on that cannot be had.
-        """
-        config = model.config
+    def __init__(self, model: TorchModel, num_blocks: int, kernels: Kernels, *, num_host_blocks: int = 0):
+        config, dtype, device = model.config, kernels.dtype, kernels.device
         self.model = model
         # A family that was plugged in may be older than that.
         self._can_give_up = "giving_up" in signature(model.forward).parameters
-        self.block_size = block_size
-        shape = (num_blocks, block_size, 2 * config.num_kv_heads, config.head_dim)
-        self.plan_attention = attention_planner(
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            block_size,
-            dtype=dtype,
-            device=device,
-            kernels=cpu_kernels,
-            gpu_kernels=gpu_kernels,
-            batch_invariant=batch_invariant,
-        )
-        self._copier = slot_copier(device, gpu_kernels)
+        self.block_size = block_size = kernels.shape.block_size
+        shape = (block_size, 2 * config.num_kv_heads, config.head_dim)
+        self.kernels, self.plan_attention = kernels, kernels.plan_attention
         # Triton's steps may be padded: one block more takes what padding writes.
-        num_stored = num_blocks + (self.plan_attention.kernels == "triton")
+        num_stored = num_blocks + (kernels.kind == "triton")
         # Zeroed memory comes from the system untouched: a CPU pays for blocks as they are first used.
-        whole = torch.zeros((config.num_layers, num_stored, *shape[1:]), dtype=dtype, device=device)
+        whole = torch.zeros((config.num_layers, num_stored, *shape), dtype=dtype, device=device)
         self.kv_cache = list(whole.unbind(0))
         self._every_slot = whole.flatten(1, 2)
-        self._host_cache = torch.empty(
-            (num_host_blocks, config.num_layers, *shape[1:]), dtype=dtype, pin_memory=device.type == "cuda"
-        )
+        on_host = (num_host_blocks, config.num_layers, *shape)
+        self._host_cache = torch.empty(on_host, dtype=dtype, pin_memory=device.type == "cuda")
         self.graphs: StepGraphs | None = None
         """Once they have been recorded."""
         self.recorded: RecordedLayers | None = None
-        if self.plan_attention.kernels == "native":
+        if kernels.kind == "native":
             self.recorded = record_layers(model, self.kv_cache, self.plan_attention)
 
     def record_graphs(self) -> None:
         """Lets steps of few tokens be replayed on a GPU, where that can be."""
         device = self.kv_cache[0].device
-        can = self.plan_attention.kernels == "triton" and device.type == "cuda" and torch.version.hip is None
+        can = self.kernels.kind == "triton" and device.type == "cuda" and torch.version.hip is None
         if not (can and getattr(self.model, "launches_by_size", False)):
             return
         from neaptide.executors.torch.step_graphs import StepGraphs, cuda_recorder
 
         try:
             self.graphs = StepGraphs(self.model, self.kv_cache, self.plan_attention, cuda_recorder())
-        except RuntimeError as error:
-            logger.warning("steps of few tokens are launched kernel by kernel, which is slower: %s", error)
+        except Exception as error:  # a compiler's, a driver's, ours: a model that launches computes without them
+            what, first_line = type(error).__name__, str(error).partition("\n")[0]
+            logger.warning(
+                "steps of few tokens are launched kernel by kernel, which is slower: %s: %s", what, first_line
+            )
 
     def save(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copies blocks to slots of host memory, and waits for it."""
@@ -109,7 +83,7 @@ class ModelRunner:
 
     def copy_slots(self, copies: SlotCopies) -> None:
         """Single slots: saves, for which it waits, then moves, then restores."""
-        every_slot, size, copier = self._every_slot, self.block_size, self._copier
+        every_slot, size, copier = self._every_slot, self.block_size, self.kernels.slot_copier
         device, host = every_slot.device, self._host_cache
         if copies.saves:
             blocks, host_blocks, slots = _each_slot(copies.saves)

@@ -32,8 +32,7 @@ from neaptide.executors.torch.sampling.logprobs import score
 from neaptide.executors.torch.sampling.sampler import sample
 from neaptide.executors.torch.step_results import Pending, PromptScores, SampledTokens, TokenScores, TorchHandle
 from neaptide.executors.torch.weights import load_weights
-from neaptide.kernels.layer_ops import layer_ops
-from neaptide.kernels.native import find_compiler
+from neaptide.kernels.choice import Kernels, Shape, choose_kernels
 from neaptide.kernels.transfer import HostCopy, to_device
 from neaptide.models.checkpoint import load_model_config, resolve_model
 from neaptide.models.registry import FAMILIES
@@ -76,7 +75,7 @@ class TorchExecutor:
 
         Raises:
             UnsupportedModelError: the model cannot be served.
-            ValueError: device, dtype, batch invariance or quantization cannot be had, or not one block fits.
+            ValueError: device, dtype, kernels, batch invariance or quantization cannot be had, or not one block fits.
         """
         if config.num_threads > 0:
             torch.set_num_threads(config.num_threads)
@@ -89,7 +88,7 @@ class TorchExecutor:
         else:
             self.dtype = pick_dtype(config.dtype, self.model_config.dtype, self.device)
         self._clock, self._arrivals = clock, arrivals
-        self._seed, self._kernels, self._quantization = seed, config.cpu_kernels, config.quantization
+        self._seed, self._quantization = seed, config.quantization
         self._states: dict[str, RequestState] = {}
         self._constrained: set[str] = set()
         """Requests with a grammar."""
@@ -98,31 +97,28 @@ class TorchExecutor:
         self._grammar_masks = GrammarMasks(model_dir, model.vocab_size, model.eos_token_ids)
         self._grammar_masks.warm_up()
         with torch.inference_mode():
-            layers = self._load(config, model_dir)
-            self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
-            self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
-            self._runner = ModelRunner(
-                layers,
-                self._num_blocks,
-                cache.block_size,
+            kernels = choose_kernels(
+                Shape(model.num_heads, model.num_kv_heads, model.head_dim, cache.block_size),
                 dtype=self.dtype,
                 device=self.device,
-                num_host_blocks=self.num_host_blocks,
                 cpu_kernels=config.cpu_kernels,
                 gpu_kernels=config.gpu_kernels,
                 batch_invariant=self._is_invariant,
             )
+            layers = self._load(config, model_dir, kernels)
+            self._num_blocks = self._count_blocks(cache)  # after the weights: on a GPU it takes what they leave
+            self.num_host_blocks = cache.num_host_blocks or cache.host_cache_bytes // self._block_bytes(cache)
+            self._runner = ModelRunner(layers, self._num_blocks, kernels, num_host_blocks=self.num_host_blocks)
             if self._is_invariant:
                 try_invariance(self._runner)
         logger.info("%s on %s in %s, %d KV blocks", model_dir, self.device, self.dtype_name, self._num_blocks)
         self._warm_up()
 
-    def _load(self, config: ExecutorConfig, model_dir: Path) -> TorchModel:
+    def _load(self, config: ExecutorConfig, model_dir: Path, kernels: Kernels) -> TorchModel:
         """The model with its weights, and with what computes its products."""
         quantizer = quantizer_of(config, self.device)
         model_class: type[TorchModel] = pkgutil.resolve_name(FAMILIES[self.model_config.architecture].torch_class)
-        ops = layer_ops(self.dtype, self.device, config.cpu_kernels, gpu_kernels=config.gpu_kernels)
-        layers = model_class(self.model_config, self.dtype, self.device, ops)
+        layers = model_class(self.model_config, self.dtype, self.device, kernels.layer_ops)
         load_weights(layers, model_dir)
         if self._is_invariant:
             use_invariant_products(layers.linears())
@@ -156,12 +152,12 @@ class TorchExecutor:
     @property
     def build(self) -> str:
         """Whether kernels in C or in Triton compute, or 8-bit numbers: a profile measured otherwise is another's."""
-        if self._runner.plan_attention.kernels == "triton":
+        kind = self._runner.kernels.kind
+        if kind == "triton":
             return "Triton kernels"
-        is_native = self.device.type == "cpu" and self._kernels != "torch" and find_compiler() is not None
         if self._is_invariant:
             return "C kernels, batch-invariant"
-        parts = ["C kernels"] * is_native + [self._quantization] * (self._quantization != "none")
+        parts = ["C kernels"] * (kind == "native") + [self._quantization] * (self._quantization != "none")
         return ", ".join(parts)
 
     def touch_blocks(self, count: int) -> None:

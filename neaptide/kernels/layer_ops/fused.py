@@ -9,10 +9,8 @@ from neaptide.kernels.prefix_attention.attention import PrefixPlan
 
 
 class FusedLayerOps(TorchLayerOps):
-    """Leaves to torch what torch has planned."""
+    """All else is torch's."""
 
     def rotate_and_store(self, qkv: Tensor, rotation: Tensor, kv_cache: Tensor, plan: HasSlots) -> None:
-        if isinstance(plan, PrefixPlan):
-            write(qkv, rotation, kv_cache, plan.places)
-        else:
-            super().rotate_and_store(qkv, rotation, kv_cache, plan)
+        assert isinstance(plan, PrefixPlan)
+        write(qkv, rotation, kv_cache, plan.places)

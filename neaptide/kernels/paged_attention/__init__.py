@@ -1,6 +1,6 @@
 """Attention over a paged KV cache for a ragged batch of decodes and prefill chunks."""
 
-from neaptide.kernels.paged_attention.planner import AttentionPlanner, StepAttention, attention_planner
+from neaptide.kernels.paged_attention.planner import AttentionPlanner, StepAttention
 from neaptide.kernels.paged_attention.reference import AttentionPlan, paged_attention, plan_attention, write_kv
 from neaptide.kernels.paged_attention.tables import StepTables
 
@@ -9,7 +9,6 @@ __all__ = [
     "AttentionPlanner",
     "StepAttention",
     "StepTables",
-    "attention_planner",
     "paged_attention",
     "plan_attention",
     "write_kv",

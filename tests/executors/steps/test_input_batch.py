@@ -8,8 +8,8 @@ import torch
 
 from neaptide.engine.steps.plan import ScheduledRequest, StepPlan
 from neaptide.executors.torch.input_batch import build_input_batch
+from neaptide.kernels.choice import Shape, choose_kernels
 from neaptide.kernels.native import COMPILERS
-from neaptide.kernels.paged_attention import attention_planner
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -25,7 +25,8 @@ def test_a_long_context_pads_none_of_the_others(kernels: str) -> None:
         blocks = [row * 20 + place for place in range(context // BLOCK_SIZE + 1)]
         parts.append(ScheduledRequest(f"r{row}", [1], context, blocks, sample=True, output_position=1))
     plan = StepPlan.of_parts(1, parts)
-    planner = attention_planner(9, 3, 64, BLOCK_SIZE, dtype=torch.float32, device=CPU, kernels=kernels)
+    shape = Shape(9, 3, 64, BLOCK_SIZE)
+    planner = choose_kernels(shape, dtype=torch.float32, device=CPU, cpu_kernels=kernels).plan_attention
     tracemalloc.start()
     try:
         batch = build_input_batch(plan, planner, 100, CPU, lambda request_id, position: None)

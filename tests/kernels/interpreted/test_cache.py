@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from neaptide.kernels.kv_copy import launch, reference, slot_copier
+from neaptide.kernels.kv_copy import launch, reference
 from neaptide.kernels.kv_write.launch import write
 from neaptide.kernels.kv_write.reference import Places, slots_of
 from neaptide.kernels.kv_write.reference import write as write_by_torch
-from neaptide.kernels.layer_ops import layer_ops
+from neaptide.kernels.layer_ops import TorchLayerOps
 from neaptide.kernels.layer_ops.fused import FusedLayerOps
-from tests.kernels.cases import CPU, tree_with_chunks
+from tests.kernels.cases import tree_with_chunks
 from tests.kernels.interpreted.steps import planned
 
 SIZE = 4
@@ -77,15 +77,13 @@ def test_layers_store_by_the_kernel_what_it_has_planned() -> None:
     are_reversed = np.zeros(case.tables.shape, bool)
     are_reversed[5:] = True
     plan = planned(case, are_reversed)
-    ops = layer_ops(torch.float32, CPU, gpu_kernels="triton")
-    assert type(ops) is FusedLayerOps
     torch.manual_seed(1)
     qkv = torch.randn(len(case.query), 6 + 4, 16)
     angles = torch.randn(len(qkv), 1, 8)
     rotation, same = torch.polar(torch.ones_like(angles), angles), qkv.clone()
     expected_cache = case.cache.clone()
-    layer_ops(torch.float32, CPU, "torch").rotate_and_store(same, rotation, expected_cache, plan)
-    ops.rotate_and_store(qkv, rotation, case.cache, plan)
+    TorchLayerOps().rotate_and_store(same, rotation, expected_cache, plan)
+    FusedLayerOps().rotate_and_store(qkv, rotation, case.cache, plan)
     torch.testing.assert_close(qkv, same, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(case.cache, expected_cache, atol=1e-6, rtol=1e-6, equal_nan=True)
 
@@ -121,10 +119,3 @@ def test_copies_that_do_not_fit_are_refused() -> None:
             launch.scatter(cache, slots, wrong)
     with pytest.raises(ValueError, match="contiguous"):
         launch.gather(cache.transpose(2, 3), slots)
-
-
-def test_who_copies() -> None:
-    assert slot_copier(CPU, "triton") is launch
-    assert slot_copier(CPU) is reference
-    assert slot_copier(torch.device("cuda")) is launch
-    assert slot_copier(torch.device("cuda"), "torch") is reference

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor
 from benchmarks.gpu.random_llama import TINY, write_model_dir
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, ExecutorConfig
+from neaptide.executors.torch import step_graphs
 from neaptide.executors.torch.model_runner import ModelRunner
-from neaptide.executors.torch.step_graphs import Replay, StepGraphs
+from neaptide.executors.torch.step_graphs import Recorder, Replay, StepGraphs
 from neaptide.executors.torch.torch_executor import TorchExecutor
 from neaptide.kernels.paged_attention import StepTables
 from neaptide.kernels.prefix_attention.attention import PrefixPlan
@@ -59,13 +61,15 @@ def planned(runner: ModelRunner, query_lens: list[int], seq_lens: list[int], tab
 
 
 Step = tuple[list[int], list[int], list[list[int]]]
-LONG = list(range(20, 40))
+SHARED, LONG = list(range(10, 15)), list(range(20, 40))
+MERGED = [False, False, True, True, True]
+"""Of the steps: by prefix, by the split, by prefix."""
 STEPS: list[Step] = [
     ([1], [5], [[7]]),
     ([3, 1], [3, 40], [[2], [9, 4, 11]]),
-    ([1, 1, 1], [40, 36, 47], [[5, 6, 1], [5, 6, 2], [5, 6, 3]]),  # a prefix of two blocks for three: parts to merge
-    ([1, 6], [301, 310], [LONG, [*range(40, 60)]]),  # split
-    ([1, 1], [34, 35], [[5, 6, 1], [5, 6, 2]]),  # fewer than before: nothing of the larger steps is left
+    ([1, 1, 1], [88, 84, 95], [[*SHARED, 1], [*SHARED, 2], [*SHARED, 3]]),  # a prefix for three: parts to merge
+    ([1, 6], [301, 60], [LONG, [*range(40, 44)]]),  # split
+    ([1, 1], [82, 83], [[*SHARED, 1], [*SHARED, 2]]),  # fewer than before: nothing of the larger steps is left
 ]
 
 
@@ -73,8 +77,9 @@ def test_replayed_steps_compute_what_the_model_does(runner: ModelRunner, graphs:
     torch.manual_seed(0)
     for layer in runner.kv_cache:
         layer[:NUM_BLOCKS].normal_()
-    for query_lens, seq_lens, tables in STEPS:
+    for (query_lens, seq_lens, tables), is_merged in zip(STEPS, MERGED, strict=True):
         plan, count = planned(runner, query_lens, seq_lens, tables), sum(query_lens)
+        assert (len(plan.merges) > 0) == is_merged
         tokens = torch.randint(3, SHAPE.vocab, (count,))
         positions = torch.cat([torch.arange(end - num, end) for num, end in zip(query_lens, seq_lens, strict=True)])
         caches = [layer.clone() for layer in runner.kv_cache]
@@ -104,3 +109,18 @@ def test_a_replay_that_computes_something_else_is_refused(runner: ModelRunner) -
 
     with pytest.raises(RuntimeError, match="a replayed step is off by"):
         StepGraphs(runner.model, runner.kv_cache, runner.plan_attention, stale, SIZES)
+
+
+def test_whatever_fails_leaves_a_runner_that_launches(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A compiler's errors are of any kind, and not a RuntimeError."""
+
+    def fail() -> Recorder:
+        raise TypeError("no such option\nmore of it")
+
+    monkeypatch.setattr(step_graphs, "cuda_recorder", fail)
+    monkeypatch.setattr(runner, "kv_cache", [SimpleNamespace(device=torch.device("cuda"))])
+    runner.record_graphs()
+    assert runner.graphs is None
+    assert [message.partition(": ")[2] for message in caplog.messages] == ["TypeError: no such option"]
