@@ -46,6 +46,8 @@ from neaptide.engine.table import RequestTable
 logger = logging.getLogger(__name__)
 
 PLANNING_WINDOW_STEPS = 100
+READ_AGAIN_S = 1.0
+"""Between two tries to read a token file."""
 
 Publish = Callable[[list[RequestOutput]], None]
 
@@ -94,6 +96,9 @@ class EngineCore:
         self._observers = Observers(observers)
         self._committer = Committer(self.scheduler, eos_token_ids, self._observers)
         self._in_flight: Step | None = None
+        self._unread: list[AddBatch] = []
+        """Rows of which the token file could not be read for want of something that will come back."""
+        self._read_again_at_s = 0.0
         self._planning_s: deque[float] = deque(maxlen=PLANNING_WINDOW_STEPS)
         """Of the last steps ..."""
         self._starting_s: deque[float] = deque(maxlen=PLANNING_WINDOW_STEPS)
@@ -158,6 +163,14 @@ class EngineCore:
         elif isinstance(message, SetOffline):
             self.scheduler.offline_paused = message.paused
 
+    def read_again(self) -> None:
+        """Takes in rows whose token file could not be read, as far as it can be now. To be called now and then."""
+        if not self._unread or self._clock.now() < self._read_again_at_s:
+            return
+        unread, self._unread = self._unread, []
+        for message in unread:
+            self.handle(message)
+
     def _add_request(self, message: AddRequest) -> None:
         request = Request(
             request_id=message.request_id,
@@ -179,12 +192,18 @@ class EngineCore:
             self.scheduler.queues.pool.add_flex(request)
 
     def _add_batch(self, message: AddBatch, now_s: float) -> None:
-        """Rows that cannot run end at once; none of the others waits for that."""
+        """Rows that cannot run end at once; none of the others waits for that. Where descriptors or the disk are
+        wanting, which is no fault of the rows, all wait."""
         refused, error = message.rows, "the prompt is empty or the request does not fit into the KV cache"
         try:
             refused = self.scheduler.queues.pool.add_batch(message, now_s, self._max_num_tokens)
-        except (OSError, ValueError) as exception:
+        except (FileNotFoundError, ValueError) as exception:
             error = str(exception)
+        except OSError as exception:
+            logger.error("batch %s: %d rows wait for their token file: %r", message.batch_id, len(refused), exception)
+            self._unread.append(message)
+            self._read_again_at_s = now_s + READ_AGAIN_S
+            return
         for row in refused:
             self._committer.refuse(str(RowId(message.batch_id, row)), error)
         self._outlooks.hurry()
@@ -205,6 +224,7 @@ class EngineCore:
         self._committer.end(request, reason)
 
     def _cancel_batch(self, batch_id: str) -> None:
+        self._unread = [message for message in self._unread if message.batch_id != batch_id]
         queues = self.scheduler.queues
         running = [r for r in queues.running_offline.values() if is_row_of(r.request_id, batch_id)]
         preempted, wanted = queues.pool.cancel_batch(batch_id)

@@ -45,7 +45,8 @@ class AbortRequest(_Message):
 class AddBatch(_Message):
     """Rows of a batch job; prompts are read from the job's token file (``engine.offline.token_file``).
 
-    Further messages for the same batch add rows behind those that are there; each may name another token file.
+    Further messages for the same batch add rows behind those that are there; each may name another token file. Rows of
+    a file that cannot be read now wait in the engine until it can be.
     """
 
     batch_id: str

@@ -122,6 +122,7 @@ def run_engine(
             core.handle(message)
             if arrivals is not None:
                 arrivals.note_taken(message)
+        core.read_again()
         wait_s = min(core.plan_at_s - clock.now(), HEARTBEAT_S)
         if wait_s > MIN_WAIT_S:
             continue  # planned late, so that what arrives until then waits for one step, not two

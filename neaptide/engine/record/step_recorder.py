@@ -309,7 +309,7 @@ class StepRecorder(EngineObserver):
         try:
             tokens = TokenFile(message.path)
         except (OSError, ValueError):
-            return  # the engine refuses it as a whole
+            return  # the engine refuses it as a whole, or comes back to it
         rows = message.rows
         if not rows or max(rows) >= len(tokens):
             return  # the same

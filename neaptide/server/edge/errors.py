@@ -42,6 +42,8 @@ class ApiError(Exception):
     status = 500
     type = "server_error"
     code: str | None = None
+    is_passing = False
+    """A fault of ours or of the hour, and none of the request, which may be answered later: see ``is_passing``."""
 
     def __init__(
         self,
@@ -147,6 +149,8 @@ class HeadersTooLargeError(ApiError):
 class OverloadedError(ApiError):
     """Too much work is queued. Online: 503, so that a load balancer tries another replica. Flex: 429."""
 
+    is_passing = True
+
     def __init__(self, *, online: bool, retry_after_s: int) -> None:
         self.status = 503 if online else 429
         self.type = "server_error" if online else "rate_limit_error"
@@ -178,9 +182,21 @@ class UnavailableError(ApiError):
 
     status = 503
     code = "engine_unavailable"
+    is_passing = True
 
     def __init__(self, message: str, *, code: str | None = None, retry_after_s: int = 2) -> None:
         super().__init__(message, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether it is no fault of the request that met it: the same request may succeed later.
+
+    An online request is told so, and may be sent again. A line of a batch that was accepted is not ended by it: its
+    step is repeated. A file that is not there will not come back.
+    """
+    if isinstance(error, ApiError):
+        return error.is_passing
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 
 NOT_BEGUN = "x-neaptide-not-begun"

@@ -64,7 +64,10 @@ class _Lost(NamedTuple):
 class EngineLink(Protocol):
     """The way to one engine process."""
 
-    def send(self, message: ToEngine) -> None: ...
+    def send(self, message: ToEngine) -> None:
+        """Never waits and never fails. What an engine that is gone does not get is lost like what it had in hand:
+        ``detach`` follows, and whoever waits for an answer is told then."""
+        ...
 
 
 class BatchListener(Protocol):

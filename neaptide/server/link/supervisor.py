@@ -95,11 +95,20 @@ class _Engine:
         self._read()
 
     def send(self, message: ToEngine) -> None:
-        # The queue is unbounded, so this never waits.
-        self._socket.send(to_engine_encoder.encode(message), zmq.NOBLOCK)
-        self._arrivals.note_sent(message)
+        """As in ``EngineLink``."""
+        self.reaches(message)
+
+    def reaches(self, message: ToEngine) -> bool:
+        """Sends, and says whether there is an engine at the other end. The queue is unbounded, so this never waits; but
+        the queue is the other end's, and there is none before the engine has connected or after it has gone."""
         # The descriptor tells of changes, and sending takes notice of those that came meanwhile.
         self._loop.call_soon(self._read)
+        try:
+            self._socket.send(to_engine_encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._arrivals.note_sent(message)
+        return True
 
     def hear_out(self) -> None:
         """Takes all messages that are there: of a process that has ended."""
@@ -194,8 +203,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Asks the engine to end, waits a little, then kills it. No process is left behind."""
         self._stopping = True
-        if self._engine is not None:
-            self._engine.send(Shutdown())
+        # One that still starts hears nothing, and has nothing to put in order.
+        if self._engine is not None and self._engine.reaches(Shutdown()):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._engine.process.wait(), SHUTDOWN_TIMEOUT_S)
         if self._task is not None:

@@ -35,7 +35,7 @@ from neaptide.server.openai.respond import Delta, ResponseAssembler, response_id
 from neaptide.server.openai.responses.events import ResponseEvents
 from neaptide.server.openai.responses.replies import ResponseEvent
 from neaptide.server.openai.stream import ChunkShaper
-from neaptide.server.structured.constraints import ensure_held
+from neaptide.server.structured.constraints import ensure_held, is_known_to_hold
 
 INLINE_LOGPROBS = 64
 """Scored tokens that are shaped on the event loop."""
@@ -62,7 +62,7 @@ async def answer(request: Request, endpoint: str) -> Response:
         context.admission.check(request_class(tier))
         work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await anyio.to_thread.run_sync(work, limiter=context.prepare_limiter)
-        if prepared.constraint is not None:
+        if prepared.constraint is not None and not is_known_to_hold(prepared.constraint, context):
             check = partial(ensure_held, prepared.constraint, context)
             await anyio.to_thread.run_sync(check, limiter=context.grammar_limiter)
         tier = prepared.tier
@@ -93,7 +93,7 @@ async def answer(request: Request, endpoint: str) -> Response:
 
 def _is_callers(error: ApiError) -> bool:
     """Whether the request is at fault, and not how much there is to do."""
-    return error.status < 500 and not isinstance(error, OverloadedError)
+    return error.status < 500 and not error.is_passing
 
 
 def _refusal(

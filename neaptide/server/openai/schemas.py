@@ -3,24 +3,45 @@
 Unknown fields are ignored, as clients send many. An explicit null means "omitted", for every field.
 Fields that would change the output but are not offered are declared ``Unsupported`` and refused in
 ``prepare``: ignoring a constraint silently gives wrong answers that look right.
+
+A body is refused at the first wrong entry of a list, and an object for its size before its entries are looked at. Told
+of every entry, a body of 2 MB would become a million errors, made in one call that lets no other thread run.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticKnownError
 
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES_PER_PROMPT = 128
 LEAST_REPETITION_PENALTY = 0.01
 """Logits are divided by it: by 1e-38 they are none any more, in fp32, and what is drawn from them is nonsense."""
+MAX_LISTED_CHOICES = 4096
 _INT64 = Field(ge=-(1 << 63), le=(1 << 63) - 1)
 _INT31 = (1 << 31) - 1
+
+
+def at_most(num_entries: int) -> BeforeValidator:
+    """Looks at the size of an object first; ``max_length`` is looked at behind all entries."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > num_entries:
+            bound = {"field_type": "Dictionary", "max_length": num_entries, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", bound)
+        return value
+
+    return BeforeValidator(check)
+
 
 Int64 = Annotated[int, _INT64]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, le=_INT31)]
 TargetMs = Annotated[float, Field(ge=1e-3, le=86_400_000)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 20)]
+ListedChoices = Annotated[list[str], Field(fail_fast=True, max_length=MAX_LISTED_CHOICES)]
+TemplateVariables = Annotated[dict[str, str | int | float | bool | None], Field(max_length=32), at_most(32)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Unsupported = Annotated[Any, WithJsonSchema({"type": "null", "description": "Not offered; refused."})]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
@@ -69,7 +90,7 @@ class StructuredOutputs(Body):
 
     json_: JsonObject | str | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: ListedChoices | None = None
     grammar: str | None = None
     """In Lark's notation."""
     json_object: bool | None = None
@@ -85,7 +106,7 @@ class GenerationBody(Body):
 
     model: str = Field(default="", max_length=512)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES_PER_PROMPT)
-    stop: StopText | Annotated[list[StopText], Field(max_length=4)] = Field(default_factory=list)
+    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=4)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
     seed: Int64 | None = None
@@ -96,10 +117,10 @@ class GenerationBody(Body):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, ge=LEAST_REPETITION_PENALTY, le=100)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict, max_length=1024)
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024), at_most(1024)] = Field(default_factory=dict)
     min_tokens: int = Field(default=0, ge=0, le=_INT31)
     ignore_eos: bool = False
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=128)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, fail_fast=True, max_length=128)
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     include_stop_str_in_output: bool = False
@@ -111,7 +132,7 @@ class GenerationBody(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonObject | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: ListedChoices | None = None
     guided_grammar: str | None = None
     regex: Unsupported = None
     ebnf: Unsupported = None
@@ -153,9 +174,9 @@ class ChatMessage(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, max_length=256)
-    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=128)
+    tool_calls: list[ToolCall] = Field(default_factory=list, fail_fast=True, max_length=128)
     tool_call_id: str | None = Field(default=None, max_length=256)
 
 
@@ -191,11 +212,11 @@ class ToolChoiceObject(Body):
 class Conversation(Body):
     """What a chat template renders."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=65_536)
-    tools: list[Tool] | None = Field(default=None, min_length=1, max_length=128)
+    messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=65_536)
+    tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, str | int | float | bool | None] = Field(default_factory=dict, max_length=32)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
 
 
 class ChatBody(GenerationBody, Conversation):
@@ -211,7 +232,7 @@ class ChatBody(GenerationBody, Conversation):
     documents: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None
-    modalities: list[str] = Field(default_factory=list, max_length=8)
+    modalities: list[str] = Field(default_factory=list, fail_fast=True, max_length=8)
 
 
 class CompletionBody(GenerationBody):

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from neaptide.server.children.frames import read_frame, write_frame
 from neaptide.server.children.start import child_command, child_environment
+from neaptide.server.link.deaths import was_killed_from_outside
 from neaptide.server.link.interpreter import Interpreter
 from neaptide.server.structured.statuses import NO_GRAMMARS_STATUS
 
@@ -26,6 +27,8 @@ MEMORY_BYTES = 512 << 20
 WALL_S = 10.0
 """For an answer, on a machine so busy that the child hardly runs."""
 START_S = 60.0
+END_S = 5.0
+"""Between the last word of a child and its status."""
 CAPACITY = 1024
 """Verdicts that are kept, by content."""
 
@@ -65,7 +68,10 @@ class GrammarChecker:
             str(MEMORY_BYTES),
         ]
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        self._verdicts_lock = threading.Lock()
+        """Never held for long."""
         self._lock = threading.Lock()
+        """Of the child, for as long as it takes."""
         self._child: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[[subprocess.Popen[bytes], Path], GrammarChecker] | None = None
         self._serves_none = False
@@ -80,18 +86,29 @@ class GrammarChecker:
 
         Raises:
             NoGrammarsError: with this model none can.
-            CheckerBusyError: there was no answer in time, for no fault of the grammar.
+            CheckerBusyError: there was no answer, for no fault of the grammar.
         """
-        key = hashlib.sha256(grammar.encode()).digest()
+        if (known := self.known(grammar)) is not None:
+            return known
         with self._lock:
-            known = self._verdicts.get(key)
-            if known is not None:
-                self._verdicts.move_to_end(key)
+            # Another may have asked the same, and waited in front.
+            if (known := self.known(grammar)) is not None:
                 return known
-            verdict = self._verdicts[key] = self._ask(grammar)
-            if len(self._verdicts) > CAPACITY:
-                self._verdicts.popitem(last=False)
+            verdict = self._ask(grammar)
+            with self._verdicts_lock:
+                self._verdicts[_key(grammar)] = verdict
+                if len(self._verdicts) > CAPACITY:
+                    self._verdicts.popitem(last=False)
             return verdict
+
+    def known(self, grammar: str) -> str | None:
+        """What ``complaint`` said before; None if that is not known. Does not wait for what is being compiled."""
+        key = _key(grammar)
+        with self._verdicts_lock:
+            found = self._verdicts.get(key)
+            if found is not None:
+                self._verdicts.move_to_end(key)
+            return found
 
     def close(self) -> None:
         """Kills the child."""
@@ -101,7 +118,11 @@ class GrammarChecker:
     def _ask(self, grammar: str) -> str:
         if self._serves_none:
             raise NoGrammarsError
-        child = self._running()
+        try:
+            child = self._running()
+        except OSError as error:
+            logger.error("the process that compiles grammars does not start: %s", error)
+            raise CheckerBusyError from error
         assert child.stdin is not None
         assert child.stdout is not None
         was_slow = threading.Event()
@@ -121,8 +142,8 @@ class GrammarChecker:
             watch.cancel()
         if answer is not None:
             return answer.decode()
-        self._kill()
-        if was_slow.is_set():
+        status = self._end_of(child)
+        if was_slow.is_set() or status is None or was_killed_from_outside(status):
             raise CheckerBusyError
         logger.info("a grammar was too much for the compiler's process")
         return TOO_LONG
@@ -133,15 +154,19 @@ class GrammarChecker:
             return self._child
         self._kill()
         directory = Path(tempfile.mkdtemp(prefix="neaptide-grammars-"))
-        child = self._child = subprocess.Popen(  # noqa: S603
-            child_command(
-                "neaptide.server.structured.child", *self._arguments, executable=self._interpreter.executable
-            ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # it may quote the caller
-            env=child_environment(self._interpreter.environment(directory)),
-        )
+        try:
+            child = self._child = subprocess.Popen(  # noqa: S603
+                child_command(
+                    "neaptide.server.structured.child", *self._arguments, executable=self._interpreter.executable
+                ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # it may quote the caller
+                env=child_environment(self._interpreter.environment(directory)),
+            )
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         self._end = weakref.finalize(self, _end, child, directory)
         assert child.stdout is not None
         watch = threading.Timer(START_S, child.kill)
@@ -154,10 +179,23 @@ class GrammarChecker:
             raise NoGrammarsError if self._serves_none else CheckerBusyError
         return child
 
+    def _end_of(self, child: "subprocess.Popen[bytes]") -> int | None:
+        """The status of a child that has stopped answering; None if it does not end."""
+        try:
+            return child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            self._kill()
+
     def _kill(self) -> None:
         if self._end is not None:
             self._end()
         self._child = self._end = None
+
+
+def _key(grammar: str) -> bytes:
+    return hashlib.sha256(grammar.encode()).digest()
 
 
 def _binary(pipe: object) -> BinaryIO:

@@ -73,6 +73,18 @@ def constraint_of(body: GenerationBody, tools: Sequence[Tool], context: ServingC
         raise InvalidRequestError(str(error), param="tools", code="invalid_value") from None
 
 
+def is_known_to_hold(constraint: Constraint, context: ServingContext) -> bool:
+    """Whether the grammar has been compiled before. Does not wait.
+
+    Raises:
+        InvalidRequestError: it has, and cannot be held.
+    """
+    complaint = context.grammars.known(constraint.grammar)
+    if complaint is not None:
+        _refuse(complaint, constraint)
+    return complaint is not None
+
+
 def ensure_held(constraint: Constraint, context: ServingContext) -> None:
     """Compiles the grammar elsewhere, unless that has been done before. Blocks.
 
@@ -86,6 +98,11 @@ def ensure_held(constraint: Constraint, context: ServingContext) -> None:
         raise _not_served("The model's tokenizer does not allow it.", constraint.param) from None
     except CheckerBusyError:
         raise UnavailableError("The grammar could not be checked in time; try again.", code="overloaded") from None
+    _refuse(complaint, constraint)
+
+
+def _refuse(complaint: str, constraint: Constraint) -> None:
+    """Raises InvalidRequestError where there is a complaint."""
     if not complaint:
         return
     if complaint == TOO_LONG:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neaptide.server.openai.schemas import MAX_LISTED_CHOICES
 from neaptide.server.structured.call_formats import CallFormat
 from neaptide.server.structured.lengths import max_document_bytes
 from neaptide.server.structured.schemas import (
@@ -19,7 +20,6 @@ from neaptide.server.structured.schemas import (
     prepare_schema,
 )
 
-MAX_CHOICES = 4096
 _TEXT = "TEXT: /(.|\\n)*/\n"
 _TEXT_WITHOUT_CALLS = "TEXT: /([^{ \\t\\r\\n](.|\\n)*)?/\n"
 """Where only its first character tells a call from text."""
@@ -72,8 +72,8 @@ def regex_part(expression: str) -> Part:
 
 def choice_part(choices: Sequence[str]) -> Part:
     """Raises SchemaError."""
-    if not 0 < len(choices) <= MAX_CHOICES:
-        raise SchemaError(f"There must be 1 to {MAX_CHOICES} choices.")
+    if not 0 < len(choices) <= MAX_LISTED_CHOICES:
+        raise SchemaError(f"There must be 1 to {MAX_LISTED_CHOICES} choices.")
     rule = " | ".join(map(json.dumps, choices))
     _check_length(rule, "list of choices")
     return {"lark_grammar": f"start: {rule}"}

@@ -1,14 +1,19 @@
 """Grammars are compiled in a process that may be killed: a hostile one costs its own caller a 400."""
 
+import errno
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from neaptide.launch.serve import embedded_model_path
-from neaptide.server.structured.checker import TOO_LONG, GrammarChecker, NoGrammarsError
+from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError, GrammarChecker, NoGrammarsError
+from tests.patience import until_here
 
 SLOW = "start: T\nT: " + " & ".join(f"/.*{letter}.{{{30 + i}}}/" for i, letter in enumerate("abcd"))
 """It takes the compiler a tenth of a second to give up."""
@@ -52,6 +57,57 @@ def test_a_child_that_was_killed_between_two_grammars_is_replaced(checker: Gramm
     child.kill()
     psutil.wait_procs([child])
     assert checker.complaint('start: "b"') == ""
+
+
+def stopped_in(checker: GrammarChecker, grammar: str, found: list[object]) -> tuple[psutil.Process, threading.Thread]:
+    """The child, which does not answer, and a thread that waits for what it says of the grammar."""
+    assert checker.complaint('start: "a"') == ""
+    child = psutil.Process(checker.pid)
+    child.suspend()
+
+    def ask() -> None:
+        try:
+            found.append(checker.complaint(grammar))
+        except CheckerBusyError as error:
+            found.append(type(error))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until_here(checker._lock.locked)
+    return child, asking
+
+
+def test_a_child_that_is_killed_says_nothing_of_its_grammar(checker: GrammarChecker) -> None:
+    found: list[object] = []
+    child, asking = stopped_in(checker, 'start: "b"', found)
+    child.kill()
+    asking.join()
+    assert found == [CheckerBusyError]
+    assert checker.known('start: "b"') is None
+    assert checker.complaint('start: "b"') == ""
+
+
+def test_what_is_known_does_not_wait_for_what_is_being_compiled(checker: GrammarChecker) -> None:
+    found: list[object] = []
+    child, asking = stopped_in(checker, 'start: "b"', found)
+    try:
+        assert checker.complaint('start: "a"') == ""
+        assert not found
+    finally:
+        child.resume()
+        asking.join()
+    assert found == [""]
+
+
+def test_a_child_that_cannot_be_started_says_nothing_either(
+    checker: GrammarChecker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("subprocess.Popen", refuse := Mock(side_effect=OSError(errno.ENOMEM, "no memory")))
+    with pytest.raises(CheckerBusyError):
+        checker.complaint('start: "a"')
+    assert refuse.called
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

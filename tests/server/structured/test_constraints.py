@@ -56,6 +56,13 @@ async def test_the_engine_gets_the_grammar_with_every_choice(server: Server) -> 
     assert grammars == {grammar_of(server.context, response_format=SIMPLE)}
 
 
+async def test_a_known_grammar_waits_for_no_others(server: Server) -> None:
+    body = {"messages": USER, "response_format": SIMPLE, "max_tokens": 4}
+    assert (await server.http.post(CHAT, json=body)).status_code == 200
+    server.context.grammar_limiter.total_tokens = 0  # all of them wait for grammars of strangers
+    assert (await server.http.post(CHAT, json=body)).status_code == 200
+
+
 async def test_an_executor_that_follows_no_grammars_is_not_asked_to(server: Server) -> None:
     server.context.follows_grammars = False
     for body, param in (

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from neaptide.server.batches.checking.job_files import PlanWriter
-from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.lines import CompiledLine, LineCompiler
 from neaptide.server.batches.storing.models import LineResult, LineState, NewLine
-from neaptide.server.edge.errors import ApiError, InvalidRequestError
+from neaptide.server.edge.errors import ApiError, InvalidRequestError, UnavailableError, is_passing
 from neaptide.server.edge.jsonbody import MAX_BODY_BYTES, parse_json
 from neaptide.server.openai.stored_replies import BatchError
 
 MAX_ERRORS = 100
 MAX_CUSTOM_ID_CHARS = 512
 LINES_PER_GROUP = 256
+MAX_TRIES = 3
+"""Of a line that meets a passing fault, before the whole file has to wait."""
 _BOM = b"\xef\xbb\xbf"
 _PROMPT_FIELD = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}
 ENDPOINTS = tuple(_PROMPT_FIELD)
@@ -98,6 +100,7 @@ class Checker(Protocol):
 
         Raises:
             CheckerDiedError: it may work at the next try.
+            UnavailableError: the same; the machine is too busy now.
             OSError: a file cannot be read or written.
         """
         ...
@@ -158,6 +161,7 @@ class Validator:
         """Checks the file and writes the job's plan at ``stem``.
 
         Raises:
+            UnavailableError: the machine is too busy now.
             OSError: a file cannot be read or written.
         """
         plan = PlanWriter(stem)
@@ -203,7 +207,7 @@ class Validator:
     def _compile(self, raw: RawLine, custom_id: str, body: dict[str, Any], plan: PlanWriter) -> None:
         first_row, result = plan.num_rows, None
         try:
-            plan.append(self._compiler.compile(self._endpoint, body))
+            plan.append(self._compiled(body))
         except ApiError as error:
             result = refused(raw.line_no, error)
         num_rows = plan.num_rows - first_row
@@ -213,6 +217,15 @@ class Validator:
         if len(self._group) == LINES_PER_GROUP:
             self._keep(self._group)
             self._group = []
+
+    def _compiled(self, body: dict[str, Any]) -> CompiledLine:
+        """Raises ApiError."""
+        for _ in range(MAX_TRIES - 1):
+            try:
+                return self._compiler.compile(self._endpoint, body)
+            except UnavailableError:
+                continue
+        return self._compiler.compile(self._endpoint, body)
 
     def _check(self, content: bytes) -> tuple[str, dict[str, Any]]:
         """The line's custom_id and body. Raises LineFault for the first thing that is wrong."""
@@ -281,5 +294,11 @@ def dump_json(value: object) -> str:
 
 
 def refused(line_no: int, error: ApiError) -> LineResult:
-    """The end of a line that got an HTTP-type error."""
+    """The end of a line that got an HTTP-type error.
+
+    Raises:
+        ApiError: the same, if it is a passing one: the line is not at fault, and has not ended.
+    """
+    if is_passing(error):
+        raise error
     return LineResult(line_no, LineState.FAILED, error.status, new_request_id(), dump_json(error.body()))

@@ -16,7 +16,7 @@ from neaptide.server.batches.storing.models import BatchRecord, NewLine
 from neaptide.server.batches.storing.shared.lease_rows import LeaseLostError
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
-from neaptide.server.edge.errors import NotFoundError
+from neaptide.server.edge.errors import NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,8 @@ class Validation:
                     return await self._p.checker.check(check, keep)
             except (OSError, StoreUnavailableError, LeaseLostError):
                 raise
+            except UnavailableError as error:
+                logger.warning("batch %s: its file cannot be checked now: %s", record.id, error)
             except CheckerDiedError as error:
                 logger.error("batch %s: %s", record.id, error)
                 if error.by_itself:

@@ -21,6 +21,7 @@ from neaptide.server.batches.storing.models import NewLine
 from neaptide.server.children.child import bound_memory, pipes, stand_back
 from neaptide.server.children.frames import read_frame, write_frame
 from neaptide.server.children.on_call import Child, ChildDiedError
+from neaptide.server.edge.errors import UnavailableError
 from neaptide.server.link.deaths import was_killed_from_outside
 
 NICENESS = 10
@@ -45,6 +46,10 @@ class _DiskFault(msgspec.Struct, tag=True):
     message: str
 
 
+class _Busy(msgspec.Struct, tag=True):
+    message: str
+
+
 class _Bug(msgspec.Struct, tag=True):
     kind: str
 
@@ -52,8 +57,8 @@ class _Bug(msgspec.Struct, tag=True):
 _encoder = msgspec.msgpack.Encoder()
 _recipe_decoder = msgspec.msgpack.Decoder(Recipe)
 _check_decoder = msgspec.msgpack.Decoder(Check)
-_decoder: msgspec.msgpack.Decoder[_Lines | _Done | _DiskFault | _Bug] = msgspec.msgpack.Decoder(
-    _Lines | _Done | _DiskFault | _Bug
+_decoder: msgspec.msgpack.Decoder[_Lines | _Done | _DiskFault | _Busy | _Bug] = msgspec.msgpack.Decoder(
+    _Lines | _Done | _DiskFault | _Busy | _Bug
 )
 
 
@@ -79,7 +84,8 @@ class WorkerChecker:
         return self._child.pid
 
     async def check(self, check: Check, keep: Keep) -> Report:
-        """Raises CheckerDiedError, OSError and ValidationError; whatever ends it early ends the worker too."""
+        """Raises CheckerDiedError, UnavailableError, OSError and ValidationError; whatever ends it early ends the
+        worker too."""
         try:
             await self._child.wake()
             report = await self._talk(check, keep)
@@ -113,6 +119,8 @@ class WorkerChecker:
                     return report
                 case _DiskFault(errno, message):
                     raise OSError(errno, message)
+                case _Busy(message):
+                    raise UnavailableError(message)
                 case _Bug(kind):
                     raise ValidationError(kind)
 
@@ -142,6 +150,8 @@ def _check(check: Check, compiler: LineCompiler, sink: BinaryIO) -> None:
         raise SystemExit("the server is gone") from None
     except OSError as error:
         _write(sink, _DiskFault(error.errno or 0, error.strerror or "I/O error"))
+    except UnavailableError as error:
+        _write(sink, _Busy(error.message))
     except Exception as error:
         # Where, not what: the message may quote the file.
         traceback.print_tb(error.__traceback__)

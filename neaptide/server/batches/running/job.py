@@ -4,7 +4,9 @@ outputs are arriving."""
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,23 @@ from neaptide.server.batches.planning.request import JobRows, packed
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing.models import BatchRecord, LineResult, LineState, PendingLine, Usage
 from neaptide.server.edge.auth import share_of
-from neaptide.server.edge.errors import ApiError, EngineFailedError
+from neaptide.server.edge.errors import ApiError, EngineFailedError, is_passing
 
 logger = logging.getLogger(__name__)
 
 MESSAGE_ROWS = 2000
 """Rows that the engine is given in one message."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the engine said of a job, as far as it is still to be taken in, and what follows from the rest."""
+
+    outputs: deque[RequestOutput]
+    results: list[LineResult] = field(default_factory=list)
+    """Of lines that have ended."""
+    stops: list[str] = field(default_factory=list)
+    """Rows that the engine should stop."""
 
 
 class Job:
@@ -165,29 +178,34 @@ class Job:
 
     # ---- what the engine says ----
 
-    def feed(self, outputs: Iterable[RequestOutput]) -> tuple[list[LineResult], list[str]]:
-        """Takes outputs of this job's rows; returns lines that ended and rows the engine should stop. Blocking."""
-        results: list[LineResult] = []
-        stops: list[str] = []
-        for output in outputs:
-            found = RowId.parse(output.request_id)
-            index = None if found is None else self._open_line(found.row)
-            if found is None or index is None:
-                continue
-            row = found.row
-            if output.finish_reason is FinishReason.ABORT:
-                # The engine let go of the row, and it will be given again: from its first token.
-                self._open.pop(index, None)
-                continue
-            result = self._feed_line(index, row, output, stops)
-            if result is not None:
-                if result.state is LineState.FAILED:
-                    stops += [str(RowId(self.id, r)) for r in self._rows(self._lines[index]) if r != row]
-                self._end(index)
-                if result.state is LineState.COMPLETED:
-                    self._answer_tokens[index] = result.usage.output_tokens // self._lines[index].num_rows
-                results.append(result)
-        return results, stops
+    def feed(self, heard: Heard) -> None:
+        """Takes outputs of this job's rows, one by one. Blocking.
+
+        Raises:
+            OSError: the input file cannot be read now. Nothing is lost: what is left can be fed later.
+        """
+        while heard.outputs:
+            self._take(heard.outputs[0], heard)
+            heard.outputs.popleft()
+
+    def _take(self, output: RequestOutput, heard: Heard) -> None:
+        found = RowId.parse(output.request_id)
+        index = None if found is None else self._open_line(found.row)
+        if found is None or index is None:
+            return
+        row = found.row
+        if output.finish_reason is FinishReason.ABORT:
+            # The engine let go of the row, and it will be given again: from its first token.
+            self._open.pop(index, None)
+            return
+        result = self._feed_line(index, row, output, heard.stops)
+        if result is not None:
+            if result.state is LineState.FAILED:
+                heard.stops += [str(RowId(self.id, r)) for r in self._rows(self._lines[index]) if r != row]
+            self._end(index)
+            if result.state is LineState.COMPLETED:
+                self._answer_tokens[index] = result.usage.output_tokens // self._lines[index].num_rows
+            heard.results.append(result)
 
     def _feed_line(self, index: int, row: int, output: RequestOutput, stops: list[str]) -> LineResult | None:
         line = self._lines[index]
@@ -205,7 +223,9 @@ class Job:
             return _ended(line.line_no, assembler) if assembler.finished else None
         except ApiError as error:
             return refused(line.line_no, error)
-        except Exception:
+        except Exception as error:
+            if is_passing(error):
+                raise
             # Isolation: whatever one line does, the others of the job complete.
             logger.exception("batch %s line %d: its response could not be assembled", self.batch_id, line.line_no)
             return refused(line.line_no, ApiError("Internal server error.", code="internal_error"))

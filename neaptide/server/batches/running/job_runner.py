@@ -7,6 +7,7 @@ which they came; a line whose result is on its way is not run again.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +19,12 @@ from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
 from neaptide.server.batches.planning.planning import MakesPlans, Planning
 from neaptide.server.batches.planning.request import JobRows
-from neaptide.server.batches.running.job import Job
+from neaptide.server.batches.running.job import Heard, Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.models import LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
+from neaptide.server.edge.errors import is_passing
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient
 
@@ -73,7 +75,8 @@ class JobRunner:
     """The batch plane's ``BatchListener``. Event loop only; heavy work happens in threads.
 
     ``on_done`` is called with the id of a job whose last line has become durable, ``on_lost`` with that of one whose
-    results are not taken any more. ``planner`` plans the order of what is left of all jobs, if the engine follows one.
+    results are not taken any more, or of which some were lost here: what is durable says which lines are left, and
+    nothing else does. ``planner`` plans the order of what is left of all jobs, if the engine follows one.
     """
 
     def __init__(
@@ -82,8 +85,8 @@ class JobRunner:
         engine: EngineClient,
         describe: Callable[[Job], tuple[Path, float]],
         on_done: Callable[[str], None],
+        on_lost: Callable[[str], None],
         planner: MakesPlans | None = None,
-        on_lost: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -180,6 +183,20 @@ class JobRunner:
                 logger.exception("batch runner: an event was lost")
                 if isinstance(event, _Close) and not event.closed.done():
                     event.closed.set_result(None)
+                for job_id in self._concerned(event):
+                    self._on_lost(job_id)
+
+    def _concerned(self, event: _Event) -> set[str]:
+        """Jobs that do not know what they miss when the event is lost."""
+        match event:
+            case _Outputs():
+                rows = (RowId.parse(output.request_id) for output in event.outputs)
+                return {row.batch_id for row in rows if row is not None}.intersection(self._jobs)
+            case _EngineReady():
+                return set(self._jobs)
+            case _Add(job):
+                return {job.id}
+        return set()
 
     async def _handle(self, event: _Event) -> None:
         match event:
@@ -253,14 +270,32 @@ class JobRunner:
             running = self._jobs.get(job_id)
             if running is None:
                 continue  # its last result has become durable meanwhile
-            results, stops = await asyncio.to_thread(running.job.feed, of_job)
-            if stops:
-                self._engine.abort(stops, FinishReason.STOP)
-            self._commit(running, results)
-            if results and self._planning is not None:
-                self._planning.ended(len(results))
-            await self._end_lines([LineKey(job_id, result.line_no) for result in results])
+            heard = Heard(deque(of_job))
+            try:
+                await self._feed(running.job, heard)
+            finally:
+                # First of all: the job gives these lines to no engine any more.
+                self._commit(running, heard.results)
+            if heard.stops:
+                self._engine.abort(heard.stops, FinishReason.STOP)
+            if heard.results and self._planning is not None:
+                self._planning.ended(len(heard.results))
+            await self._end_lines([LineKey(job_id, result.line_no) for result in heard.results])
             await self._submit(running.job)
+
+    async def _feed(self, job: Job, heard: Heard) -> None:
+        """Feeds all, as soon as the disk allows it; what follows waits, for the order of events is what keeps texts
+        whole. Of a job that is closed, and at a stop, the rest is left: its lines have not ended."""
+        while True:
+            try:
+                return await asyncio.to_thread(job.feed, heard)
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                logger.error("batch %s: %d outputs wait: %s", job.id, len(heard.outputs), error)
+            if self._stopping or job.id in self._closed_ids:
+                return
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def _end_lines(self, lines: Sequence[LineKey]) -> None:
         """Lines that need not run any more; their end may be what suspects of any job wait for."""
@@ -347,6 +382,7 @@ class JobRunner:
                 await asyncio.sleep(RETRY_DELAY_S)
             except Exception:
                 logger.exception("batch %s: results were refused; they will be computed again", batch_id)
+                self._on_lost(job.id)
                 return False
 
 

@@ -12,6 +12,7 @@ the rows alone say what is left to do.
 import asyncio
 import logging
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +35,10 @@ from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import ApiError
 
 logger = logging.getLogger(__name__)
+
+FIRST_RELOAD_DELAY_S = 10.0
+"""Until the engine has said its last of what it had of a batch that is taken up anew."""
+LONGEST_RELOAD_DELAY_S = 600.0
 
 
 class BatchMachine(Protocol):
@@ -74,11 +79,15 @@ class Machine:
 
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
-        self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_lines_done, plane.planner)
+        self._runner = JobRunner(
+            plane.store, plane.engine, self._describe, self._on_lines_done, self._on_lost, plane.planner
+        )
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
         self._loading: set[str] = set()
         self._ended_while_loading: set[str] = set()
+        self._reloading: set[str] = set()
+        self._num_reloads: Counter[str] = Counter()
         self._background = Background("a batch is stuck until the next start")
         self._stopping = threading.Event()
         self._disk = PatientDisk()
@@ -144,8 +153,11 @@ class Machine:
     # ---- validating ----
 
     async def _validate(self, record: BatchRecord, stop: asyncio.Event) -> None:
-        begun = await self._validation.run(record, stop, self._hold)
-        del self._validating[record.id]
+        try:
+            begun = await self._validation.run(record, stop, self._hold)
+        finally:
+            # Whatever has happened: who cancels it, or finds it overdue, must not wait for this task.
+            del self._validating[record.id]
         if stop.is_set():
             await self._finalize(record.id)
         elif begun:
@@ -166,6 +178,26 @@ class Machine:
         finally:
             self._loading.discard(batch_id)
             self._ended_while_loading.discard(batch_id)
+
+    def _on_lost(self, batch_id: str) -> None:
+        if batch_id not in self._reloading:
+            self._reloading.add(batch_id)
+            self._background.spawn(self._reload(batch_id))
+
+    async def _reload(self, batch_id: str) -> None:
+        """Takes up anew a batch of which results were lost on their way: its rows say which lines are left."""
+        try:
+            await self._runner.close_job(batch_id)
+            # Longer every time: what the others of the batch do meanwhile counts, what is cut short does not.
+            delay_s = FIRST_RELOAD_DELAY_S * 2.0 ** self._num_reloads[batch_id]
+            self._num_reloads[batch_id] += 1
+            await self._disk.sleep(min(delay_s, LONGEST_RELOAD_DELAY_S))
+            # From here on a loss is another one.
+            self._reloading.discard(batch_id)
+            if not self._stopping.is_set():
+                await self._resume(batch_id)
+        finally:
+            self._reloading.discard(batch_id)
 
     async def _load(self, batch_id: str) -> Job | None:
         """None when no line is left to run, be it because they cannot be run any more."""

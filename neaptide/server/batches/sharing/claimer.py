@@ -69,7 +69,7 @@ class Claimer:
         self._on_batch_done = on_batch_done
         self._is_validating = is_validating
         self.claimant = Claimant(secrets.token_hex(8), plane.compiler.fingerprint, int(plane.settings.lease_s * 1000))
-        self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_done, plane.planner, self._on_lost)
+        self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_done, self._on_lost, plane.planner)
         self._held: dict[str, _Held] = {}
         self._loading: set[Claim] = set()
         """Claims whose lines the engine has not got yet: a plan may take longer to fetch than a lease."""
@@ -268,7 +268,9 @@ class Claimer:
         if held is None:
             return
         self.num_lost += not held.is_over
-        logger.warning("batch %s: a claim is lost: others have taken the lines over, or the batch has ended", job_id)
+        logger.warning(
+            "batch %s: a claim is lost: others have taken the lines over or will do so, or the batch has ended", job_id
+        )
         self._plans.pop(held.claim.key.batch_id, None)
         self._background.spawn(self._runner.close_job(job_id))
 

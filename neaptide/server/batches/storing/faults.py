@@ -17,6 +17,7 @@ class StorageFullError(ApiError):
 
     status = 507
     code = "insufficient_storage"
+    is_passing = True
 
     def __init__(self) -> None:
         super().__init__("The server has no space left for files.", headers={"Retry-After": str(RETRY_AFTER_S)})

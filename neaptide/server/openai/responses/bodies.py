@@ -11,7 +11,9 @@ from neaptide.server.openai.schemas import (
     JsonObject,
     ServiceTier,
     TargetMs,
+    TemplateVariables,
     Unsupported,
+    at_most,
 )
 
 _INT31 = (1 << 31) - 1
@@ -24,16 +26,19 @@ class TextPart(Body):
     text: str
 
 
+TextParts = Annotated[list[TextPart], Field(fail_fast=True)]
+
+
 class InputItem(Body):
     """An entry of ``input``: a message, a call that the model made, or what came of one."""
 
     type: str = Field(default="message", max_length=64)
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[TextPart] | None = None
+    content: str | TextParts | None = None
     call_id: str | None = Field(default=None, max_length=256)
     name: str | None = Field(default=None, max_length=256)
     arguments: str = ""
-    output: str | list[TextPart] | None = None
+    output: str | TextParts | None = None
 
 
 class TextFormat(Body):
@@ -103,7 +108,7 @@ class ResponsesBody(FieldsOfChats):
     """``POST /v1/responses``. Nothing is stored, whatever ``store`` says."""
 
     model: str = Field(default="", max_length=512)
-    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=65_536)]
+    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=65_536)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=_INT31)
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -112,17 +117,17 @@ class ResponsesBody(FieldsOfChats):
     seed: Int64 | None = None
     stream: bool = False
     text: TextOptions | None = None
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=128)
+    tools: list[FunctionTool] = Field(default_factory=list, fail_fast=True, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool = True
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    include: list[str] = Field(default_factory=list, max_length=16)
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    include: list[str] = Field(default_factory=list, fail_fast=True, max_length=16)
+    metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] = Field(default_factory=dict)
     service_tier: ServiceTier = "auto"
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     ttft_slo_ms: TargetMs | None = None
     tpot_slo_ms: TargetMs | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] = Field(default_factory=dict, max_length=32)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
     store: bool | None = None
     previous_response_id: Unsupported = None

@@ -1,22 +1,39 @@
 """The process that checks a file may die of it, or be killed for reasons of others."""
 
 import asyncio
+import io
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, Report
-from neaptide.server.batches.storing.models import BatchRecord
+from neaptide.server.batches.checking import worker
+from neaptide.server.batches.checking.validate import (
+    MAX_TRIES,
+    Check,
+    CheckerDiedError,
+    Keep,
+    Limits,
+    Report,
+    Validator,
+)
+from neaptide.server.batches.checking.worker import WorkerChecker
+from neaptide.server.batches.lines import CompiledLine, Recipe
+from neaptide.server.batches.storing.models import BatchRecord, NewLine
+from neaptide.server.children.frames import read_frame
+from neaptide.server.edge.errors import UnavailableError
 from tests.server.batches.fake_compiler import FakeCompiler
-from tests.server.batches.fakes import Server, ThreadChecker, numbered
+from tests.server.batches.fakes import CHAT, Server, ThreadChecker, jsonl, line, numbered
 
 VALIDATION = "neaptide.server.batches.checking.validation"
 
 
 class MortalChecker(ThreadChecker):
-    """Dies at its first tries, behind the first lines: by itself where the plan says so, else killed."""
+    """Dies at its first tries, behind the first lines: by itself where the plan says so, else killed. None: it lives,
+    and the machine is too busy."""
 
-    def __init__(self, *deaths_by_itself: bool) -> None:
+    def __init__(self, *deaths_by_itself: bool | None) -> None:
         super().__init__(FakeCompiler())
         self._deaths = list(deaths_by_itself)
         self.checked: list[str] = []
@@ -25,7 +42,8 @@ class MortalChecker(ThreadChecker):
         report = await super().check(check, keep)
         self.checked.append(Path(check.stem).name)
         if self._deaths:
-            raise CheckerDiedError("gone", by_itself=self._deaths.pop(0))
+            by_itself = self._deaths.pop(0)
+            raise UnavailableError("busy") if by_itself is None else CheckerDiedError("gone", by_itself=by_itself)
         return report
 
 
@@ -48,6 +66,54 @@ async def test_kills_never_fail_a_batch(tmp_path: Path, no_delay: None) -> None:
     checker = MortalChecker(*[False] * 20)
     assert (await ended(tmp_path, checker)).status == "completed"
     assert len(checker.checked) == 21
+
+
+async def test_a_busy_machine_never_fails_a_batch(tmp_path: Path, no_delay: None) -> None:
+    checker = MortalChecker(*[None] * 5)
+    assert (await ended(tmp_path, checker)).status == "completed"
+    assert len(checker.checked) == 6
+
+
+class BusyCompiler(FakeCompiler):
+    """Too busy for so many tries of the lines that have a schema."""
+
+    def __init__(self, num_tries: int) -> None:
+        super().__init__()
+        self._num_left = num_tries
+
+    def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
+        if "response_format" in body and self._num_left:
+            self._num_left -= 1
+            raise UnavailableError("The grammar could not be checked in time.")
+        return super().compile(endpoint, body)
+
+
+def two_lines(directory: Path) -> Check:
+    path = directory / "input.jsonl"
+    path.write_bytes(jsonl([line("a"), line("b", response_format={"type": "json_object"})]))
+    return Check(CHAT, str(path), str(directory / "job"), Limits())
+
+
+def test_a_line_that_meets_a_busy_machine_is_tried_again_and_then_the_file_has_to_wait(tmp_path: Path) -> None:
+    check = two_lines(tmp_path)
+    kept: list[NewLine] = []
+    Validator(CHAT, BusyCompiler(MAX_TRIES - 1), Limits(), kept.extend).run(Path(check.path), Path(check.stem))
+    assert [(one.num_rows, one.result) for one in kept] == [(1, None), (1, None)]
+    with pytest.raises(UnavailableError):
+        Validator(CHAT, BusyCompiler(MAX_TRIES), Limits(), kept.extend).run(Path(check.path), tmp_path / "other")
+    assert not list(tmp_path.glob("other*"))
+
+
+async def test_the_process_that_checks_says_so(tmp_path: Path) -> None:
+    check, said = two_lines(tmp_path), io.BytesIO()
+    worker._check(check, BusyCompiler(MAX_TRIES), said)
+    checker = WorkerChecker(Recipe(**dict.fromkeys(Recipe.__struct_fields__)))  # type: ignore[arg-type]
+    child = checker._child = AsyncMock()  # type: ignore[assignment]
+    child.send = child.rest = lambda *_: None
+    child.receive.return_value = read_frame(io.BytesIO(said.getvalue()))
+    with pytest.raises(UnavailableError, match="in time"):
+        await checker.check(check, AsyncMock())
+    assert child.close.called
 
 
 async def test_two_deaths_by_itself_fail_the_batch_whatever_kills_are_between(tmp_path: Path, no_delay: None) -> None:

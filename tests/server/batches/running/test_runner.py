@@ -2,15 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import FinishReason
-from neaptide.server.batches.running.job import Job
-from neaptide.server.batches.storing.models import LineResult
+from neaptide.server.batches.running.job import Heard, Job
 from tests.patience import PATIENCE_S
 from tests.server.batches.fakes import Server, jsonl, line, output
 
@@ -34,11 +31,11 @@ async def test_a_batch_that_ends_while_another_is_fed_costs_the_third_nothing(
             on_done(batch_id)
             ended.set()
 
-        def feed_until_ended(job: Job, outputs: Sequence[RequestOutput]) -> tuple[list[LineResult], list[str]]:
+        def feed_until_ended(job: Job, heard: Heard) -> None:
             if job.batch_id == slow:
                 loop.call_soon_threadsafe(disk_takes.set)
                 assert ended.wait(PATIENCE_S)
-            return feed(job, outputs)
+            feed(job, heard)
 
         monkeypatch.setattr(store, "write_grouped", write_late)
         monkeypatch.setattr(runner, "_on_done", note_end)

@@ -286,3 +286,25 @@ async def test_a_claim_that_is_lost_while_its_plan_is_loaded_is_not_begun(
     slow_load.set()
     assert (await answered_to_the_end([holder, other], batch.id)).num_completed == 20
     assert (executed(holder.engine), machine_of(holder).claimer.num_lost) == ([], 1)
+
+
+async def test_results_that_a_server_loses_are_computed_again_when_its_lease_ends(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    batch = await a.create(numbered(NUM_LINES))
+    await both_at_work(pair, batch.id)
+
+    async def refuse(*_: object) -> None:
+        raise TypeError("what is this?")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(a.service.store, "write_grouped", refuse)
+        first = next(iter(given(a, batch.id)))
+        lost = given(a, batch.id)[first]
+        a.engine.answer(first)
+        await until(lambda: machine_of(a).claimer.num_lost)
+    await let_lease_end(b)
+    assert (await answered_to_the_end([a, b], batch.id)).num_completed == NUM_LINES
+    ran = executed(a.engine) + executed(b.engine)
+    assert all(ran.count(row) == 2 for row in lost)
