@@ -189,9 +189,9 @@ class Machine:
         try:
             await self._runner.close_job(batch_id)
             # Longer every time: what the others of the batch do meanwhile counts, what is cut short does not.
-            delay_s = FIRST_RELOAD_DELAY_S * 2.0 ** self._num_reloads[batch_id]
+            delay_s = min(FIRST_RELOAD_DELAY_S * 2.0 ** min(self._num_reloads[batch_id], 10), LONGEST_RELOAD_DELAY_S)
             self._num_reloads[batch_id] += 1
-            await self._disk.sleep(min(delay_s, LONGEST_RELOAD_DELAY_S))
+            await self._disk.sleep(delay_s)
             # From here on a loss is another one.
             self._reloading.discard(batch_id)
             if not self._stopping.is_set():
