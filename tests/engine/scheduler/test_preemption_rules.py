@@ -6,6 +6,7 @@ and run.
 
 import random
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -94,7 +95,33 @@ class Rules:
             assert requester.request_id not in back, "two requests make way for one another"
 
 
+def make_room_for_no_more(make_room: Callable[..., bool]) -> Callable[..., bool]:
+    """``Draft.make_room``, looked at: without any of its victims the others must not be enough."""
+
+    def checked(
+        draft: Draft, num_blocks: int, victims: Iterable[Request], keep: Collection[int] = (), seats: int = 0
+    ) -> bool:
+        kv, num_actions = draft.kv, len(draft.actions)
+        available, tables = kv.available, {request: list(kv.blocks_of(request)) for request in draft.all_running()}
+        readers = {block: kv.pool.ref_cnt(block) for table in tables.values() for block in table}
+        is_made = make_room(draft, num_blocks, victims, keep, seats)
+        chosen = [action.request for action in draft.actions[num_actions:] if isinstance(action, Preempt)]
+        for spared in chosen:
+            released = Counter(block for victim in chosen if victim is not spared for block in tables[victim])
+            num_freed = sum(count == readers[block] and block not in keep for block, count in released.items())
+            assert available + num_freed < num_blocks or len(chosen) - 1 < seats, "one made way in vain"
+        return is_made
+
+    return checked
+
+
 def run(load: list[Arrival], directory: Path) -> Rules:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Draft, "make_room", make_room_for_no_more(Draft.make_room))
+        return run_by_rules(load, directory)
+
+
+def run_by_rules(load: list[Arrival], directory: Path) -> Rules:
     harness = Harness(NUM_BLOCKS, max_num_seqs=5, max_num_batched_tokens=24, offline_max_kv_ratio=0.9)
     rules = Rules(harness)
     for index, one in enumerate(load):
