@@ -96,7 +96,7 @@ def test_what_was_kept_in_vain_is_not_kept_again_at_once(tmp_path: Path) -> None
     harness.step()
     add_chat(harness, "second", 40)  # now it cannot fit
     harness.core.handle(AbortRequest(["second"]))
-    harness.clock.sleep_until(harness.clock.now() + PATIENCE_S / 2)
+    harness.clock.sleep_until(harness.clock.now() + 0.95 * PATIENCE_S)
     num_before = have_begun(harness)
     for _ in range(12):
         harness.step()
