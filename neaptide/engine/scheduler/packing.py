@@ -27,10 +27,11 @@ from neaptide.engine.steps.step import Step
 
 LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
-LATE_PATIENCE_TARGETS, STREAM_PATIENCE_TARGETS, LATE_PATIENCE_S = 9.0, 1.0, 30.0
-"""So many of its TTFT targets, but no longer than that, a relegated prompt finds no memory or no seat before both are
-kept for it, in one more target all that it needs; a stream that was pushed out in the middle of its answer and is late
-not so long, for somebody reads it ..."""
+LATE_PATIENCE_TARGETS, STREAM_PATIENCE_TARGETS, LONGEST_TARGET_S = 9.0, 1.0, 3.0
+"""So many of its TTFT targets a relegated prompt finds no memory or no seat before both are kept for it, in one more
+target all that it needs; a stream that was pushed out in the middle of its answer and is late not so long, for somebody
+reads it. A target counts as the server's if it is shorter, for none should get room sooner by asking for what cannot
+be, and as the third if it is longer ..."""
 LATE_SHARE = 0.1
 """... and nothing is kept in more than this part of the time: what one late prompt gets, others have to wait for, and
 those may be late for it."""
@@ -113,8 +114,8 @@ class NeaptideScheduler(Scheduler, Divisible):
             late.holder = None
         if late.holder is None and (lacking := notes.lacking) is not None:
             num_targets = STREAM_PATIENCE_TARGETS if lacking.num_output_tokens else LATE_PATIENCE_TARGETS
-            patience_s = min(num_targets * lacking.ttft_slo_s, LATE_PATIENCE_S)
-            late.begin(lacking, max(now_s + patience_s, self._next_late_s), lacking.ttft_slo_s)
+            target_s = min(max(lacking.ttft_slo_s, self.config.ttft_slo_s), LONGEST_TARGET_S)
+            late.begin(lacking, max(now_s + num_targets * target_s, self._next_late_s), target_s)
 
     def _pack(self, draft: Draft) -> float:
         notes = draft.notes = Notes()

@@ -14,7 +14,9 @@ CHAT_STEPS = 24
 
 def harness_of(num_blocks: int = 100, max_num_seqs: int = 64) -> Harness:
     model = ConstantCostModel(STEP_S)
-    return Harness(num_blocks, cost_model=model, max_num_batched_tokens=512, max_num_seqs=max_num_seqs)
+    return Harness(
+        num_blocks, cost_model=model, max_num_batched_tokens=512, max_num_seqs=max_num_seqs, ttft_slo_s=TTFT_S
+    )
 
 
 def add(harness: Harness, name: str, num_tokens: int, max_tokens: int, tpot_s: float = TPOT_S) -> None:
