@@ -59,6 +59,8 @@ class BlockPool:
         self._cached = CountedEvictionOrder() if counted else EvictionOrder()
         self._ref_cnt = [0] * num_blocks
         self._online_ref_cnt = [0] * num_blocks
+        self._last_reader = [RequestClass.OFFLINE] * num_blocks
+        """Of cached blocks: the class of the request that let go of it last."""
         self._hash: list[bytes | None] = [None] * num_blocks
         self._num_online = 0
         self._segments: dict[int, tuple[Segment, ...]] = {}
@@ -174,6 +176,7 @@ class BlockPool:
         """One reader less. The tail of the chain ages first: a tail without its head is unreachable."""
         is_online = owner is RequestClass.ONLINE
         ref_cnt, online_ref_cnt, hashes = self._ref_cnt, self._online_ref_cnt, self._hash
+        last_reader = self._last_reader
         segments: tuple[Segment, ...] = ()
         bucket = self.bucket_of(segments, owner)
         for block in reversed(block_ids):
@@ -190,6 +193,7 @@ class BlockPool:
                     if own_segments is not segments:
                         segments, bucket = own_segments, self.bucket_of(own_segments, owner)
                     self._cached.add(block, bucket)
+                    last_reader[block] = owner
                     for segment in segments:
                         segment.cached[block] = None
 
@@ -242,7 +246,7 @@ class BlockPool:
 
     def _reorder(self, segment: Segment) -> None:
         for block in list(segment.cached):
-            bucket = self.bucket_of(self.segments_of(block), RequestClass.OFFLINE)
+            bucket = self.bucket_of(self.segments_of(block), self._last_reader[block])
             if bucket != self._cached.bucket_of(block):
                 self._cached.move(block, bucket)
 
@@ -280,8 +284,8 @@ class BlockPool:
             for segment in segments:
                 assert (block in segment.cached) == (block in cached), "a segment does not know what is cached of it"
         for block in cached if self.by_reuse else ():
-            wanted, bucket = self._bucket_by_reuse(self._segments.get(block, ())), self._cached.bucket_of(block)
-            assert bucket <= SEEN_ONLINE if wanted is None else bucket == wanted
+            expected = self.bucket_of(self._segments.get(block, ()), self._last_reader[block])
+            assert self._cached.bucket_of(block) == expected, "a cached block is in the wrong bucket"
 
     def _bucket_by_reuse(self, segments: Iterable[Segment]) -> int | None:
         """Of a block that belongs to these segments; None if no request wants it."""

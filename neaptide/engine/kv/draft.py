@@ -47,9 +47,15 @@ class ReleaseValue:
         ref_cnt, keep = self._kv.pool.ref_cnt, self._keep
         self._freed |= {b for b in block_ids if self._released[b] == ref_cnt(b) and b not in keep}
 
-    def takes_part(self, victim: Request) -> bool:
-        """Whether any block that became available is the victim's."""
-        return not self._freed.isdisjoint(self._kv.blocks_of(victim))
+    def of(self, victim: Request) -> int:
+        """Of the blocks that became available, how many would not without this victim."""
+        return len(self._freed.intersection(self._kv.blocks_of(victim)))
+
+    def remove(self, victim: Request) -> None:
+        """The victim does not let go after all."""
+        block_ids = self._kv.blocks_of(victim)
+        self._released.subtract(block_ids)
+        self._freed.difference_update(block_ids)
 
 
 class KVDraft:

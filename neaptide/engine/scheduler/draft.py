@@ -320,8 +320,9 @@ class Draft:
         seats: int = 0,
         swaps: bool = False,
     ) -> bool:
-        """Preempts ``victims``, in their order, until ``num_blocks`` are available and ``seats`` are free; none of
-        them if all together would not do. If it ``swaps``, those that can keep their KV in host memory do.
+        """Preempts ``victims``, in their order, until ``num_blocks`` are available and ``seats`` are free, but none
+        without whom the others suffice, the last spared first; none of them if all together would not do. If it
+        ``swaps``, those that can keep their KV in host memory do.
 
         ``keep`` are blocks that the requester will read (its prefix hit): freeing those frees nothing for it.
         """
@@ -337,12 +338,15 @@ class Draft:
             value.add(victim)
         if missing > value.num_blocks or len(chosen) < seats:
             return False
+        for victim in reversed(chosen.copy()):
+            if len(chosen) > seats and missing <= value.num_blocks - value.of(victim):
+                value.remove(victim)
+                chosen.remove(victim)
         for index, victim in enumerate(chosen):
-            if index < seats or value.takes_part(victim):
-                if swaps and index >= seats and self.kv.can_swap_out(victim):
-                    self.swap_out(victim)
-                else:
-                    self.preempt(victim)
+            if swaps and index >= seats and self.kv.can_swap_out(victim):
+                self.swap_out(victim)
+            else:
+                self.preempt(victim)
         return True
 
     def offline_victims(self) -> Iterator[Request]:

@@ -10,6 +10,7 @@ from neaptide.engine.kv.segments import segment_after
 from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.budget import Reads
 from neaptide.engine.scheduler.draft import Draft, Limit
+from neaptide.engine.scheduler.queues import Claim
 from neaptide.engine.scheduler.residual import in_whole_tiles, num_paced
 from neaptide.engine.steps.plan import BatchShape
 
@@ -24,7 +25,9 @@ meanwhile ..."""
 MAX_PASSED = 8
 """... but no more than so many are passed by in one step ..."""
 PATIENCE_S = 30.0
-"""... and the first of them has blocks reserved for it: a share that grows to all that it needs in this time."""
+"""... and the first of them has blocks reserved for it: a share that grows to all that it needs in this time. None
+while online work alone leaves less than that, nor then for as long again as there were some: blocks are not kept in
+vain for more than half of the time."""
 
 
 class OfflineFill:
@@ -39,16 +42,22 @@ class OfflineFill:
         self._headroom = headroom
         self._keeps_headroom, self._passes_giants = "headroom" not in left_out, "giants" not in left_out
         self._may_sit_out = "sit-out" not in left_out
-        self._giant: tuple[Request, float] | None = None
-        """The first request that was passed by and still waits, and since when."""
+        self._giant = Claim()
+        """Of the first request that was passed by and still waits."""
 
-    def remember(self, passed: Sequence[Request], now_s: float) -> None:
+    def remember(self, draft: Draft, passed: Sequence[Request]) -> None:
         """A draft was applied that passed these requests by."""
-        if self._giant is not None and self._giant[0].status is RequestStatus.WAITING:
+        giant = self._giant.holder
+        if giant is not None and giant.status is RequestStatus.WAITING:
+            if not _leaves_room(draft, giant):
+                self._giant.put_off(draft.now_s)
             return
-        self._giant = (passed[0], now_s) if passed else None
+        self._giant.holder = None
+        if passed:
+            self._giant.begin(passed[0], draft.now_s, PATIENCE_S)
 
-    def fill(self, draft: Draft, limit_s: float) -> None:
+    def fill(self, draft: Draft, limit_s: float) -> list[Request] | None:
+        """Returns the requests that were passed by; None if the pool's turn did not come."""
         table = draft.table
         decodes = table.by_last_step(draft.due_decodes(online=False))
         prefills = table.requests_of(table.by_last_step(draft.prompt_rows(online=False)))
@@ -64,21 +73,21 @@ class OfflineFill:
         draft.add_decodes(chosen, lambda request: self._find_room(draft, request, 1), room, reads)
         if count < len(decodes):
             draft.offline_ended_by = _used_up(draft)
-            return
+            return None
         self._pace(draft, before)
         for request in prefills:
             draft.at = request
             chunk = self._chunk(draft, request.num_uncomputed_tokens, request.num_computed_tokens, limit_s)
             if chunk == 0:
                 draft.offline_ended_by = _used_up(draft)
-                return
+                return None
             if draft.is_running(request) and self._find_room(draft, request, chunk):
                 draft.add(request, chunk)
         draft.at = None
         passed: list[Request] = []
-        draft.notes = passed
         while len(passed) < MAX_PASSED and self._admit_next(draft, limit_s, passed):
             pass
+        return passed
 
     def _pace(self, draft: Draft, before: BatchShape) -> None:
         """Prompts get the tokens that belong to the decodes; else a step that computes follows on one that reads."""
@@ -174,11 +183,19 @@ class OfflineFill:
 
     def _reserved_blocks(self, draft: Draft, request: Request, passed: list[Request]) -> int:
         """Blocks that others than the giant leave for it."""
-        if self._giant is None or request is self._giant[0] or self._giant[0] not in passed:
+        giant = self._giant.holder
+        if giant is None or request is giant or giant not in passed or not _leaves_room(draft, giant):
             return 0
-        giant, since_s = self._giant
-        needed = draft.kv.admission_cost(NO_HIT, giant.num_known_tokens)
-        return int(needed * min(1.0, (draft.now_s - since_s) / PATIENCE_S))
+        return int(_blocks_of_all(draft, giant) * self._giant.part(draft.now_s))
+
+
+def _blocks_of_all(draft: Draft, request: Request) -> int:
+    return draft.kv.admission_cost(NO_HIT, request.num_known_tokens)
+
+
+def _leaves_room(draft: Draft, giant: Request) -> bool:
+    """Whether the giant would fit beside what online work holds now, were it the only offline request."""
+    return _blocks_of_all(draft, giant) <= draft.kv.pool.num_blocks - draft.kv.pool.num_online
 
 
 def _is_on_its_way(draft: Draft, request: Request, hit: PrefixHit) -> bool:

@@ -6,6 +6,7 @@ Sources of the order: BROS Algorithm 1 (slack-ordered packing), Echo section 4.1
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from neaptide.engine.config import SchedulerConfig
@@ -13,24 +14,43 @@ from neaptide.engine.interfaces import CostModel, HeadroomPredictor
 from neaptide.engine.kv.draft import NO_HIT, PrefixHit
 from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.params import Tier
-from neaptide.engine.request import Request
+from neaptide.engine.request import Request, RequestStatus
 from neaptide.engine.scheduler.base import Scheduler
 from neaptide.engine.scheduler.controller import OverrunController
 from neaptide.engine.scheduler.draft import Draft
 from neaptide.engine.scheduler.offline_fill import OfflineFill
 from neaptide.engine.scheduler.parts import Divisible
-from neaptide.engine.scheduler.queues import deadline_order
+from neaptide.engine.scheduler.queues import Claim, OnlineOrder, deadline_order, streams_first
 from neaptide.engine.scheduler.residual import Residual, usual_step
 from neaptide.engine.scheduler.slack import SlackTracker, StepBounds
 from neaptide.engine.steps.step import Step
 
 LOOK_AHEAD = 64
 """Waiting online requests that one step looks at: planning stays short however long the queue is."""
+LATE_PATIENCE_TARGETS, STREAM_PATIENCE_TARGETS, LONGEST_TARGET_S = 9.0, 1.0, 3.0
+"""So many of its TTFT targets a relegated prompt finds no memory or no seat before both are kept for it, in one more
+target all that it needs; a stream that was pushed out in the middle of its answer and is late not so long, for somebody
+reads it. A target counts as the server's if it is shorter, for none should get room sooner by asking for what cannot
+be, and as the third if it is longer ..."""
+LATE_SHARE = 0.1
+"""... and nothing is kept in more than this part of the time: what one late prompt gets, others have to wait for, and
+those may be late for it."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a draft is remembered by."""
+
+    lacking: Request | None = None
+    """The first of the relegated requests that found no memory or no seat, a stream if there is one."""
+    passed: list[Request] | None = None
+    """See ``OfflineFill.fill``."""
 
 
 class NeaptideScheduler(Scheduler, Divisible):
     """Our policy."""
 
+    online_order: ClassVar[OnlineOrder] = staticmethod(streams_first)
     publishes_when_planned: ClassVar[bool] = True
     follows_prefixes: ClassVar[bool] = True
     has_shares: ClassVar[bool] = True
@@ -50,6 +70,10 @@ class NeaptideScheduler(Scheduler, Divisible):
         left_out = type(self).left_out
         self.slack = SlackTracker(config, cost_model, left_out)
         self._fill = OfflineFill(config, headroom, left_out)
+        self._late = Claim()
+        """Of a relegated request."""
+        self._next_late_s = 0.0
+        """When the next one may begin to grow."""
         self._residual = Residual()
         self.queues.pool.looks_ahead = True
         self._controls, self._relegates = "controller" not in left_out, "relegation" not in left_out
@@ -80,10 +104,21 @@ class NeaptideScheduler(Scheduler, Divisible):
             self.controller.observe(seconds, step.draft.whole_limit_s)
 
     def _remember(self, draft: Draft) -> None:
-        if draft.notes is not None:
-            self._fill.remember(draft.notes, draft.now_s)
+        notes: Notes = draft.notes
+        if notes.passed is not None:
+            self._fill.remember(draft, notes.passed)
+        late, now_s = self._late, draft.now_s
+        if late.holder is not None and _has_begun(late.holder):
+            rest_s = late.stood_s(now_s) * (1.0 / LATE_SHARE - 1.0)
+            self._next_late_s = max(self._next_late_s, now_s + rest_s)
+            late.holder = None
+        if late.holder is None and (lacking := notes.lacking) is not None:
+            num_targets = STREAM_PATIENCE_TARGETS if lacking.num_output_tokens else LATE_PATIENCE_TARGETS
+            target_s = min(max(lacking.ttft_slo_s, self.config.ttft_slo_s), LONGEST_TARGET_S)
+            late.begin(lacking, max(now_s + num_targets * target_s, self._next_late_s), target_s)
 
     def _pack(self, draft: Draft) -> float:
+        notes = draft.notes = Notes()
         bounds = self.slack.bounds(draft)
         self._pack_online_decodes(draft)
         first_tokens_s = self._pack_online_prefills(draft, bounds)
@@ -97,7 +132,7 @@ class NeaptideScheduler(Scheduler, Divisible):
         factor = self.controller.factor
         if not self.offline_paused:
             draft.budget.expected_limit_s = min(bounds.idle_s, bounds.worth_s) * factor
-            self._fill.fill(draft, min(draft.bounds_s.values()) * factor)
+            notes.passed = self._fill.fill(draft, min(draft.bounds_s.values()) * factor)
             draft.budget.expected_limit_s = math.inf
         draft.bounds_s["next arrival"] = draft.budget.with_margin_s(bounds.idle_s)
         if bounds.worth_s < math.inf:
@@ -119,20 +154,27 @@ class NeaptideScheduler(Scheduler, Divisible):
         if not feasible and not relegated:
             return math.inf
         reserved = draft.budget.tokens_left // 10 if relegated else 0
-        ends_s = self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
-        return self._pack_prompts(draft, relegated, min(bounds.pace_s, bounds.late_prompts_s), 0, ends_s)
+        ends_s, _ = self._pack_prompts(draft, feasible, bounds.prompts_s, reserved)
+        limit_s = min(bounds.pace_s, bounds.late_prompts_s)
+        ends_s, lacking = self._pack_prompts(draft, relegated, limit_s, 0, ends_s)
+        if lacking is not None:  # none behind it was admitted
+            streams = (r for r in relegated if r.num_output_tokens and not draft.is_running(r))
+            draft.notes.lacking = next(streams, lacking)
+        return ends_s
 
     def _pack_prompts(
         self, draft: Draft, prompts: list[Request], limit_s: float, reserved: int, ends_s: float = math.inf
-    ) -> float:
+    ) -> tuple[float, Request | None]:
         """Chunks as large as the limit and the tokens allow, leaving ``reserved`` tokens of the step.
 
         The first one always gets a block's worth: streams that fill the whole bound must not starve it. Once one finds
         no seat or no memory no other is admitted, but those that run go on: they hold what it waits for. What comes
         behind a prompt that ends must not make its first token late, not with that block either, which may be as long
-        as a prompt: returns how long the step may take for that, ``ends_s`` being for those that are in it.
+        as a prompt: returns how long the step may take for that, ``ends_s`` being for those that are in it; and the
+        first that found no seat or no memory.
         """
         floor, can_admit = draft.kv.block_size, True
+        lacking: Request | None = None
         for request in prompts:
             is_running = draft.is_running(request)
             if not is_running and not can_admit:
@@ -162,7 +204,9 @@ class NeaptideScheduler(Scheduler, Divisible):
                 floor = 0
                 if chunk == left:
                     ends_s = min(ends_s, self._until_due_s(draft, request))
-        return ends_s
+            elif lacking is None:
+                lacking = request
+        return ends_s, lacking
 
     def _beside_others(
         self, draft: Draft, request: Request, left: int, context: int, ends_s: float, num_swapped: int
@@ -183,19 +227,46 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def _waiting_prompts(self, draft: Draft, bounds: StepBounds) -> tuple[list[Request], list[Request]]:
         """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``
-        last. A bounded look: what stands further back than ``LOOK_AHEAD`` is not for this step."""
+        last, but before all the one for which room is kept. A bounded look: what stands further back than
+        ``LOOK_AHEAD`` is not for this step."""
         waiting, prompts = draft.waiting_online, draft.prompts(online=True)
         if not waiting and not prompts:
             return [], []
         if not self._relegates:
             return sorted(prompts + waiting[:LOOK_AHEAD], key=deadline_order), []
-        first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
         feasible: list[Request] = []
-        relegated = waiting[:first][:LOOK_AHEAD]
-        ahead = sorted(prompts + waiting[first : first + LOOK_AHEAD], key=deadline_order)
+        relegated, in_time = _by_lateness(waiting, draft.now_s)
+        ahead = sorted(prompts + in_time, key=deadline_order)
         for request, can_make_it in zip(ahead, self.slack.feasible(draft, ahead, bounds.pace_s), strict=True):
             (feasible if can_make_it or request.num_output_tokens else relegated).append(request)
-        return feasible, sorted(relegated, key=lambda r: (r.tier is Tier.PRIORITY, r.arrival_s))
+        relegated.sort(key=lambda r: (r.tier is Tier.PRIORITY, r.arrival_s))
+        holder = self._holder(draft)
+        if holder in relegated or (holder is not None and not draft.is_running(holder) and holder not in feasible):
+            relegated = [holder, *(request for request in relegated if request is not holder)]
+        return feasible, relegated
+
+    def _holder(self, draft: Draft) -> Request | None:
+        """The relegated request for which something is kept in this step, if there is one."""
+        holder = self._late.holder
+        if holder is None or holder.status is RequestStatus.FINISHED or not self._late.part(draft.now_s):
+            return None
+        return holder
+
+    def _leaves_claim(self, draft: Draft, request: Request, num_blocks: int) -> bool:
+        """Whether what is kept for a relegated request is still there for it with this one admitted, which takes so
+        many blocks and a seat. Once it has begun, only what it can take in a step is kept."""
+        holder = self._holder(draft)
+        if holder is None or request is holder or request.num_output_tokens:
+            return True
+        part, kv = self._late.part(draft.now_s), draft.kv
+        if is_running := draft.is_running(holder):
+            num_tokens = min(kv.num_uncomputed(holder), self.config.max_num_batched_tokens)
+            needed = kv.blocks_needed(holder, num_tokens)
+        else:
+            needed = kv.admission_cost(NO_HIT, holder.num_known_tokens)
+        num_seats = draft.num_running - draft.num_running_offline + 1 + (int(part) if not is_running else 0)
+        left = kv.available + kv.pool.num_offline - num_blocks
+        return num_seats <= self.config.max_num_seqs and int(needed * part) <= left
 
     def _room_to_grow(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         needed = draft.kv.blocks_needed(request, num_tokens)
@@ -210,6 +281,8 @@ class NeaptideScheduler(Scheduler, Divisible):
 
     def _admit_online(self, draft: Draft, request: Request, hit: PrefixHit, chunk: int) -> bool:
         cost = draft.kv.admission_cost(hit, request.num_known_tokens - hit.num_tokens)
+        if not self._leaves_claim(draft, request, cost):
+            return False
         seats = max(draft.num_running - self.config.max_num_seqs + 1, 0)
         if not draft.make_room(cost, draft.offline_victims(), keep=set(hit.block_ids), seats=seats):
             return False
@@ -220,6 +293,22 @@ class NeaptideScheduler(Scheduler, Divisible):
         """Online requests with prompt left after this step, in deadline order."""
         waiting, unfinished = draft.waiting_online, draft.unfinished_prompts(online=True)
         if waiting:
-            first = bisect_left(waiting, draft.now_s, key=lambda r: r.next_deadline_s)
-            unfinished += waiting[first : first + LOOK_AHEAD]
+            unfinished += _by_lateness(waiting, draft.now_s)[1]
         return sorted(unfinished, key=deadline_order) if unfinished else []
+
+
+def _by_lateness(waiting: list[Request], now_s: float) -> tuple[list[Request], list[Request]]:
+    """Those whose next token is late, and the others: the first of each, but all that were pushed out of their answer,
+    which stand first."""
+    num_streams = bisect_left(waiting, True, key=lambda r: not r.num_output_tokens)
+    num_late = bisect_left(waiting, now_s, 0, num_streams, key=lambda r: r.next_deadline_s)
+    first = bisect_left(waiting, now_s, num_streams, key=lambda r: r.next_deadline_s)
+    late = waiting[:num_late] + waiting[num_streams:first][:LOOK_AHEAD]
+    return late, waiting[num_late:num_streams] + waiting[first : first + LOOK_AHEAD]
+
+
+def _has_begun(request: Request) -> bool:
+    """Whether a request for which room was kept needs no more of it: all that it lacked is computed or planned."""
+    if request.status is RequestStatus.RUNNING:
+        return request.num_uncomputed_tokens <= 1
+    return request.status is RequestStatus.FINISHED

@@ -15,6 +15,11 @@ def deadline_order(request: Request) -> tuple[float, bool, float, str]:
     return (request.next_deadline_s, request.tier is not Tier.PRIORITY, request.arrival_s, request.request_id)
 
 
+def streams_first(request: Request) -> tuple[bool, float, bool, float, str]:
+    """Those that were pushed out in the middle of their answer before those that have not begun one."""
+    return (request.num_output_tokens == 0, *deadline_order(request))
+
+
 OnlineOrder = Callable[[Request], Any]
 """A sortable key, fixed while the request waits."""
 
@@ -145,3 +150,34 @@ def _place(requests: list[Request], request: Request, order: OnlineOrder) -> int
     while requests[index] is not request:
         index += 1
     return index
+
+
+class Claim:
+    """What others leave free for one request that finds no room: nothing at first, and then a part that grows to all
+    that it needs.
+
+    What is kept for it nobody has the use of until it begins: a policy says for how much of the time that may be.
+    """
+
+    def __init__(self) -> None:
+        self.holder: Request | None = None
+        self._from_s = self._grown_s = 0.0
+
+    def begin(self, holder: Request, from_s: float, growth_s: float) -> None:
+        """It grows from ``from_s`` on, and is whole after ``growth_s``, which is more than 0."""
+        self.holder, self._from_s, self._grown_s = holder, from_s, from_s + growth_s
+
+    def part(self, now_s: float) -> float:
+        """Of what the holder needs, how much is kept for it: 0 to 1."""
+        if self.holder is None or now_s <= self._from_s:
+            return 0.0
+        return min((now_s - self._from_s) / (self._grown_s - self._from_s), 1.0)
+
+    def stood_s(self, now_s: float) -> float:
+        """For how long something has been kept."""
+        return max(now_s - self._from_s, 0.0)
+
+    def put_off(self, now_s: float) -> None:
+        """What is kept is of no use now. It grows anew, once as much time as it has stood has passed without it."""
+        delay_s = max(now_s + self.stood_s(now_s) - self._from_s, 0.0)
+        self._from_s, self._grown_s = self._from_s + delay_s, self._grown_s + delay_s

@@ -75,6 +75,18 @@ def test_a_block_that_two_jobs_share_stays_for_the_other_one() -> None:
     assert pool.bucket_of(pool.segments_of(block), OFFLINE) == UNWANTED
 
 
+def test_what_an_online_request_read_last_stays_its_when_no_row_wants_it_any_more() -> None:
+    """A system prompt that a batch shares with chats: the batch ends, and the chats go on."""
+    for counted in (False, True):
+        pool, shared = BlockPool(3, by_reuse=True, counted=counted), Segment(16, 3)
+        chat = cached(pool, b"system prompt", shared, owner=ONLINE)
+        row = cached(pool, b"document", shared)
+        pool.want_less((shared,), 3)
+        nobody = cached(pool, b"nobody")
+        assert list(pool.eviction_order()) == [row, nobody, chat]
+        pool.check_integrity([])
+
+
 def test_counted_exactly_five_are_more_than_four_and_jobs_add_up() -> None:
     def order(counted: bool) -> list[bytes | None]:
         pool = BlockPool(4, by_reuse=True, counted=counted)

@@ -23,6 +23,18 @@ def test_a_victim_that_frees_nothing_is_spared() -> None:
     assert harness.watch.last.preempted.request_ids == ["old"]
 
 
+def test_a_victim_without_whom_the_others_suffice_is_spared() -> None:
+    harness = Harness(num_blocks=16)
+    harness.core.handle(flex("old", [8] * 39, max_tokens=20))
+    harness.core.handle(flex("young", [9] * 7, max_tokens=20))
+    harness.step()
+    # The two blocks of ``young``, which comes first among the victims, are not enough, and those of ``old`` are.
+    harness.core.handle(online("a", [7] * 39, max_tokens=1))
+    harness.step()
+    assert harness.watch.last is not None
+    assert harness.watch.last.preempted.request_ids == ["old"]
+
+
 def test_offline_requests_in_the_step_are_no_victims() -> None:
     harness = Harness()
     for name in ("f", "g", "h"):
