@@ -298,6 +298,17 @@ def test_an_urgent_job_that_is_cancelled_has_no_turn(tmp_path: Path) -> None:
     assert set(drawn(pool, 2)) == {"lax"}
 
 
+def test_a_job_that_is_cancelled_while_jobs_are_judged_is_not_urgent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(urgency, "LANES_AT_ONCE", 1)
+    pool = pool_of(job(tmp_path, "lax", 60), job(tmp_path, "urgent", 14, deadline_s=24.0))
+    begin_steps(pool, 1)
+    pool.cancel_batch("urgent")
+    pool.turns.begin_step(1.1)
+    assert drawn(pool, 1) == ["lax"]
+
+
 @pytest.mark.parametrize(("weight", "is_urgent"), [(1.0, True), (4.0, False)])
 def test_what_a_job_would_have_by_its_weight_says_whether_it_is_urgent(
     tmp_path: Path, weight: float, is_urgent: bool
