@@ -107,7 +107,7 @@ def turns_state(pool: OfflinePool) -> Any:
     if not isinstance(pool.turns, ByShares):
         return None
     turns = pool.turns
-    charged = [(name, out.answer_tokens) for name, out in turns._out.items()]
+    charged = [(name, out.answer_tokens, out.done_tokens) for name, out in turns._out.items()]
     return frozen(turns.shares.had), [turns.lanes[lane.share].had[lane] for lane in pool.lanes], charged
 
 

@@ -1,7 +1,6 @@
 """Turns of shares and, in a share, of its lanes."""
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,8 @@ from neaptide.engine.request import Request
 LEAD_TOKENS = 1 << 18
 """A plan may hand out so much more of one share, or of one job of a share, than of another: some seconds of a GPU, a
 minute of a CPU. Over time each has what its turns would have given it."""
+LOOK_UP_S = 1.0
+"""Between two times that it is looked up how far answers are; that costs a little for each."""
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class HandedOut:
     lane: Lane
     answer_tokens: int
     """That its share was charged for: expected ones, or more if it has put out more."""
+    done_tokens: int = 0
+    """That it had put out when that was looked up."""
 
 
 class ByShares(Turns):
@@ -53,6 +56,9 @@ class ByShares(Turns):
         self._numbers: dict[Lane, int] = {}
         """Of lanes with requests, in the order in which they came."""
         self.urgency = Urgency(weights, self._numbers, knows_urgency)
+        self._now_s = 0.0
+        """When the last step was planned."""
+        self._looked_up_s = -math.inf
 
     @property
     def rate_tokens_per_s(self) -> float | None:
@@ -67,15 +73,16 @@ class ByShares(Turns):
     # ---- lanes ----
 
     def join(self, lane: Lane) -> None:
-        of_shares, of_lanes = self._to_come()
+        if self._now_s >= self._looked_up_s + LOOK_UP_S:
+            self._looked_up_s = self._now_s
+            self._look_up_answers()
         self._num_joined += 1
         self._numbers[lane] = self._num_joined
-        party, share = self.lanes.setdefault(lane.share, Party()), lane.share
-        party.come(lane, of_lanes[share], (lane.is_job, self._num_joined))
-        if share in self.shares.present:
-            self._place(share)
-        else:
-            self.shares.come(share, of_shares, party.present.key(lane)[1:])
+        party = self.lanes.setdefault(lane.share, Party())
+        party.come(lane, (lane.is_job, self._num_joined))
+        if lane.share not in self.shares.present:
+            self.shares.come(lane.share, party.present.key(lane)[1:])
+        self._place(lane.share)
 
     def leave(self, lane: Lane) -> None:
         party = self.lanes[lane.share]
@@ -84,20 +91,20 @@ class ByShares(Turns):
         self.urgency.leave(lane)
         if party.present.first is None:
             self.shares.go(lane.share)
-        else:
-            self._place(lane.share)
+        self._place(lane.share)
 
     def forget(self, lane: Lane) -> None:
         self.lanes[lane.share].forget(lane)
 
     def begin_step(self, now_s: float, is_paused: bool = False) -> None:
+        self._now_s = now_s
         self.urgency.begin_step(now_s, is_paused)
 
     def _place(self, share: str) -> None:
         """Among those that have had as many quanta by its first lane, but not by how much that has had in the share."""
         present = self.lanes[share].present
-        assert present.first is not None
-        self.shares.place(share, present.key(present.first)[1:])
+        if present.first is not None:
+            self.shares.place(share, present.key(present.first)[1:])
 
     # ---- requests ----
 
@@ -105,17 +112,26 @@ class ByShares(Turns):
         answer_tokens = self.expected_answer(lane, request)
         self._out[request.request_id] = HandedOut(request, lane, answer_tokens)
         self.urgency.served(request.num_prompt_tokens)
-        self._charge(lane, request.num_prompt_tokens + answer_tokens, answer_tokens)
+        weight = self.weight(lane.share)
+        self.lanes[lane.share].hand_out(lane, request.num_prompt_tokens, answer_tokens)
+        self.shares.hand_out(lane.share, request.num_prompt_tokens / weight, answer_tokens / weight)
+        self._place(lane.share)
 
     def ended(self, request: Request) -> None:
         out = self._out.pop(request.request_id, None)
         if out is None:
             return
-        lane, num_tokens = out.lane, request.num_output_tokens
+        share, num_tokens = out.lane.share, request.num_output_tokens
         self.urgency.served(num_tokens)
-        self._charge(lane, num_tokens - out.answer_tokens, -out.answer_tokens)
-        count, tokens = self._answers.get(lane.share, (0, 0))
-        self._answers[lane.share] = count + 1, tokens + num_tokens
+        weight = self.weight(share)
+        self.lanes[share].end(out.lane, num_tokens, out.answer_tokens, out.done_tokens)
+        self.shares.end(share, num_tokens / weight, out.answer_tokens / weight, out.done_tokens / weight)
+        self._place(share)
+        count, tokens = self._answers.get(share, (0, 0))
+        self._answers[share] = count + 1, tokens + num_tokens
+
+    def weight(self, share: str) -> float:
+        return self.weights.get(share, 1.0)
 
     def expected_answer(self, lane: Lane, request: Request) -> int:
         """Tokens: those of the lane's mean; of that of its share, while none of the lane's has ended."""
@@ -123,29 +139,19 @@ class ByShares(Turns):
         of_share = tokens // count if count else None
         return lane.expected_answer(request.params.max_tokens, of_share)
 
-    def _charge(self, lane: Lane, num_tokens: int, expected: int) -> None:
-        """See ``Turn.charge``."""
-        party, weight = self.lanes[lane.share], self.weights.get(lane.share, 1.0)
-        party.charge(lane, num_tokens, expected)
-        self.shares.charge(lane.share, num_tokens / weight, expected / weight)
-        if (number := self._numbers.get(lane)) is not None:
-            party.place(lane, (lane.is_job, number))
-        if lane.share in self.shares.present:
-            self._place(lane.share)
-
-    def _to_come(self) -> tuple[dict[str, float], dict[str, dict[Lane, float]]]:
-        """What shares, by their weights, and their lanes have yet to have of what they were charged for. Answers that
-        are longer than expected by now are charged for as they are."""
-        of_shares, of_lanes = defaultdict[str, float](float), defaultdict[str, dict[Lane, float]](dict)
+    def _look_up_answers(self) -> None:
+        """Answers that are longer than expected by now are charged for as they are."""
         for out in self._out.values():
-            lane, done = out.lane, out.request.num_output_tokens
-            if done > out.answer_tokens:
-                self._charge(lane, done - out.answer_tokens, done - out.answer_tokens)
-                out.answer_tokens = done
-            to_come, of_share = out.answer_tokens - done, of_lanes[lane.share]
-            of_shares[lane.share] += to_come / self.weights.get(lane.share, 1.0)
-            of_share[lane] = of_share.get(lane, 0.0) + to_come
-        return of_shares, of_lanes
+            done = out.request.num_output_tokens
+            if done == out.done_tokens:
+                continue
+            share, weight = out.lane.share, self.weight(out.lane.share)
+            done_more, more = done - out.done_tokens, max(done - out.answer_tokens, 0)
+            out.done_tokens, out.answer_tokens = done, out.answer_tokens + more
+            self.lanes[share].go_on(out.lane, done_more, more)
+            self.shares.go_on(share, done_more / weight, more / weight)
+            if more:
+                self._place(share)
 
 
 class SharesAhead(Look):
@@ -169,12 +175,9 @@ class SharesAhead(Look):
         return None if share is None else self._lanes_of(share).waiting.first
 
     def took(self, lane: Lane, request: Request) -> None:
-        lanes, weight = self._lanes_of(lane.share), self._turns.weights.get(lane.share, 1.0)
-        answer_tokens = self._turns.expected_answer(lane, request)
-        num_tokens = request.num_prompt_tokens + answer_tokens
-        lanes.charge(lane, num_tokens, answer_tokens)
-        lanes.place(lane, lanes.waiting.key(lane)[1:])
-        self._shares.charge(lane.share, num_tokens / weight, answer_tokens / weight)
+        weight, answer_tokens = self._turns.weight(lane.share), self._turns.expected_answer(lane, request)
+        self._lanes_of(lane.share).hand_out(lane, request.num_prompt_tokens, answer_tokens)
+        self._shares.hand_out(lane.share, request.num_prompt_tokens / weight, answer_tokens / weight)
         self._place(lane.share)
 
     def drop(self, lane: Lane) -> None:

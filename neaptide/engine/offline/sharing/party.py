@@ -1,7 +1,7 @@
 """Who has had how much of what is shared, and who is next."""
 
-from collections import ChainMap
-from collections.abc import Hashable, Mapping, MutableMapping
+from collections import ChainMap, Counter
+from collections.abc import Hashable, MutableMapping
 from typing import Generic, TypeVar
 
 from neaptide.engine.offline.sharing.ranking import Key, Order, Ranking, RankingDraft
@@ -26,12 +26,11 @@ class Turn(Generic[T]):
         self.expected = expected
         self.waiting = waiting
 
-    def charge(self, member: T, num_tokens: float, expected: float) -> None:
-        """For so many tokens; so many of an answer are from now on expected, or expected no longer."""
-        if member in self.had:
-            self.had[member] += num_tokens
-        if expected > 0 or member in self.expected:  # else it was forgotten
-            self.expected[member] = self.expected.get(member, 0.0) + expected
+    def hand_out(self, member: T, prompt_tokens: float, answer_tokens: float) -> None:
+        """Charges a member that waits for a request; its answer is expected to have so many tokens."""
+        self.had[member] += prompt_tokens + answer_tokens
+        self.expected[member] = self.expected.get(member, 0.0) + answer_tokens
+        self.replace(member)
 
     def settled(self, member: T) -> float:
         """Tokens that it has had if answers count when they end."""
@@ -43,11 +42,12 @@ class Turn(Generic[T]):
         Args:
             among_equals: its place among those that have had as many quanta.
         """
-        self.waiting.place(member, (self.quanta(member), *among_equals))
+        self.waiting.place(member, (self.had[member] // QUANTUM_TOKENS, *among_equals))
 
-    def quanta(self, member: T) -> float:
-        """Whole ones that it has had."""
-        return self.had[member] // QUANTUM_TOKENS
+    def replace(self, member: T) -> None:
+        """What it has had is another: it has another place, if it waits."""
+        if member in self.waiting:
+            self.place(member, self.waiting.key(member)[1:])
 
 
 class Party(Turn[T]):
@@ -61,22 +61,21 @@ class Party(Turn[T]):
     def __init__(self) -> None:
         self.present = Ranking[T]()
         super().__init__({}, {}, self.present)
+        self._done: dict[T, float] = {}
+        """Tokens of those answers that are there, as far as that was looked up."""
+        self._num_out = Counter[T]()
+        """Requests without an end."""
 
-    def come(self, member: T, to_come: Mapping[T, float], among_equals: Key) -> None:
-        """The member waits from now on.
-
-        Args:
-            to_come: what members have been charged for and have yet to have, by their weights.
-        """
-        if self.present.first is None:
-            self.had = {one: tokens for one, tokens in to_come.items() if one != member}
-            self.had[member] = to_come.get(member, 0.0)
+    def come(self, member: T, among_equals: Key) -> None:
+        """The member waits from now on."""
+        first = self.present.first
+        if first is None:
+            self.had = {one: self._to_come(one) for one in [*self._num_out, member]}
         else:
-            first = self.present.first
-            others = [first, *(one for one in to_come if one in self.present)]
             # What is still to come comes while the other waits: neither is behind the other by that.
-            least = min(self.had[one] - to_come.get(one, 0.0) for one in others)
-            self.had[member] = max(self.had.get(member, 0.0), least + to_come.get(member, 0.0))
+            others = [first, *(one for one in self._num_out if one in self.present)]
+            least = min(self.had[one] - self._to_come(one) for one in others)
+            self.had[member] = max(self.had.get(member, 0.0), least + self._to_come(member))
         self.place(member, among_equals)
 
     def go(self, member: T) -> None:
@@ -86,8 +85,39 @@ class Party(Turn[T]):
     def forget(self, member: T) -> None:
         """One that does not wait will never come back."""
         self.had.pop(member, None)
-        self.expected.pop(member, None)
+
+    def hand_out(self, member: T, prompt_tokens: float, answer_tokens: float) -> None:
+        self._num_out[member] += 1
+        super().hand_out(member, prompt_tokens, answer_tokens)
+
+    def go_on(self, member: T, done_tokens: float, more_tokens: float) -> None:
+        """So much more of an answer is there, and so much more is expected of it."""
+        self._done[member] = self._done.get(member, 0.0) + done_tokens
+        if more_tokens:
+            self.expected[member] += more_tokens
+            self._charge(member, more_tokens)
+
+    def end(self, member: T, num_tokens: float, expected_tokens: float, done_tokens: float) -> None:
+        """An answer has ended with so many tokens; so many were expected, and so many were known to be there."""
+        self._charge(member, num_tokens - expected_tokens)
+        self._num_out[member] -= 1
+        if self._num_out[member]:
+            self.expected[member] -= expected_tokens
+            self._done[member] = self._done.get(member, 0.0) - done_tokens
+        else:
+            del self._num_out[member], self.expected[member]
+            self._done.pop(member, None)
 
     def ahead(self) -> Turn[T]:
         """To look ahead with, while nothing changes here."""
         return Turn(ChainMap({}, self.had), ChainMap({}, self.expected), RankingDraft(self.present))
+
+    def _charge(self, member: T, num_tokens: float) -> None:
+        """Also of one that was forgotten."""
+        if member in self.had:
+            self.had[member] += num_tokens
+            self.replace(member)
+
+    def _to_come(self, member: T) -> float:
+        """Tokens that it has been charged for, and has yet to have."""
+        return self.expected.get(member, 0.0) - self._done.get(member, 0.0)

@@ -95,6 +95,34 @@ def test_a_job_that_comes_later_gets_no_arrears_from_those_of_its_share(tmp_path
     assert (names.count("early"), names.count("late")) == (4, 4)
 
 
+def test_what_is_there_of_long_answers_when_another_comes_is_no_debt(tmp_path: Path) -> None:
+    """It was put out while nobody else waited, though it is more than was expected; what comes later is one."""
+    pool = pool_of(job(tmp_path, "a", 40, "a"))
+    requests = [pool.pop() for _ in range(4)]
+    for request in requests:
+        request._output_token_ids = [7] * QUANTUM_TOKENS
+    pool.turns.begin_step(1.0)  # else it was looked up a moment ago
+    pool.add_batch(job(tmp_path, "b", 40, "b"), 0.0, MAX_NUM_TOKENS)
+    shares = pool.turns.shares.had  # type: ignore[attr-defined]
+    ahead_tokens = shares["a"] - shares["b"]
+    assert ahead_tokens == 0
+    end(pool, requests[0], 2 * QUANTUM_TOKENS)
+    assert shares["a"] - shares["b"] == QUANTUM_TOKENS
+
+
+def test_a_new_jobs_answers_are_expected_to_be_as_long_as_others_of_its_share(tmp_path: Path) -> None:
+    limits = {"params_table": [SamplingParams(max_tokens=QUANTUM_TOKENS)]}
+    jobs = [msgspec.structs.replace(job(tmp_path, name, 4, "a"), **limits) for name in ("old", "new")]
+    pool = pool_of(*jobs)
+    lanes, request = [pool.jobs[name] for name in ("old", "new")], pool.pop()
+    expected = lambda: [pool.turns.expected_answer(lane, request) for lane in lanes]  # type: ignore[attr-defined]  # noqa: E731
+    assert expected() == [256, 256]
+    end(pool, request, 1000)
+    assert expected() == [1000, 1000]
+    end(pool, pool.pop(), 2000)
+    assert expected()[1] == 1500
+
+
 def test_what_a_share_had_alone_costs_it_nothing_later(tmp_path: Path) -> None:
     pool = pool_of(job(tmp_path, "old", 60, "a"))
     for request in [pool.pop() for _ in range(60)]:
@@ -204,6 +232,19 @@ def test_what_is_foreseen_is_what_is_handed_out_whatever_shares_and_jobs_there_a
         pool.add_flex(flex(f"flex{k}", f"key{k % 2}"))
     begin_steps(pool, 3)
     assert list(pool.turns.urgency.places) == [pool.jobs["j4"]]  # type: ignore[attr-defined]
+    foreseen = [request.request_id for request in pool.in_turn()]
+    assert [pool.pop().request_id for _ in range(len(pool))] == foreseen
+
+
+def test_a_look_goes_by_answers_as_well(tmp_path: Path) -> None:
+    """Of two quanta: after one of its rows the other has four."""
+    long = msgspec.structs.replace(
+        job(tmp_path, "a", 9, "a"), params_table=[SamplingParams(max_tokens=2 * QUANTUM_TOKENS)]
+    )
+    pool = OfflinePool(turns=ByShares({}))
+    for message in (long, job(tmp_path, "b", 40, "b")):
+        pool.add_batch(message, 0.0, 8 * MAX_NUM_TOKENS)
+    end(pool, pool.pop(), 2 * QUANTUM_TOKENS)
     foreseen = [request.request_id for request in pool.in_turn()]
     assert [pool.pop().request_id for _ in range(len(pool))] == foreseen
 
