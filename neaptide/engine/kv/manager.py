@@ -91,7 +91,7 @@ class KVCacheManager:
 
     def segments(self) -> set[Segment]:
         """That held or cached blocks belong to."""
-        return {segment for block in range(self.num_blocks) for segment in self._pool.segments_of(block)}
+        return self._pool.known_segments()
 
     def draft(self) -> KVDraft:
         """The cache as it is now, to plan against; worth nothing once the cache has changed."""
