@@ -187,13 +187,13 @@ class SharesAhead(Look):
         self._place(lane.share)
 
     def open_to_a_plan(self, lanes: Collection[Lane]) -> list[Lane]:
-        """A job that is urgent by itself; else all that are not too far ahead of others. Answers count when they end: a
-        plan knows by itself how many long ones there are at a time, and what is to come of them would be more than the
-        lead."""
+        """A job that is urgent by itself; else all that are not too far ahead of others. What is yet to come of answers
+        does not count: a plan knows by itself how many long ones there are at a time, and theirs is more than the lead.
+        """
         if self._urgent:
             return self._urgent[:1]
-        of_share = {share: self._shares.settled(share) for share in {lane.share for lane in lanes}}
-        of_lane = {lane: self._lanes_of(lane.share).settled(lane) for lane in lanes}
+        of_share = {share: self._shares.served(share) for share in {lane.share for lane in lanes}}
+        of_lane = {lane: self._lanes_of(lane.share).served(lane) for lane in lanes}
         least_of_share = min(of_share.values())
         least: dict[str, float] = {}
         for lane, tokens in of_lane.items():

@@ -17,24 +17,24 @@ class Turn(Generic[T]):
 
     Args:
         had: tokens of every member, by its weight.
-        expected: those of them that stand for answers without an end.
+        to_come: those of them that it has yet to have, as far as it is known how far answers are.
         waiting: those members that wait, by their quanta and then by the rest of their keys.
     """
 
-    def __init__(self, had: MutableMapping[T, float], expected: MutableMapping[T, float], waiting: Order[T]) -> None:
+    def __init__(self, had: MutableMapping[T, float], to_come: MutableMapping[T, float], waiting: Order[T]) -> None:
         self.had = had
-        self.expected = expected
+        self.to_come = to_come
         self.waiting = waiting
 
     def hand_out(self, member: T, prompt_tokens: float, answer_tokens: float) -> None:
         """Charges a member that waits for a request; its answer is expected to have so many tokens."""
         self.had[member] += prompt_tokens + answer_tokens
-        self.expected[member] = self.expected.get(member, 0.0) + answer_tokens
+        self.to_come[member] = self.to_come.get(member, 0.0) + answer_tokens
         self.replace(member)
 
-    def settled(self, member: T) -> float:
-        """Tokens that it has had if answers count when they end."""
-        return self.had[member] - self.expected.get(member, 0.0)
+    def served(self, member: T) -> float:
+        """Tokens that it has had without those that are yet to come."""
+        return self.had[member] - self.to_come.get(member, 0.0)
 
     def place(self, member: T, among_equals: Key) -> None:
         """Puts a member among those that wait.
@@ -61,8 +61,6 @@ class Party(Turn[T]):
     def __init__(self) -> None:
         self.present = Ranking[T]()
         super().__init__({}, {}, self.present)
-        self._done: dict[T, float] = {}
-        """Tokens of those answers that are there, as far as that was looked up."""
         self._num_out = Counter[T]()
         """Requests without an end."""
 
@@ -70,12 +68,12 @@ class Party(Turn[T]):
         """The member waits from now on."""
         first = self.present.first
         if first is None:
-            self.had = {one: self._to_come(one) for one in [*self._num_out, member]}
+            self.had = {one: self.to_come.get(one, 0.0) for one in [*self._num_out, member]}
         else:
             # What is still to come comes while the other waits: neither is behind the other by that.
             others = [first, *(one for one in self._num_out if one in self.present)]
-            least = min(self.had[one] - self._to_come(one) for one in others)
-            self.had[member] = max(self.had.get(member, 0.0), least + self._to_come(member))
+            least = min(map(self.served, others))
+            self.had[member] = max(self.had.get(member, 0.0), least + self.to_come.get(member, 0.0))
         self.place(member, among_equals)
 
     def go(self, member: T) -> None:
@@ -92,32 +90,24 @@ class Party(Turn[T]):
 
     def go_on(self, member: T, done_tokens: float, more_tokens: float) -> None:
         """So much more of an answer is there, and so much more is expected of it."""
-        self._done[member] = self._done.get(member, 0.0) + done_tokens
+        self.to_come[member] += more_tokens - done_tokens
         if more_tokens:
-            self.expected[member] += more_tokens
             self._charge(member, more_tokens)
 
     def end(self, member: T, num_tokens: float, expected_tokens: float, done_tokens: float) -> None:
         """An answer has ended with so many tokens; so many were expected, and so many were known to be there."""
         self._charge(member, num_tokens - expected_tokens)
         self._num_out[member] -= 1
-        if self._num_out[member]:
-            self.expected[member] -= expected_tokens
-            self._done[member] = self._done.get(member, 0.0) - done_tokens
-        else:
-            del self._num_out[member], self.expected[member]
-            self._done.pop(member, None)
+        self.to_come[member] -= expected_tokens - done_tokens
+        if not self._num_out[member]:
+            del self._num_out[member], self.to_come[member]
 
     def ahead(self) -> Turn[T]:
         """To look ahead with, while nothing changes here."""
-        return Turn(ChainMap({}, self.had), ChainMap({}, self.expected), RankingDraft(self.present))
+        return Turn(ChainMap({}, self.had), ChainMap({}, self.to_come), RankingDraft(self.present))
 
     def _charge(self, member: T, num_tokens: float) -> None:
         """Also of one that was forgotten."""
         if member in self.had:
             self.had[member] += num_tokens
             self.replace(member)
-
-    def _to_come(self, member: T) -> float:
-        """Tokens that it has been charged for, and has yet to have."""
-        return self.expected.get(member, 0.0) - self._done.get(member, 0.0)
