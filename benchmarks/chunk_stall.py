@@ -24,8 +24,8 @@ from benchmarks.common import print_table
 from neaptide.engine.messages import AddBatch
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.prefix_tree import PrefixTree, write_prefixes
+from neaptide.engine.offline.sharing.by_shares import ByShares
 from neaptide.engine.offline.token_file import TokenFileWriter
-from neaptide.engine.offline.turns import ByShares
 from neaptide.engine.params import SamplingParams
 
 GROUP_ROWS, PREFIX_TOKENS, OWN_TOKENS = 50, 256, 48

@@ -11,7 +11,7 @@ from neaptide.engine.core import EngineCore
 from neaptide.engine.kv.segments import Segment
 from neaptide.engine.offline.lanes import FlexLane, JobLane, Lane
 from neaptide.engine.offline.pool import OfflinePool
-from neaptide.engine.offline.turns import ByShares
+from neaptide.engine.offline.sharing.by_shares import ByShares
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.actions import Action, Admit, DrawPool, Grow, Preempt, TakePart, TakePartRows
 from neaptide.engine.scheduler.base import Scheduler
@@ -106,7 +106,9 @@ def queue_state(core: EngineCore) -> Any:
 def turns_state(pool: OfflinePool) -> Any:
     if not isinstance(pool.turns, ByShares):
         return None
-    return frozen(pool.turns._of_share), [pool.turns._of_lane[lane] for lane in pool.lanes]
+    turns = pool.turns
+    charged = [(name, out.answer_tokens, out.done_tokens) for name, out in turns._out.items()]
+    return frozen(turns.shares.had), [turns.lanes[lane.share].had[lane] for lane in pool.lanes], charged
 
 
 def lane_state(lane: Lane) -> Any:

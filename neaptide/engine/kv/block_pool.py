@@ -9,6 +9,7 @@ free + cached + held == total, after every call
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from neaptide.engine.kv.eviction import (
     SEEN_ONLINE,
@@ -134,6 +135,10 @@ class BlockPool:
     def segments_of(self, block: int) -> tuple[Segment, ...]:
         """Those that a held or cached block is known to belong to."""
         return self._segments.get(block, ())
+
+    def known_segments(self) -> set[Segment]:
+        """That held or cached blocks belong to."""
+        return set(chain.from_iterable(self._segments.values()))
 
     def bucket_of(self, segments: tuple[Segment, ...], owner: RequestClass) -> int:
         """Where a block of these segments goes in the eviction order when a reader of this class is its last."""

@@ -89,6 +89,10 @@ class KVCacheManager:
         """Of all blocks that a request could find, those in host memory left out."""
         return [found for found in self._pool.hashes if found is not None]
 
+    def segments(self) -> set[Segment]:
+        """That held or cached blocks belong to."""
+        return self._pool.known_segments()
+
     def draft(self) -> KVDraft:
         """The cache as it is now, to plan against; worth nothing once the cache has changed."""
         return KVDraft(self._pool, self.block_size, self.enable_prefix_cache)

@@ -59,6 +59,8 @@ class Lane(ABC):
         self.deadline_s = math.inf
         self.row_s = 0.0
         """That a row takes from its first step to its end, the mean of those that have ended; 0 until one has."""
+        self._num_ended = self._num_output_tokens = 0
+        """Of those that were handed out."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -67,6 +69,20 @@ class Lane(ABC):
     @abstractmethod
     def num_tokens_left(self) -> int:
         """Of the prompts of what waits, and of their answers as far as these can be foreseen."""
+
+    def expected_answer(self, most_tokens: int, of_others: int | None) -> int:
+        """Tokens that an answer is taken to have: as many as those that have ended had on average.
+
+        Args:
+            of_others: what those of others had, to go by until one of its own has ended; None if that is not known.
+        """
+        mean = self._num_output_tokens // self._num_ended if self._num_ended else of_others
+        return min(most_tokens, PRIOR_OUTPUT_TOKENS if mean is None else mean)
+
+    def answered(self, num_tokens: int) -> None:
+        """A request that was handed out has ended, with so many tokens."""
+        self._num_ended += 1
+        self._num_output_tokens += num_tokens
 
     @abstractmethod
     def waiting(self, looked_at: list[Request]) -> Iterator[Request]:
@@ -132,7 +148,7 @@ class JobLane(Lane):
         """Rows that were handed out and have not ended, preempted ones as well, by id."""
         self._files: list[OrderedFile] = []
         self._row_key = row_key
-        self._num_ended = self._num_output_tokens = self._num_run = 0
+        self._num_run = 0
 
     def __len__(self) -> int:
         return sum(delivery.num_left for delivery in self.deliveries)
@@ -185,8 +201,7 @@ class JobLane(Lane):
     def row_ended(self, request: Request, now_s: float) -> None:
         """A row has ended; only one that was handed out tells how long answers are."""
         if self.started.pop(request.request_id, None) is not None:
-            self._num_ended += 1
-            self._num_output_tokens += request.num_output_tokens
+            self.answered(request.num_output_tokens)
             if request.admission_index:
                 self._num_run += 1
                 self.row_s += (now_s - request.scheduled_s - self.row_s) / self._num_run

@@ -17,7 +17,7 @@ from neaptide.engine.offline.delivery import UNPLANNED, PlannedRows
 from neaptide.engine.offline.dual_scan import MemoryShares, split_memory, window_rows, window_sums
 from neaptide.engine.offline.lanes import JobLane, Lane, Place
 from neaptide.engine.offline.planning.timetable import Timetable
-from neaptide.engine.offline.turns import Turns
+from neaptide.engine.offline.turns import Look
 from neaptide.engine.request import Request
 
 STEADY_SHARE = 0.75
@@ -330,47 +330,48 @@ class _Heads:
 
 
 def in_planned_turn(
-    lanes: Sequence[Lane], turns: Turns, scan: Scan | None, looked_at: list[Request]
+    lanes: Sequence[Lane], look: Look, scan: Scan | None, looked_at: list[Request]
 ) -> Iterator[Request]:
     """What waits in the lanes, in the order of the plan where turns leave it open; requests of ``flex``, for which a
     caller waits, and rows that no plan knows as turns have them.
 
     Args:
-        turns, scan: to look ahead with: they are changed.
+        look, scan: to look ahead with: they are changed.
     """
     heads = {lane: found for lane in lanes if not (found := _Heads(lane, looked_at)).is_empty}
     while heads:
-        lane, is_right = _next_lane(heads, turns, scan)
+        lane, is_right = _next_lane(heads, look, scan)
         if lane is None:
             return
         rank = heads[lane].last_rank if is_right else heads[lane].rank
         request = heads[lane].take(is_right)
-        if heads[lane].is_empty:
-            del heads[lane]
         if scan is not None and rank != UNPLANNED:
             scan.take(request.request_id, is_right, rank)
         yield request
-        turns.charge(lane.share, lane, request.num_prompt_tokens)
+        look.took(lane, request)
+        if heads[lane].is_empty:
+            del heads[lane]
+            look.drop(lane)
 
 
-def _next_lane(heads: dict[Lane, _Heads], turns: Turns, scan: Scan | None) -> tuple[Lane | None, bool]:
+def _next_lane(heads: dict[Lane, _Heads], look: Look, scan: Scan | None) -> tuple[Lane | None, bool]:
     """Whose turn it is, and whether its last row of the plan is meant, or the one that was found; None where all that
     is left waits for its start."""
-    planned = [lane for lane in turns.open_to_a_plan(list(heads)) if heads[lane].rank != UNPLANNED]
+    planned = [lane for lane in look.open_to_a_plan(list(heads)) if heads[lane].rank != UNPLANNED]
     if not planned:
-        return min(heads, key=turns.key), False
+        return min(heads, key=look.key), False
     left = chosen = min(planned, key=lambda lane: heads[lane].rank)
     is_right = False
     if scan is not None and scan.timetable is not None:
         due = next((lane for rank in scan.due() for lane in planned if heads[lane].find(rank)), None)
         if due is None and not scan.is_open(heads[left].rank):
             others = [lane for lane in heads if heads[lane].rank == UNPLANNED]
-            return min(others, key=turns.key, default=None), False
+            return min(others, key=look.key, default=None), False
         chosen, is_right = due or left, due is not None
     elif scan is not None:
         right = max(planned, key=lambda lane: heads[lane].last_rank)
         is_right = scan.is_right_next(heads[left].rank, heads[right].last_rank)
         chosen = right if is_right else left
     flex = [lane for lane in heads if not lane.is_job]
-    first = min([*flex, chosen], key=turns.key)
+    first = min([*flex, chosen], key=look.key)
     return first, is_right and first is chosen

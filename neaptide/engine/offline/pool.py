@@ -50,6 +50,10 @@ class OfflinePool:
         self._returned: deque[Request] = deque()
         self._lanes: dict[str, Lane] = {}
         """With requests: of a batch by its id, of flex requests by a name that is no id."""
+        self._num_in_lanes = 0
+        """Requests."""
+        self._flex_lanes: dict[str, FlexLane] = {}
+        """Of every share that ever had some, with requests or not."""
         self._jobs: dict[str, JobLane] = {}
         """Batches with rows that have not ended, by id; in the lanes are those of them with rows that wait."""
         self._first_looked_at: list[Request] = []
@@ -77,14 +81,14 @@ class OfflinePool:
         """When the last step was planned."""
 
     def __len__(self) -> int:
-        return len(self._returned) + sum(map(len, self._lanes.values()))
+        return len(self._returned) + self._num_in_lanes
 
     def begin_step(self, now_s: float, is_paused: bool) -> None:
         """A step is to be planned; while the operator has paused offline work, what is done of it says nothing of what
         could be."""
         self._now_s = now_s
         self._memory_shares.begin_step()
-        self.turns.begin_step(now_s, () if is_paused else self.lanes)
+        self.turns.begin_step(now_s, is_paused)
 
     def begin_planned_step(self, kv_tokens: int) -> None:
         """In the step that begins the plan's rows may hold so much of the memory."""
@@ -137,24 +141,25 @@ class OfflinePool:
 
     def in_turn(self) -> Iterator[Request]:
         """What stands in the lanes, in order; a row is made into a request when the iterator comes to it."""
-        turns = self.turns.copy()
-        if any(job.is_planned for job in self._jobs.values()):
+        look = self.turns.look()
+        if self._has_plan and any(job.is_planned for job in self._jobs.values()):
             scan = None
             if self._ends is not None:
                 shares = self._memory_shares.copy()
                 memory = self.kv_tokens, self.looks_ahead, self._timetable
                 scan = self._last_scan = Scan(self._ends, shares, self.target_density, *memory)
-            yield from in_planned_turn(self.lanes, turns, scan, self._first_looked_at)
+            yield from in_planned_turn(self.lanes, look, scan, self._first_looked_at)
             return
-        waiting = {lane: lane.waiting(self._first_looked_at) for lane in self._lanes.values()}
-        while waiting:
-            lane = min(waiting, key=turns.key)
+        waiting: dict[Lane, Iterator[Request]] = {}
+        while (lane := look.first) is not None:
+            if lane not in waiting:
+                waiting[lane] = lane.waiting(self._first_looked_at)
             request = next(waiting[lane], None)
             if request is None:
-                del waiting[lane]
+                look.drop(lane)
             else:
                 yield request
-                turns.charge(lane.share, lane, request.num_prompt_tokens)
+                look.took(lane, request)
 
     def heads(self, taken: Collection[Request]) -> Iterator[tuple[int, Request]]:
         """Length bucket and request of those that stand for what is in the lanes: see ``Lane.heads``."""
@@ -165,18 +170,21 @@ class OfflinePool:
         yield from self._returned
         yield from self.in_turn()
 
+    def _share_of(self, request: Request) -> str:
+        return request.share if self._has_shares else ""
+
     # ---- taking in ----
 
     def add_flex(self, request: Request) -> None:
-        share = request.share if self._has_shares else ""
-        name = _flex_lane(share)
-        lane = self._lanes.get(name)
+        share = self._share_of(request)
+        lane = self._flex_lanes.get(share)
         if lane is None:
-            lane = FlexLane(share)
-            self._join(name, lane)
-        assert isinstance(lane, FlexLane)
+            lane = self._flex_lanes[share] = FlexLane(share)
+        if _flex_lane(share) not in self._lanes:
+            self._join(_flex_lane(share), lane)
         request.segments = (own_segment(),)  # while it waits for its turn again, its blocks are wanted
         lane.requests.append(request)
+        self._num_in_lanes += 1
 
     def give_back(self, request: Request) -> None:
         """A preempted request waits at the front."""
@@ -218,6 +226,7 @@ class OfflinePool:
             self._jobs[message.batch_id] = lane
         if message.batch_id not in self._lanes:
             self._join(message.batch_id, lane)
+        self._num_in_lanes += len(rows)
         if file is None:
             lane.add(Delivery(message, tokens, rows, params_index, now_s))
         elif (known := lane.of_file(message)) is not None:
@@ -286,37 +295,47 @@ class OfflinePool:
             self._returned.remove(request)
             self._came_back(request, -1)
         lane = self._jobs.pop(batch_id, None)
-        if lane is None or batch_id not in self._lanes:
+        if lane is None:
             return preempted, []
-        lane.forget_looked_at()
-        self._leave(batch_id)
+        if batch_id in self._lanes:
+            lane.forget_looked_at()
+            self._num_in_lanes -= len(lane)
+            self._leave(batch_id)
+        self.turns.forget(lane)
         return preempted, lane.wanted_by_rows_left()
 
     def ended(self, request: Request) -> None:
-        """A request that was handed out has ended: what it has put out counts for its share."""
+        """A request has ended, handed out or not: what it has put out counts for its share."""
+        self.turns.ended(request)
         row_id = RowId.parse(request.request_id)
-        if row_id is None:
-            lane = self._lanes.get(_flex_lane(request.share))
-        elif (lane := self._jobs.get(row_id.batch_id)) is not None:
-            lane.row_ended(request, self._now_s)
-            self._forget_if_done(row_id.batch_id)
+        if row_id is not None:
+            if (job := self._jobs.get(row_id.batch_id)) is not None:
+                job.row_ended(request, self._now_s)
+                self._forget_if_done(row_id.batch_id)
+        elif request.admission_index and (lane := self._flex_lanes.get(self._share_of(request))) is not None:
+            lane.answered(request.num_output_tokens)
         self._memory_shares.end(request.request_id)
-        self.turns.charge(request.share, lane, request.num_output_tokens)
 
-    def check_integrity(self, running: Iterable[Request]) -> None:
+    def check_integrity(self, running: Iterable[Request], cached: Iterable[Segment] = ()) -> None:
         """Raises AssertionError unless every segment is wanted by as many as wait and run, and batches know their
-        rows."""
+        rows.
+
+        Args:
+            cached: segments that blocks belong to: also those that nobody wants any more.
+        """
         wanted, returned = Counter[Segment](), Counter[Segment]()
+        assert self._num_in_lanes == sum(map(len, self._lanes.values()))
         for lane in self._lanes.values():
             wanted.update(dict(lane.wanted_by_rows_left()) if isinstance(lane, JobLane) else {})
             assert len(lane), "an empty lane has a turn"
         started = [*running, *self._returned]
         for request in started:
             wanted.update(request.segments)
-        assert all(segment.num_wanting == count for segment, count in wanted.items())
+        known_segments = {*wanted, *cached}
+        assert all(segment.num_wanting == wanted[segment] for segment in known_segments)
         for request in self._returned:
             returned.update(request.segments)
-        assert all(segment.num_returned == returned[segment] for segment in wanted)
+        assert all(segment.num_returned == returned[segment] for segment in known_segments)
         told = [segment for segment in wanted if self._has_plan and segment not in self._moved]
         assert all(segment.next_use == segment.present_use for segment in told)
         assert all(len(job) or job.started for job in self._jobs.values())
@@ -330,8 +349,12 @@ class OfflinePool:
                 self._returned.remove(request)
                 self._came_back(request, -1)
                 return None, request
-        for name, lane in self._lanes.items():
-            if (found := lane.remove(request_id)) is not None:
+        row_id = RowId.parse(request_id)
+        names = map(_flex_lane, self._flex_lanes) if row_id is None else [row_id.batch_id]
+        for name in names:
+            lane = self._lanes.get(name)
+            if lane is not None and (found := lane.remove(request_id)) is not None:
+                self._num_in_lanes -= 1
                 self._note_moved(found)
                 return name, found
         return None, None
@@ -352,7 +375,7 @@ class OfflinePool:
             lane.started[request.request_id] = request
             if self._last_scan is not None:
                 self._last_scan.started(request.request_id, self._memory_shares)
-        self.turns.charge(lane.share, lane, request.num_prompt_tokens)
+        self.turns.took(lane, request)
         self._leave_if_empty(name)
 
     def _leave_if_empty(self, name: str) -> None:
@@ -364,10 +387,11 @@ class OfflinePool:
         job = self._jobs.get(batch_id)
         if job is not None and not job.started and not len(job):
             del self._jobs[batch_id]
+            self.turns.forget(job)
 
     def _join(self, name: str, lane: Lane) -> None:
-        self.turns.join(lane, self._lanes.values())
         self._lanes[name] = lane
+        self.turns.join(lane)
 
     def _leave(self, name: str) -> None:
         self.turns.leave(self._lanes.pop(name))

@@ -13,7 +13,8 @@ from neaptide.engine.kv.manager import KVCacheManager
 from neaptide.engine.kv.two_tenant_cache import TwoTenantCache
 from neaptide.engine.offline.delivery import RowKey
 from neaptide.engine.offline.pool import OfflinePool
-from neaptide.engine.offline.turns import ByShares, Turns
+from neaptide.engine.offline.sharing.by_shares import ByShares
+from neaptide.engine.offline.turns import Turns
 from neaptide.engine.request import Request
 from neaptide.engine.scheduler.actions import (
     Admit,

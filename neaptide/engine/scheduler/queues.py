@@ -107,7 +107,7 @@ class Queues:
         """Raises AssertionError if queues, seats, block tables and the cache do not agree."""
         self.table.check_integrity()
         self.kv.check_integrity(self.running())
-        self.pool.check_integrity(self.running_offline.values())
+        self.pool.check_integrity(self.running_offline.values(), self.kv.segments())
         assert all(r.status is RequestStatus.RUNNING and r.table is self.table for r in self.running())
         assert all(r.status is RequestStatus.WAITING and r.table is None for r in self.waiting_online)
         assert all(r.is_online for r in self.running_online.values())

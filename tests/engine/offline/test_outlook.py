@@ -8,6 +8,7 @@ import pytest
 
 from neaptide.engine.config import CacheConfig
 from neaptide.engine.messages import AddBatch, BatchOutlook, CancelBatch, Outlook, SetOffline
+from neaptide.engine.offline import outlook
 from neaptide.engine.offline.outlook import PERIOD_S, Outlooks
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.work import WholeDevice
@@ -178,3 +179,22 @@ def test_it_says_how_far_the_answers_are_that_run(tmp_path: Path) -> None:
     one = only_report(harness)
     assert unpacked(one.running_rows).tolist() == [0, 1, 2]
     assert unpacked(one.running_tokens).tolist() == [4, 4, 4]
+
+
+def test_many_batches_are_judged_some_at_a_time_and_reported_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = Judged(*(job(tmp_path, f"b{k}", 2, 100.0 + k) for k in range(5)))
+    whole = judged.report()
+    monkeypatch.setattr(outlook, "JOBS_AT_ONCE", 2)
+    judged.outlooks.hurry()
+    assert [judged.report(0.0), judged.report(0.1), judged.report(0.2)] == [None, None, whole]
+    judged.outlooks.hurry()
+    judged.report(0.3)
+    judged.pool.cancel_batch("b1")
+    judged.outlooks.hurry()
+    judged.report(0.4)
+    report = judged.report(0.5)
+    assert report is not None
+    assert [one.batch_id for one in report] == ["b0", "b2", "b3", "b4"]
+    assert [judged.report(0.6), judged.report(0.7) is not None, judged.report(0.8)] == [None, True, None]

@@ -16,7 +16,8 @@ from neaptide.engine.offline.dual_scan import MemoryShares
 from neaptide.engine.offline.planned import FULL_SHARE, STEADY_SHARE, Ends, PlannedOrder, Scan
 from neaptide.engine.offline.pool import OfflinePool
 from neaptide.engine.offline.pool_draft import PoolDraft
-from neaptide.engine.offline.turns import LEAD_TOKENS, ByShares, Turns
+from neaptide.engine.offline.sharing.by_shares import LEAD_TOKENS, ByShares
+from neaptide.engine.offline.turns import Turns
 from neaptide.engine.params import SamplingParams, Tier
 from neaptide.engine.request import Request
 from tests.engine.harness import batch
@@ -145,7 +146,7 @@ def test_an_urgent_job_goes_before_the_plan(tmp_path: Path) -> None:
     turns = ByShares({})
     pool = pool_of(batch(tmp_path, "a", [[1]] * 2), batch(tmp_path, "b", [[1]] * 2), turns=turns)
     follow(pool, ("a", 0), ("a", 1), ("b", 0), ("b", 1))
-    turns._laxity_s = {pool.jobs["b"]: 1.0}
+    turns.urgency.places = {pool.jobs["b"]: 0}
     assert drain(pool) == ["b:0", "b:1", "a:0", "a:1"]
 
 

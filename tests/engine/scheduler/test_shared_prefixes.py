@@ -132,3 +132,13 @@ def test_baselines_keep_file_order(policy: str, tmp_path: Path) -> None:
     harness = Harness(policy=policy, max_num_batched_tokens=33)
     harness.core.handle(batch(tmp_path, "job", [[*A, 9], [*B, 9], [*A, 8]], max_tokens=1))
     assert [request_id for step in harness.run() for request_id in step] == ["job:0", "job:1", "job:2"]
+
+
+def test_counts_that_are_left_over_from_a_batch_that_has_ended_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+    harness.core.handle(batch(tmp_path, "a", [[7] * 8 + [row] for row in range(2)], max_tokens=1))
+    monkeypatch.setattr(harness.core.kv, "want_no_more", lambda path, count=1: None)
+    with pytest.raises(AssertionError):
+        harness.run()

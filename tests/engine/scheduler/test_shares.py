@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neaptide.engine.config import CacheConfig
-from neaptide.engine.offline import turns
+from neaptide.engine.offline.sharing import party
 from tests.engine.harness import Harness, batch
 
 ROW_TOKENS = 64
@@ -28,13 +28,21 @@ def harness_for(**scheduler: object) -> Harness:
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "QUANTUM_TOKENS", ROW_TOKENS)
+    monkeypatch.setattr(party, "QUANTUM_TOKENS", ROW_TOKENS)
 
 
-def submit(harness: Harness, directory: Path, name: str, rows: int, share: str) -> None:
+def submit(
+    harness: Harness,
+    directory: Path,
+    name: str,
+    rows: int,
+    share: str,
+    num_tokens: int = ROW_TOKENS,
+    max_tokens: int = 1,
+) -> None:
     first = zlib.crc32(name.encode()) % 1_000_000
-    prompts = [[first + row] * ROW_TOKENS for row in range(rows)]
-    harness.core.handle(msgspec.structs.replace(batch(directory, name, prompts, max_tokens=1), share=share))
+    prompts = [[first + row] * num_tokens for row in range(rows)]
+    harness.core.handle(msgspec.structs.replace(batch(directory, name, prompts, max_tokens), share=share))
 
 
 @pytest.mark.parametrize("weights", [{}, WEIGHTS])
@@ -62,3 +70,15 @@ def test_a_small_job_beside_a_huge_one_ends_within_twice_its_shares_time(tmp_pat
         harness.step()
     rows_a_second = 8 / 0.01
     assert harness.clock.now() - begun_s <= 2 * 10 / (rows_a_second / 2) + 0.02
+
+
+def test_long_answers_do_not_take_every_seat_before_they_are_charged_for(tmp_path: Path) -> None:
+    """Eight seats: prompts of 8 tokens and answers of 50, beside prompts of 100 and answers of 2."""
+    harness = Harness(num_blocks=240, max_num_seqs=8, max_num_batched_tokens=512, ttft_slo_s=100.0)
+    submit(harness, tmp_path, "answers", 100, "a", num_tokens=8, max_tokens=50)
+    submit(harness, tmp_path, "prompts", 100, "b", num_tokens=100, max_tokens=2)
+    tokens = Counter[str]()
+    for _ in range(240):
+        for name, num_tokens in harness.step().items():
+            tokens[name.partition(":")[0]] += num_tokens
+    assert tokens["prompts"] == pytest.approx(tokens["answers"], rel=0.25)
