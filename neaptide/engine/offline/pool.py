@@ -198,8 +198,7 @@ class OfflinePool:
         Rows of a batch that is here already stand behind its others, or among those of the same token file if they go
         by prefix; they may be in another token file.
 
-        Raises OSError or ValueError if the token file is missing or torn or has no such row, OSError if it
-        cannot be read now. Then nothing has been taken in.
+        Raises OSError or ValueError, with nothing taken in, if the token file is missing, unreadable, torn or short.
         """
         if not message.rows:
             return []
