@@ -104,7 +104,7 @@ class NeaptideScheduler(Scheduler, Divisible):
             self.controller.observe(seconds, step.draft.whole_limit_s)
 
     def _remember(self, draft: Draft) -> None:
-        notes: Notes = draft.notes
+        notes: Notes = draft.notes or Notes()  # nothing was packed in a step that only drops requests
         if notes.passed is not None:
             self._fill.remember(draft, notes.passed)
         late, now_s = self._late, draft.now_s
