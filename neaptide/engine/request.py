@@ -112,7 +112,7 @@ class Request:
         """False: others' KV may have spoilt its own once. It computes all of that by itself, and shares none."""
         self.num_preemptions = 0
         self.known_to_executor = False
-        self.scheduled_s = 0.0
+        self.scheduled_s = self._first_token_s = 0.0
         self.admission_index = 0
         """Counts admissions: the youngest offline request is the first victim. 0 before the first."""
         self.num_reported_tokens = 0
@@ -122,7 +122,6 @@ class Request:
         self.prompt_logprobs_reported = False
         self._output_token_ids: list[int] = []
         """While it has no seat."""
-        self._first_token_s = 0.0
 
     # ---- seats ----
 

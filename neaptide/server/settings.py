@@ -214,8 +214,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_threads: Annotated[
         int,
         Option(
-            "Compute threads on a CPU; 0 is one for each 16 MiB of weights, at most both of two cores or all but one, "
-            "of those that a container's limit leaves.",
+            "Compute threads on a CPU; 0 is one for each 16 MiB of weights, at most both of two cores or all but one.",
             "N",
             low=0,
         ),

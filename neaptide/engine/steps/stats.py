@@ -1,6 +1,7 @@
 """Plain counters of one step; no Prometheus here."""
 
 import numpy as np
+from msgspec import structs
 
 from neaptide.engine.messages import Occupancy, StepStats
 from neaptide.engine.scheduler.base import Scheduler
@@ -30,7 +31,6 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
     counts = _counts(step)
     if result.is_given_up:
         counts = dict.fromkeys(counts, 0)
-    now = occupancy(scheduler, timer.end_s)
     return StepStats(
         step=plan.step,
         now_s=timer.end_s,
@@ -43,19 +43,11 @@ def step_stats(step: Step, result: StepResult, scheduler: Scheduler) -> StepStat
         model_s=result.model_s,
         sample_s=result.sample_s,
         commit_s=timer.commit_s,
-        running_online=now.running_online,
-        running_offline=now.running_offline,
-        waiting_online=now.waiting_online,
-        waiting_offline=now.waiting_offline,
-        blocks_free=now.blocks_free,
-        blocks_cached=now.blocks_cached,
-        blocks_online=now.blocks_online,
-        blocks_offline=now.blocks_offline,
         saved_blocks=len(plan.saves),
         loaded_blocks=len(plan.loads),
-        blocks_reserved=now.blocks_reserved,
         memory_ran_out=result.memory_ran_out,
         is_given_up=result.is_given_up,
+        **structs.asdict(occupancy(scheduler, timer.end_s)),
         **counts,
     )
 
