@@ -256,14 +256,14 @@ class VllmExecutor:
         return to_vllm(params, self._eos_token_ids, seed)
 
     def _place_generators(self, plan: StepPlan) -> list[Any]:
-        if self._is_v2:
-            return []  # its draws depend on seed and position as they are
-        translator = self.translator
+        seeded, told = self.translator.seeded, self.translator.told
+        if self._is_v2 or not seeded:
+            return []  # V2's draws depend on seed and position as they are
         draws: list[tuple[str, int | None]] = []
         columns = zip(plan.request_ids, plan.sample.tolist(), plan.output_position.tolist(), strict=True)
-        for request_id, samples, position in columns if translator.seeded else ():
-            if request_id in translator.seeded:
-                seed = translator.told[request_id].new.params.seed
+        for request_id, samples, position in columns:
+            if request_id in seeded:
+                seed = told[request_id].new.params.seed
                 assert seed is not None
                 draws.append((request_id, draw_seed(seed, position) if samples else None))
         if not draws:
