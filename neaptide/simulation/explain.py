@@ -81,6 +81,9 @@ def _limit_lines(draft: Draft) -> list[str]:
     if draft.offline_ended_by is not None:
         what = _least_bound(draft) if draft.offline_ended_by is Limit.TIME else draft.offline_ended_by
         lines.append(f"  offline work ended by: {what}")
+    if draft.kept_blocks:
+        kept = [f"{num_blocks} for {request_id}" for request_id, num_blocks in draft.kept_blocks.items()]
+        lines.append(f"  KV blocks kept from others: {', '.join(kept)}")
     return lines
 
 

@@ -98,3 +98,16 @@ def test_a_step_says_which_bound_was_the_least() -> None:
     assert lines[1].startswith("  time bounds: gap ")
     assert lines[1].endswith("; the least times 1.00")
     assert lines[2] == "  offline work ended by: nothing more waits"
+
+
+def test_a_step_says_what_it_kept_from_others_for_a_giant() -> None:
+    small = ((0, 8, 30),)
+    rows = offline(*small * 5, (0, 200, 4), *small * 200)
+    explainers = [Explainer(step) for step in range(1, 900, 20)]
+    simulate(constant([], [rows], profile=profile(num_blocks=64), refill=False), observers=explainers)
+    lines = [line for explainer in explainers if explainer.text for line in explainer.text.splitlines()]
+    kept = [line.removeprefix("  KV blocks kept from others: ") for line in lines if "kept from others" in line]
+    counts = [int(words.removesuffix(" for offline-0:5")) for words in kept]
+    assert len(counts) > 3
+    assert counts == sorted(counts)
+    assert counts[-1] <= 51, "of 4 tokens each"

@@ -66,6 +66,8 @@ class Draft:
         """The least of these is that; by what asks for them. Empty if the policy does not tell."""
         self.offline_ended_by: Limit | None = None
         """None while offline work is paused, or if the policy does not tell."""
+        self.kept_blocks: dict[str, int] = {}
+        """KV blocks that some request had to leave for another one, by that one's id."""
         self.may_be_given_up = False
         """No online work is there, and a step would be given up for some that comes: it need not be as short ..."""
         self.arrival_waits_s = math.inf

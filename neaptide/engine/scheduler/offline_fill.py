@@ -186,7 +186,8 @@ class OfflineFill:
         giant = self._giant.holder
         if giant is None or request is giant or giant not in passed or not _leaves_room(draft, giant):
             return 0
-        return int(_blocks_of_all(draft, giant) * self._giant.part(draft.now_s))
+        kept = draft.kept_blocks[giant.request_id] = int(_blocks_of_all(draft, giant) * self._giant.part(draft.now_s))
+        return kept
 
 
 def _blocks_of_all(draft: Draft, request: Request) -> int:
