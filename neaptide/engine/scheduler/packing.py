@@ -221,9 +221,11 @@ class NeaptideScheduler(Scheduler, Divisible):
         return chunk if chunk == left else 0
 
     def _until_due_s(self, draft: Draft, request: Request) -> float:
-        """How long the step may take so that the request's token is in time; infinite if it is late already."""
+        """How long the step may take so that the request's token is in time: no longer than it does now if it will only
+        be without the margin, and infinite if it is late already."""
         due_s = request.next_deadline_s - self.config.egress_s - draft.now_s
-        return due_s if sum(draft.budget.predict_with(0)) <= due_s else math.inf
+        seconds, margin_s = draft.budget.predict_with(0)
+        return max(due_s, seconds + margin_s) if seconds <= due_s else math.inf
 
     def _waiting_prompts(self, draft: Draft, bounds: StepBounds) -> tuple[list[Request], list[Request]]:
         """Online requests with prompt left: feasible ones by deadline, relegated ones oldest first, ``priority``
@@ -266,7 +268,8 @@ class NeaptideScheduler(Scheduler, Divisible):
             needed = kv.admission_cost(NO_HIT, holder.num_known_tokens)
         num_seats = draft.num_running - draft.num_running_offline + 1 + (int(part) if not is_running else 0)
         left = kv.available + kv.pool.num_offline - num_blocks
-        return num_seats <= self.config.max_num_seqs and int(needed * part) <= left
+        kept = draft.kept_blocks[holder.request_id] = int(needed * part)
+        return num_seats <= self.config.max_num_seqs and kept <= left
 
     def _room_to_grow(self, draft: Draft, request: Request, num_tokens: int) -> bool:
         needed = draft.kv.blocks_needed(request, num_tokens)

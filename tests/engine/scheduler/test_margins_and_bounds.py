@@ -497,6 +497,16 @@ def test_the_block_of_a_late_prompt_does_not_make_it_late_either(waited_tokens: 
     assert harness.step() == step
 
 
+@pytest.mark.parametrize(("target_tokens", "step"), [(17, {"a": 16}), (15, {"a": 16, "b": 16})])
+def test_of_two_prompts_that_would_be_in_time_without_the_margin_one_alone_has_its_chance(
+    target_tokens: int, step: dict[str, int]
+) -> None:
+    harness = Harness(cost_model=WITH_MARGIN, egress_s=0.0)
+    for token, name in enumerate(("a", "b")):
+        harness.core.handle(online(name, [token] * 16, max_tokens=1, ttft_slo_s=target_tokens * TOKEN_S))
+    assert harness.step() == step
+
+
 def test_a_prompt_that_is_late_anyhow_ends_no_step() -> None:
     harness = Harness(cost_model=PerToken(), egress_s=0.0)
     for token, name in enumerate(("a", "b")):
