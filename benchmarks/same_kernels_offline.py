@@ -2,8 +2,9 @@
 
 W1: 64 requests of 256 tokens in / 64 out. W2: 64 requests in 4 groups, 1,024 shared tokens and 64 own in / 32 out,
 shuffled. All are sent at once, greedy, to vLLM's own server and to ours, to ours also as flex. Both servers are up all
-the time and take turns; every turn has other prompts, so that no cache helps the next. In three turns every contender
-has every place once: a machine whose speed wanders would favour who always stands in the middle.
+the time and take turns, in which the other one is stopped: on two cores a server that waits takes time from the one
+that works. Every turn has other prompts, so that no cache helps the next. In three turns every contender has every
+place once: a machine whose speed wanders would favour who always stands in the middle.
 """
 
 import asyncio
@@ -12,13 +13,14 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import psutil
 
 from benchmarks.common import CLIENT_LIMITS, print_table, random_prompts, vocab_size
 from benchmarks.live.plan import LAX_S, START_TIMEOUT_S
@@ -77,6 +79,24 @@ class Work(NamedTuple):
         return cls(round(steps), round(delta("neaptide_step_tokens_total")), round(step_s, 3))
 
 
+class Server(NamedTuple):
+    http: httpx.AsyncClient
+    roots: Sequence[psutil.Process]
+    """It is made of these and all that they have started."""
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """By a signal: none of its processes runs."""
+        processes = [each for root in self.roots for each in (root, *root.children(recursive=True))]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
+
 async def measure(
     name: str, model: Path, machine: Machine, rival: Rival, *, count: int, repeats: int, seed: int
 ) -> dict[str, Any]:
@@ -87,18 +107,20 @@ async def measure(
     work: dict[str, list[Work]] = {contender: [] for contender in (OURS, FLEX)}
     async with AsyncExitStack() as stack:
         ours, theirs = await _start(stack, model, machine, rival)
-        servers = {VLLM: theirs, OURS: ours, FLEX: ours}
         seeds = itertools.count(1000 * seed)
         for turn in range(-1, repeats):  # the first warms up
             for contender in order_of(turn):
                 prompts = workload.prompts(count, vocab, next(seeds))
-                before = await scrape(ours)
-                rate = await tokens_per_s(servers[contender], prompts, workload.tokens_out, BODIES[contender])
+                server, other = (theirs, ours) if contender == VLLM else (ours, theirs)
+                with other.stopped():
+                    before = await scrape(server.http)  # it was stopped until now
+                    rate = await tokens_per_s(server.http, prompts, workload.tokens_out, BODIES[contender])
+                    after = await scrape(server.http)
                 print(f"{'warm-up' if turn < 0 else f'turn {turn}'}, {contender}: {rate:.0f} tok/s", flush=True)
                 if turn >= 0:
                     rates[contender].append(rate)
                     if contender in work:
-                        work[contender].append(Work.between(before, await scrape(ours)))
+                        work[contender].append(Work.between(before, after))
     return {
         "workload": name,
         "requests": count,
@@ -127,20 +149,20 @@ def ratios(rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-async def _start(
-    stack: AsyncExitStack, model: Path, machine: Machine, rival: Rival
-) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
-    """Clients of our server and of vLLM's."""
+async def _start(stack: AsyncExitStack, model: Path, machine: Machine, rival: Rival) -> tuple[Server, Server]:
+    """Ours and vLLM's."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     lax = ["--ttft-slo-ms", str(1e3 * LAX_S), "--tpot-slo-ms", str(1e3 * LAX_S)]
     flags = [str(model), "--served-model-name", "m", "--dtype", machine.dtype, *machine.our_flags, *lax]
     ours = ServerProcess([*flags, "--max-model-len", str(MAX_MODEL_LEN)], directory, START_TIMEOUT_S)
     await stack.enter_async_context(ours)
+    of_ours = psutil.Process().children()
     theirs = await stack.enter_async_context(vllm_server(machine, model, rival, directory / "vllm.log"))
+    of_theirs = [process for process in psutil.Process().children() if process not in of_ours]
     clients = [httpx.AsyncClient(base_url=url, timeout=3600.0, limits=CLIENT_LIMITS) for url in (ours.base_url, theirs)]
     for client in clients:
         await stack.enter_async_context(client)
-    return clients[0], clients[1]
+    return Server(clients[0], of_ours), Server(clients[1], of_theirs)
 
 
 async def tokens_per_s(

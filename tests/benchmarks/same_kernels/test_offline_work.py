@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from benchmarks import same_kernels_offline
-from benchmarks.same_kernels_offline import FLEX, OURS, VLLM, WORKLOADS, Work, order_of, ratios, tokens_per_s
+from benchmarks.same_kernels_offline import FLEX, OURS, VLLM, WORKLOADS, Server, Work, order_of, ratios, tokens_per_s
 from benchmarks.vllm_server import FCFS, Machine
 from neaptide.loadgen.client.prometheus import Samples
 
@@ -83,18 +83,42 @@ def test_what_the_engine_did_in_a_turn_is_told_from_two_scrapes() -> None:
     assert Work.between(scraped(3, 100, 1.0), scraped(40, 350, 13.0)) == Work(37, 500, 13.2)
 
 
+class Process:
+    """That can be stopped, with those that it has started."""
+
+    def __init__(self, *children: "Process") -> None:
+        self._children, self._is_stopped = children, False
+
+    def children(self, recursive: bool) -> list["Process"]:
+        assert recursive
+        return list(self._children)
+
+    def suspend(self) -> None:
+        self._is_stopped = True
+
+    def resume(self) -> None:
+        self._is_stopped = False
+
+    @property
+    def are_stopped(self) -> bool:
+        return self._is_stopped and all(child.are_stopped for child in self._children)
+
+
 def test_every_turn_asks_all_three_and_tells_what_our_engine_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Our server has done a step more, of ten tokens and a quarter of a second, with every request; vLLM's has no such
-    series."""
+    series. The other one is stopped meanwhile."""
     num_asked = {"ours": 0, "theirs": 0}
+    roots = {name: Process(Process()) for name in num_asked}
 
     def client(name: str) -> httpx.AsyncClient:
         def answer(request: httpx.Request) -> httpx.Response:
+            assert [each for each, root in roots.items() if root.are_stopped] == [
+                each for each in roots if each != name
+            ]
             if request.url.path == "/metrics":
-                assert name == "ours"
-                count = num_asked[name]
+                count = num_asked["ours"]
                 series = [
                     f'neaptide_step_seconds_count{{phase="total"}} {count}',
                     f'neaptide_step_seconds_sum{{phase="total"}} {0.25 * count}',
@@ -107,13 +131,14 @@ def test_every_turn_asks_all_three_and_tells_what_our_engine_did(
 
         return httpx.AsyncClient(base_url=f"http://{name}", transport=httpx.MockTransport(answer))
 
-    async def start(*args: object) -> tuple[httpx.AsyncClient, httpx.AsyncClient]:
-        return client("ours"), client("theirs")
+    async def start(*args: object) -> tuple[Server, Server]:
+        return Server(client("ours"), [roots["ours"]]), Server(client("theirs"), [roots["theirs"]])  # type: ignore[list-item]
 
     monkeypatch.setattr(same_kernels_offline, "_start", start)
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     machine = Machine(Path("python"), 1, "bfloat16", 128, 1.0, True, "cpu", 1024)
     found = asyncio.run(same_kernels_offline.measure("W1", tmp_path, machine, FCFS, count=2, repeats=3, seed=0))
+    assert not any(root.are_stopped for root in roots.values())
     assert num_asked == {"ours": 2 * 2 * 4, "theirs": 2 * 4}
     assert {name: len(rates) for name, rates in found["total_tokens_per_s"].items()} == {VLLM: 3, OURS: 3, FLEX: 3}
     assert found["engine"] == {name: 3 * [{"steps": 2, "tokens": 20, "step_s": 0.5}] for name in (OURS, FLEX)}
