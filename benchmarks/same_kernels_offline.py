@@ -2,9 +2,9 @@
 
 W1: 64 requests of 256 tokens in / 64 out. W2: 64 requests in 4 groups, 1,024 shared tokens and 64 own in / 32 out,
 shuffled. All are sent at once, greedy, to vLLM's own server and to ours, to ours also as flex. Both servers are up all
-the time and take turns, in which the other one is stopped: on two cores a server that waits takes time from the one
-that works. Every turn has other prompts, so that no cache helps the next. In three turns every contender has every
-place once: a machine whose speed wanders would favour who always stands in the middle.
+the time and take turns, in which the other one is stopped, lest a server that waits take time from the one that works.
+Every turn has other prompts, so that no cache helps the next. In three turns every contender has every place once: a
+machine whose speed wanders would favour who always stands in the middle.
 """
 
 import asyncio
@@ -88,9 +88,9 @@ class Server(NamedTuple):
     def stopped(self) -> Iterator[None]:
         """By a signal: none of its processes runs."""
         processes = [each for root in self.roots for each in (root, *root.children(recursive=True))]
-        for process in processes:
-            process.suspend()
         try:
+            for process in processes:
+                process.suspend()
             yield
         finally:
             for process in processes:

@@ -11,7 +11,7 @@ import numpy as np
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR
 from neaptide.engine.steps.plan import StepPlan, StepResult
 from neaptide.executors.vllm.collect import record
-from neaptide.executors.vllm.translate import Told
+from neaptide.executors.vllm.telling.told import Told
 
 logger = logging.getLogger(__name__)
 

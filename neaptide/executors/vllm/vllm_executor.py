@@ -21,7 +21,8 @@ from neaptide.executors.vllm.collect import collect
 from neaptide.executors.vllm.grammars import StepGrammars
 from neaptide.executors.vllm.prompt_scores import ScoredChunk, chunks_to_score, collect_scores
 from neaptide.executors.vllm.sampling import draw_seed, is_random, to_vllm
-from neaptide.executors.vllm.translate import NULL_BLOCKS, RunnerKind, Translator
+from neaptide.executors.vllm.telling.told import NULL_BLOCKS
+from neaptide.executors.vllm.telling.translate import RunnerKind, Translator
 from neaptide.executors.vllm.worker import (
     copy_blocks,
     place_generators,

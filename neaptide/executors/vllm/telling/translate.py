@@ -9,37 +9,15 @@ and hears of it as a new one with the tokens that it has.
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
-from neaptide.engine.arrays import BoolArray, IntArray
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.steps.plan import NewRequest, StepPlan
-from neaptide.engine.table import NO_ROWS, RequestTable
-
-NULL_BLOCKS = 1
-"""vLLM's block 0 holds nothing; ours are those behind it."""
-
-
-@dataclass(slots=True, eq=False)
-class Told:
-    """A request, and what the runner knows of it."""
-
-    new: NewRequest
-    params: Any
-    """vLLM's sampling parameters."""
-    is_sent: bool = False
-    must_resend: bool = False
-    row: int = 0
-    epoch: int = 0
-    num_blocks: int = 0
-    num_output: int = 0
-    """Tokens of the output that the runner has, the one being sampled included."""
-    order: int = 0
-    """The last one that it was in ..."""
-    end: int = 0
-    """... and its tokens whose KV is in the cache after that."""
+from neaptide.engine.table import RequestTable
+from neaptide.executors.vllm.telling.told import GoingOn, Told, ToldRows, runner_blocks
 
 
 @dataclass(slots=True)
@@ -50,131 +28,6 @@ class RunnerKind:
     is_async: bool
     """A step may begin before the one before it is done."""
     vocab_size: int
-
-
-class _GoingOn(NamedTuple):
-    """Parts of a plan that go on where the runner has left them, but perhaps for new blocks."""
-
-    which: BoolArray | None
-    """[parts]; None: all."""
-    grown: IntArray
-    """Those of them with new blocks ..."""
-    num_told: IntArray
-    """... and how many blocks of each the runner knows."""
-
-
-@dataclass(slots=True)
-class _LastPlan:
-    """What the runner was told last, and where it is with that. [parts]"""
-
-    rows: IntArray
-    order: int
-    epoch: IntArray
-    num_blocks: IntArray
-    num_output: IntArray
-    ends: IntArray
-
-
-class _Rows:
-    """What the runner was last told of the rows of a table, for all of them at once: most parts of most steps go on
-    without a word, and most steps are of the same parts as the one before. A row's epoch is its own: if it is the same,
-    so is the request."""
-
-    def __init__(self, table: RequestTable) -> None:
-        self.table = table
-        self._last: _LastPlan | None = None
-        """Not yet written to the columns: most often the next plan says the same of its rows."""
-        self._epoch: IntArray = np.full(table.num_seats, -1)
-        self._num_blocks: IntArray = np.zeros(table.num_seats, np.int64)
-        self._num_output: IntArray = np.zeros(table.num_seats, np.int64)
-        self._order: IntArray = np.zeros(table.num_seats, np.int64)
-        self._end: IntArray = np.zeros(table.num_seats, np.int64)
-
-    def compare(self, plan: StepPlan, order: int | None) -> _GoingOn:
-        """What of the plan needs no words; only of parts that were in this order, the last one, if it is given."""
-        return self._of_same_parts(plan) or self._of_any_parts(plan, order)
-
-    def _of_same_parts(self, plan: StepPlan) -> _GoingOn | None:
-        """None unless the parts are those of the last plan and all go on. By bytes: where parts are few, numpy's calls
-        cost more than what they do, and after a forward pass several times as much as in a loop."""
-        last, rows, table = self._last, plan.rows, self.table
-        if (
-            last is None
-            or rows.tobytes() != last.rows.tobytes()
-            or plan.output_position.tobytes() != last.num_output.tobytes()
-            or plan.num_computed.tobytes() != last.ends.tobytes()
-            or table.epoch.take(rows).tobytes() != last.epoch.tobytes()
-        ):
-            return None
-        num_blocks = table.blocks.num_blocks.take(rows)
-        if num_blocks.tobytes() == last.num_blocks.tobytes():
-            return _GoingOn(None, NO_ROWS, NO_ROWS)
-        new_blocks = num_blocks - last.num_blocks
-        grown = new_blocks.nonzero()[0]
-        return None if new_blocks.min() < 0 else _GoingOn(None, grown, last.num_blocks.take(grown))
-
-    def _of_any_parts(self, plan: StepPlan, order: int | None) -> _GoingOn:
-        self._settle()
-        rows, table = plan.rows, self.table
-        as_told: BoolArray = self._epoch.take(rows) == table.epoch.take(rows)
-        as_told &= self._num_output.take(rows) == plan.output_position
-        as_told &= self._end.take(rows) == plan.num_computed
-        if order is not None:
-            as_told &= self._order.take(rows) == order
-        num_told = self._num_blocks.take(rows)
-        new_blocks = table.blocks.num_blocks.take(rows) - num_told
-        as_told &= new_blocks >= 0
-        grown = np.flatnonzero(as_told & (new_blocks > 0))
-        return _GoingOn(None if as_told.all() else as_told, grown, num_told.take(grown))
-
-    def new_blocks(self, rows: IntArray, first: IntArray) -> list[list[int]]:
-        """As the runner counts them, of rows that have grown, from these blocks on."""
-        table = self.table.blocks
-        num_blocks = table.num_blocks.take(rows)
-        if (num_blocks == first + 1).all():
-            return [[block] for block in (table.ids[rows, first] + NULL_BLOCKS).tolist()]
-        spans = zip(rows.tolist(), first.tolist(), num_blocks.tolist(), strict=True)
-        return [_blocks(self.table, row, start, end) for row, start, end in spans]
-
-    def note(self, plan: StepPlan, order: int) -> None:
-        """The plan's parts have been told, behind ``compare``."""
-        rows, table = plan.rows, self.table
-        self._last = _LastPlan(
-            rows,
-            order,
-            table.epoch.take(rows),
-            table.blocks.num_blocks.take(rows),
-            plan.output_position + plan.sample,
-            plan.ends,
-        )
-
-    def update(self, told: Told) -> None:
-        """Brings a request's own account up to date."""
-        self._settle()
-        if self._is_of(told):
-            told.num_blocks, told.num_output = int(self._num_blocks[told.row]), int(self._num_output[told.row])
-            told.order, told.end = int(self._order[told.row]), int(self._end[told.row])
-
-    def drop(self, told: Told) -> None:
-        """The runner is to forget the request."""
-        self._settle()
-        if self._is_of(told):
-            self._epoch[told.row] = -1
-
-    def _is_of(self, told: Told) -> bool:
-        return told.is_sent and told.row < len(self._epoch) and bool(self._epoch[told.row] == told.epoch)
-
-    def forget(self, rows: IntArray) -> None:
-        """What was told of them is in doubt, or they have not been told."""
-        self._settle()
-        self._epoch[rows] = -1
-
-    def _settle(self) -> None:
-        last, self._last = self._last, None
-        if last is not None:
-            self._epoch[last.rows], self._num_blocks[last.rows] = last.epoch, last.num_blocks
-            self._num_output[last.rows], self._order[last.rows] = last.num_output, last.order
-            self._end[last.rows] = last.ends
 
 
 class Translator:
@@ -198,7 +51,7 @@ class Translator:
         self._preempted: set[str] = set()
         self.invalid: set[str] = set()
         """Those with a token id outside the vocabulary: the runner never hears of them."""
-        self._rows = _Rows(RequestTable(0, 1, 1))
+        self._rows = ToldRows(RequestTable(0, 1, 1))
         self._num_orders = 0
         self._counts: tuple[list[str], bytes, dict[str, int]] = [], b"", {}
         """Of the last order: its parts, their tokens, and both together."""
@@ -234,7 +87,7 @@ class Translator:
         if plan.table is not self._rows.table:
             for told in self.told.values():
                 self._rows.update(told)
-            self._rows = _Rows(plan.table)
+            self._rows = ToldRows(plan.table)
         going_on = self._rows.compare(plan, self._must_have_run())
         self._go_on(cached, plan, going_on)
         refused = [] if going_on.which is None else self._tell_of(order, plan, np.flatnonzero(~going_on.which))
@@ -255,7 +108,7 @@ class Translator:
             self._counts = plan.request_ids, plan.num_tokens.tobytes(), counts
         return counts.copy()
 
-    def _go_on(self, cached: CachedRequestData, plan: StepPlan, going_on: _GoingOn) -> None:
+    def _go_on(self, cached: CachedRequestData, plan: StepPlan, going_on: GoingOn) -> None:
         """Parts that go on where they were, those that have grown with new blocks."""
         which, grown = going_on.which, going_on.grown
         blocks: list[Any] = [None] * len(plan)
@@ -300,10 +153,10 @@ class Translator:
         if told.is_sent:
             blocks = None
             if told.must_resend:
-                blocks = (_blocks(table, row, 0, held),)
+                blocks = (runner_blocks(table, row, 0, held),)
                 cached.resumed_req_ids.add(request_id)
             elif held != told.num_blocks:
-                blocks = (_blocks(table, row, told.num_blocks, held),)
+                blocks = (runner_blocks(table, row, told.num_blocks, held),)
             self._add_cached(cached, request_id, blocks, start, num_output)
             if self._kind.is_async and num_output and (told.must_resend or not self._took_part(request_id)):
                 cached.all_token_ids[request_id] = _known(table, row)
@@ -384,7 +237,7 @@ class Translator:
             mm_features=[],
             sampling_params=told.params,
             pooling_params=None,
-            block_ids=(_blocks(table, row, 0, num_blocks),),
+            block_ids=(runner_blocks(table, row, 0, num_blocks),),
             num_computed_tokens=start,
             lora_request=None,
         )
@@ -398,11 +251,6 @@ class Translator:
         cached.new_block_ids.append(blocks)
         cached.num_computed_tokens.append(start)
         cached.num_output_tokens.append(num_output)
-
-
-def _blocks(table: RequestTable, row: int, start: int, end: int) -> list[int]:
-    blocks: list[int] = (table.blocks.ids[row, start:end] + NULL_BLOCKS).tolist()
-    return blocks
 
 
 def _known(table: RequestTable, row: int) -> list[int]:
