@@ -81,10 +81,9 @@ class ToldRows:
         last, rows, table = self._last, plan.rows, self.table
         if (
             last is None
-            or rows.tobytes() != last.rows.tobytes()
+            or table.epoch.take(rows).tobytes() != last.epoch.tobytes()  # no two rows ever have the same
             or plan.output_position.tobytes() != last.num_output.tobytes()
             or plan.num_computed.tobytes() != last.ends.tobytes()
-            or table.epoch.take(rows).tobytes() != last.epoch.tobytes()
         ):
             return None
         num_blocks = table.blocks.num_blocks.take(rows)

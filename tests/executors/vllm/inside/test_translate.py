@@ -190,3 +190,15 @@ def test_plans_of_the_same_parts_are_told_like_any_others(is_v2: bool, is_async:
             quick.distrust(plan)
             careful.distrust(plan)
     assert 500 < num_quick < 1900
+
+
+def test_another_request_that_is_where_the_last_one_has_got_to_is_not_that_one() -> None:
+    history = History(seed=0)
+    translator = Translator(RunnerKind(False, False, 256), lambda new: to_vllm(new.params, (), None))
+    for step, rows in enumerate(([0, 1], [1], [0], [1], [0])):
+        history.rows = rows
+        plan = history._plan(step)
+        translator.heed(plan)
+        told = translator.order(plan).scheduled_cached_reqs
+        assert not told.resumed_req_ids
+        assert told.req_ids == (plan.request_ids if step else [])
