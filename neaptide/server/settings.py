@@ -368,15 +368,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError("blobs = ... is for servers that share a database: give --store too")
 
 
-OPTIONS: Mapping[str, Option] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Settings, include_extras=True).items()
-}
+_HINTS = get_type_hints(Settings, include_extras=True)
+OPTIONS: Mapping[str, Option] = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
 DEFAULTS = Settings()
 
 
 def type_of(name: str) -> type:
     """The type of a setting's values: str, int, float, bool, or tuple for a list of texts."""
-    hint = get_type_hints(Settings)[name]
+    hint = _HINTS[name].__origin__
     if get_origin(hint) is tuple:
         return tuple
     kind: type = next((part for part in get_args(hint) if part is not type(None)), hint)
