@@ -247,7 +247,7 @@ async function showBatches() {
   const list = await reply.json();
   at("batches").replaceChildren(...list.data.map(batchRow));
   at("note").textContent = list.data.length === 0 ? "No batches." :
-    "Will take: with the whole device, to at the rate of late. Slack: what is left of the window after that." +
+    "Will take: from what the whole device would need to what its recent rate says. Slack: what is left of the window after that." +
     (list.has_more ? ` The latest ${SHOWN_BATCHES}.` : "");
 }
 
