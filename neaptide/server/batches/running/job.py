@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 MESSAGE_ROWS = 2000
 """Rows that the engine is given in one message."""
+NO_ENGINE = -1
+"""In place of the number of one."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class Job:
         self.expires_at = record.expires_at
         self.num_undurable = len(lines)
         """Lines whose result has not been committed."""
-        self.submitted_epoch = -1
+        self.submitted_epoch = NO_ENGINE
         """The engine (counted) that knows this job."""
         self._plan = plan
         self._stream_rows = frozenset(plan.stream_rows)

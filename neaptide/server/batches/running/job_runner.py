@@ -7,9 +7,7 @@ which they came; a line whose result is on its way is not run again.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,17 @@ from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
 from neaptide.server.batches.planning.planning import MakesPlans, Planning
 from neaptide.server.batches.planning.request import JobRows
-from neaptide.server.batches.running.job import Heard, Job
+from neaptide.server.batches.running.events import (
+    Add,
+    Close,
+    EngineLost,
+    EngineReady,
+    Event,
+    FeedAgain,
+    Outputs,
+    Running,
+)
+from neaptide.server.batches.running.job import NO_ENGINE, Heard, Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.models import LineResult
@@ -33,42 +41,8 @@ logger = logging.getLogger(__name__)
 RETRY_DELAY_S = 1.0
 MAX_UNDURABLE_RESULTS = 1024
 """Results in memory that the disk has not taken. With more, nothing is computed until it takes them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Outputs:
-    outputs: Sequence[RequestOutput]
-
-
-@dataclass(frozen=True, slots=True)
-class _EngineLost:
-    step: Sequence[RowId]
-    evidence: Evidence
-
-
-@dataclass(frozen=True, slots=True)
-class _EngineReady:
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Add:
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    job_id: str
-    closed: "asyncio.Future[None]"
-
-
-_Event = _Outputs | _EngineLost | _EngineReady | _Add | _Close
-
-
-@dataclass(slots=True)
-class _Running:
-    job: Job
-    commits: set["asyncio.Task[None]"] = field(default_factory=set)
+MAX_UNFED_OUTPUTS = 65_536
+"""Of a job whose file cannot be read. With more, nothing of it is computed until it can."""
 
 
 class JobRunner:
@@ -93,8 +67,8 @@ class JobRunner:
         self._describe = describe
         self._on_done = on_done
         self._on_lost = on_lost
-        self._events: asyncio.Queue[_Event] = asyncio.Queue()
-        self._jobs: dict[str, _Running] = {}
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._jobs: dict[str, Running] = {}
         self._planning = None if planner is None else Planning(planner, engine, self._left_of_all)
         self._suspects = Suspects()
         self._epoch = self._heard_epoch = 0
@@ -137,17 +111,17 @@ class JobRunner:
     # ---- events ----
 
     def on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
-        self._events.put_nowait(_Outputs(outputs))
+        self._events.put_nowait(Outputs(outputs))
 
     def on_engine_ready(self) -> None:
         self._epoch += 1
-        self._events.put_nowait(_EngineReady(self._epoch))
+        self._events.put_nowait(EngineReady(self._epoch))
 
     def on_engine_lost(self, suspects: Sequence[RowId], evidence: Evidence) -> None:
-        self._events.put_nowait(_EngineLost(suspects, evidence))
+        self._events.put_nowait(EngineLost(suspects, evidence))
 
     def add_job(self, job: Job) -> None:
-        self._events.put_nowait(_Add(job))
+        self._events.put_nowait(Add(job))
 
     @property
     def num_open(self) -> int:
@@ -168,7 +142,7 @@ class JobRunner:
         # At once, not when its turn comes: after a cancel nothing more is given to the engine.
         self._closed_ids.add(job_id)
         closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._events.put_nowait(_Close(job_id, closed))
+        self._events.put_nowait(Close(job_id, closed))
         await closed
 
     # ---- the consumer ----
@@ -181,42 +155,49 @@ class JobRunner:
             except Exception:
                 # One event must not end the stream of all jobs.
                 logger.exception("batch runner: an event was lost")
-                if isinstance(event, _Close) and not event.closed.done():
+                if isinstance(event, Close) and not event.closed.done():
                     event.closed.set_result(None)
                 for job_id in self._concerned(event):
                     self._on_lost(job_id)
 
-    def _concerned(self, event: _Event) -> set[str]:
+    def _concerned(self, event: Event) -> set[str]:
         """Jobs that do not know what they miss when the event is lost."""
         match event:
-            case _Outputs():
+            case Outputs():
                 rows = (RowId.parse(output.request_id) for output in event.outputs)
                 return {row.batch_id for row in rows if row is not None}.intersection(self._jobs)
-            case _EngineReady():
+            case EngineReady():
                 return set(self._jobs)
-            case _Add(job):
+            case FeedAgain(running):
+                return {running.job.id}
+            case Add(job):
                 return {job.id}
         return set()
 
-    async def _handle(self, event: _Event) -> None:
+    async def _handle(self, event: Event) -> None:
         match event:
-            case _Outputs():
+            case Outputs():
                 await self._on_outputs(event.outputs)
-            case _EngineLost(step, evidence):
+            case FeedAgain(running):
+                running.waits = False
+                if self._jobs.get(running.job.id) is running:
+                    await self._feed(running)
+            case EngineLost(step, evidence):
                 for running in self._jobs.values():
                     running.job.forget_open()
+                    running.unfed.clear()
                 self._investigate(step, evidence)
-            case _EngineReady(epoch):
+            case EngineReady(epoch):
                 self._heard_epoch = epoch
                 self._suspects.engine_is_empty()
                 if self._planning is not None:
                     self._planning.engine_is_new()
                 await self._submit_all()
-            case _Add(job):
-                self._jobs[job.id] = _Running(job)
+            case Add(job):
+                self._jobs[job.id] = Running(job)
                 self._suspects.restore(job.attempts)
                 await self._submit(job)
-            case _Close(job_id, closed):
+            case Close(job_id, closed):
                 closed_job = self._jobs.pop(job_id, None)
                 self._closed_ids.discard(job_id)
                 if closed_job is not None:
@@ -258,7 +239,9 @@ class JobRunner:
         # suspects only from then on.
         is_due = self._heard_epoch == self._epoch and self._engine.is_ready
         held_back = job.id in self._closed_ids or self._suspended or self._disk_behind
-        return is_due and not held_back
+        # Lines may have ended in what waits: they would be given again.
+        running = self._jobs.get(job.id)
+        return is_due and not held_back and not (running is not None and running.waits)
 
     async def _on_outputs(self, outputs: Sequence[RequestOutput]) -> None:
         by_job: dict[str, list[RequestOutput]] = {}
@@ -270,32 +253,40 @@ class JobRunner:
             running = self._jobs.get(job_id)
             if running is None:
                 continue  # its last result has become durable meanwhile
-            heard = Heard(deque(of_job))
-            try:
-                await self._feed(running.job, heard)
-            finally:
-                # First of all: the job gives these lines to no engine any more.
-                self._commit(running, heard.results)
-            if heard.stops:
-                self._engine.abort(heard.stops, FinishReason.STOP)
-            if heard.results and self._planning is not None:
-                self._planning.ended(len(heard.results))
-            await self._end_lines([LineKey(job_id, result.line_no) for result in heard.results])
-            await self._submit(running.job)
+            running.unfed += of_job
+            if not running.waits:
+                await self._feed(running)
+            elif len(running.unfed) > MAX_UNFED_OUTPUTS and running.job.submitted_epoch == self._epoch:
+                # What is on its way is fed as well: so texts stay whole, and what did not end is given again.
+                self._engine.cancel_batch(job_id)
+                running.job.submitted_epoch = NO_ENGINE
 
-    async def _feed(self, job: Job, heard: Heard) -> None:
-        """Feeds all, as soon as the disk allows it; what follows waits, for the order of events is what keeps texts
-        whole. Of a job that is closed, and at a stop, the rest is left: its lines have not ended."""
-        while True:
-            try:
-                return await asyncio.to_thread(job.feed, heard)
-            except Exception as error:
-                if not is_passing(error):
-                    raise
-                logger.error("batch %s: %d outputs wait: %s", job.id, len(heard.outputs), error)
-            if self._stopping or job.id in self._closed_ids:
-                return
-            await asyncio.sleep(RETRY_DELAY_S)
+    async def _feed(self, running: Running) -> None:
+        """Feeds the job all that it has not taken. Where its file cannot be read that waits, and other jobs do not;
+        what the engine says of it meanwhile waits behind it, for the order of outputs is what keeps texts whole."""
+        job, heard = running.job, Heard(running.unfed)
+        try:
+            await asyncio.to_thread(job.feed, heard)
+        except Exception as error:
+            if not is_passing(error):
+                running.unfed.clear()
+                raise
+            logger.error("batch %s: %d outputs wait: %s", job.id, len(running.unfed), error)
+            running.waits = True
+            self._spawn(self._feed_later(running))
+        finally:
+            # First of all: the job gives these lines to no engine any more.
+            self._commit(running, heard.results)
+        if heard.stops:
+            self._engine.abort(heard.stops, FinishReason.STOP)
+        if heard.results and self._planning is not None:
+            self._planning.ended(len(heard.results))
+        await self._end_lines([LineKey(job.id, result.line_no) for result in heard.results])
+        await self._submit(job)
+
+    async def _feed_later(self, running: Running) -> None:
+        await asyncio.sleep(RETRY_DELAY_S)
+        self._events.put_nowait(FeedAgain(running))
 
     async def _end_lines(self, lines: Sequence[LineKey]) -> None:
         """Lines that need not run any more; their end may be what suspects of any job wait for."""
@@ -334,7 +325,7 @@ class JobRunner:
 
     # ---- durability ----
 
-    def _commit(self, running: _Running, results: list[LineResult]) -> None:
+    def _commit(self, running: Running, results: list[LineResult]) -> None:
         if not results:
             return
         self._num_undurable += len(results)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from neaptide.engine.messages import AbortRequest, ToEngine
+from neaptide.engine.params import FinishReason
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import job
 from tests.patience import until
@@ -134,6 +135,85 @@ async def test_a_batch_whose_input_cannot_be_read_can_be_cancelled_and_the_serve
         await server.until_given(second.id)
         server.engine.answer(second.id)
         server.results(await server.until_status(second.id, "completed"))
+
+
+class Unreadable:
+    """The input file of one batch, until ``is_back``."""
+
+    def __init__(self, server: Server, file_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_back = False
+        self.num_tried = 0
+        path, read_body = server.service.files.path(file_id), job.read_body
+
+        def tried(input_path: Path, *where: Any) -> Any:
+            if input_path == path and not self.is_back:
+                self.num_tried += 1
+                raise OSError(errno.EIO, "I/O error")
+            return read_body(input_path, *where)
+
+        monkeypatch.setattr(job, "read_body", tried)
+
+
+async def test_a_batch_whose_input_cannot_be_read_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Server(tmp_path) as server:
+        broken, whole = await server.create(numbered(2)), await server.create(numbered(3))
+        for one in (broken, whole):
+            await server.until_given(one.id)
+        file = Unreadable(server, broken.input_file_id, monkeypatch)
+        server.engine.say([output(broken.id, 0, b"first half"), output(whole.id, 0, b"first half")])
+        server.engine.answer(whole.id)
+        server.results(await server.until_status(whole.id, "completed"))
+        server.engine.say([output(broken.id, 0, b", second half", FinishReason.STOP)])
+        server.engine.waiting[broken.id].remove(0)
+        tried = file.num_tried
+        await until(lambda: file.num_tried > tried)
+        file.is_back = True
+        server.engine.answer(broken.id)
+        found, _ = server.results(await server.until_status(broken.id, "completed"))
+        assert found["c0"]["response"]["body"]["choices"][0]["text"] == "first half, second half"
+        assert len(server.engine.added(broken.id)) == 1
+
+
+async def test_what_a_dead_engine_said_of_a_file_that_could_not_be_read_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(2))
+        await server.until_given(batch.id)
+        file = Unreadable(server, batch.input_file_id, monkeypatch)
+        server.engine.say([output(batch.id, 0, b"of the old one")])
+        await until(lambda: file.num_tried > 0)
+        engine = server.new_engine()
+        file.is_back = True
+        await server.until_given(batch.id)
+        engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert found["c0"]["response"]["body"]["choices"][0]["text"] == "text of c0"[::-1]
+
+
+async def test_a_batch_of_which_too_much_waits_is_taken_from_the_engine_and_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neaptide.server.batches.running.job_runner.MAX_UNFED_OUTPUTS", 2)
+    async with Server(tmp_path) as server:
+        batch = await server.create(numbered(2))
+        await server.until_given(batch.id)
+        file = Unreadable(server, batch.input_file_id, monkeypatch)
+        for piece in (b"a", b"b", b"c", b"d"):
+            server.engine.say([output(batch.id, 0, piece)])
+        await until(lambda: batch.id not in server.engine.waiting)
+        server.service._machine._runner.on_engine_ready()  # as after results that waited for the disk
+        other = await server.create(numbered(1))
+        await server.until_given(other.id)
+        assert len(server.engine.added(batch.id)) == 1
+        file.is_back = True
+        await server.until_given(batch.id, 2)
+        assert server.engine.added(batch.id)[1] == [0, 1]
+        server.engine.answer(batch.id)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert found["c0"]["response"]["body"]["choices"][0]["text"] == "text of c0"[::-1]
 
 
 async def test_a_line_whose_input_is_gone_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,58 @@
+"""What happens to running jobs, in the order in which it is dealt with."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from neaptide.engine.messages import RequestOutput
+from neaptide.engine.row_id import RowId
+from neaptide.server.batches.running.job import Job
+from neaptide.server.link.deaths import Evidence
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A job that the runner has."""
+
+    job: Job
+    commits: "set[asyncio.Task[None]]" = field(default_factory=set)
+    unfed: deque[RequestOutput] = field(default_factory=deque)
+    """What the engine said and the job has not taken: none of it before what came first."""
+    waits: bool = False
+    """For its input file, which cannot be read just now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    outputs: Sequence[RequestOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedAgain:
+    running: Running
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    step: Sequence[RowId]
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    job_id: str
+    closed: "asyncio.Future[None]"
+
+
+Event = Outputs | FeedAgain | EngineLost | EngineReady | Add | Close
