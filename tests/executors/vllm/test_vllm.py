@@ -20,7 +20,8 @@ WITH_WINDOWS = ("mistral", "gemma3", "gemma4")
 """On all layers, on some, on some of another shape than the rest."""
 QUANTISED = ("w8a8", "w4a16", "gptq", "awq")
 SAMPLING = ("sampling/test_sampling.py", "sampling/test_draws.py", "sampling/test_grammars.py")
-FIRST = ("start/test_warm_up.py", "start/test_contract.py", "test_translate.py")
+STARTS = ("start/test_warm_up.py", "start/test_contract.py")
+FIRST = (*STARTS, "test_translate.py")
 FILES = ("test_greedy.py", *SAMPLING, "sampling/test_prompt_scores.py", "test_faults.py", "test_blast.py")
 LOGPROBS = (
     "sampling/test_sampling.py::test_logprobs_are_raw_and_as_many_as_asked",
@@ -80,7 +81,7 @@ def test_blast_of_20000_steps_and_2000_clients_that_leave() -> None:
 @full
 @pytest.mark.timeout(3600)
 def test_the_second_runner() -> None:
-    run("start/test_contract.py", *FILES, "test_host_cache.py", "test_same_as_llm.py", **V2, **SHORT)
+    run(*STARTS, *FILES, "test_host_cache.py", "test_same_as_llm.py", **V2, **SHORT)
 
 
 @full
@@ -95,7 +96,7 @@ def test_other_families_on_the_second_runner(family: str) -> None:
 def test_two_ranks() -> None:
     files = ("test_greedy.py", *SAMPLING, "test_same_as_llm.py", "test_host_cache.py")
     scores = "sampling/test_prompt_scores.py::test_a_prompt_that_is_preempted"
-    run("start/test_contract.py", *files, scores, "test_faults.py", "test_blast.py", **TWO_RANKS)
+    run(*STARTS, *files, scores, "test_faults.py", "test_blast.py", **TWO_RANKS)
 
 
 @full

@@ -19,11 +19,16 @@ def pretend_a_back_end() -> None:
 
 
 def stand_in_for_kernels() -> None:
-    """For those that the interpreter does not run: one that counts NaN, and a function that draws of 0.30 call."""
+    """For those that the interpreter does not run: one that counts NaN, and a function that draws of 0.30 call. Those
+    of masks and of the likeliest tokens have none: the warm-up does without them."""
+    import msgspec
     import triton.language as tl
     import vllm.v1.worker.gpu.metrics.logits as metrics
     from vllm.triton_utils import tldevice
 
+    from neaptide.executors.vllm import warm_up
+
+    warm_up.CHOSEN = msgspec.structs.replace(warm_up.CHOSEN, grammar="", top_k=0, top_p=1.0)
     metrics.get_num_nans = lambda logits: logits.isnan().sum(-1).int()
     tldevice.log1p = lambda x: tl.log(x.to(tl.float64) + 1.0).to(tl.float32)
 
