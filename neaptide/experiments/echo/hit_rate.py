@@ -29,24 +29,35 @@ class Series(NamedTuple):
     """By part of the run, in order of time; parts in which nothing was admitted are left out."""
 
     start_s: Column
-    hits: Column
-    """Of the prompt tokens of offline requests that were admitted in it."""
+    admitted_tokens: Column
+    """Of prompts of offline requests that were admitted in it ..."""
+    cached_tokens: Column
+    """... and what of them was in the cache."""
     online_tokens: Column
     """Of prompts that were admitted in it."""
 
     @property
+    def hits(self) -> Column:
+        return self.cached_tokens / self.admitted_tokens
+
+    @property
     def is_peak(self) -> npt.NDArray[np.bool_]:
-        num_peak = max(round(PEAK_SHARE * len(self.hits)), 1)
-        is_peak = np.zeros(len(self.hits), np.bool_)
+        num_peak = max(round(PEAK_SHARE * len(self.start_s)), 1)
+        is_peak = np.zeros(len(self.start_s), np.bool_)
         is_peak[np.argsort(-self.online_tokens, kind="stable")[:num_peak]] = True
         return is_peak
 
     @property
     def lost_at_peak(self) -> float:
-        """Mean share of hits outside the peak less that in it."""
-        if len(self.hits) < 2:
+        """Share of hits outside the peak less that in it. Of all prompt tokens: at the peak few rows are admitted, and
+        a part in which a document's first question is the only one would count as much as one of forty rows."""
+        if len(self.start_s) < 2:
             return 0.0
-        return float(self.hits[~self.is_peak].mean() - self.hits[self.is_peak].mean())
+        peak = self.is_peak
+        return float(
+            self.cached_tokens[~peak].sum() / self.admitted_tokens[~peak].sum()
+            - self.cached_tokens[peak].sum() / self.admitted_tokens[peak].sum()
+        )
 
 
 def run(quick: bool) -> ExperimentResult:
@@ -80,12 +91,12 @@ def run(quick: bool) -> ExperimentResult:
 
 def _series(steps: dict[str, Column], part_s: float) -> Series:
     if not len(steps["end_s"]):
-        return Series(np.zeros(0), np.zeros(0), np.zeros(0))
+        return Series(*np.zeros((4, 0)))
     part = ((steps["end_s"] - steps["end_s"][0]) // part_s).astype(np.int64)
     names = ("admitted_tokens", "cached_tokens", "online_admitted_tokens")
     admitted, cached, online = (np.bincount(part, steps[name]).astype(np.float64) for name in names)
     kept = np.flatnonzero(admitted)
-    return Series(kept.astype(np.float64) * part_s, cached[kept] / admitted[kept], online[kept])
+    return Series(kept.astype(np.float64) * part_s, admitted[kept], cached[kept], online[kept])
 
 
 def _rows(ratios: dict[str, float], bound: float, series: dict[str, Series]) -> list[Row]:
