@@ -62,6 +62,17 @@ def test_links_in_documents_lead_somewhere() -> None:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
+def test_a_curl_that_sends_a_body_says_what_it_is() -> None:
+    """Without it the server refuses: so a page of another site could not send it either."""
+    found = []
+    for document in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
+        if document.name != "log.md":
+            joined = document.read_text(encoding="utf-8").replace("\\\n", "")
+            found += re.findall(r"^.*\bcurl\b.* -d .*$", joined, re.MULTILINE)
+    assert len(found) >= 4
+    assert [line for line in found if "-H 'Content-Type: application/json'" not in line] == []
+
+
 @pytest.mark.parametrize("name", ["docs/promises.md", "docs/security.md"])
 def test_every_test_that_a_document_names_exists(name: str) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text(name))
