@@ -5,11 +5,10 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neaptide.server.settings import SettingsError
-from neaptide.server.settings_sources import load_settings
+from neaptide.server.settings_sources import data_path, load_settings
 
 if TYPE_CHECKING:
     from neaptide.server.batches.storing.store import Store
@@ -52,7 +51,7 @@ def _run(run: Action, args: argparse.Namespace) -> int:
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
-        store = Store(Path(settings.data_dir).expanduser().absolute(), settings.store, settings.blobs)
+        store = Store(data_path(settings.data_dir), settings.store, settings.blobs)
         store.open(create=False)
         try:
             return run(store, args)

@@ -21,11 +21,13 @@ import msgspec
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
+from neaptide.launch.early_checks import check_files
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
 from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
 from neaptide.server.observe.logs import configure_logging, one_line
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
+from neaptide.server.settings_sources import data_path
 from neaptide.server.text.native_memory import keep_little
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ def engine_config(
     """What the engine process is told. Unset targets take the defaults of the device.
 
     Raises:
-        LaunchError: there is no such policy or executor, or the keys make no sense.
+        LaunchError: there is no such policy, executor or profile, the keys make no sense, or there is no place for the
+            step log.
     """
     from neaptide.engine.scheduler.policies import POLICIES
     from neaptide.executors.registry import check_executor
@@ -74,6 +77,7 @@ def engine_config(
     arguments = executor_arguments(settings.executor_arg)
     host_cache_bytes = int(settings.host_cache_gib * (1 << 30))
     try:
+        check_files(settings)
         check_executor(settings.executor, arguments, host_cache_bytes, settings.batch_invariant, settings.quantization)
         share_weights = KeyRing(settings.api_key).share_weights
     except ValueError as error:
@@ -151,12 +155,12 @@ def serve(settings: Settings, listener: socket.socket | None = None) -> int:
     """Serves until a stop signal, on ``listener`` if there is one; returns the exit status.
 
     Raises:
-        LaunchError: the model, the port, the data directory or the engine cannot be used.
+        SettingsError, LaunchError: the model, the port, the data directory or the engine cannot be used.
     """
     configure_logging(settings.log_level, settings.log_format)
     keep_little()
     sys.setswitchinterval(THREAD_SWITCH_S)
-    data_dir = Path(settings.data_dir).expanduser().absolute()
+    data_dir = data_path(settings.data_dir)
     context, config = model_context(settings, data_dir)
     listener = listener or listen(settings.host, settings.port)
     try:
@@ -184,7 +188,7 @@ async def _serve(
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             ready = starting.result()
-            address = f"http://{settings.host}:{listener.getsockname()[1]}"
+            address = url_of(settings.host, listener.getsockname()[1])
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)
             if shadow is not None:
@@ -275,6 +279,11 @@ def listen(host: str, port: int) -> socket.socket:
         advice = "; --port takes another, 0 a free one" if error.errno == errno.EADDRINUSE else ""
         raise LaunchError(f"cannot listen on {host}:{port}: {error.strerror or error}{advice}") from error
     return listener
+
+
+def url_of(host: str, port: int) -> str:
+    """As clients write it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, EngineConfig]":

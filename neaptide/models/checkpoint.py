@@ -23,7 +23,10 @@ def resolve_model(path_or_hub_id: str) -> Path:
     Raises:
         UnsupportedModelError: neither a directory nor a repository that can be downloaded.
     """
-    path = Path(path_or_hub_id).expanduser()
+    try:
+        path = Path(path_or_hub_id).expanduser()
+    except RuntimeError as error:
+        raise UnsupportedModelError(f"{path_or_hub_id}: there is no such home directory") from error
     if path.is_dir():
         return path
     if path.exists():

@@ -375,7 +375,7 @@ DEFAULTS = Settings()
 
 def type_of(name: str) -> type:
     """The type of a setting's values: str, int, float, bool, or tuple for a list of texts."""
-    hint = _HINTS[name].__origin__
+    hint = get_args(_HINTS[name])[0]
     if get_origin(hint) is tuple:
         return tuple
     kind: type = next((part for part in get_args(hint) if part is not type(None)), hint)

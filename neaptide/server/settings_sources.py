@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from neaptide.server.settings import OPTIONS, Settings, SettingsError, split_lis
 ENV_PREFIX = "NEAPTIDE_"
 _OTHER_VARIABLES = frozenset({"BASE_URL", "CONFIG"})
 """Read by client commands, and by ``load_settings`` itself; no settings."""
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of texts", str: "a text"}
 
 
 def load_settings(
@@ -45,7 +47,33 @@ def load_settings(
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         # A SettingsError from __post_init__ arrives as the cause.
-        raise SettingsError(str(error.__cause__ or error)) from error
+        raise SettingsError(str(error.__cause__ or _wrong_kind(str(error), values))) from error
+
+
+def data_path(data_dir: str) -> Path:
+    """The data directory that the setting names, absolute.
+
+    Raises:
+        SettingsError: it begins with the home of a user who has none, as in a container without a HOME.
+    """
+    try:
+        return Path(data_dir).expanduser().absolute()
+    except RuntimeError:
+        raise SettingsError(
+            f"data_dir = {data_dir} cannot be used: this user has no home directory; name another with --data-dir"
+        ) from None
+
+
+def _wrong_kind(error: str, values: Mapping[str, Any]) -> str:
+    """In the operator's words. Not the value of a text, which may be a key."""
+    found = re.search(r"`\$\.(\w+)", error)
+    if found is None:
+        return error
+    name = found[1]
+    kind = type_of(name)
+    value = f" = {values[name]!r}" if kind in (int, float, bool) else ""
+    choices = OPTIONS[name].choices
+    return f"{name}{value} is not {_KINDS[kind]}" + (f": {' or '.join(choices)}" if choices else "")
 
 
 def _check_names(names: Iterable[str], prefix: str, place: str) -> None:

@@ -208,6 +208,8 @@ def test_local_directories_need_no_hub(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "file").touch()
     with pytest.raises(UnsupportedModelError, match="not a model directory"):
         resolve_model(str(tmp_path / "file"))
+    with pytest.raises(UnsupportedModelError, match="no such home directory"):
+        resolve_model("~nobody-of-this-name/model")
 
 
 def test_hub_download_takes_no_code_and_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from neaptide.cli import build_parser
-from neaptide.launch.serve import LaunchError, engine_config, executor_arguments
+from neaptide.launch.serve import LaunchError, engine_config, executor_arguments, url_of
 from neaptide.server.settings import OPTIONS, Settings, SettingsError, default_text, type_of
-from neaptide.server.settings_sources import load_settings
+from neaptide.server.settings_sources import data_path, load_settings
 
 
 def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path) -> None:
@@ -44,6 +44,9 @@ def test_lists_are_comma_separated_in_variables() -> None:
         ({"NEAPTIDE_PORT": "99999"}, "^port = 99999 is out of range: it must be at least 0 and at most 65,535$"),
         ({"NEAPTIDE_TPOT_SLO_MS": "-5"}, "^tpot_slo_ms = -5.0 is out of range: it must be above 0$"),
         ({"NEAPTIDE_CONFIG": "missing.toml"}, "missing.toml"),
+        ({"NEAPTIDE_PORT": "8k"}, "^port = '8k' is not a whole number$"),
+        ({"NEAPTIDE_TTFT_SLO_MS": "fast"}, "^ttft_slo_ms = 'fast' is not a number$"),
+        ({"NEAPTIDE_BATCH_INVARIANT": "maybe"}, "^batch_invariant = 'maybe' is not true or false$"),
     ],
 )
 def test_bad_values_are_refused_in_one_line(environ: dict[str, str], message: str) -> None:
@@ -57,6 +60,47 @@ def test_unknown_names_in_the_file_are_refused_with_the_nearest(tmp_path: Path) 
     file.write_text("prot = 1\n")
     with pytest.raises(SettingsError, match=r"there is no setting prot, .*neaptide\.toml; the nearest is port$"):
         load_settings({}, {}, str(file))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('api_key = "sk-secret"', "^api_key is not a list of texts$"),
+        ("shadow = false", "^shadow is not a text: on or off$"),
+        ("port = 8000.5", "^port = 8000.5 is not a whole number$"),
+    ],
+)
+def test_a_value_of_another_kind_is_named_and_a_key_not_shown(tmp_path: Path, line: str, message: str) -> None:
+    file = tmp_path / "neaptide.toml"
+    file.write_text(line)
+    with pytest.raises(SettingsError, match=message):
+        load_settings({}, {}, str(file))
+
+
+def test_a_user_without_a_home_is_asked_for_a_data_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where the user is none of the system's
+    with pytest.raises(SettingsError, match="no home directory; name another with --data-dir"):
+        data_path(Settings().data_dir)
+    assert data_path("/srv/neaptide") == Path("/srv/neaptide")
+
+
+def test_an_address_of_ipv6_is_shown_as_clients_write_it() -> None:
+    assert url_of("::1", 8000) == "http://[::1]:8000"
+    assert url_of("127.0.0.1", 8000) == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(profile="nonsense"), "no profile 'nonsense'"),
+        (Settings(step_log="/no/such/directory/steps.jsonl"), "step_log = '/no/such/directory/steps.jsonl'"),
+        (Settings(step_log="/"), "step_log = '/'"),
+    ],
+)
+def test_files_are_looked_for_before_a_model_is_loaded(settings: Settings, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        engine_config(settings, Path("model"), "fingerprint", 8192, Path("data"))
 
 
 @pytest.mark.parametrize(

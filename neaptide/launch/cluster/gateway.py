@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -20,6 +19,7 @@ from neaptide.server.gateway.prompts import PromptReader
 from neaptide.server.gateway.replicas import Replicas
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.settings import Settings
+from neaptide.server.settings_sources import data_path
 
 CONNECT_S = 5.0
 """To a replica; none that listens takes so long. What waits for a machine that is gone goes to another one then."""
@@ -59,9 +59,9 @@ def build_gateway(settings: Settings) -> Gateway:
     """Without replicas so far. On the event loop that it will run on.
 
     Raises:
-        LaunchError: the model cannot be used, or the keys make no sense.
+        SettingsError, LaunchError: the model or the data directory cannot be used, or the keys make no sense.
     """
-    context, _ = model_context(settings, Path(settings.data_dir).expanduser().absolute())
+    context, _ = model_context(settings, data_path(settings.data_dir))
     try:
         keys = KeyRing(settings.api_key)
     except ValueError as error:

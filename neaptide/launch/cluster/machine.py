@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-from pathlib import Path
 
 import msgspec
 
@@ -14,10 +13,11 @@ from neaptide.launch.cluster.fleet import Fleet
 from neaptide.launch.cluster.gateway import Gateway, build_gateway, check_shared
 from neaptide.launch.cluster.scaling import Scaling
 from neaptide.launch.connections import Server, uvicorn_config
-from neaptide.launch.serve import listen
+from neaptide.launch.serve import listen, url_of
 from neaptide.launch.stopping import Drain, cut
 from neaptide.server.observe.logs import configure_logging
 from neaptide.server.settings import Settings
+from neaptide.server.settings_sources import data_path
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,13 @@ def serve_cluster(settings: Settings, scale: Scale) -> int:
     """Serves until a stop signal; returns the exit status. A fleet begins with the fewest replicas that it may have.
 
     Raises:
-        LaunchError: there is no database for all, or a replica or the address cannot be had.
+        SettingsError, LaunchError: there is no data directory, no database for all, or a replica or the address cannot
+            be had.
     """
     configure_logging(settings.log_level, settings.log_format)
     check_shared(settings)
     if settings.blobs is None:
-        data_dir = Path(settings.data_dir).expanduser().absolute()
+        data_dir = data_path(settings.data_dir)
         settings = msgspec.structs.replace(settings, blobs=(data_dir / "blobs").as_uri())
     # Its own tokenizer is not to take the cores that engines need.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -76,5 +77,5 @@ async def _serve(settings: Settings, scale: Scale, listener: socket.socket) -> i
 
 async def _tell(settings: Settings, count: int, gateway: Gateway, port: int) -> None:
     await gateway.replicas.until_ready(count)
-    address = f"http://{settings.host}:{port}"
+    address = url_of(settings.host, port)
     logger.info("serving %s on %s with %d replicas", gateway.context.model_id, address, count)

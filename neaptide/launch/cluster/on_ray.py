@@ -11,7 +11,6 @@ import asyncio
 import fcntl
 import logging
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any
 
 import httpx
@@ -27,7 +26,7 @@ from neaptide.launch.cluster.process import LAST_S, ReplicaProcess, replica_sett
 from neaptide.launch.cluster.ray_scaling import said
 from neaptide.launch.serve import LaunchError
 from neaptide.server.gateway.replicas import Replicas
-from neaptide.server.settings_sources import load_settings
+from neaptide.server.settings_sources import data_path, load_settings
 
 logger = logging.getLogger(__name__)
 
@@ -160,9 +159,9 @@ def take_place(data_dir: str) -> tuple[str, IO[bytes]]:
     replica has measured and copied is there for the next one.
 
     Raises:
-        LaunchError: the directory cannot be used.
+        SettingsError, LaunchError: the directory cannot be used.
     """
-    directory = Path(data_dir).expanduser().absolute()
+    directory = data_path(data_dir)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         number = 1

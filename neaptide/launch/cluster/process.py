@@ -13,6 +13,7 @@ import msgspec
 from neaptide.launch.serve import LaunchError, listen
 from neaptide.server.children.start import child_command
 from neaptide.server.settings import Settings
+from neaptide.server.settings_sources import data_path
 
 LAST_S = 15.0
 """After a drain, for what has been computed to become durable and for the engine to end."""
@@ -107,7 +108,7 @@ class ReplicaProcess:
 
 def replica_settings(settings: Settings, name: str, host: str) -> Settings:
     """What differs from replica to replica: where it listens, and the files that are its own."""
-    data_dir = Path(settings.data_dir).expanduser().absolute()
+    data_dir = data_path(settings.data_dir)
     step_log = settings.step_log
     if step_log is not None:
         path = Path(step_log)

@@ -1,0 +1,26 @@
+"""What an engine would find out only when its model is loaded, and a start can be spared."""
+
+import os
+from pathlib import Path
+
+from neaptide.server.settings import Settings
+
+
+def check_files(settings: Settings) -> None:
+    """Of the settings.
+
+    Raises:
+        ValueError: there is no such device profile, or no place for the step log; the message is one line.
+    """
+    if settings.profile is not None:
+        from neaptide.estimator.device_profile import load_profile
+
+        try:
+            load_profile(settings.profile)
+        except OSError as error:
+            raise ValueError(f"profile = {settings.profile!r} cannot be read: {error.strerror}") from error
+    if settings.step_log is not None:
+        log = Path(settings.step_log)
+        folder = log.absolute().parent
+        if log.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ValueError(f"step_log = {settings.step_log!r} cannot be written there")
