@@ -5,6 +5,7 @@ A subcommand is imported when it is asked for: all of them take a second, which 
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from neaptide.server.settings import OPTIONS, Option, default_text, split_list, 
 
 INTERRUPTED = 130
 """The exit status that shells give to a command ended by Ctrl-C."""
+UNHEARD = 141
+"""The one that they give to a command whose output nobody reads any more, as before ``head``."""
 MISUSED = 2
 """The exit status of a command that makes no sense."""
 
@@ -183,13 +186,25 @@ COMMANDS: dict[str, Callable[[Subparsers], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(words: Sequence[str]) -> int:
     parser = build_parser(words[0] if words and words[0] in COMMANDS else None)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         parser.exit(MISUSED, _complaint(parser, words, unknown))
     try:
         status: int = args.func(args)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return INTERRUPTED
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if args.func in (_serve, _cluster):
+            raise
+        # What is left of the output has no place to go when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNHEARD
     return status

@@ -13,8 +13,8 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from neaptide.loadgen.client.batches import TERMINAL
-from neaptide.server.client_variables import client_api_key
+from neaptide.loadgen.client.batches import TERMINAL, errors_of
+from neaptide.server.client_variables import client_api_key, sendable
 
 POLL_S = 1.0
 SHOWN_ERRORS = 10
@@ -80,10 +80,11 @@ def _key(args: argparse.Namespace) -> str | None:
         key = args.api_key_file.read_text(encoding="utf-8", errors="replace").strip()
     elif key is None:
         key = client_api_key()
-    if key is not None and (not key or not key.isascii() or not key.isprintable()):
-        source = args.api_key_file or ("--api-key" if args.api_key is not None else "NEAPTIDE_API_KEY")
-        raise CommandError(f"{source}: there must be one key, in printable ASCII characters")
-    return key
+    source = args.api_key_file or ("--api-key" if args.api_key is not None else "NEAPTIDE_API_KEY")
+    try:
+        return None if key is None else sendable(key, str(source))
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def _run(run: Callable[[httpx.Client, argparse.Namespace], int], args: argparse.Namespace) -> int:
@@ -96,11 +97,10 @@ def _run(run: Callable[[httpx.Client, argparse.Namespace], int], args: argparse.
         message = f"cannot reach a server at {args.base_url}: {error}"
     except httpx.HTTPError as error:
         message = f"the exchange with {args.base_url} failed: {error or type(error).__name__}"
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        message = f"{error.filename or 'file'}: {error.strerror}"
-    except KeyboardInterrupt:
-        print("neaptide batch: stopped watching; the batch goes on", file=sys.stderr)
-        return 130
+        message = f"{error.filename or 'the output'}: {error.strerror}"
     print(f"neaptide batch: {message}", file=sys.stderr)
     return 1
 
@@ -109,7 +109,11 @@ def _call(client: httpx.Client, method: str, url: str, **arguments: Any) -> dict
     response = client.request(method, url, **arguments)
     if not response.is_success:
         raise CommandError(_error_text(response))
-    answer: dict[str, Any] = response.json()
+    try:
+        answer: dict[str, Any] = response.json()
+    except ValueError:
+        message = f"{response.url} does not answer as an OpenAI server: what comes is no JSON"
+        raise CommandError(message) from None
     return answer
 
 
@@ -216,11 +220,14 @@ def _copy(response: httpx.Response, out: BinaryIO) -> None:
 def _follow(client: httpx.Client, batch: dict[str, Any]) -> int:
     """Shows progress until the batch ends; 0 if it was completed."""
     console = Console(stderr=True)
-    batch = (_follow_bar if console.is_terminal else _follow_lines)(client, batch, console)
+    try:
+        batch = (_follow_bar if console.is_terminal else _follow_lines)(client, batch, console)
+    except KeyboardInterrupt:
+        print(f"neaptide batch: the batch goes on; neaptide batch watch {batch['id']} shows it again", file=sys.stderr)
+        raise
     if batch["status"] != "completed":
-        for entry in ((batch["errors"] or {}).get("data") or [])[:SHOWN_ERRORS]:
-            place = f"line {entry['line']}: " if entry["line"] is not None else ""
-            print(f"  {place}{entry['message']} ({entry['code']})", file=sys.stderr)
+        for said in errors_of(batch, SHOWN_ERRORS):
+            print(f"  {said}", file=sys.stderr)
         raise CommandError(f"the batch is {batch['status']}: {_counted(batch)}")
     if failed := batch["request_counts"]["failed"]:
         whole = "All lines" if failed == batch["request_counts"]["total"] else "Some lines"

@@ -86,6 +86,8 @@ def run_command(args: argparse.Namespace) -> int:
         if scenario.online and scenario.offline:
             scenarios |= {f"{points[0]}, online alone": replace(points[0].of(scenario), offline=())}
         return _run_several(scenarios, fleet, args)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (ValueError, SimulationError) as error:

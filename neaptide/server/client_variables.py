@@ -8,7 +8,14 @@ from neaptide.server.settings_sources import ENV_PREFIX
 
 def client_base_url(environ: Mapping[str, str] = os.environ) -> str:
     """The server that client commands talk to unless told otherwise."""
-    return environ.get(f"{ENV_PREFIX}BASE_URL", "http://127.0.0.1:8000")
+    return environ.get(f"{ENV_PREFIX}BASE_URL") or "http://127.0.0.1:8000"
+
+
+def sendable(key: str, source: str) -> str:
+    """The key, if a header can carry it. ``source`` says where it is from. Raises ValueError with one line."""
+    if not key or not key.isascii() or not key.isprintable():
+        raise ValueError(f"{source}: there must be one key, in printable ASCII characters")
+    return key
 
 
 def client_api_key(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -28,6 +28,15 @@ class FakeServer:
         self.stalls = threading.Event()
         """Set when streams may go on after the first token."""
         self.stalls.set()
+        self.asked_for_batch = False
+        counts = {"total": 2, "completed": 1, "failed": 0}
+        self.batch: dict[str, Any] = {
+            "id": "batch-1",
+            "status": "in_progress",
+            "request_counts": counts,
+            "errors": None,
+        }
+        """As it is whenever it is asked for, but not when it is made."""
 
 
 @contextmanager
@@ -61,7 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             self._json({"data": [{"id": "fake"}]})
         elif self.path.startswith("/v1/batches/"):
-            self._json(_batch("in_progress"))
+            self.server_state.asked_for_batch = True
+            self._json(self.server_state.batch)
         else:
             self._json({"error": {"message": "no such page"}}, 404)
 
@@ -75,10 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
             state.uploads.append(content)
             self._json({"id": "file-1"})
         elif self.path == "/v1/batches":
-            self._json(_batch("validating"))
+            self._json(state.batch | {"status": "validating"})
         elif self.path.endswith("/cancel"):
             state.cancelled.append(self.path)
-            self._json(_batch("cancelling"))
+            self._json(state.batch | {"status": "cancelling"})
         elif self.path == "/tokenize" and state.can_tokenize:
             self._json({"count": _prompt_tokens(json.loads(content))})
         elif self.path in ("/v1/chat/completions", "/v1/completions"):
@@ -128,8 +138,3 @@ def _prompt_tokens(body: dict[str, Any]) -> int:
     if "messages" in body:
         return len(body["messages"][0]["content"].split()) + TEMPLATE_TOKENS
     return len(body["prompt"].split()) + body.get("add_special_tokens", True)
-
-
-def _batch(status: str) -> dict[str, Any]:
-    counts = {"total": 2, "completed": 1, "failed": 0}
-    return {"id": "batch-1", "status": status, "request_counts": counts, "errors": None}

@@ -133,6 +133,19 @@ def test_a_failed_run_is_told_and_its_report_written(
     assert "overloaded" in (tmp_path / "out.html").read_text()
 
 
+def test_a_batch_that_fails_says_why_in_words(
+    server: FakeServer, report: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text('{"url": "/v1/completions"}\n')
+    wrong = [{"line": k + 1, "message": "Not this model.", "code": "model_not_found"} for k in range(5)]
+    server.batch |= {"status": "failed", "errors": {"object": "list", "data": wrong}}
+    assert main(["loadgen", "synth", "--server", server.url, *SYNTH, *report, "--batch", str(file)]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("neaptide loadgen: the batch is failed: line 1: Not this model. (model_not_found); line 2: ")
+    assert said.endswith("; 2 more")
+
+
 def test_a_model_without_a_chat_template_is_asked_with_prompts(
     server: FakeServer, report: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,6 +183,12 @@ def test_what_the_client_cannot_know_is_said(
         (["synth", "--html", "/nowhere/out.html"], "/nowhere: no such directory"),
         (["synth", "--server", "localhost:8000"], "is no URL of a server, such as http://"),
         (["synth", "--prefixes", "-1"], "--prefixes must not be negative"),
+        (["synth", "--api-key", "schlüssel"], "--api-key: there must be one key, in printable ASCII characters"),
+        (["synth", "--warm-up-s", "nan"], "--warm-up-s must be at least 0"),
+        (
+            ["replay", "azure_conv_2023", "--window", "0:5", "--warm-up-s", "5"],
+            "--warm-up-s leaves no request to count",
+        ),
         (["compare", "--server", "http://a"], "--server is NAME=URL here"),
         (["compare", "--server", "A=http://a"], "compare needs two servers at least"),
         (["compare", "--server", "A=http://a", "--server", "A=http://b"], "two servers are called 'A'"),

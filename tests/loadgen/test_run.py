@@ -17,7 +17,7 @@ from neaptide.loadgen.run.load import Cancelling, Shot, Target, make_shots
 from neaptide.loadgen.run.runner import How, Progress, RunError, Users, run
 from neaptide.loadgen.workloads.traces import TraceRequest
 from tests.loadgen.fake_server import TEMPLATE_TOKENS, FakeServer, fake_server
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 EASY = Target(60.0, 60.0)
 HARD = Target(1e-9, 1e-9)
@@ -126,6 +126,21 @@ async def test_a_batch_beside_is_submitted_and_cancelled_at_the_end(server: Fake
     assert line in server.uploads[0]
     assert server.cancelled == ["/v1/batches/batch-1/cancel"]
     assert summary(progress)["batch"]["request_counts"]["completed"] == 1
+
+
+@pytest.mark.parametrize("keeps_batch", [False, True])
+async def test_a_run_that_is_stopped_while_its_batch_is_validated_cancels_it(
+    server: FakeServer, keeps_batch: bool
+) -> None:
+    server.batch["status"] = "validating"
+    how = How(batch=("mine.jsonl", b'{"url": "/v1/completions"}'), keeps_batch=keeps_batch)
+    running = asyncio.ensure_future(sent(server, shots(1), how))
+    await until(lambda: server.uploads != [] and server.asked_for_batch)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled()
+    assert server.cancelled == ([] if keeps_batch else ["/v1/batches/batch-1/cancel"])
+    assert server.bodies == []
 
 
 async def test_a_batch_may_be_kept(server: FakeServer) -> None:

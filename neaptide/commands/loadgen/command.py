@@ -23,7 +23,7 @@ from neaptide.loadgen.report.records import record_lines
 from neaptide.loadgen.report.summary import COMPARED, Summary, ratios, summary
 from neaptide.loadgen.run.load import Shot
 from neaptide.loadgen.run.runner import TIMEOUT_S, How, Progress, RunError, run
-from neaptide.server.client_variables import client_api_key
+from neaptide.server.client_variables import client_api_key, sendable
 
 Runs = dict[str, tuple[Progress, Summary]]
 CLIENT_BEHIND_MS = 20.0
@@ -53,6 +53,7 @@ def run_command(args: argparse.Namespace) -> int:
     """Returns 0, 1 if a server could not be tested or no request was answered, or 2 if the command makes no sense."""
     try:
         servers = _servers(args.server)
+        headers = _headers(args.api_key)
         shots, how = shots_of(args), how_of(args)
         for path in (args.html, args.json, args.records):
             if path is not None:
@@ -64,11 +65,13 @@ def run_command(args: argparse.Namespace) -> int:
     if len(set(servers.values())) < len(servers):
         _note("one server under two names finds the prompts of the first run in its cache in the second")
     try:
-        runs = asyncio.run(_run_all(servers, shots, how, args))
+        runs = asyncio.run(_run_all(servers, headers, shots, how, args.warm_up_s))
     except (RunError, BatchError) as error:
         return _refuse(str(error), 1)
     try:
         return _write(runs, args)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}", 1)
 
@@ -99,10 +102,18 @@ def _url(text: str) -> str:
     return url
 
 
-async def _run_all(servers: Mapping[str, str], shots: Sequence[Shot], how: How, args: argparse.Namespace) -> Runs:
+def _headers(given: str | None) -> dict[str, str]:
+    """With the key of the flag or the environment. Raises ValueError."""
+    key = given or client_api_key()
+    if key is None:
+        return {}
+    return {"Authorization": f"Bearer {sendable(key, '--api-key' if given else 'NEAPTIDE_API_KEY')}"}
+
+
+async def _run_all(
+    servers: Mapping[str, str], headers: dict[str, str], shots: Sequence[Shot], how: How, warm_up_s: float
+) -> Runs:
     """One server after another."""
-    key = args.api_key or client_api_key()
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     runs: Runs = {}
     for name, url in servers.items():
         view = RunView(Console(stderr=True), name)
@@ -110,7 +121,7 @@ async def _run_all(servers: Mapping[str, str], shots: Sequence[Shot], how: How, 
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S, limits=limits) as http:
             with view.shown:
                 progress = await run(http, shots, how, view.update)
-        runs[name] = (progress, summary(progress, args.warm_up_s))
+        runs[name] = (progress, summary(progress, warm_up_s))
         _warn(name, *runs[name])
     return runs
 

@@ -99,7 +99,13 @@ def shots_of(args: argparse.Namespace) -> list[Shot]:
         raise ValueError("--cancel-within-s must be positive")
     targets = [Target.parse(text) for text in args.target or [DEFAULT_TARGET]]
     cancelling = Cancelling(args.cancel_share, args.cancel_within_s)
+    if not 0.0 <= args.warm_up_s < math.inf:
+        raise ValueError("--warm-up-s must be at least 0")
     requests = requests_of(args)
+    if args.users is None and args.warm_up_s > requests[-1].arrival_s:
+        raise ValueError(
+            f"--warm-up-s leaves no request to count: the last one arrives at {requests[-1].arrival_s:.1f} s"
+        )
     if args.salt is not None:
         requests = salted(requests, args.salt)
     return make_shots(requests, targets, cancelling, args.seed)

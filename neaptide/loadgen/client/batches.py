@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -47,5 +48,15 @@ async def wait_until_it_runs(http: httpx.AsyncClient, batch: dict[str, Any]) -> 
         await asyncio.sleep(VALIDATION_POLL_S)
         batch = await get_batch(http, batch["id"])
     if batch["status"] in TERMINAL - {"completed"}:
-        raise BatchError(f"the batch is {batch['status']}: {batch['errors']}")
+        raise BatchError(f"the batch is {batch['status']}: {'; '.join(errors_of(batch)) or 'it says not why'}")
     return batch
+
+
+def errors_of(batch: Mapping[str, Any], most: int = 3) -> list[str]:
+    """What the batch says of itself and of its lines, in words."""
+    found = (batch["errors"] or {}).get("data") or []
+    said = [
+        (f"line {entry['line']}: " if entry["line"] is not None else "") + f"{entry['message']} ({entry['code']})"
+        for entry in found[:most]
+    ]
+    return said + ([f"{len(found) - most} more"] if len(found) > most else [])

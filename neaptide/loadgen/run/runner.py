@@ -69,12 +69,25 @@ class RunError(Exception):
 
 async def run(http: httpx.AsyncClient, shots: Sequence[Shot], how: How, on_progress: OnProgress) -> Progress:
     """One run. Raises RunError if it cannot begin."""
+    watch = Watch(http)
+    try:
+        model, wording = await _begin(http, how, watch)
+        progress = Progress(shots, watch, wording)
+        async with StreamClient.beside(http, model) as client:
+            await _send_all(client, progress, how, on_progress)
+    finally:
+        await _end_batch(watch, how)
+    return progress
+
+
+async def _begin(http: httpx.AsyncClient, how: How, watch: Watch) -> tuple[str, Wording]:
+    """The model, the words of prompts, and the batch beside: the watch has it as soon as it is there."""
     try:
         model = how.model or await _first_model(http)
         wording = await Counting(http, model, how.is_chat).wording()
-        progress = Progress(shots, Watch(http), wording)
         if how.batch is not None:
-            progress.watch.batch = await wait_until_it_runs(http, await submit_batch(http, *how.batch))
+            watch.batch = await submit_batch(http, *how.batch)
+            watch.batch = await wait_until_it_runs(http, watch.batch)
     except httpx.HTTPStatusError as error:
         text = error.response.text[:200] if error.response.is_closed else ""
         if how.is_chat and "no chat template" in text:
@@ -83,18 +96,14 @@ async def run(http: httpx.AsyncClient, shots: Sequence[Shot], how: How, on_progr
     except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
         advice = "; neaptide serve starts a server" if isinstance(error, httpx.ConnectError) else ""
         raise RunError(f"{http.base_url}: {type(error).__name__}: {error}{advice}") from error
-    async with StreamClient.beside(http, model) as client:
-        await _send_all(http, client, progress, how, on_progress)
-    return progress
+    return model, wording
 
 
 async def _first_model(http: httpx.AsyncClient) -> str:
     return str((await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"])
 
 
-async def _send_all(
-    http: httpx.AsyncClient, client: StreamClient, progress: Progress, how: How, on_progress: OnProgress
-) -> None:
+async def _send_all(client: StreamClient, progress: Progress, how: How, on_progress: OnProgress) -> None:
     shots = progress.shots
     # Before the first is due: what a prompt costs to make must not make the next one late.
     prompts = [progress.wording.text(shot.request.segments) for shot in shots]
@@ -124,7 +133,7 @@ async def _send_all(
         for task in (following, showing):
             task.cancel()
         await asyncio.gather(following, showing, return_exceptions=True)
-        await _end(http, progress, how)
+    await progress.watch.look()
     on_progress(progress)
 
 
@@ -137,13 +146,11 @@ async def _show(progress: Progress, on_progress: OnProgress) -> None:
         await asyncio.sleep(SHOW_PERIOD_S)
 
 
-async def _end(http: httpx.AsyncClient, progress: Progress, how: How) -> None:
-    """A last look, and the batch's end."""
-    watch = progress.watch
-    await watch.look()
+async def _end_batch(watch: Watch, how: How) -> None:
+    """However the run ended, also where it was stopped before it began: a batch that goes on would be in the next."""
     try:
         if watch.batch is not None and watch.batch["status"] not in TERMINAL and not how.keeps_batch:
-            await http.post(f"/v1/batches/{watch.batch['id']}/cancel")
+            await watch.http.post(f"/v1/batches/{watch.batch['id']}/cancel")
     except httpx.HTTPError:
         watch.failures += 1
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -136,6 +137,32 @@ def test_cancel(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert "the batch is cancelled" in capfd.readouterr().err
     assert run("results", batch_id, *url) == 0
     assert capfd.readouterr().err.endswith("there is no output file\n")
+
+
+def test_who_stops_watching_is_told_that_the_batch_goes_on_and_nobody_else(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    path, url = write(tmp_path, numbered(1)), ("--base-url", running.base_url)
+    running.parts.engine.auto = False
+    monkeypatch.setattr(batch, "_next", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run("submit", path, "--wait", *url)
+    out, err = capfd.readouterr()
+    assert err.endswith(f"neaptide batch: the batch goes on; neaptide batch watch {out.strip()} shows it again\n")
+    monkeypatch.setattr(batch, "_call", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run("submit", path, "--wait", *url)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_server_that_is_none_of_openais_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    page = httpx.MockTransport(lambda request: httpx.Response(200, html="<title>Log in</title>"))
+    with httpx.Client(base_url="http://proxy", transport=page) as client, pytest.raises(batch.CommandError) as said:
+        batch._call(client, "GET", "/v1/batches")
+    assert str(said.value) == "http://proxy/v1/batches does not answer as an OpenAI server: what comes is no JSON"
 
 
 def test_no_server(capfd: pytest.CaptureFixture[str]) -> None:
