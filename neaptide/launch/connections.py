@@ -8,7 +8,7 @@ from collections.abc import Generator
 import uvicorn
 from starlette.types import ASGIApp
 
-from neaptide.launch.stopping import LAST_REPLIES_S
+from neaptide.launch.stopping import LAST_REPLIES_S, ends_quietly
 from neaptide.server.edge.middleware import MAX_HEADER_BYTES
 from neaptide.server.edge.transport import TransportLimits, protocol_class
 from neaptide.server.observe.metrics import ServerMetrics
@@ -36,7 +36,7 @@ def uvicorn_config(settings: Settings, app: ASGIApp, metrics: ServerMetrics) -> 
         write_idle_s=settings.send_timeout_s,
     )
     return uvicorn.Config(
-        app,
+        ends_quietly(app),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         http=protocol_class(limits, metrics),
         ws="none",

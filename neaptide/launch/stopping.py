@@ -7,8 +7,11 @@ second signal    the same at once
 """
 
 import asyncio
+import contextlib
 import signal
 from typing import TYPE_CHECKING, Protocol
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 if TYPE_CHECKING:
     import uvicorn
@@ -60,6 +63,17 @@ class Drain:
         if replies:
             await asyncio.wait(replies, timeout=self._timeout_s)
         self._server.should_exit = True
+
+
+def ends_quietly(app: ASGIApp) -> ASGIApp:
+    """Who makes a reply has ended it when it is cut. Beyond that uvicorn would log the cut as an error, with a
+    traceback for each reply."""
+
+    async def until_cut(scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return until_cut
 
 
 async def cut(replies: set[asyncio.Task[None]]) -> None:

@@ -295,5 +295,6 @@ def _message(error_type: str, text: str, param: str | None) -> str:
         return f"Missing required parameter: '{param}'."
     # Only these texts are built from the schema alone; others may quote the input.
     safe = error_type.endswith(("_type", "_than", "_than_equal", "too_short", "too_long", "literal_error"))
-    detail = text if safe or error_type in ("finite_number", "int_from_float") else "Invalid value"
+    safe = safe or error_type in ("finite_number", "int_from_float", "int_parsing", "string_pattern_mismatch")
+    detail = text if safe else "Invalid value"
     return f"Invalid value for '{param}': {detail}." if param else f"Invalid request body: {detail}."

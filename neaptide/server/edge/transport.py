@@ -95,6 +95,9 @@ class BoundedH11Protocol(H11Protocol):
         self.idle[self] = self.loop.time() + self.limits.silence_s
         self._expect("request", self.limits.header_s)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """None: clients that offer HTTP/2 with every request, as Java's do, are answered in HTTP/1.1 and content."""
+
     def _make_room(self) -> bool:
         """Closes the connection that has been idle longest; False if none is idle."""
         now_s = self.loop.time()

@@ -17,6 +17,7 @@ from neaptide.server.edge.errors import (
 )
 from neaptide.server.edge.hosts import is_loopback
 from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.edge.sse import unless_disconnected
 from neaptide.server.link.engine_client import EngineUnavailableError
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
@@ -80,7 +81,8 @@ async def what_if(request: Request) -> WhatIfReply:
     context: ServingContext = request.app.state.context
     task = WhatIfTask([], body.traffic, _seconds(body.ttft_ms), _seconds(body.tpot_ms), body.profile, body.attainment)
     try:
-        answer = await shadow.desk.ask(task, context.clock() - 60 * body.minutes)
+        asking = shadow.desk.ask(task, context.clock() - 60 * body.minutes)
+        answer = await unless_disconnected(request.receive, asking)
     except DeskBusyError:
         raise ConflictError("Another question is being answered; one at a time.", code="what_if_busy") from None
     except TooMuchError:

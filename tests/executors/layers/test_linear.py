@@ -210,6 +210,10 @@ def test_large_weights_are_measured(caplog: pytest.LogCaptureFixture, monkeypatc
     assert any(message.startswith("linear layers of 12 x 20: ") for message in caplog.messages)
 
 
+def test_the_log_names_a_way_where_it_begins() -> None:
+    assert linear._as_text({4: "a", 16: "a", 64: "b", 256: "a"}) == "a from 4 rows, b from 64 rows, a from 256 rows"
+
+
 def test_without_a_compiler_the_others_remain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -195,6 +195,22 @@ async def test_list_parameters_that_are_refused(tmp_path: Path, query: str) -> N
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
+async def test_a_limit_that_is_no_number_is_said_to_be_none(tmp_path: Path) -> None:
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        message = (await client.get("/v1/batches?limit=secret")).json()["error"]["message"]
+        assert message.startswith("Invalid value for 'limit': Input should be a valid integer")
+        assert "secret" not in message
+
+
+async def test_a_form_without_a_file_is_told_how_curl_sends_one(tmp_path: Path) -> None:
+    """``-F file=PATH`` without the ``@``."""
+    form = {"purpose": (None, b"batch"), "file": (None, b"in.jsonl")}
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        reply = await client.post("/v1/files", files=form)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "file")
+        assert "-F file=@PATH" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("query", ["limit=0", "limit=10001", "order=up", "after=file-unknown", "purpose=" + "p" * 65])
 async def test_file_list_parameters_that_are_refused(tmp_path: Path, query: str) -> None:
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from neaptide.launch.connections import uvicorn_config
 from neaptide.launch.stopping import Drain
-from tests.patience import PATIENCE_S
+from neaptide.server.settings import Settings
+from tests.patience import PATIENCE_S, until
+from tests.server.asgi import Exchange
 from tests.server.conftest import USER, Server
 from tests.server.live import Live, RawClient, request_bytes, serving
 
@@ -109,3 +112,15 @@ async def test_without_work_a_signal_ends_the_server_at_once(server: Server, liv
     assert await idle.reader.read() == b""
     assert not live.runner.force_exit
     assert batches.num_suspended == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_reply_that_is_cut_is_no_error_to_the_http_server(server: Server, streams: bool) -> None:
+    server.context.keep_alive_s = 0.01
+    server.engine.released.clear()
+    config = uvicorn_config(Settings(), server.app, server.app.state.metrics)
+    exchange = Exchange(config.app, CHAT, {"messages": USER, "stream": streams})
+    await until(lambda: len(server.engine.requests) == 1 and bool(exchange.sent) is streams)
+    exchange.task.cancel()
+    await exchange.task
+    assert '"server_shutdown"' in exchange.text

@@ -167,6 +167,15 @@ async def test_bad_chat_field(server: Server, fields: dict[str, Any], code: str,
     assert server.engine.requests == []
 
 
+async def test_a_name_that_may_not_be_is_told_what_it_may_be(server: Server) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "my name", "schema": {}}}
+    reply = await server.http.post(CHAT, json={"messages": USER, "response_format": form})
+    error = _check_envelope(reply)
+    assert error["param"] == "response_format.json_schema.name"
+    assert "'^[A-Za-z0-9_-]+$'" in error["message"]
+    assert "my name" not in error["message"]
+
+
 @pytest.mark.parametrize(("fields", "code", "param"), BAD_COMPLETIONS)
 @pytest.mark.acceptance("A24", "fields of a completion that are refused")
 async def test_bad_completions_field(server: Server, fields: dict[str, Any], code: str, param: str | None) -> None:

@@ -1,6 +1,7 @@
 """The app behind a real HTTP server: what in-process transports hide."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,6 +23,17 @@ async def live(tokenizer: Tokenizer) -> AsyncIterator[tuple[Server, httpx2.Async
     async with serving(built.app) as server:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as http:
             yield built, http
+
+
+async def test_an_offer_of_another_protocol_is_no_news(
+    live: tuple[Server, httpx2.AsyncClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients in Java offer HTTP/2 with every request."""
+    logging.getLogger("uvicorn.error").setLevel(logging.INFO)
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEAAEAAAAIAAAAB"}
+    reply = await live[1].get("/v1/models", headers=offer)
+    assert (reply.status_code, reply.http_version) == (200, "HTTP/1.1")
+    assert caplog.messages == []
 
 
 async def test_tokens_arrive_one_by_one(live: tuple[Server, httpx2.AsyncClient]) -> None:

@@ -16,6 +16,7 @@ from neaptide.server.shadow.ring import NoAnswerError
 from neaptide.server.shadow.service import Shadow
 from neaptide.server.text.tokenizer import Tokenizer
 from neaptide.simulation.simulator import simulate
+from tests.server.asgi import Exchange
 from tests.server.conftest import Server, make_context
 from tests.server.shadow.at_once import simulate_at_once
 from tests.simulation.recorded.engines import Recorded, load, rows, scene
@@ -109,6 +110,24 @@ async def test_one_question_at_a_time(tokenizer: Tokenizer, monkeypatch: pytest.
     assert (second.status_code, second.json()["error"]["code"]) == (409, "what_if_busy")
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
+    with_pieces(shadow, monkeypatch, NoAnswerError())
+    assert (await http.post(PATH, json={}, headers=OPERATOR)).status_code == 503
+
+
+async def test_who_leaves_takes_the_question_along(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    shadow, http = asking(tokenizer)
+    asked = asyncio.Event()
+
+    async def pieces(since_s: float) -> list[bytes]:
+        asked.set()
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(shadow.ring, "pieces", pieces)
+    first = Exchange(http._transport.app, PATH, {}, OPERATOR)  # type: ignore[attr-defined]
+    await asked.wait()
+    first.hang_up()
+    await asyncio.gather(first.task, return_exceptions=True)
     with_pieces(shadow, monkeypatch, NoAnswerError())
     assert (await http.post(PATH, json={}, headers=OPERATOR)).status_code == 503
 

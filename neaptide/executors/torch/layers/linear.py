@@ -162,4 +162,8 @@ def _use(linear: Linear, kinds: Mapping[str, products.MakeProduct], chosen: Mapp
 
 
 def _as_text(chosen: Mapping[int, str]) -> str:
-    return ", ".join(f"{name} from {rows} rows" for rows, name in chosen.items())
+    names = list(chosen.values())
+    starts = [
+        (rows, name) for (rows, name), before in zip(chosen.items(), [None, *names], strict=False) if name != before
+    ]
+    return ", ".join(f"{name} from {rows} rows" for rows, name in starts)

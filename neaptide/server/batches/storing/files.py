@@ -306,7 +306,10 @@ def check_form(form: UploadForm) -> None:
             code="invalid_value",
         )
     name = form.filename
-    if not name or len(name) > MAX_FILENAME_CHARS or any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
+    if not name:
+        message = "The file has no name; with curl: -F file=@PATH."
+        raise InvalidRequestError(message, param="file", code="invalid_value")
+    if len(name) > MAX_FILENAME_CHARS or any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
         raise InvalidRequestError("The file name is not valid.", param="file", code="invalid_value")
     if form.purpose == "batch" and not name.endswith(".jsonl"):
         raise InvalidRequestError("Invalid file format for Batch API. Must be .jsonl")
