@@ -186,6 +186,8 @@ def _results(client: httpx.Client, args: argparse.Namespace) -> int:
     file_id = batch["error_file_id" if args.errors else "output_file_id"]
     if file_id is not None:
         _download(client, file_id, args.output)
+    for said in errors_of(batch, SHOWN_ERRORS):
+        print(f"  {said}", file=sys.stderr)
     counts = batch["request_counts"]
     kind = "error" if args.errors else "output"
     note = f"{counts['completed']} completed, {counts['failed']} failed"

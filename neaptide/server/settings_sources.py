@@ -28,7 +28,7 @@ def load_settings(
     """
     values: dict[str, Any] = {}
     config_file = config_file or environ.get(f"{ENV_PREFIX}CONFIG")
-    if config_file is not None:
+    if config_file:
         try:
             values |= tomllib.loads(Path(config_file).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

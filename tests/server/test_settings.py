@@ -19,7 +19,7 @@ def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path) -> No
 
 
 def test_nothing_given_gives_the_defaults() -> None:
-    assert load_settings({}, {}) == Settings()
+    assert load_settings({}, {}) == load_settings({}, {"NEAPTIDE_CONFIG": ""}) == Settings()
 
 
 def test_lists_are_comma_separated_in_variables() -> None:

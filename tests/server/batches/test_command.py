@@ -110,6 +110,11 @@ def test_submit_wait_and_fetch(running: Running, tmp_path: Path, capfd: pytest.C
     assert "Cannot cancel a batch with status 'completed'. (HTTP 409)" in capfd.readouterr().err
 
 
+def listed(running: Running, capfd: pytest.CaptureFixture[str]) -> list[str]:
+    assert run("list", "--json", "--base-url", running.base_url) == 0
+    return capfd.readouterr().out.splitlines()
+
+
 def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     url = ("--base-url", running.base_url)
     assert run("submit", write(tmp_path, b"{}\noops\n"), "--wait", *url) == 1
@@ -117,6 +122,11 @@ def test_a_bad_file_is_one_clear_error(running: Running, tmp_path: Path, capfd: 
     assert "line 1: Missing required parameter: 'custom_id'. (missing_required_parameter)" in err
     assert "line 2: This line is not parseable" in err
     assert "neaptide batch: the batch is failed: nothing of it was run" in err
+    (failed,) = (json.loads(entry)["id"] for entry in listed(running, capfd))
+    assert run("results", failed, *url) == 0
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith("  line 1: Missing required parameter: 'custom_id'.")
+    assert said[-1] == "failed: 0 completed, 0 failed; there is no output file"
     assert run("submit", write(tmp_path, numbered(1)), "--window", "48h", *url) == 1
     assert "Supported values are" in capfd.readouterr().err
     assert run("submit", str(tmp_path / "missing.jsonl"), *url) == 1

@@ -16,7 +16,7 @@ from neaptide.server.shadow.ring import NoAnswerError
 from neaptide.server.shadow.service import Shadow
 from neaptide.server.text.tokenizer import Tokenizer
 from neaptide.simulation.simulator import simulate
-from tests.server.asgi import Exchange
+from tests.server.asgi import Exchange, settle
 from tests.server.conftest import Server, make_context
 from tests.server.shadow.at_once import simulate_at_once
 from tests.simulation.recorded.engines import Recorded, load, rows, scene
@@ -127,7 +127,8 @@ async def test_who_leaves_takes_the_question_along(tokenizer: Tokenizer, monkeyp
     first = Exchange(http._transport.app, PATH, {}, OPERATOR)  # type: ignore[attr-defined]
     await asked.wait()
     first.hang_up()
-    await asyncio.gather(first.task, return_exceptions=True)
+    await settle()
+    assert first.task.done()
     with_pieces(shadow, monkeypatch, NoAnswerError())
     assert (await http.post(PATH, json={}, headers=OPERATOR)).status_code == 503
 

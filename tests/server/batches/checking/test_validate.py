@@ -110,6 +110,12 @@ def test_too_many_lines(tmp_path: Path) -> None:
     assert [(e["code"], e["line"]) for e in report.errors] == [("too_many_tasks", None)]
 
 
+def test_too_many_lines_are_told_before_one_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCompiler, "compile", lambda *_: pytest.fail("tokenized"))
+    report, _ = validate(tmp_path, jsonl(line(f"c{i}") for i in range(4)), Limits(max_lines=3))
+    assert [e["code"] for e in report.errors] == ["too_many_tasks"]
+
+
 def test_too_many_prompt_tokens(tmp_path: Path) -> None:
     report, _ = validate(tmp_path, jsonl([line("a", "x" * 60), line("b", "x" * 60)]), Limits(max_prompt_tokens=100))
     assert [e["code"] for e in report.errors] == ["token_limit_exceeded"]
