@@ -14,8 +14,9 @@ from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.machine import BatchMachine, Machine
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.sharing.machine import SharedMachine
-from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
+from neaptide.server.batches.storing.claim_rows import JobLeft
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.file_rows import IdempotencyConflictError
 from neaptide.server.batches.storing.files import FileStore
@@ -57,6 +58,7 @@ class BatchService:
         self.outlooks = Outlooks()
         engine.add_outlook_listener(self.outlooks.hear)
         self._clocks = clocks
+        self._compiler = compiler
         self._is_suspended = False
         plane = BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
         self._machine: BatchMachine
@@ -192,6 +194,10 @@ class BatchService:
         now = max(int(self._clocks.wall()), record.created_at, record.in_progress_at or 0)
         if await self.store.write(batch_rows.request_cancel, record.id, now):
             self._machine.end(record.id)
+
+    async def backlog(self) -> list[JobLeft]:
+        """What servers of this one's model have left to do together. Raises StoreUnavailableError."""
+        return await self.store.read(claim_rows.backlog, self._compiler.fingerprint)
 
     @property
     def now_s(self) -> float:

@@ -5,7 +5,6 @@ import base64
 from fastapi import APIRouter, Request
 
 from neaptide.server.batches.service import BatchService
-from neaptide.server.batches.storing import claim_rows
 from neaptide.server.batches.storing.faults import storage_faults
 from neaptide.server.context import ServingContext
 from neaptide.server.link.room_desk import RoomDesk
@@ -40,10 +39,10 @@ def backlog_router(service: BatchService) -> APIRouter:
 
     @of_batches.get("/backlog", responses=replies(Backlogs, 503), response_model=None)
     async def backlog() -> Backlogs:
-        """Batches in progress that servers share: how soon each is due, and how much of it is left. The work is what
-        was expected when its file was checked; 0 where nobody knew the device."""
+        """Batches in progress of this model that servers share: how soon each is due, and how much of it is left. The
+        work is what was expected when its file was checked; 0 where nobody knew the device."""
         with storage_faults():
-            jobs = await service.store.read(claim_rows.backlog)
+            jobs = await service.backlog()
         now_s = service.now_s
         return {"jobs": [{"left_seconds": one.expires_at_s - now_s, "work_seconds": one.work_s} for one in jobs]}
 

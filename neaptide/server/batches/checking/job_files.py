@@ -95,8 +95,8 @@ def read_plan(stem: Path) -> JobPlan:
 _SUFFIXES = (".tokens", ".offsets", ".plan")
 _PREFIXES = ".prefixes"
 """Only an order: a job of an earlier version has none, and one that is damaged is not used."""
-_SEAL = ".sha256"
-PLAN_SUFFIXES = (*_SUFFIXES, _PREFIXES, _SEAL)
+SEAL_SUFFIX = ".sha256"
+PLAN_SUFFIXES = (*_SUFFIXES, _PREFIXES, SEAL_SUFFIX)
 """Of all files of a job, the one that says that the others are whole at last."""
 
 
@@ -124,7 +124,7 @@ def check_seal(stem: Path) -> None:
 
 
 def _seal_path(stem: Path) -> Path:
-    return plan_file(stem, _SEAL)
+    return plan_file(stem, SEAL_SUFFIX)
 
 
 def remove_plan(stem: Path) -> None:

@@ -23,7 +23,7 @@ from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
-from neaptide.server.batches.sharing.cutting import Work, work_of
+from neaptide.server.batches.sharing.cutting import Work, longest_row, work_of
 from neaptide.server.batches.sharing.leased import device_of
 from neaptide.server.batches.sharing.plans import copy_of_plan
 from neaptide.server.batches.storing import batch_rows, claim_rows
@@ -40,6 +40,12 @@ logger = logging.getLogger(__name__)
 RENEWALS_A_LEASE = 3
 KNOWN_PLANS = 8
 """Of batches of late; a batch's chunks come one after another."""
+MAX_PASSED_BY = 4096
+"""Chunks that this server remembers to be others'; one that is forgotten is claimed and given back once more."""
+
+
+class TooLongError(Exception):
+    """This server's context does not hold each of a chunk's rows; that of the server that has checked them did."""
 
 
 @dataclass(slots=True)
@@ -73,6 +79,8 @@ class Claimer:
         self._held: dict[str, _Held] = {}
         self._loading: set[Claim] = set()
         """Claims whose lines the engine has not got yet: a plan may take longer to fetch than a lease."""
+        self._passed_by: dict[ChunkKey, None] = {}
+        """Chunks that this server cannot run."""
         self._plans: dict[str, JobPlan] = {}
         self._background = Background("a chunk is left to the end of its lease")
         self._claiming: asyncio.Task[None] | None = None
@@ -149,6 +157,9 @@ class Claimer:
                     continue
             except (OSError, StoreUnavailableError) as error:
                 logger.error("no chunk is claimed: %s", error)
+            except Exception:
+                # A server that claims nothing any more looks as if it had nothing to do.
+                logger.exception("no chunk is claimed")
             # What another server offers is found by looking.
             await self._rest()
 
@@ -160,16 +171,15 @@ class Claimer:
 
     async def _claim_some(self) -> bool:
         """Whether there was something to claim, and all of it could be loaded."""
-        figures = await self._p.store.read(claim_rows.board_figures, self.claimant)
+        besides = [*(one.claim.key for one in self._held.values()), *self._passed_by]
+        figures = await self._p.store.read(claim_rows.board_figures, self.claimant, besides)
         if not figures.num_free:
             await self._disk.sleep(self._p.settings.tick_s)
             return False
         end = self._end_to_take(figures)
         owners = Counter(held.job.owner for held in self._held.values())
         turns = owners_in_turn(figures.free, owners, figures.chunks_to_claim)
-        claims = await self._p.store.write_beside(
-            _claim, end, turns, self.claimant, [one.claim.key for one in self._held.values()]
-        )
+        claims = await self._p.store.write_beside(_claim, end, turns, self.claimant, besides)
         self._loading = set(claims)
         for claim in claims:
             try:
@@ -181,8 +191,22 @@ class Claimer:
                 await self._release(rest)
                 await self._disk.sleep(self._p.settings.tick_s)
                 return False
+            except TooLongError as error:
+                logger.warning("batch %s: a chunk is left to others: %s", claim.key.batch_id, error)
+                await self._pass_by(claim)
+            except Exception:
+                logger.exception("batch %s: a chunk is left to others", claim.key.batch_id)
+                await self._pass_by(claim)
             self._loading.discard(claim)
         return bool(claims)
+
+    async def _pass_by(self, claim: Claim) -> None:
+        """Gives back for good what this server cannot run."""
+        while len(self._passed_by) >= MAX_PASSED_BY:
+            del self._passed_by[next(iter(self._passed_by))]
+        self._passed_by[claim.key] = None
+        self._loading.discard(claim)
+        await self._release([claim])
 
     def _end_to_take(self, figures: BoardFigures) -> End:
         held = [one.work for one in self._held.values()]
@@ -194,6 +218,7 @@ class Claimer:
 
         Raises:
             OSError, StoreUnavailableError: not now.
+            TooLongError: not here.
         """
         store, batch_id = self._p.store, claim.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)
@@ -243,6 +268,9 @@ class Claimer:
 
     def _read_job(self, record: BatchRecord, plan: JobPlan, lines: list[PendingLine], claim: Claim) -> tuple[Job, Work]:
         tokens = TokenFile(self._p.stem(record.id))
+        engine, longest = self._p.engine, longest_row(lines, plan, tokens)
+        if engine.is_ready and longest > engine.info.max_model_len:
+            raise TooLongError(f"a line takes {longest} tokens, max_model_len is {engine.info.max_model_len} here")
         work = work_of(lines, plan, tokens, device_of(self._p.engine))
         input_path = self._p.files.path(record.input_file_id)
         return Job(record, plan, lines, input_path, self._p.compiler, claim), work

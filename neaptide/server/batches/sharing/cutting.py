@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neaptide.cluster.claims import Chunk, ChunkKey, chunk_sizes
+from neaptide.engine.arrays import IntArray
 from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
@@ -32,11 +33,22 @@ class Work(NamedTuple):
 
 def work_of(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile, device: DensityModel) -> Work:
     """Each prompt counted in whole."""
-    rows = np.array([row for line in lines for row in range(line.first_row, line.first_row + line.num_rows)], np.int64)
-    limits = np.array([plan.params_table[plan.params_index[row]].max_tokens for row in rows.tolist()], np.float64)
+    prompts, limits = (one.astype(np.float64) for one in _lengths(lines, plan, tokens))
     outputs = np.minimum(limits, EXPECTED_OUTPUT_TOKENS)
-    prompts = tokens.lengths(rows).astype(np.float64)
     return Work(float(device.compute_s(prompts, outputs).sum()), float(device.memory_s(prompts, outputs).sum()))
+
+
+def longest_row(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile) -> int:
+    """Tokens of prompt and answer that a server must hold to run all rows of the lines."""
+    prompts, limits = _lengths(lines, plan, tokens)
+    return int((prompts + limits).max(initial=0))
+
+
+def _lengths(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile) -> tuple[IntArray, IntArray]:
+    """[rows] tokens of the prompts, and the most that answers may have."""
+    rows = np.array([row for line in lines for row in range(line.first_row, line.first_row + line.num_rows)], np.int64)
+    limits = np.array([plan.params_table[plan.params_index[row]].max_tokens for row in rows.tolist()], np.int64)
+    return tokens.lengths(rows), limits
 
 
 def cut(

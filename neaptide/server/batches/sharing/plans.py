@@ -6,6 +6,7 @@ from pathlib import Path
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import (
     PLAN_SUFFIXES,
+    SEAL_SUFFIX,
     JobPlan,
     check_seal,
     plan_file,
@@ -36,7 +37,8 @@ def remove_plan_blobs(blobs: Blobs, key: str) -> None:
 
 
 def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> JobPlan:
-    """The plan at ``stem``, fetched unless a sound copy lies there.
+    """The plan at ``stem``, fetched unless a sound copy of the same lies there. What lies there may be of a check that
+    another server's has overtaken: the same prompts perhaps, under other numbers. So the seal is the storage's.
 
     Raises:
         FileNotFoundError: the storage has not got it.
@@ -44,6 +46,7 @@ def copy_of_plan(blobs: Blobs, stem: Path, key: str, scratch: Path) -> JobPlan:
         OSError: not now.
     """
     try:
+        blobs.fetch(f"{key}{SEAL_SUFFIX}", plan_file(stem, SEAL_SUFFIX), scratch)
         return _sound_plan(stem)
     except (FileNotFoundError, ValueError):
         remove_plan(stem)

@@ -54,14 +54,15 @@ def database_now_ms(conn: sa.Connection) -> sa.ColumnElement[int]:
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1000, sa.BigInteger)
 
 
-def board_figures(conn: sa.Connection, claimant: Claimant) -> BoardFigures:
-    """By the database's clock."""
+def board_figures(conn: sa.Connection, claimant: Claimant, besides: Iterable[ChunkKey] = ()) -> BoardFigures:
+    """By the database's clock; ``besides`` as in ``claim_chunks``."""
     t, now_ms = batch_chunks.c, database_now_ms(conn)
     sums = sa.func.count(), sa.func.sum(t.density)
     by_owner = sa.select(batches.c.owner, t.deadline_class, *sums).join_from(
         batch_chunks, batches, t.batch_id == batches.c.id
     )
-    by_owner = by_owner.where(t.leased_until_ms <= now_ms, _for(claimant)).group_by(batches.c.owner, t.deadline_class)
+    by_owner = by_owner.where(t.leased_until_ms <= now_ms, _for(claimant, besides))
+    by_owner = by_owner.group_by(batches.c.owner, t.deadline_class)
     rows = conn.execute(by_owner.order_by(t.deadline_class, batches.c.owner)).all()
     free = [Free(owner, deadline_class, num_chunks) for owner, deadline_class, num_chunks, _ in rows]
     density = sum(row[3] for row in rows) / max(sum(one.num_chunks for one in free), 1)
@@ -69,10 +70,10 @@ def board_figures(conn: sa.Connection, claimant: Claimant) -> BoardFigures:
     return BoardFigures(free, float(density), conn.execute(others).scalar_one())
 
 
-def _for(claimant: Claimant) -> sa.ColumnElement[bool]:
+def _for(claimant: Claimant, besides: Iterable[ChunkKey]) -> sa.ColumnElement[bool]:
     running = (batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None))
     of_model = sa.select(batches.c.id).where(*running, batches.c.model_fingerprint == claimant.fingerprint)
-    return batch_chunks.c.batch_id.in_(of_model)
+    return batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in besides])
 
 
 def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
@@ -105,11 +106,12 @@ class JobLeft(NamedTuple):
     """The least time that a device with nothing else to do takes for its chunks, those in part done in whole."""
 
 
-def backlog(conn: sa.Connection) -> list[JobLeft]:
-    """Of all batches whose lines are on the board."""
+def backlog(conn: sa.Connection, fingerprint: str) -> list[JobLeft]:
+    """Of all batches whose lines are on the board and may be claimed by servers of this model: no others would end
+    those of another one sooner."""
     t, b = batch_chunks.c, batches.c
     sums = sa.func.sum(t.compute_s), sa.func.sum(t.memory_s)
-    running = (b.status == BatchStatus.IN_PROGRESS, b.outcome.is_(None))
+    running = (b.status == BatchStatus.IN_PROGRESS, b.outcome.is_(None), b.model_fingerprint == fingerprint)
     query = sa.select(b.expires_at, *sums).join_from(batch_chunks, batches, t.batch_id == b.id).where(*running)
     found = conn.execute(query.group_by(b.id, b.expires_at).order_by(b.expires_at, b.id))
     return [JobLeft(expires_at, max(compute_s, memory_s)) for expires_at, compute_s, memory_s in found]
@@ -127,13 +129,13 @@ def claim_chunks(
     """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by.
 
     ``claimant``: only what that server may run, for its lease and in its name. ``besides``: chunks that it has, perhaps
-    under a lease that is over; it need not have them twice. ``owner``: of his batches only.
+    under a lease that is over, or cannot run; it need not have them twice, or at all. ``owner``: of his batches only.
     """
     t = batch_chunks.c
     density = t.density.desc() if end is End.DENSE else t.density.asc()
     free = sa.select(t.batch_id, t.chunk_no).where(t.leased_until_ms <= now_ms)
     if claimant is not None:
-        free = free.where(_for(claimant), _KEY.not_in([tuple(key) for key in besides]))
+        free = free.where(_for(claimant, besides))
     if owner is not None:
         free = free.where(t.batch_id.in_(sa.select(batches.c.id).where(batches.c.owner == owner)))
     free = free.order_by(t.deadline_class, density, t.batch_id, t.chunk_no).limit(limit)

@@ -1,6 +1,7 @@
 """Servers in this process that share one database and one directory of blobs, each with an engine of its own."""
 
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -16,9 +17,10 @@ LONG_S = 600.0
 
 
 def shared_server(
-    root: Path, name: str, url: str | None, lease_s: float = LONG_S, clock: FakeClock | None = None
+    root: Path, name: str, url: str | None, lease_s: float = LONG_S, clock: FakeClock | None = None, **fields: Any
 ) -> Server:
-    return Server(root / name, clock=clock, store_url=url, blobs_url=f"file://{root}/blobs", lease_s=lease_s)
+    blobs_url = f"file://{root}/blobs"
+    return Server(root / name, clock=clock, store_url=url, blobs_url=blobs_url, lease_s=lease_s, **fields)
 
 
 def machine_of(server: Server) -> SharedMachine:

@@ -64,19 +64,20 @@ def test_a_zombies_late_results_change_nothing(store: Store) -> None:
     assert {line.result for line in ended if line.state is LineState.COMPLETED} == {"{}"}
 
 
-def test_the_backlog_is_what_is_left_of_each_batch_that_runs(store: Store) -> None:
+def test_the_backlog_is_what_is_left_of_each_batch_that_runs_and_that_servers_of_a_model_may_run(store: Store) -> None:
     begin(store)
-    assert store.read_blocking(claim_rows.backlog) == [(1_000, 0.0)]
+    assert store.read_blocking(claim_rows.backlog, "fingerprint") == [(1_000, 0.0)]
+    assert store.read_blocking(claim_rows.backlog, "another") == []
     store.write_blocking(claim_rows.withdraw_chunks, BATCH.id)
-    assert store.read_blocking(claim_rows.backlog) == []
+    assert store.read_blocking(claim_rows.backlog, "fingerprint") == []
     chunks = [Chunk(ChunkKey(BATCH.id, n), 1_000, 1.0, CHUNK_LINES, n + 1.0, 1.5) for n in range(NUM_CHUNKS)]
     store.write_blocking(claim_rows.add_chunks, {chunk: lines_of(chunk.key.chunk_no) for chunk in chunks})
-    assert store.read_blocking(claim_rows.backlog) == [(1_000, 6.0)]  # compute weighs most: 1 + 2 + 3
+    assert store.read_blocking(claim_rows.backlog, "fingerprint") == [(1_000, 6.0)]  # compute weighs most: 1 + 2 + 3
     claims = store.write_blocking(claim_rows.claim_chunks, End.DENSE, 0, NUM_CHUNKS)
     (last,) = (claim for claim in claims if claim.key.chunk_no == 2)
     end_lines(store, last)
     assert store.write_blocking(claim_rows.complete_chunk, last)
-    assert store.read_blocking(claim_rows.backlog) == [(1_000, 3.0)]
+    assert store.read_blocking(claim_rows.backlog, "fingerprint") == [(1_000, 3.0)]
 
 
 def test_a_chunk_with_lines_left_is_not_complete(store: Store) -> None:
