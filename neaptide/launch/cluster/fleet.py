@@ -74,6 +74,8 @@ class Place:
     async def keep(self, must_serve: bool) -> None:
         """Returns after ``dismiss``, when the last life has ended.
 
+        A life that cannot begin (no memory, no process, no port for the moment) is one that has ended.
+
         Args:
             must_serve: it is an error if the first life ends before it takes work.
 
@@ -84,16 +86,19 @@ class Place:
         loop = asyncio.get_running_loop()
         while not self._gone.is_set():
             started_s = loop.time()
-            status = await self._one_life()
+            try:
+                end = f"ended with status {await self._one_life()}"
+            except (OSError, LaunchError) as error:
+                end = f"cannot be started: {error}"
             if self._gone.is_set():
                 return
             if self._is_replaced:
                 continue
             if must_serve and not self._has_served:
-                raise LaunchError(f"{self.name} ended with status {status} before it was ready")
+                raise LaunchError(f"{self.name} {end}, before it was ready")
             if loop.time() - started_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
-            logger.warning("%s ended with status %d; it is started again in %.1f s", self.name, status, backoff_s)
+            logger.warning("%s %s; it is started again in %.1f s", self.name, end, backoff_s)
             await self._rest(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 

@@ -34,7 +34,7 @@ class GatewayMetrics:
         )
         self._lost = Counter(
             "neaptide_cluster_lost_requests_total",
-            "Number of requests without an answer, because their replica was lost or took no connection.",
+            "Number of requests that a replica has been passed and was lost to before it had answered to the end.",
             ["replica"],
             registry=registry,
         )

@@ -212,15 +212,14 @@ class Replicas:
             num_unanswered += 1
             try:
                 reply = await self._ask(replica, with_cached)
-            except httpx.ConnectError:
-                self.refused(replica)
-            except (httpx.HTTPError, TimeoutError):
-                pass  # one question without an answer says little
-            else:
+                self._heard(replica, reply)
                 heard_s, num_unanswered = self._loop.time(), 0
                 if with_cached and reply.status_code == 200:
                     cached_s = now_s
-                self._heard(replica, reply)
+            except httpx.ConnectError:
+                self.refused(replica)
+            except (httpx.HTTPError, TimeoutError, ValueError, LookupError, TypeError):
+                pass  # one question without an answer, or with one that makes no sense, says little
             if num_unanswered >= LOST_AFTER_QUESTIONS and self._loop.time() - heard_s >= LOST_AFTER_S:
                 self.refused(replica)
                 replica.lost.set()
@@ -252,7 +251,7 @@ class Replicas:
             question = self._http.get(f"{replica.url}/backlog", headers=self._headers, timeout=ANSWER_S)
             try:
                 reply = (await asyncio.wait_for(question, ANSWER_S)).raise_for_status().json()
-            except (httpx.HTTPError, TimeoutError):
+            except (httpx.HTTPError, TimeoutError, ValueError):
                 continue
             now_s = self._loop.time()
             return [Backlog(now_s + one["left_seconds"], one["work_seconds"]) for one in reply["jobs"]]

@@ -48,6 +48,15 @@ async def test_a_chat_goes_to_the_replica_with_the_most_slack(cluster: Cluster) 
     assert await who(cluster, CHAT, TO_STREAM) == "a"
 
 
+@pytest.mark.parametrize("nonsense", ["<html>", "[]", '{"age_ms": 0}'])
+async def test_a_replica_is_asked_again_after_an_answer_that_makes_no_sense(cluster: Cluster, nonsense: str) -> None:
+    replica = await cluster.add("a", slack_ms=900.0)
+    replica.nonsense, before = nonsense, replica.num_questions
+    await until(lambda: replica.num_questions >= before + 2)
+    replica.nonsense, replica.slack_ms = "", 800.0
+    await until(lambda: cluster.gateway.replicas.all[0].figures.free_slack_ms == 800.0)  # type: ignore[union-attr]
+
+
 async def test_among_replicas_with_slack_the_one_that_has_the_prefix_gets_it(cluster: Cluster) -> None:
     await cluster.add("a", slack_ms=1040.0)
     await cluster.add("b", slack_ms=1000.0, cached=told())
