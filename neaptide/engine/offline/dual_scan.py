@@ -302,9 +302,12 @@ def dual_scan_order(
         ]
         if any(room):
             right = room[1] and (not room[0] or _is_right_next(used, parts))
-        else:
+        elif ends:
             now, side, tokens = heappop(ends)
             used[side] = used[side] - tokens if used[side] > tokens else 0.0
+            continue
+        else:
+            used = [0.0, 0.0]  # nothing runs: what is left is of rounding
             continue
         side = int(right)
         row = at[side]

@@ -71,5 +71,13 @@ def test_each_end_fills_its_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) 
     assert order == [29, *range(22), 28, 22, 23, 27, 26, 25, 24]
 
 
+def test_what_rounding_leaves_of_tokens_that_are_no_whole_numbers_keeps_no_row_out() -> None:
+    """Expected answers are means. When all have ended each end seems to hold some 1e-15 tokens."""
+    prompts, lasting = np.array([20, 20, 700, 1, 20]), np.array([6.3, 7.1, 6.3, 33.4, 100 / 3])
+    compute_s, memory_s = prompts + lasting, prompts * lasting + lasting**2 / 2
+    order = dual_scan_order(compute_s, memory_s, prompts + lasting / 2, lasting, 1000.0)
+    assert sorted(order.tolist()) == list(range(5))
+
+
 def test_requests_larger_than_the_memory_run_one_by_one() -> None:
     assert scanned([2.0, 1.0], [1.0, 1.0], [900, 900], [5, 5], 100) == [1, 0]
