@@ -100,7 +100,7 @@ def test_it_is_found_again_beside_its_token_file(tmp_path: Path) -> None:
     assert len(found.parent) == 1
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn", "of another file"])
+@pytest.mark.parametrize("damage", ["missing", "torn", "empty", "another method", "of another file"])
 def test_without_one_that_fits_every_row_is_alone(tmp_path: Path, damage: str) -> None:
     written(tmp_path, [[*UNITS[1], 3], [*UNITS[1], 4]])
     write_prefixes(tmp_path / "job")
@@ -109,6 +109,12 @@ def test_without_one_that_fits_every_row_is_alone(tmp_path: Path, damage: str) -
         path.unlink()
     elif damage == "torn":
         path.write_bytes(path.read_bytes()[:100])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "another method":  # of compression, in the archive's directory
+        content = bytearray(path.read_bytes())
+        content[content.index(b"PK\x01\x02") + 10] = 77
+        path.write_bytes(content)
     num_rows = 3 if damage == "of another file" else 2
     tree = PrefixTree.load(tmp_path / "job", num_rows)
     assert (tree.rows.tolist(), len(tree.parent)) == (list(range(num_rows)), 0)
