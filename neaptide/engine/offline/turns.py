@@ -121,6 +121,8 @@ class ByAge(ByDeadline):
     def __init__(self) -> None:
         super().__init__()
         self.came_s: dict[Lane, float] = {}
+        """By the first step that began since."""
+        self._new: list[Lane] = []
         self.now_s = 0.0
 
     def look(self) -> "AgesAhead":
@@ -128,13 +130,17 @@ class ByAge(ByDeadline):
 
     def join(self, lane: Lane) -> None:
         super().join(lane)
-        self.came_s[lane] = self.now_s
+        self.came_s[lane] = math.inf
+        self._new.append(lane)
 
     def leave(self, lane: Lane) -> None:
         super().leave(lane)
         del self.came_s[lane]
 
     def begin_step(self, now_s: float, is_paused: bool = False) -> None:
+        # Not by the step before: an engine without work makes none, and does not know how late it is.
+        self.came_s |= {lane: now_s for lane in self._new if lane in self.came_s}
+        self._new.clear()
         self.now_s = now_s
 
 

@@ -40,11 +40,23 @@ def test_a_job_that_has_waited_for_long_goes_before_younger_ones(tmp_path: Path)
     harness = batchllm(max_num_seqs=1)
     old = batch(tmp_path, "old", [[9] * 4], max_tokens=1)
     harness.core.handle(msgspec.structs.replace(old, deadline_s=2e9))
+    harness.core.scheduler.queues.pool.begin_step(0.0, False)
     harness.core.scheduler.queues.pool.begin_step(GUARD_S + 1.0, False)
     harness.core.handle(batch(tmp_path, "young", [[row + 20] * 4 for row in range(3)], max_tokens=1))
     harness.core.handle(plan(*(("young", row) for row in range(3)), ("old", 0)))
     pool = harness.core.scheduler.queues.pool
     assert next(iter(pool)).request_id == "old:0"
+
+
+def test_a_job_is_not_old_because_no_step_was_made_for_long_before_it_came(tmp_path: Path) -> None:
+    harness = batchllm(max_num_seqs=1)
+    harness.core.handle(batch(tmp_path, "first", [[9] * 4], max_tokens=1))
+    harness.core.scheduler.queues.pool.begin_step(100_000.0, False)  # the machine has been up for a day
+    harness.core.handle(batch(tmp_path, "second", [[row + 20] * 4 for row in range(2)], max_tokens=1))
+    harness.core.scheduler.queues.pool.begin_step(100_001.0, False)
+    harness.core.handle(plan(("second", 1), ("first", 0), ("second", 0)))
+    pool = harness.core.scheduler.queues.pool
+    assert [request.request_id for request in pool] == ["second:1", "first:0", "second:0"]
 
 
 def test_young_jobs_go_as_planned_whatever_their_deadlines(tmp_path: Path) -> None:
