@@ -112,8 +112,11 @@ def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> 
     evicts what was not used for longest, each replica with its own, and not by the planner."""
     lengths, outputs = pool.work.prompt_tokens, pool.work.output_tokens
     total = int(lengths.sum())
+    block_size = profile.block_size
+    most = _most_cached(lengths, block_size)
     found = [
-        cached_tokens(pool.tree, lengths, rows, pool.kv_tokens, Eviction.LRU, profile.block_size) for rows in orders
+        np.minimum(cached_tokens(pool.tree, lengths, rows, pool.kv_tokens, Eviction.LRU, block_size), most[rows])
+        for rows in orders
     ]
     prefixes = Prefixes.of(pool.tree)
     replicas, windows = [], list[float]()
@@ -123,8 +126,9 @@ def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> 
         windows += windowed_density(compute_s, memory_s, WINDOWS)
         times = {"compute_s": float(compute_s.sum()), "memory_s": float(memory_s.sum())}
         replicas.append({"requests": len(rows), **times, "sharing": sharing(lengths[rows], hits)})
-    bound = float(pool.shared_tokens.sum()) / total if total else 0.0
-    unshared_s = pool.work.compute_s.sum() * (1.0 - pool.shared_tokens.sum() / (total + outputs.sum()))
+    num_shared = int(np.minimum(pool.shared_tokens, most[pool.tree.rows]).sum())
+    bound = num_shared / total if total else 0.0
+    unshared_s = pool.work.compute_s.sum() * (1.0 - num_shared / (total + outputs.sum()))
     return {
         "requests": len(lengths),
         "tokens": total,
@@ -138,6 +142,13 @@ def describe(pool: Pool, orders: Sequence[IntArray], profile: DeviceProfile) -> 
         "groups": sum(pool.num_runs(rows) for rows in orders),
         "replicas": replicas,
     }
+
+
+def _most_cached(lengths: IntArray, block_size: int) -> IntArray:
+    """[rows] What an engine takes of a prompt that its cache has whole: the block of its last token is computed in any
+    case."""
+    found: IntArray = np.maximum(lengths - 1, 0) // block_size * block_size
+    return found
 
 
 def _read(name: str) -> Input:
