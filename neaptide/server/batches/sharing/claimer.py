@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from neaptide.cluster.claims import CLAIM_BELOW_LINES, ChunkKey, Claim, End, end_to_take, owners_in_turn
+from neaptide.cluster.claims import CLAIM_BELOW_LINES, Claim, End, end_to_take, owners_in_turn
 from neaptide.engine.messages import StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import JobPlan
@@ -25,9 +25,10 @@ from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.sharing.cutting import Work, longest_row, work_of
 from neaptide.server.batches.sharing.leased import device_of
+from neaptide.server.batches.sharing.passed_by import PassedBy
 from neaptide.server.batches.sharing.plans import copy_of_plan
 from neaptide.server.batches.storing import batch_rows, claim_rows
-from neaptide.server.batches.storing.claim_rows import BoardFigures, Claimant, database_now_ms
+from neaptide.server.batches.storing.claim_rows import Besides, BoardFigures, Claimant, database_now_ms
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, LineState, PendingLine
 from neaptide.server.batches.storing.shared.blobs import Blobs
@@ -40,8 +41,6 @@ logger = logging.getLogger(__name__)
 RENEWALS_A_LEASE = 3
 KNOWN_PLANS = 8
 """Of batches of late; a batch's chunks come one after another."""
-MAX_PASSED_BY = 4096
-"""Chunks that this server remembers to be others'; one that is forgotten is claimed and given back once more."""
 
 
 class TooLongError(Exception):
@@ -79,8 +78,7 @@ class Claimer:
         self._held: dict[str, _Held] = {}
         self._loading: set[Claim] = set()
         """Claims whose lines the engine has not got yet: a plan may take longer to fetch than a lease."""
-        self._passed_by: dict[ChunkKey, None] = {}
-        """Chunks that this server cannot run."""
+        self._passed_by = PassedBy()
         self._plans: dict[str, JobPlan] = {}
         self._background = Background("a chunk is left to the end of its lease")
         self._claiming: asyncio.Task[None] | None = None
@@ -171,7 +169,7 @@ class Claimer:
 
     async def _claim_some(self) -> bool:
         """Whether there was something to claim, and all of it could be loaded."""
-        besides = [*(one.claim.key for one in self._held.values()), *self._passed_by]
+        besides = self._passed_by.beside([one.claim.key for one in self._held.values()])
         figures = await self._p.store.read(claim_rows.board_figures, self.claimant, besides)
         if not figures.num_free:
             await self._disk.sleep(self._p.settings.tick_s)
@@ -202,9 +200,7 @@ class Claimer:
 
     async def _pass_by(self, claim: Claim) -> None:
         """Gives back for good what this server cannot run."""
-        while len(self._passed_by) >= MAX_PASSED_BY:
-            del self._passed_by[next(iter(self._passed_by))]
-        self._passed_by[claim.key] = None
+        self._passed_by.add(claim.key)
         self._loading.discard(claim)
         await self._release([claim])
 
@@ -358,11 +354,11 @@ class Claimer:
 
 
 def _claim(
-    conn: sa.Connection, end: End, turns: Mapping[str, int], claimant: Claimant, held: list[ChunkKey]
+    conn: sa.Connection, end: End, turns: Mapping[str, int], claimant: Claimant, besides: Besides
 ) -> list[Claim]:
     now_ms = database_now_ms(conn)
     claimed = (
-        claim_rows.claim_chunks(conn, end, now_ms, limit, claimant, held, owner) for owner, limit in turns.items()
+        claim_rows.claim_chunks(conn, end, now_ms, limit, claimant, besides, owner) for owner, limit in turns.items()
     )
     return [claim for claims in claimed for claim in claims]
 

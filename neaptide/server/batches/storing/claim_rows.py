@@ -29,6 +29,18 @@ class Claimant:
     lease_ms: int = _LEASE_MS
 
 
+class Besides(NamedTuple):
+    """What a server does not claim."""
+
+    chunks: Sequence[ChunkKey] = ()
+    """That it has, perhaps under a lease that is over, and need not have twice; or that it cannot run ..."""
+    batches: Sequence[str] = ()
+    """... and those of which it runs none."""
+
+
+NOTHING = Besides()
+
+
 class BoardFigures(NamedTuple):
     """What a server may claim now."""
 
@@ -54,8 +66,8 @@ def database_now_ms(conn: sa.Connection) -> sa.ColumnElement[int]:
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1000, sa.BigInteger)
 
 
-def board_figures(conn: sa.Connection, claimant: Claimant, besides: Iterable[ChunkKey] = ()) -> BoardFigures:
-    """By the database's clock; ``besides`` as in ``claim_chunks``."""
+def board_figures(conn: sa.Connection, claimant: Claimant, besides: Besides = NOTHING) -> BoardFigures:
+    """By the database's clock."""
     t, now_ms = batch_chunks.c, database_now_ms(conn)
     sums = sa.func.count(), sa.func.sum(t.density)
     by_owner = sa.select(batches.c.owner, t.deadline_class, *sums).join_from(
@@ -70,10 +82,11 @@ def board_figures(conn: sa.Connection, claimant: Claimant, besides: Iterable[Chu
     return BoardFigures(free, float(density), conn.execute(others).scalar_one())
 
 
-def _for(claimant: Claimant, besides: Iterable[ChunkKey]) -> sa.ColumnElement[bool]:
+def _for(claimant: Claimant, besides: Besides) -> sa.ColumnElement[bool]:
     running = (batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None))
     of_model = sa.select(batches.c.id).where(*running, batches.c.model_fingerprint == claimant.fingerprint)
-    return batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in besides])
+    of_model = of_model.where(batches.c.id.not_in(besides.batches))
+    return batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in besides.chunks])
 
 
 def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
@@ -123,13 +136,13 @@ def claim_chunks(
     now_ms: Milliseconds,
     limit: int = 1,
     claimant: Claimant | None = None,
-    besides: Iterable[ChunkKey] = (),
+    besides: Besides = NOTHING,
     owner: str | None = None,
 ) -> list[Claim]:
     """Lends the next chunks that nobody holds, or whose lease is over. What another server claims now is passed by.
 
-    ``claimant``: only what that server may run, for its lease and in its name. ``besides``: chunks that it has, perhaps
-    under a lease that is over, or cannot run; it need not have them twice, or at all. ``owner``: of his batches only.
+    ``claimant``: only what that server may run, for its lease and in its name; none of ``besides``. ``owner``: of his
+    batches only.
     """
     t = batch_chunks.c
     density = t.density.desc() if end is End.DENSE else t.density.asc()

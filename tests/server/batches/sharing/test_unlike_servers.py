@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from neaptide.server.batches.lines import CompiledLine
-from neaptide.server.batches.sharing import claimer, leased
+from neaptide.server.batches.sharing import claimer, leased, passed_by
 from neaptide.server.batches.storing.models import BatchStatus
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.edge.errors import InvalidRequestError
@@ -19,6 +19,8 @@ from tests.server.batches.fakes import READY, ThreadChecker, jsonl, line, number
 from tests.server.batches.sharing.pair import answered_to_the_end, executed, let_lease_end, machine_of, shared_server
 
 NUM_LINES = 20
+NUM_TOO_LONG = 150
+"""Three chunks of lines."""
 
 
 class OlderCompiler(FakeCompiler):
@@ -63,12 +65,14 @@ async def test_a_plan_of_a_check_that_another_server_has_overtaken_is_not_run(
 
 
 async def test_lines_that_are_too_long_for_a_server_are_left_to_one_with_a_longer_context(
-    tmp_path: Path, postgres_url: str
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two batches the one that is due first has them in each chunk: the other one is run meanwhile."""
+    monkeypatch.setattr(passed_by, "MAX_CHUNKS", 2)
     short = msgspec.structs.replace(READY, max_model_len=100)
     async with shared_server(tmp_path, "long", postgres_url, engine=False) as long:
-        too_long = await long.create(jsonl(line(f"c{n}", max_tokens=90) for n in range(70)), completion_window="1h")
+        lines = jsonl(line(f"c{n}", max_tokens=90) for n in range(NUM_TOO_LONG))
+        too_long = await long.create(lines, completion_window="1h")
         await long.until_status(too_long.id, BatchStatus.IN_PROGRESS)
         async with shared_server(tmp_path, "short", postgres_url, ready=short) as b:
             other = await b.create(numbered(NUM_LINES))
@@ -76,8 +80,8 @@ async def test_lines_that_are_too_long_for_a_server_are_left_to_one_with_a_longe
             assert [name for name in b.engine.executed if name.startswith(too_long.id)] == []
             long.client.attach(long.engine, READY)
             record = await answered_to_the_end([long, b], too_long.id)
-    assert (record.num_completed, record.num_failed) == (70, 0)
-    assert len(executed(long.engine)) == 70
+    assert (record.num_completed, record.num_failed) == (NUM_TOO_LONG, 0)
+    assert len(executed(long.engine)) == NUM_TOO_LONG
 
 
 async def test_a_chunk_that_a_server_cannot_take_up_for_no_known_reason_is_left_to_others(
