@@ -13,10 +13,17 @@ from neaptide.server.batches.sharing import claimer, leased, passed_by
 from neaptide.server.batches.storing.models import BatchStatus
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.edge.errors import InvalidRequestError
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import READY, ThreadChecker, jsonl, line, numbered
-from tests.server.batches.sharing.pair import answered_to_the_end, executed, let_lease_end, machine_of, shared_server
+from tests.server.batches.sharing.pair import (
+    answer_all,
+    answered_to_the_end,
+    executed,
+    let_lease_end,
+    machine_of,
+    shared_server,
+)
 
 NUM_LINES = 20
 NUM_TOO_LONG = 150
@@ -67,7 +74,7 @@ async def test_a_plan_of_a_check_that_another_server_has_overtaken_is_not_run(
 async def test_lines_that_are_too_long_for_a_server_are_left_to_one_with_a_longer_context(
     tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two batches the one that is due first has them in each chunk: the other one is run meanwhile."""
+    """Of two keys' batches the one that is due first has them in each chunk: the other one is run meanwhile."""
     monkeypatch.setattr(passed_by, "MAX_CHUNKS", 2)
     short = msgspec.structs.replace(READY, max_model_len=100)
     async with shared_server(tmp_path, "long", postgres_url, engine=False) as long:
@@ -75,8 +82,14 @@ async def test_lines_that_are_too_long_for_a_server_are_left_to_one_with_a_longe
         too_long = await long.create(lines, completion_window="1h")
         await long.until_status(too_long.id, BatchStatus.IN_PROGRESS)
         async with shared_server(tmp_path, "short", postgres_url, ready=short) as b:
-            other = await b.create(numbered(NUM_LINES))
-            assert (await answered_to_the_end([b], other.id)).num_completed == NUM_LINES
+            other = await b.create(numbered(NUM_LINES), owner="another")
+
+            async def has_ended() -> bool:
+                answer_all(b, other.id)
+                return (await b.get(other.id, "another")).is_terminal
+
+            await until(has_ended)
+            assert (await b.get(other.id, "another")).num_completed == NUM_LINES
             assert [name for name in b.engine.executed if name.startswith(too_long.id)] == []
             long.client.attach(long.engine, READY)
             record = await answered_to_the_end([long, b], too_long.id)
