@@ -153,6 +153,7 @@ def test_second_stop_signal_cuts_the_streams(server: RunningServer) -> None:
     assert done == "[DONE]"
     assert server.process.wait(PATIENCE_S) == 0
     assert not engine.is_running()
+    assert "Traceback" not in server.log
 
 
 def after_a_kill(requests: int) -> pytest.MarkDecorator:
