@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from neaptide.engine.messages import (
 )
 from neaptide.engine.process.arrivals import OnlineArrivals, create_arrivals
 from neaptide.engine.process.witness import create_witness, read_witness
+from neaptide.server.children.private_directory import PrivateDirectory
 from neaptide.server.children.start import end_child, start_child
 from neaptide.server.link.deaths import Evidence, was_killed_from_outside
 from neaptide.server.link.engine_client import EngineClient
@@ -179,7 +178,8 @@ class Supervisor:
         self._config = config
         self._interpreter = interpreter or Interpreter()
         self._context = zmq.Context()
-        self.directory = Path(tempfile.mkdtemp(prefix="neaptide-"))  # mode 0700
+        self._own = PrivateDirectory()
+        self.directory = self._own.path
         self._task: asyncio.Task[None] | None = None
         self._first_ready: asyncio.Future[EngineReady] | None = None
         self._engine: _Engine | None = None
@@ -211,7 +211,7 @@ class Supervisor:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._context.destroy(linger=0)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._own.remove()
 
     async def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -262,17 +262,35 @@ class Supervisor:
                 self._engine = None
 
     async def _spawn(self) -> _Engine:
+        """
+        Raises:
+            OSError: no process or no descriptor is to be had; nothing of the try is left.
+        """
         self._starts += 1
         # A socket of its own for every life: an old engine's late words reach no reader.
         path = self.directory / f"engine-{self._starts}.sock"
-        socket = self._context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.bind(f"ipc://{path}")
-        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-        witness_fd, arrivals_fd = create_witness(), create_arrivals()
+        with contextlib.ExitStack() as undone:
+            undone.callback(path.unlink, missing_ok=True)
+            socket = self._context.socket(zmq.PAIR)
+            undone.callback(socket.close, linger=0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.bind(f"ipc://{path}")
+            os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+            witness_fd = create_witness()
+            undone.callback(os.close, witness_fd)
+            arrivals_fd = create_arrivals()
+            try:
+                arrivals = OnlineArrivals(arrivals_fd)
+                process = await self._start_process(path, witness_fd, arrivals_fd)
+            finally:
+                os.close(arrivals_fd)
+            undone.pop_all()
+        return _Engine(process, socket, path, witness_fd, arrivals)
+
+    async def _start_process(self, path: Path, witness_fd: int, arrivals_fd: int) -> asyncio.subprocess.Process:
         config = msgspec.structs.replace(self._config, witness_fd=witness_fd, arrivals_fd=arrivals_fd)
-        process = await start_child(
+        return await start_child(
             "neaptide.launch.serve",
             f"ipc://{path}",
             msgspec.json.encode(config).decode(),
@@ -282,9 +300,6 @@ class Supervisor:
             talks=False,
             pass_fds=[witness_fd, arrivals_fd],
         )
-        arrivals = OnlineArrivals(arrivals_fd)
-        os.close(arrivals_fd)
-        return _Engine(process, socket, path, witness_fd, arrivals)
 
     async def _wait_ready(self, engine: _Engine) -> EngineReady:
         first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -3,9 +3,7 @@
 import contextlib
 import hashlib
 import logging
-import shutil
 import subprocess
-import tempfile
 import threading
 import weakref
 from collections import OrderedDict
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from neaptide.server.children.frames import read_frame, write_frame
+from neaptide.server.children.private_directory import PrivateDirectory
 from neaptide.server.children.start import child_command, child_environment
 from neaptide.server.link.deaths import was_killed_from_outside
 from neaptide.server.link.interpreter import Interpreter
@@ -73,7 +72,7 @@ class GrammarChecker:
         self._lock = threading.Lock()
         """Of the child, for as long as it takes."""
         self._child: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[bytes], Path], GrammarChecker] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes], PrivateDirectory], GrammarChecker] | None = None
         self._serves_none = False
 
     @property
@@ -153,7 +152,7 @@ class GrammarChecker:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._kill()
-        directory = Path(tempfile.mkdtemp(prefix="neaptide-grammars-"))
+        directory = PrivateDirectory()
         try:
             child = self._child = subprocess.Popen(  # noqa: S603
                 child_command(
@@ -162,10 +161,10 @@ class GrammarChecker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # it may quote the caller
-                env=child_environment(self._interpreter.environment(directory)),
+                env=child_environment(self._interpreter.environment(directory.path)),
             )
         except OSError:
-            shutil.rmtree(directory, ignore_errors=True)
+            directory.remove()
             raise
         self._end = weakref.finalize(self, _end, child, directory)
         assert child.stdout is not None
@@ -203,7 +202,7 @@ def _binary(pipe: object) -> BinaryIO:
     return pipe  # type: ignore[return-value]
 
 
-def _end(child: "subprocess.Popen[bytes]", directory: Path) -> None:
+def _end(child: "subprocess.Popen[bytes]", directory: PrivateDirectory) -> None:
     """Nothing of it is left behind: no process, no descriptor and no file."""
     child.kill()
     child.wait()
@@ -211,4 +210,4 @@ def _end(child: "subprocess.Popen[bytes]", directory: Path) -> None:
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    directory.remove()

@@ -356,3 +356,24 @@ async def test_last_words_of_an_engine_that_has_ended_are_heard(tmp_path: Path) 
         while len(heard) < 5 and select.select([descriptor], [], [], 30.0)[0]:
             engine.hear_out()
         assert len(heard) == 5
+
+
+async def test_tries_that_find_no_process_leave_no_descriptor_and_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError("no process is to be had")
+
+    monkeypatch.setattr("neaptide.server.link.supervisor.start_child", refused)
+    supervisor = Supervisor(EngineClient(), config(tmp_path))
+    try:
+        num_open = set[int]()
+        for _ in range(6):
+            with pytest.raises(BlockingIOError):
+                await supervisor._spawn()
+            await asyncio.sleep(0.02)  # the library closes sockets in a thread
+            num_open.add(len(os.listdir("/proc/self/fd")))
+        assert len(num_open) == 1
+        assert list(supervisor.directory.iterdir()) == []
+    finally:
+        await supervisor.stop()
