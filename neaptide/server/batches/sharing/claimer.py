@@ -16,7 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from neaptide.cluster.claims import CLAIM_BELOW_LINES, Claim, End, end_to_take, owners_in_turn
-from neaptide.engine.messages import StepStats
+from neaptide.engine.messages import Occupancy, StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import JobPlan
 from neaptide.server.batches.running import finalize
@@ -84,6 +84,7 @@ class Claimer:
         self._claiming: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._running_rows = 0
+        """In the engine, as it said last."""
         self._silent_s = 0.0
         """Since when there is no engine, as far as renewals noticed."""
         self._is_suspended = False
@@ -95,6 +96,7 @@ class Claimer:
 
     def start(self) -> None:
         self._p.engine.add_stats_listener(self)
+        self._p.engine.add_engine_listener(self)
         self._runner.start()
         self._claiming = self._background.spawn(self._claim_on())
         self._background.spawn(self._renew_on())
@@ -132,6 +134,18 @@ class Claimer:
         self._running_rows = stats.running_offline
         if self._has_use_for_more:
             self._wake.set()
+
+    def on_occupancy(self, occupancy: Occupancy) -> None:
+        """As in ``EngineListener``."""
+        self._running_rows = occupancy.running_offline
+
+    def on_engine_ready(self) -> None:
+        """As in ``EngineListener``."""
+        self._wake.set()
+
+    def on_engine_lost(self) -> None:
+        """As in ``EngineListener``."""
+        self._running_rows = 0
 
     def _leaves(self) -> bool:
         return self._is_suspended or self._is_stopping

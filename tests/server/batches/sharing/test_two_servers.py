@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from neaptide.engine.messages import StepOutputs
 from neaptide.server.batches.checking.job_files import JobPlan
 from neaptide.server.batches.sharing import claimer
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.storing.store import Store
+from neaptide.server.link.engine_state import NOTHING
 from tests.patience import PATIENCE_S, until
 from tests.server.batches.fakes import Server, numbered
 from tests.server.batches.sharing.pair import (
@@ -27,6 +29,7 @@ from tests.server.batches.sharing.pair import (
     pending,
     shared_server,
 )
+from tests.server.fake_engine import some_stats
 
 Pair = tuple[Server, Server]
 NUM_LINES = 300
@@ -129,6 +132,18 @@ async def test_a_drain_gives_lines_back_before_the_end(pair: Pair) -> None:
     a.service.suspend()
     record = await answered_to_the_end([b], batch.id)
     assert (record.status, record.num_completed) == ("completed", NUM_LINES)
+
+
+async def test_rows_that_ran_in_an_engine_that_is_idle_or_gone_are_no_reason_to_claim_more(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    async with shared_server(tmp_path, "a", postgres_url) as a:
+        claims = machine_of(a).claimer
+        for leave in (lambda: a.client.on_message(StepOutputs([], [], occupancy=NOTHING)), a.client.detach):
+            a.client.on_message(StepOutputs([], [some_stats(running_offline=200)]))
+            assert claims._running_rows == 200
+            leave()
+            assert claims._running_rows == 0
 
 
 async def test_lines_that_were_in_a_dead_engine_are_suspects_on_the_next_server(pair: Pair) -> None:
