@@ -16,7 +16,7 @@ Query = tuple[str, str]
 
 PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
     (
-        "Tokens computed, by tier",
+        "Tokens computed, by class",
         "short",
         True,
         (("{{class}}", "sum by (class) (rate(neaptide_step_tokens_total[$__rate_interval]))"),),
@@ -151,6 +151,10 @@ PANELS: tuple[tuple[str, str, bool, tuple[Query, ...]], ...] = (
             ("refused, {{tier}}", "sum by (tier) (rate(neaptide_admission_rejected_total[5m]))"),
             ("engine errors, {{code}}", "sum by (code) (rate(neaptide_engine_errors_total[5m]))"),
             ("HTTP 5xx", 'sum(rate(neaptide_http_requests_total{code=~"5.."}[5m]))'),
+            (
+                "HTTP 5xx of a gateway",
+                'sum(rate(neaptide_cluster_http_requests_total{code=~"5.."}[5m]))',
+            ),
         ),
     ),
     (

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from neaptide.launch.stopping import LAST_REPLIES_S, ends_quietly
 from neaptide.server.edge.middleware import MAX_HEADER_BYTES
 from neaptide.server.edge.transport import TransportLimits, protocol_class
-from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.metrics_http import HttpMetrics
 from neaptide.server.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def uvicorn_config(settings: Settings, app: ASGIApp, metrics: ServerMetrics) -> uvicorn.Config:
+def uvicorn_config(settings: Settings, app: ASGIApp, metrics: HttpMetrics) -> uvicorn.Config:
     limits = TransportLimits(
         max_connections=room_for(settings.max_connections),
         header_s=settings.header_timeout_s,

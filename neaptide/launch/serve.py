@@ -257,7 +257,7 @@ def _http_server(
     state.shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service), backlog_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
-    return Server(uvicorn_config(settings, app, app.state.metrics)), service, state.shadow
+    return Server(uvicorn_config(settings, app, app.state.metrics.http)), service, state.shadow
 
 
 def listen(host: str, port: int) -> socket.socket:

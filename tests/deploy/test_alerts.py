@@ -21,6 +21,7 @@ RULES = DEPLOY / "prometheus" / "alerts.yml"
 MET, MISSED = "neaptide_slo_attained_total", "neaptide_slo_violated_total"
 UP, STARTS, HTTP = "neaptide_engine_up", "neaptide_engine_starts_total", "neaptide_http_requests_total"
 REPLICAS, PASSED_ON = "neaptide_cluster_replicas", "neaptide_cluster_requests_total"
+LIVES = "neaptide_cluster_replica_starts_total"
 ERROR, ERRORS = "neaptide_step_prediction_error_ratio_sum", "neaptide_step_prediction_error_ratio_count"
 ALWAYS = "x80"
 
@@ -36,6 +37,10 @@ def of_slo(name: str, slo: str) -> str:
 
 def served(code: int, route: str = "/v1/chat/completions") -> str:
     return of_target(HTTP, f'route="{route}",method="POST",code="{code}"')
+
+
+def by_gateway(code: int) -> str:
+    return served(code).replace("neaptide_http", "neaptide_cluster_http")
 
 
 class Case(NamedTuple):
@@ -95,6 +100,8 @@ CASES = (
         "20m",
         None,
     ),
+    Case("NeaptideRestarts", {of_target(LIVES, 'replica="x"'): "1x4 2x4 3x4 4" + ALWAYS}, "20m", TARGET),
+    Case("NeaptideRestarts", {of_target(LIVES, f'replica="{k}"'): f"1x{k} 2" + ALWAYS for k in (3, 5, 7)}, "20m", None),
     # answers
     Case("NeaptideAnswersFail", {served(200): "0+90" + ALWAYS, served(503): "0+10" + ALWAYS}, "15m", TARGET),
     Case("NeaptideAnswersFail", {served(200): "0+97" + ALWAYS, served(503): "0+3" + ALWAYS}, "15m", None),
@@ -102,6 +109,21 @@ CASES = (
     Case("NeaptideAnswersFail", {served(503, "/ready"): "0+10" + ALWAYS}, "15m", None),
     Case("NeaptideAnswersFail", {served(503): "0+10" + ALWAYS, of_target(STARTS): "0" + ALWAYS}, "15m", None),
     Case("NeaptideAnswersFail", {served(503): "0+10" + ALWAYS, of_target(STARTS): "1" + ALWAYS}, "15m", TARGET),
+    *(
+        Case(
+            "NeaptideAnswersFail",
+            {
+                by_gateway(200): "0+90" + ALWAYS,
+                by_gateway(503): "0+10" + ALWAYS,
+                of_target(PASSED_ON, 'replica="x"'): passed + ALWAYS,
+                of_target(HTTP, 'route="/v1/responses",method="POST",code="200",replica="x"'): "0+90" + ALWAYS,
+                of_target(STARTS, 'replica="x"'): starts + ALWAYS,
+            },
+            "15m",
+            fires,
+        )
+        for passed, starts, fires in (("9", "1", TARGET), ("0", "1", None), ("9", "0", None))
+    ),
     # targets
     Case("NeaptideTargetsMissed", ALL_MISSED, "25m", {"tier": "@", "slo": "ttft"}),
     Case(
@@ -160,6 +182,11 @@ CASES = (
     *(
         Case("NeaptideRefusesRequests", {of_target("neaptide_admission_rejected_total", 'tier="@"'): n}, "15m", fires)
         for n, fires in (("0+1" + ALWAYS, {"tier": "@"}), ("7" + ALWAYS, None))
+    ),
+    *(
+        Case("NeaptideRefusesConnections", {of_target(f"{name}_ended_total", 'reason="refused"'): n}, "15m", fires)
+        for name in ("neaptide_connections", "neaptide_cluster_connections")
+        for n, fires in (("0+1" + ALWAYS, TARGET), ("7" + ALWAYS, None))
     ),
     *(
         Case("NeaptideReplicaDown", {of_target("neaptide_cluster_replica_ready", 'replica="x"'): n}, "5m", fires)

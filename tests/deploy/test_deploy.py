@@ -14,11 +14,12 @@ from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.hosts import HostFilter
-from neaptide.server.gateway.metrics import GatewayMetrics
+from neaptide.server.gateway.metrics import GatewayMetrics, ReplicaLives
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.engine_state import EngineState
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.observe.metrics_engine import EngineMetrics
+from neaptide.server.observe.metrics_http import OF_A_GATEWAY, HttpMetrics
 from neaptide.server.settings import OPTIONS, split_list
 from neaptide.server.shadow.metrics import ShadowMetrics
 from tools import grafana_board
@@ -35,6 +36,8 @@ def all_series() -> CollectorRegistry:
     BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
     ShadowMetrics(registry)
     GatewayMetrics(registry)
+    ReplicaLives(registry, {})
+    HttpMetrics(registry, OF_A_GATEWAY)
     return registry
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from neaptide.server.edge.middleware import MAX_HEADER_BYTES
 from neaptide.server.edge.transport import BoundedH11Protocol, TransportLimits, protocol_class
-from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.metrics_http import HttpMetrics
 from tests.patience import until
 
 
@@ -60,7 +60,8 @@ async def serving(app: FastAPI, limits: TransportLimits | None = None, **options
     A connection may rest between two requests as long as a test takes.
     """
     options = {"timeout_keep_alive": 100_000} | options
-    metrics = getattr(app.state, "metrics", None) or ServerMetrics(CollectorRegistry())
+    of_the_app = getattr(app.state, "metrics", None)
+    metrics = HttpMetrics(CollectorRegistry()) if of_the_app is None else of_the_app.http
     protocol = protocol_class(limits or TransportLimits(), metrics)
     config = uvicorn.Config(
         app,

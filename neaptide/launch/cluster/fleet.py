@@ -89,13 +89,13 @@ class Place:
             try:
                 end = f"ended with status {await self._one_life()}"
             except (OSError, LaunchError) as error:
-                end = f"cannot be started: {error}"
+                end = f"could not be started: {error}"  # out of processes or descriptors: the next try may find them
             if self._gone.is_set():
                 return
             if self._is_replaced:
                 continue
             if must_serve and not self._has_served:
-                raise LaunchError(f"{self.name} {end}, before it was ready")
+                raise LaunchError(f"{self.name} {end} before it was ready")
             if loop.time() - started_s > STABLE_S:
                 backoff_s = FIRST_BACKOFF_S
             logger.warning("%s %s; it is started again in %.1f s", self.name, end, backoff_s)

@@ -17,7 +17,7 @@ from neaptide.server.edge.hosts import HostFilter
 from neaptide.server.gateway.app import GatewayState, create_gateway
 from neaptide.server.gateway.prompts import PromptReader
 from neaptide.server.gateway.replicas import Replicas
-from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.metrics_http import OF_A_GATEWAY, HttpMetrics
 from neaptide.server.settings import Settings
 from neaptide.server.settings_sources import data_path
 
@@ -34,7 +34,7 @@ class Gateway:
     app: Starlette
     context: ServingContext
     replicas: Replicas
-    metrics: ServerMetrics
+    metrics: HttpMetrics
     clients: Sequence[httpx.AsyncClient]
 
     async def close(self) -> None:
@@ -85,8 +85,7 @@ def build_gateway(settings: Settings) -> Gateway:
         http=http,
         registry=registry,
     )
-    # Of a server's series those about exchanges and connections mean something here; they are not exported.
-    metrics = ServerMetrics(CollectorRegistry())
+    metrics = HttpMetrics(registry, OF_A_GATEWAY)
     return Gateway(create_gateway(state, metrics), context, replicas, metrics, (http, questions))
 
 

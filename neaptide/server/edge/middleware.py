@@ -20,7 +20,7 @@ from neaptide.server.edge.errors import (
     UnavailableError,
 )
 from neaptide.server.edge.hosts import HostFilter
-from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.metrics_http import HttpMetrics
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
@@ -36,7 +36,7 @@ class EdgeMiddleware:
     """Outermost of ours; pure ASGI, so that disconnects reach the routes."""
 
     def __init__(
-        self, app: ASGIApp, metrics: ServerMetrics, clock: Callable[[], float], hosts: HostFilter | None = None
+        self, app: ASGIApp, metrics: HttpMetrics, clock: Callable[[], float], hosts: HostFilter | None = None
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -88,7 +88,7 @@ class EdgeMiddleware:
         if self._hosts is not None and not self._hosts.admits(headers.get("host")):
             return InvalidRequestError("The Host header is none of this server's names.", code="unknown_host")
         if scope["state"].get(PROBES_ONLY) and scope["path"] not in OPEN_PATHS:
-            self._metrics.connections_ended.labels("refused").inc()
+            self._metrics.on_ended("refused")
             crowded = OverloadedError(online=True, retry_after_s=1)
             crowded.headers |= _END
             return crowded

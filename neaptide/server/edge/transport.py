@@ -39,7 +39,7 @@ from neaptide.server.edge.errors import (
     RequestTimeoutError,
 )
 from neaptide.server.edge.middleware import PROBES_ONLY, new_request_id
-from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.metrics_http import HttpMetrics
 
 MAX_READ_BYTES = 16 << 10
 """Handled at once: a body of tiny chunks costs 10 us per chunk, and no other connection is served meanwhile."""
@@ -71,7 +71,7 @@ class BoundedH11Protocol(H11Protocol):
     """One connection. Made by ``protocol_class``."""
 
     limits: TransportLimits
-    metrics: ServerMetrics
+    metrics: HttpMetrics
     idle: "dict[BoundedH11Protocol, float]"
     """The server's connections that wait for a request, with nothing to send, and the time from which each may make
     room; about in the order of that time."""
@@ -279,10 +279,10 @@ class BoundedH11Protocol(H11Protocol):
         self.transport.abort()
 
     def _count(self, reason: str) -> None:
-        self.metrics.connections_ended.labels(reason).inc()
+        self.metrics.on_ended(reason)
 
 
-def protocol_class(transport_limits: TransportLimits, server_metrics: ServerMetrics) -> type[BoundedH11Protocol]:
+def protocol_class(transport_limits: TransportLimits, server_metrics: HttpMetrics) -> type[BoundedH11Protocol]:
     """For ``uvicorn.Config(http=...)``, which makes the protocols itself."""
 
     class Protocol(BoundedH11Protocol):

@@ -23,11 +23,11 @@ from neaptide.cluster.routing import Prompt
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.auth import KeyRing
 from neaptide.server.edge.error_replies import install_handlers
-from neaptide.server.edge.errors import UnavailableError, local_callers_only
+from neaptide.server.edge.errors import AuthenticationError, UnavailableError, local_callers_only
 from neaptide.server.edge.hosts import HostFilter, is_loopback
 from neaptide.server.edge.jsonbody import read_body
 from neaptide.server.edge.middleware import EdgeMiddleware
-from neaptide.server.gateway.metrics import GatewayMetrics
+from neaptide.server.gateway.metrics import GatewayMetrics, ReplicaLives
 from neaptide.server.gateway.passing import (
     Content,
     NotSentError,
@@ -41,11 +41,16 @@ from neaptide.server.gateway.prompts import PromptReader
 from neaptide.server.gateway.replicas import Chosen, Replica, Replicas, State, no_replica
 from neaptide.server.gateway.series import ReplicaSeries
 from neaptide.server.observe.exposition import expose
-from neaptide.server.observe.metrics import ServerMetrics
+from neaptide.server.observe.metrics_http import HttpMetrics
 from neaptide.server.openai.prepare import ENDPOINTS
 
 UPLOADS = "/v1/files"
 SWITCH = "/admin/offline"
+PASSED_ON = (
+    *ENDPOINTS,
+    *(f"/v1/{things}{which}" for things in ("files", "batches", "models") for which in ("", "/{which:path}")),
+)
+"""What series name of that; the rest has one name."""
 SWITCH_S = 10.0
 """For a replica to take the operator's switch."""
 
@@ -65,8 +70,8 @@ class GatewayState:
     registry: CollectorRegistry
 
 
-def create_gateway(state: GatewayState, server_metrics: ServerMetrics) -> Starlette:
-    """The app for one address. ``server_metrics`` counts exchanges and connections."""
+def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
+    """The app for one address. ``metrics`` counts its exchanges; what it answers itself no replica counts."""
     gateway = Gateway(state)
     app = Starlette(
         routes=[
@@ -77,19 +82,31 @@ def create_gateway(state: GatewayState, server_metrics: ServerMetrics) -> Starle
             Route("/metrics", gateway.metrics),
             Route("/cluster", gateway.cluster),
             Route(SWITCH, gateway.switch, methods=["POST"]),
+            *(Route(path, PassedOn(gateway)) for path in PASSED_ON),
             Mount("/", app=gateway.pass_on),
         ]
     )
     app.router.redirect_slashes = False
     install_handlers(app)
-    app.add_middleware(EdgeMiddleware, metrics=server_metrics, clock=state.context.clock, hosts=state.hosts)
+    app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock, hosts=state.hosts)
     return app
+
+
+class PassedOn:
+    """A route's endpoint, as an ASGI app: for every method."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._gateway.pass_on(scope, receive, send)
 
 
 class Gateway:
     def __init__(self, state: GatewayState) -> None:
         self._s = state
         self._metrics = GatewayMetrics(state.registry)
+        ReplicaLives(state.registry, state.replicas.num_lives)
         self._series = ReplicaSeries(state.registry, state.http)
 
     # ---- answered here ----
@@ -122,7 +139,7 @@ class Gateway:
     async def switch(self, request: Request) -> Response:
         """The operator's switch, for every replica that answers: the reply of the first that refuses, or of one."""
         self._check_operator(request.scope)
-        content = await read_body(request)
+        content = await self._body(request)
         alive = [replica for replica in self._s.replicas.all if replica.state is not State.LOST]
         if not alive:
             raise no_replica()
@@ -145,11 +162,11 @@ class Gateway:
         """Any other request, as an ASGI app."""
         self._check_operator(scope)
         request = Request(scope, receive)
-        if scope["method"] == "POST" and scope["path"] == UPLOADS:
+        if scope["method"] == "POST" and scope["path"] == UPLOADS and self._is_known(request):
             # As it comes: it may have gigabytes. What has begun cannot be given to another replica.
             await self._to_any(scope, None, send, lambda: body_as_it_comes(receive))
             return
-        content = await read_body(request)
+        content = await self._body(request)
         if scope["method"] == "POST" and scope["path"] in ENDPOINTS:
             self._s.context.check_open()
             block_size = self._s.replicas.block_size
@@ -196,6 +213,18 @@ class Gateway:
                 raise replica_lost() from None
         finally:
             self._s.replicas.ended(chosen)
+        return True
+
+    async def _body(self, request: Request) -> bytes:
+        """As it was sent. At the body of a request without a known key nobody looks; a replica has the words for it."""
+        return await read_body(request) if self._is_known(request) else b""
+
+    def _is_known(self, request: Request) -> bool:
+        """Whether its key is one of ours, or none is needed."""
+        try:
+            self._s.keys.identify(request.headers.get("authorization"), request.headers.get("api-key"))
+        except AuthenticationError:
+            return False
         return True
 
     def _check_operator(self, scope: Scope) -> None:

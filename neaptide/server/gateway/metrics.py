@@ -1,10 +1,29 @@
 """Prometheus series of what stands before the replicas."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from neaptide.server.gateway.replicas import Replica, State
+
+
+class ReplicaLives(Collector):
+    """How often each replica has been started, read off when it is scraped."""
+
+    def __init__(self, registry: CollectorRegistry, num_lives: Mapping[str, int]) -> None:
+        self._num_lives = num_lives
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the exposition."""
+        starts = CounterMetricFamily(
+            "neaptide_cluster_replica_starts", "Number of times that a replica has been started.", labels=["replica"]
+        )
+        for name, count in self._num_lives.items():
+            starts.add_metric([name], count)
+        yield starts
 
 
 class GatewayMetrics:

@@ -19,6 +19,8 @@ _OF_A_CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
 """Headers that say something of one connection, and not of what it carries."""
+_OF_THE_SERVER = frozenset((b"date", b"server"))
+"""Headers of a reply that the gateway's own server puts on it: there is to be one of each."""
 _EVENTS = b"text/event-stream"
 _EVENT_END = b"\n\n"
 
@@ -52,7 +54,8 @@ class Reply:
         self.has_begun = False
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        kept = [(name.lower(), value) for name, value in headers if name.lower() not in _OF_A_CONNECTION]
+        left_out = _OF_A_CONNECTION | _OF_THE_SERVER
+        kept = [(name.lower(), value) for name, value in headers if name.lower() not in left_out]
         self._is_events = any(name == b"content-type" and value.startswith(_EVENTS) for name, value in kept)
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": kept})
@@ -149,13 +152,16 @@ def _log_lost(request: httpx.Request, when: str, error: httpx.TransportError) ->
 
 def _request(replica: Replica, scope: Scope, content: Content) -> httpx.Request:
     """As the client made it, but for its connection and for its id, which the reply will have."""
-    left_out = (*_OF_A_CONNECTION, b"expect", b"host", b"x-request-id")
+    left_out = {*_OF_A_CONNECTION, b"expect", b"host", b"x-request-id"}
+    if isinstance(content, bytes):
+        left_out.add(b"content-length")  # it is counted
     headers = [(name, value) for name, value in scope["headers"] if name not in left_out]
     headers.append((b"x-request-id", str(scope["state"]["request_id"]).encode()))
     target: bytes = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    url = httpx.URL(replica.url).copy_with(raw_path=target)
+    # No client should send one, a server takes it for a character of the path, and no URL may have it so.
+    url = httpx.URL(replica.url).copy_with(raw_path=target.replace(b"#", b"%23"))
     return httpx.Request(scope["method"], url, headers=headers, content=content, extensions={"replica": replica.name})
 
 

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -26,6 +26,8 @@ LOST_AFTER_S, LOST_AFTER_QUESTIONS = 5.0, 3
 fails then; if it hangs, seven seconds after its last word."""
 ASKED_FOR_BACKLOG = 2
 """Replicas, before nothing is known of it: all of them read the same database."""
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""What reading an answer raises that is another program's, or of another version of ours."""
 ON_ITS_WAY_S = 0.05
 """A prompt that was sent so shortly before a report is not in it: it was being tokenized."""
 
@@ -70,7 +72,7 @@ class Replica:
         self._sent.append((now_s, prompt.tokens))
 
     def take_figures(self, reported: Mapping[str, Any], now_s: float) -> Figures:
-        """What a reply of ``/figures`` says, less what was on its way there."""
+        """What a reply of ``/figures`` says, less what was on its way there. Raises one of ``UNREADABLE``."""
         said_s = now_s - reported["age_ms"] / 1e3
         while self._sent and self._sent[0][0] < said_s - ON_ITS_WAY_S:
             self._sent.popleft()
@@ -114,6 +116,8 @@ class Replicas:
         self._known: dict[str, Replica] = {}
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
+        self.num_lives: Counter[str] = Counter()
+        """By name: how often one has joined."""
         self.block_size = 0
         """Tokens of a KV block; 0 until a replica has said it."""
 
@@ -122,6 +126,7 @@ class Replicas:
     def join(self, name: str, url: str) -> Replica:
         """From its first good word on it gets requests. Another of this name leaves."""
         self.leave(name)
+        self.num_lives[name] += 1
         replica = self._known[name] = Replica(name, url)
         watch = self._watches[replica] = self._loop.create_task(self._watch(replica))
         watch.add_done_callback(lambda _: self._watches.pop(replica))
@@ -212,14 +217,15 @@ class Replicas:
             num_unanswered += 1
             try:
                 reply = await self._ask(replica, with_cached)
-                self._heard(replica, reply)
+            except httpx.ConnectError:
+                self.refused(replica)
+            except (httpx.HTTPError, TimeoutError):
+                pass  # one question without an answer says little
+            else:
                 heard_s, num_unanswered = self._loop.time(), 0
                 if with_cached and reply.status_code == 200:
                     cached_s = now_s
-            except httpx.ConnectError:
-                self.refused(replica)
-            except (httpx.HTTPError, TimeoutError, ValueError, LookupError, TypeError):
-                pass  # one question without an answer, or with one that makes no sense, says little
+                self._take(replica, reply)
             if num_unanswered >= LOST_AFTER_QUESTIONS and self._loop.time() - heard_s >= LOST_AFTER_S:
                 self.refused(replica)
                 replica.lost.set()
@@ -230,6 +236,14 @@ class Replicas:
         question = self._http.get(f"{replica.url}/figures", params=parameters, headers=self._headers, timeout=ANSWER_S)
         # One that trickles is no answer either.
         return await asyncio.wait_for(question, ANSWER_S)
+
+    def _take(self, replica: Replica, reply: httpx.Response) -> None:
+        try:
+            self._heard(replica, reply)
+        except UNREADABLE as error:
+            if replica.state is not State.CLOSED:
+                logger.error("%s says what cannot be read: %s: %s", replica.name, type(error).__name__, error)
+            self._shun(replica, State.CLOSED)
 
     def _heard(self, replica: Replica, reply: httpx.Response) -> None:
         replica.lost.clear()
@@ -251,10 +265,10 @@ class Replicas:
             question = self._http.get(f"{replica.url}/backlog", headers=self._headers, timeout=ANSWER_S)
             try:
                 reply = (await asyncio.wait_for(question, ANSWER_S)).raise_for_status().json()
-            except (httpx.HTTPError, TimeoutError, ValueError):
+                now_s = self._loop.time()
+                return [Backlog(now_s + one["left_seconds"], one["work_seconds"]) for one in reply["jobs"]]
+            except (httpx.HTTPError, TimeoutError, *UNREADABLE):
                 continue
-            now_s = self._loop.time()
-            return [Backlog(now_s + one["left_seconds"], one["work_seconds"]) for one in reply["jobs"]]
         return None
 
     def _shun(self, replica: Replica, state: State) -> None:

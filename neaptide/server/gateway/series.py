@@ -6,6 +6,7 @@ What servers read from the database is the same at each of them: it is there onc
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import httpx
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from neaptide.server.gateway.replicas import Replica, State
 
@@ -35,6 +37,9 @@ OF_THE_DATABASE = frozenset(
     )
 )
 """Families, counters without their ``_total``."""
+BEHIND_S = 15.0
+"""Servers read the database every few seconds, each in its own time. Where another one says now what is counted there,
+it may be behind for a moment, and a counter that falls is taken for one that began anew. For longer it has fallen."""
 
 
 class ReplicaSeries(Collector):
@@ -43,6 +48,8 @@ class ReplicaSeries(Collector):
     def __init__(self, registry: CollectorRegistry, http: httpx.AsyncClient) -> None:
         self._http = http
         self._families: list[Metric] = []
+        self._counted: dict[str, tuple[float, list[Sample]]] = {}
+        """Of families that the database counts: what is shown, and when it was taken."""
         registry.register(self)
 
     async def refresh(self, replicas: Iterable[Replica]) -> None:
@@ -51,7 +58,21 @@ class ReplicaSeries(Collector):
         pages = await asyncio.gather(*map(self._page, asked))
         named = [(replica.name, page) for replica, page in zip(asked, pages, strict=True) if page is not None]
         # In a thread: parsing takes milliseconds, and streams are to go on.
-        self._families = await asyncio.to_thread(merged, named)
+        families = await asyncio.to_thread(merged, named)
+        now_s = asyncio.get_running_loop().time()
+        for family in families:
+            if family.name in OF_THE_DATABASE and family.type in ("counter", "histogram"):
+                family.samples = self._not_behind(family, now_s)
+        self._families = families
+
+    def _not_behind(self, family: Metric, now_s: float) -> list[Sample]:
+        """Its samples, or those that are shown, if it is behind them."""
+        taken_s, shown = self._counted.get(family.name, (-math.inf, []))
+        then = {_key(one): one.value for one in shown}
+        is_behind = any(one.value < then.get(_key(one), -math.inf) for one in family.samples)
+        if not is_behind or now_s - taken_s > BEHIND_S:
+            self._counted[family.name] = now_s, family.samples
+        return self._counted[family.name][1]
 
     async def _page(self, replica: Replica) -> str | None:
         try:
@@ -64,6 +85,10 @@ class ReplicaSeries(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by the exposition."""
         return iter(self._families)
+
+
+def _key(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
+    return sample.name, frozenset(sample.labels.items())
 
 
 def merged(pages: Sequence[tuple[str, str]]) -> list[Metric]:

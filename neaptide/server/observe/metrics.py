@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
 from neaptide.server.observe.exposition import expose
+from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
 from neaptide.server.observe.request_log import RequestRecord, log_request
 from neaptide.server.observe.timing import RequestTiming
 from neaptide.server.openai.prepare import Prepared
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
-E2E_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 STEP_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 
@@ -52,7 +52,6 @@ _COUNTED = (
 ONLINE_TIERS = tuple(tier for tier in Tier if request_class(tier) is RequestClass.ONLINE)
 """Those with targets."""
 _PHASES = ("schedule", "prepare", "model", "sample", "commit")
-_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
 
 ENGINE_ERRORS = (NUMERICAL_ERROR, INTERNAL_ERROR, OUT_OF_MEMORY, "other")
@@ -81,7 +80,8 @@ class ServerMetrics:
         self._sources: list[MetricsSource] = []
         self._define_requests(registry)
         self._define_steps(registry)
-        self._define_http(registry)
+        self._define_process(registry)
+        self.http = HttpMetrics(registry)
 
     def add_source(self, source: MetricsSource) -> None:
         """Series that have to be brought up to date before a scrape."""
@@ -289,37 +289,11 @@ class ServerMetrics:
             if count:
                 counter.inc(count)
 
-    # ---- HTTP ----
-
-    def _define_http(self, registry: CollectorRegistry) -> None:
-        self.http_requests = Counter(
-            "neaptide_http_requests_total", "Number of HTTP replies.", ["method", "route", "code"], registry=registry
-        )
-        self.http_seconds = Histogram(
-            "neaptide_http_request_seconds",
-            "Time from the headers of an HTTP request to the end of its reply.",
-            ["method", "route"],
-            buckets=E2E_BUCKETS_S,
-            registry=registry,
-        )
-
-        self.connections = Gauge("neaptide_connections", "Number of open client connections.", registry=registry)
-        self.connections_ended = Counter(
-            "neaptide_connections_ended_total",
-            "Number of connections that the server ended, by what their client failed to do.",
-            ["reason"],
-            registry=registry,
-        )
+    def _define_process(self, registry: CollectorRegistry) -> None:
         tasks = Gauge(
             "neaptide_asyncio_tasks", "Number of tasks on the event loop of the API process.", registry=registry
         )
         tasks.set_function(_num_tasks)
-
-    def on_http(self, method: str, route: str, status: int, seconds: float) -> None:
-        """``route`` is a route's template, never the caller's path."""
-        method = method if method in _METHODS else "OTHER"
-        self.http_requests.labels(method, route, str(status)).inc()
-        self.http_seconds.labels(method, route).observe(seconds)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition in the form that an ``Accept`` header asks for, and its content type."""

@@ -46,8 +46,8 @@ class ScriptedReplica:
         """Its series; None: it fails to say them."""
         self.status = 200
         """Of what it says of itself."""
-        self.nonsense = ""
-        """That it says in place of it."""
+        self.words: str | None = None
+        """In place of its figures."""
         self.received: list[tuple[str, str, bytes]] = []
         """Method, target and body of every request but for questions."""
         self.headers: dict[str, str] = {}
@@ -90,7 +90,7 @@ class ScriptedReplica:
             "cached": base64.b64encode(self.cached).decode() if b"cached" in scope["query_string"] else None,
         }
         await begin(send, self.status)
-        await say(send, self.nonsense or json.dumps(figures), is_last=True)
+        await say(send, json.dumps(figures) if self.words is None else self.words, is_last=True)
 
     def cut_connections(self) -> None:
         """As if its process had been killed."""

@@ -71,5 +71,5 @@ async def test_a_replica_that_cannot_be_started_again_takes_no_other_along(
 
 async def test_one_that_cannot_be_started_at_all_ends_the_start(cluster: Cluster, tmp_path: Path) -> None:
     FakeProcess.faults = [OSError(12, "Cannot allocate memory")]
-    with pytest.raises(LaunchError, match=r"replica-1 cannot be started: .*Cannot allocate memory"):
+    with pytest.raises(LaunchError, match=r"replica-1 could not be started: .*Cannot allocate memory"):
         await Fleet(Settings(data_dir=str(tmp_path)), 1, 1, cluster.gateway.replicas).run()

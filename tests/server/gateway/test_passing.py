@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from neaptide.server.gateway.replicas import State
+from neaptide.server.settings import Settings
 from tests.patience import until
 from tests.server.asgi import Exchange
-from tests.server.gateway.conftest import CHAT, TO_STREAM, Cluster, ScriptedReplica, begin, say
+from tests.server.gateway.conftest import CHAT, STORE, TO_STREAM, Cluster, ScriptedReplica, begin, say
 from tests.server.link.loop_clock import LoopClock
 
 EVENTS = [f'data: {{"n": {n}}}\n\n' for n in range(4)]
@@ -240,3 +241,30 @@ async def test_a_replica_that_wakes_is_one_of_them_again(cluster: Cluster, loop_
     while cluster.states()["a"] is not State.READY:
         await loop_clock.pass_s(1.0)
     assert await cluster.asked(CHAT, TO_STREAM) == (200, {"from": "a"})
+
+
+async def test_a_target_that_is_no_url_is_passed_on_as_a_server_reads_it(cluster: Cluster) -> None:
+    replica = await cluster.add("a")
+    assert (await cluster.asked("/v1/models/a#b", method="GET"))[0] == 200
+    assert [target for _, target, _ in replica.received] == ["/v1/models/a%23b"]
+
+
+async def test_headers_of_the_replicas_server_are_not_there_beside_the_gateways(cluster: Cluster) -> None:
+    await cluster.add("a")
+    exchange = cluster.request(CHAT, TO_STREAM)
+    await exchange.task
+    assert exchange.headers["x-neaptide-replica"] == "a"
+    assert not {"date", "server"} & set(exchange.headers)
+
+
+@pytest.mark.parametrize("cluster", [Settings(store=STORE, executor="sim", api_key=("key:admin",))], indirect=True)
+@pytest.mark.parametrize("path", [CHAT, "/v1/files", "/v1/batches", "/admin/offline"])
+async def test_the_body_of_a_request_without_a_known_key_is_not_kept(cluster: Cluster, path: str) -> None:
+    replica = await cluster.add("a")
+    for key, passed_on in (("another", b""), ("key", b'{"a": 1}')):
+        exchange = cluster.request(path, {"a": 1}, authorization=f"Bearer {key}", content_length="8")
+        await exchange.task
+        assert exchange.status == 200
+        method, _, body = replica.received.pop()
+        assert (method, body) == ("POST", passed_on)
+        assert replica.headers["content-length"] == str(len(passed_on))

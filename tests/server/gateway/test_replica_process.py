@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from neaptide.launch.cluster.fleet import Place
 from neaptide.launch.cluster.process import ReplicaProcess, devices_of, replica_settings
 from neaptide.launch.serve import LaunchError
 from neaptide.server.settings import Settings
@@ -65,3 +66,25 @@ async def test_a_replica_that_cannot_start_is_said_to_have_ended(tmp_path: Path)
     replica = await ReplicaProcess.start(replica_settings(settings, "replica-1", "127.0.0.1"))
     with pytest.raises(LaunchError, match="the server ended with status 1 before it was ready"):
         await replica.until_ready()
+
+
+async def test_a_replica_that_cannot_be_started_for_a_moment_is_tried_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not if it has never served: then what is wrong will not pass."""
+    num_tries = 0
+
+    async def start(*_: object) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        if num_tries == 3:
+            place.dismiss()
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(ReplicaProcess, "start", start)
+    monkeypatch.setattr("neaptide.launch.cluster.fleet.FIRST_BACKOFF_S", 0.0)
+    place = Place("replica-1", Settings(), {}, cluster.gateway.replicas)
+    with pytest.raises(LaunchError, match="could not be started: too many open files before it was ready"):
+        await place.keep(must_serve=True)
+    await place.keep(must_serve=False)
+    assert num_tries == 3

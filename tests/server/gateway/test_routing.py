@@ -48,15 +48,6 @@ async def test_a_chat_goes_to_the_replica_with_the_most_slack(cluster: Cluster) 
     assert await who(cluster, CHAT, TO_STREAM) == "a"
 
 
-@pytest.mark.parametrize("nonsense", ["<html>", "[]", '{"age_ms": 0}'])
-async def test_a_replica_is_asked_again_after_an_answer_that_makes_no_sense(cluster: Cluster, nonsense: str) -> None:
-    replica = await cluster.add("a", slack_ms=900.0)
-    replica.nonsense, before = nonsense, replica.num_questions
-    await until(lambda: replica.num_questions >= before + 2)
-    replica.nonsense, replica.slack_ms = "", 800.0
-    await until(lambda: cluster.gateway.replicas.all[0].figures.free_slack_ms == 800.0)  # type: ignore[union-attr]
-
-
 async def test_among_replicas_with_slack_the_one_that_has_the_prefix_gets_it(cluster: Cluster) -> None:
     await cluster.add("a", slack_ms=1040.0)
     await cluster.add("b", slack_ms=1000.0, cached=told())
@@ -215,3 +206,19 @@ async def test_neither_questions_nor_what_is_passed_on_stand_in_the_log(
         await cluster.add("a")
         await who(cluster, "/v1/batches", method="GET")
     assert [record.name for record in caplog.records] == ["neaptide.server.gateway.replicas"]
+
+
+@pytest.mark.parametrize("words", ["hello", "[]", "{}", '{"block_size": 16, "age_ms": "soon"}'])
+async def test_a_replica_whose_figures_cannot_be_read_gets_nothing_until_they_can(cluster: Cluster, words: str) -> None:
+    replica = await cluster.add("a")
+    replica.words = words
+    await cluster.until("a", State.CLOSED)
+    assert (await cluster.asked("/ready", method="GET"))[0] == 503
+    replica.words = None
+    await cluster.until("a", State.READY)
+
+
+async def test_a_backlog_that_cannot_be_read_is_not_known(cluster: Cluster) -> None:
+    replica = await cluster.add("a")
+    replica.backlog = [("soon", 1.0)]  # type: ignore[list-item]
+    assert await cluster.gateway.replicas.backlog() is None

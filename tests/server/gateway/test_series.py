@@ -11,9 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families as classic
 from neaptide.server.batches.metrics import BatchMetrics
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.store import Store
-from neaptide.server.gateway.series import OF_THE_DATABASE
+from neaptide.server.gateway.series import BEHIND_S, OF_THE_DATABASE
 from neaptide.server.observe.exposition import OPENMETRICS
-from tests.server.gateway.conftest import Cluster
+from tests.server.gateway.conftest import CHAT, TO_STREAM, Cluster
+from tests.server.link.loop_clock import LoopClock
 
 
 def page(tokens: float, pending: int) -> str:
@@ -101,3 +102,54 @@ def test_the_series_that_are_taken_once_are_those_that_the_database_says() -> No
     BatchMetrics(registry, Store(Path()), lambda: 0.0, Outlooks())
     of_one_server = {"neaptide_batches_by_outlook", "neaptide_batch_chunks_held", "neaptide_batch_claims_lost"}
     assert {family.name for family in registry.collect()} - of_one_server == OF_THE_DATABASE
+
+
+def of_the_database(completed: float) -> str:
+    registry = CollectorRegistry()
+    ended = Counter("neaptide_batch_requests_total", "Lines.", ["outcome"], registry=registry)
+    ended.labels("completed").inc(completed)
+    return generate_latest(registry).decode()
+
+
+async def test_what_the_database_counts_does_not_fall_where_another_replica_says_it_now(
+    cluster: Cluster, loop_clock: LoopClock
+) -> None:
+    first, second = await cluster.add("a"), await cluster.add("b")
+    first.page, second.page = of_the_database(1000), of_the_database(990)
+    said = 'neaptide_batch_requests_total{outcome="completed"} '
+    assert f"{said}1000.0" in await lines(cluster)
+    first.page = None
+    assert f"{said}1000.0" in await lines(cluster)
+    second.page = of_the_database(1005)
+    assert f"{said}1005.0" in await lines(cluster)
+    # It has really fallen.
+    second.page = of_the_database(3)
+    assert f"{said}1005.0" in await lines(cluster)
+    await loop_clock.pass_s(BEHIND_S + 1)
+    assert f"{said}3.0" in await lines(cluster)
+
+
+async def test_what_the_gateway_answers_itself_is_counted_by_route(cluster: Cluster) -> None:
+    assert (await cluster.asked(CHAT, TO_STREAM))[0] == 503
+    assert (await cluster.asked("/v1/batches/batch_1", method="GET"))[0] == 503
+    assert (await cluster.asked("/made/up", method="GET"))[0] == 503
+    await cluster.add("a")
+    assert (await cluster.asked(CHAT, TO_STREAM))[0] == 200
+    found = await lines(cluster)
+    of_the_gateway = "neaptide_cluster_http_requests_total"
+    for labels in (
+        f'code="503",method="POST",route="{CHAT}"',
+        f'code="200",method="POST",route="{CHAT}"',
+        'code="503",method="GET",route="/v1/batches/{which:path}"',
+        'code="503",method="GET",route="unmatched"',
+    ):
+        assert f"{of_the_gateway}{{{labels}}} 1.0" in found
+    assert 'neaptide_cluster_connections_ended_total{reason="refused"} 0.0' in found
+
+
+async def test_every_life_of_a_replica_is_counted(cluster: Cluster) -> None:
+    replica = await cluster.add("a")
+    for _ in range(2):
+        cluster.gateway.replicas.join("a", replica.url)
+    cluster.gateway.replicas.leave("a")
+    assert 'neaptide_cluster_replica_starts_total{replica="a"} 3.0' in await lines(cluster)
