@@ -11,10 +11,9 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Protocol
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # an engine that runs in another interpreter imports this, and has no web framework
     import uvicorn
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from neaptide.server.context import ServingContext
 
@@ -65,11 +64,11 @@ class Drain:
         self._server.should_exit = True
 
 
-def ends_quietly(app: ASGIApp) -> ASGIApp:
+def ends_quietly(app: "ASGIApp") -> "ASGIApp":
     """Who makes a reply has ended it when it is cut. Beyond that uvicorn would log the cut as an error, with a
     traceback for each reply."""
 
-    async def until_cut(scope: Scope, receive: Receive, send: Send) -> None:
+    async def until_cut(scope: "Scope", receive: "Receive", send: "Send") -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await app(scope, receive, send)
 
