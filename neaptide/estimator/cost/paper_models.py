@@ -1,10 +1,12 @@
 """Iteration-time models of the papers, for comparison: Echo, BROS, HyGen."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from neaptide.engine.arrays import BoolArray
 from neaptide.engine.interfaces import Prediction
 from neaptide.engine.steps.plan import BatchShape
 from neaptide.estimator.cost.iteration_time import Sample
@@ -12,6 +14,8 @@ from neaptide.estimator.cost.least_squares import Array, fit_relative
 
 LAMBDAS = tuple(i / 10 for i in range(11))
 ALTERNATIONS = 5
+FIRST_FLOORS = (0.1, 0.3, 0.5)
+"""Echo's floor is sought from these quantiles of the times of steps without decodes."""
 
 
 def _matrix(rows: Sequence[tuple[float, ...]]) -> Array:
@@ -57,44 +61,84 @@ class EchoModel:
         return self.gamma * shape.max_context_tokens + self.delta * shape.decode_context_tokens / shape.decode_requests
 
     def fit(self, samples: Sequence[Sample]) -> None:
-        """Fits all six values: lambda over a grid, the others by least squares in turns with the branches taken.
+        """Fits all six values: lambda over a grid, the others by least squares in turns with the branches taken, from
+        several floors.
 
         Raises:
             ValueError: there are no samples.
         """
-        _seconds(samples)
+        seconds, steps = _seconds(samples), _Steps.of(samples)
         best_error, best = float("inf"), (0.0,) * 6
         for blend in LAMBDAS:
-            self.alpha = self.beta = self.c = self.gamma = self.delta = 0.0
-            self.blend = blend
-            for _ in range(ALTERNATIONS):
-                self._refit(samples)
-                error = float(np.mean([abs(self.predict(s.shape).seconds / s.seconds - 1.0) for s in samples]))
-                if error < best_error:
-                    best_error = error
-                    best = (self.alpha, self.beta, self.c, self.gamma, self.delta, self.blend)
+            for floor_s in self._first_floors_s(steps, seconds):
+                self.alpha = self.beta = self.c = self.gamma = self.delta = 0.0
+                self.blend = blend
+                self._refit(steps, seconds)
+                self.c = max(self.c, floor_s)
+                for _ in range(ALTERNATIONS):
+                    self._refit(steps, seconds)
+                    error = float(np.abs(self._predicted_s(steps) / seconds - 1.0).mean())
+                    if error < best_error:
+                        best_error = error
+                        best = (self.alpha, self.beta, self.c, self.gamma, self.delta, self.blend)
         self.alpha, self.beta, self.c, self.gamma, self.delta, self.blend = best
 
-    def _refit(self, samples: Sequence[Sample]) -> None:
+    def _first_floors_s(self, steps: "_Steps", seconds: Array) -> list[float]:
+        """Where to begin. A floor of 0 has no step under it and stays 0, so there are others: times of steps without
+        decodes."""
+        alone_s = seconds[steps.has_prefill & ~steps.has_decode]
+        if self.constant == "sum" or not len(alone_s):
+            return [0.0]
+        return [0.0, *np.quantile(alone_s, FIRST_FLOORS).tolist()]
+
+    def _parts_s(self, steps: "_Steps") -> tuple[Array, Array, BoolArray]:
+        """[steps] of prefill and of decode, and where prefill is at its floor."""
+        work_s = self.alpha * steps.pairs + self.beta * steps.tokens
+        at_floor = steps.has_prefill & (work_s < self.c) if self.constant == "max" else np.zeros_like(steps.has_prefill)
+        prefill_s = np.where(at_floor, self.c, work_s + self.c * (self.constant == "sum")) * steps.has_prefill
+        return prefill_s, self.gamma * steps.longest + self.delta * steps.mean, at_floor
+
+    def _predicted_s(self, steps: "_Steps") -> Array:
+        prefill_s, decode_s, _ = self._parts_s(steps)
+        return prefill_s + decode_s - self.blend * np.minimum(prefill_s, decode_s)
+
+    def _refit(self, steps: "_Steps", seconds: Array) -> None:
         """Least squares with every maximum taken where the present values take it."""
-        rows = []
-        for shape in (sample.shape for sample in samples):
-            prefill_s, decode_s = self._prefill_s(shape), self._decode_s(shape)
-            of_prefill = 1.0 if prefill_s >= decode_s else 1.0 - self.blend
-            of_decode = 1.0 if decode_s > prefill_s else 1.0 - self.blend
-            work = (2.0 * shape.prefill_attention_pairs, float(shape.prefill_tokens))
-            has_prefill = float(shape.prefill_requests > 0)
-            if self.constant == "sum":
-                prefill = (*work, has_prefill)
-            elif has_prefill and self.alpha * work[0] + self.beta * work[1] < self.c:
-                prefill = (0.0, 0.0, 1.0)
-            else:
-                prefill = (*work, 0.0)
-            decode = (0.0, 0.0)
-            if shape.decode_requests:
-                decode = (float(shape.max_context_tokens), shape.decode_context_tokens / shape.decode_requests)
-            rows.append((*(of_prefill * x for x in prefill), *(of_decode * x for x in decode)))
-        self.alpha, self.beta, self.c, self.gamma, self.delta = fit_relative(_matrix(rows), _seconds(samples)).tolist()
+        prefill_s, decode_s, at_floor = self._parts_s(steps)
+        of_prefill = np.where(prefill_s >= decode_s, 1.0, 1.0 - self.blend)
+        of_decode = np.where(decode_s > prefill_s, 1.0, 1.0 - self.blend)
+        constant = steps.has_prefill if self.constant == "sum" else at_floor
+        prefill = np.column_stack((steps.pairs * ~at_floor, steps.tokens * ~at_floor, constant))
+        decode = np.column_stack((steps.longest, steps.mean))
+        rows = np.hstack((of_prefill[:, None] * prefill, of_decode[:, None] * decode))
+        self.alpha, self.beta, self.c, self.gamma, self.delta = fit_relative(rows, seconds).tolist()
+
+
+@dataclass(slots=True, frozen=True)
+class _Steps:
+    """[steps] what Echo's formula sees of them."""
+
+    pairs: Array
+    """Twice the attention pairs, for the square of the length."""
+    tokens: Array
+    longest: Array
+    """0 without decodes, as is the mean."""
+    mean: Array
+    has_prefill: BoolArray
+    has_decode: BoolArray
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> "_Steps":
+        shapes = [sample.shape for sample in samples]
+        decodes = np.array([shape.decode_requests for shape in shapes])
+        return cls(
+            pairs=2.0 * np.array([shape.prefill_attention_pairs for shape in shapes]),
+            tokens=np.array([float(shape.prefill_tokens) for shape in shapes]),
+            longest=np.array([float(shape.max_context_tokens) for shape in shapes]) * (decodes > 0),
+            mean=np.array([float(shape.decode_context_tokens) for shape in shapes]) / np.maximum(decodes, 1),
+            has_prefill=np.array([shape.prefill_requests > 0 for shape in shapes]),
+            has_decode=decodes > 0,
+        )
 
 
 class BrosModel:
