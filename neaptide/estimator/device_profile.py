@@ -11,6 +11,8 @@ from neaptide.estimator.cost.step_cost import StepCost
 
 MAX_COST_S = 3600.0
 """No coefficient of a real machine is as large."""
+COUNTS = ("kv_bytes_per_token", "num_blocks", "block_size", "tensor_parallel", "tile_tokens")
+"""Fields of a profile that are at least 1."""
 
 
 class Efficiencies(msgspec.Struct, frozen=True):
@@ -110,6 +112,19 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def kv_capacity_tokens(self) -> int:
         return self.num_blocks * self.block_size
 
+    def in_blocks_of(self, block_size: int) -> "DeviceProfile":
+        """The same memory in blocks of another size, of which one takes as much longer to copy as it is larger."""
+        if block_size == self.block_size:
+            return self
+        times = block_size / self.block_size
+        costs = {
+            regime: msgspec.structs.replace(cost, swap_block_s=times * cost.swap_block_s)
+            for regime, cost in self.costs.items()
+        }
+        return msgspec.structs.replace(
+            self, num_blocks=self.kv_capacity_tokens // block_size, block_size=block_size, costs=costs
+        )
+
 
 def load_profile(name_or_path: str | Path) -> DeviceProfile:
     """A profile by its name, or from a JSON file.
@@ -154,8 +169,9 @@ def _decode(data: bytes, name: str) -> DeviceProfile:
             if regime.value not in profile.costs:
                 raise ValueError(f"it has no costs of {regime} steps")
             _check_cost(profile.costs[regime.value], regime)
-        if profile.tile_tokens < 1:
-            raise ValueError(f"tile_tokens is {profile.tile_tokens}, not at least 1")
+        for count in COUNTS:
+            if getattr(profile, count) < 1:
+                raise ValueError(f"{count} is {getattr(profile, count)}, not at least 1")
         if not all(0.0 <= seconds < MAX_COST_S for seconds in msgspec.structs.astuple(profile.planning)):
             raise ValueError(f"planning takes {profile.planning}")
     except (msgspec.MsgspecError, ValueError) as error:

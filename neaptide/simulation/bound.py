@@ -1,10 +1,10 @@
 """Bounds on offline tokens/s that no policy passes, were every length and arrival known.
 
-The fluid limit of the roofline. A step has no fixed cost, reads the weights for nothing and holds any number of
-requests. What is left is work that has to be done: matrix products and attention of every token that no cache can have,
-one read of what is cached for every token decoded behind it, and what is charged for a request. Online work is done as
-late as its deadlines from arrival allow, so only what is due inside the window is taken from it; the rest of the window
-goes to the offline sets in their own mix.
+The fluid limit of the roofline. A step is as large as makes its fixed cost count least, reads the weights for nothing
+and holds any number of requests. What is left is work that has to be done: matrix products and attention of every token
+that no cache can have, one read of what is cached for every token decoded behind it, and what is charged for a request.
+Online work is done as late as its deadlines from arrival allow, so only what is due inside the window is taken from it;
+the rest of the window goes to the offline sets in their own mix.
 
 That is the bound in the long run. In one window a policy may pass it at the expense of what lies outside: a cache full
 of prefixes may have been computed before, and a cache full of prompts may be left to be decoded later. The bound of the
@@ -24,6 +24,18 @@ from neaptide.simulation.scenario import Scenario
 
 Bounds = dict[str, float | None]
 """``long_run`` and ``window``."""
+
+
+@dataclass(slots=True, frozen=True)
+class Devices:
+    """That work in a window."""
+
+    mean_number: float
+    caches: int
+    """That were there at some time of it."""
+
+
+ONE_DEVICE = Devices(1.0, 1)
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,7 +99,7 @@ class UnitCosts:
     def of(cls, profile: DeviceProfile) -> "UnitCosts":
         costs = list(profile.costs.values())
         return cls(
-            token_s=min(map(_least_gemm_token_s, costs)),
+            token_s=min(map(_least_token_s, costs)),
             row_s=min(cost.row_s for cost in costs),
             pair_s=min(cost.pair_s for cost in costs),
             kv_token_s=min(cost.kv_token_s for cost in costs),
@@ -106,12 +118,14 @@ class UnitCosts:
         )
 
 
-def _least_gemm_token_s(cost: StepCost) -> float:
-    """Per token of a step; beyond its last knot the curve goes on with its last slope."""
+def _least_token_s(cost: StepCost) -> float:
+    """Per token of a step: of the matrix products, and its part of the fixed cost. In a measured profile the fixed cost
+    has those of one token, so that a step of one would have none. Beyond its last knot the curve goes on with its last
+    slope: in a step that is large enough the fixed cost is nothing."""
     curve = cost.gemm_curve_s
     last = len(curve) - 1
     slope_s = (curve[last] - curve[last - 1]) / (gemm_knot(last) - gemm_knot(last - 1))
-    return min(slope_s, *(seconds / gemm_knot(k) for k, seconds in enumerate(curve)))
+    return min(slope_s, *((cost.fixed_s + seconds) / gemm_knot(k) for k, seconds in enumerate(curve)))
 
 
 def num_due(left_s: float, tpot_slo_s: float, output_tokens: int) -> int:
@@ -159,7 +173,7 @@ def total_shape(requests: Sequence[TraceRequest], outputs: Iterable[int], block_
     return shape
 
 
-def bound_tokens_per_s(scenario: Scenario, window_s: Window, num_devices: int = 1) -> Bounds:
+def bound_tokens_per_s(scenario: Scenario, window_s: Window, devices: Devices = ONE_DEVICE) -> Bounds:
     """Logical offline tokens per second; None without offline work, in a window without length, or where the scenario
     asks for none. Several devices are one with their time and their memory, among which work is cut at will."""
     length_s = window_s[1] - window_s[0]
@@ -176,9 +190,9 @@ def bound_tokens_per_s(scenario: Scenario, window_s: Window, num_devices: int = 
     costs = UnitCosts.of(scenario.profile)
     online_work = costs.work(total_shape(online, due, scenario.block_size))
     mix = _mix(scenario, rows, costs)
-    mixes = {"long_run": replace(mix, caches=0.0), "window": replace(mix, caches=num_devices * mix.caches)}
+    mixes = {"long_run": replace(mix, caches=0.0), "window": replace(mix, caches=devices.caches * mix.caches)}
     return {
-        name: most_tokens(num_devices * length_s, online_work, each, scenario.overlap_kappa) / length_s
+        name: most_tokens(devices.mean_number * length_s, online_work, each, scenario.overlap_kappa) / length_s
         for name, each in mixes.items()
     }
 

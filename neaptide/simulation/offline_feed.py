@@ -144,6 +144,10 @@ class OfflineFeed:
         generation, _ = self._jobs[int(request_id[len(OFFLINE_PREFIX) :].partition(":")[0])]
         self._first_open -= generation == 0
 
+    def reached_tokens(self, request_id: str) -> int:
+        """No other engine has had its rows."""
+        return 0
+
     def output_tokens(self, request_id: str) -> int:
         """The true output length of a row, cut to the context."""
         job, _, row = request_id[len(OFFLINE_PREFIX) :].partition(":")

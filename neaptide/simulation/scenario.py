@@ -85,8 +85,13 @@ class Scenario:
         return self.plan or POLICIES[self.policy].planned_order
 
     @property
+    def device(self) -> DeviceProfile:
+        """With its memory in blocks of this engine's size."""
+        return self.profile.in_blocks_of(self.block_size)
+
+    @property
     def num_blocks(self) -> int:
-        return self.profile.kv_capacity_tokens // self.block_size
+        return self.device.num_blocks
 
     @property
     def num_host_blocks(self) -> int:
@@ -131,7 +136,7 @@ class Scenario:
 
     def recipe(self) -> Recipe:
         """For the header of the step log."""
-        cost_model = self.cost_model or roofline_recipe(self.profile, self.overlap_kappa)
+        cost_model = self.cost_model or roofline_recipe(self.device, self.overlap_kappa)
         return {"cost_model": cost_model, "headroom": self.headroom, "profile": self.profile.name, "seed": self.seed}
 
     def settings(self) -> Settings:

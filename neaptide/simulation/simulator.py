@@ -18,7 +18,7 @@ from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.loadgen.workloads.sharing import prefix_sharing
 from neaptide.loadgen.workloads.traces import TraceRequest
 from neaptide.simulation import result as sim_result
-from neaptide.simulation.bound import bound_tokens_per_s
+from neaptide.simulation.bound import ONE_DEVICE, Devices, bound_tokens_per_s
 from neaptide.simulation.measures import Measures, Window
 from neaptide.simulation.offline_feed import OfflineFeed
 from neaptide.simulation.replicas.replica import ONLINE_PREFIX, Replica
@@ -247,7 +247,7 @@ def reduced(
     ends: Ends,
     plan_s: Sequence[float],
     wall_s: float,
-    num_devices: int = 1,
+    devices: Devices = ONE_DEVICE,
 ) -> SimResult:
     """The numbers of a run."""
     slos_s = (scenario.ttft_slo_s, scenario.tpot_slo_s)
@@ -265,7 +265,7 @@ def reduced(
             ends.makespan_s,
             ends.longest_wait_s,
             ends.deadline_misses,
-            bound_tokens_per_s(scenario, window_s, num_devices),
+            bound_tokens_per_s(scenario, window_s, devices),
         ),
         kv=sim_result.kv_result(measures, window_s, _sharing_bound(scenario)),
         preemptions=sim_result.preemption_result(measures),

@@ -11,6 +11,7 @@ from neaptide.estimator.analytic import ANALYTIC_NAMES, LLAMA_3_1_8B, QWEN2_5_7B
 from neaptide.estimator.cost.iteration_time import Regime
 from neaptide.estimator.cost.roofline import RooflineModel
 from neaptide.estimator.device_profile import Efficiencies, load_profile, profile_names, save_profile
+from neaptide.simulation.scenario import Scenario
 from tests.estimator.machines import decodes, prefills
 
 LIMITS = Efficiencies(gemm=1.0, attention=1.0, bandwidth=1.0, link=1.0)
@@ -162,6 +163,26 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
     path.write_text('{"name": "x"}')
     with pytest.raises(ValueError, match="is not a device profile"):
         load_profile(path)
+
+
+@pytest.mark.parametrize("field", ["kv_bytes_per_token", "num_blocks", "block_size", "tensor_parallel", "tile_tokens"])
+def test_a_profile_of_nothing_is_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "profile.json"
+    save_profile(msgspec.structs.replace(load_profile("h100-80g-llama-3.1-8b"), **{field: 0}), path)
+    with pytest.raises(ValueError, match=f"is not a device profile: {field} is 0, not at least 1"):
+        load_profile(path)
+
+
+def test_the_same_memory_in_larger_blocks_takes_as_long_to_copy() -> None:
+    known = load_profile("h100-80g-llama-3.1-8b")
+    larger = known.in_blocks_of(64)
+    assert known.in_blocks_of(16) is known
+    assert (larger.block_size, larger.num_blocks) == (64, known.num_blocks // 4)
+    assert larger.costs["mixed"].swap_block_s == pytest.approx(4 * known.costs["mixed"].swap_block_s)
+    assert larger.costs["mixed"].kv_token_s == known.costs["mixed"].kv_token_s
+    scenario = Scenario(profile=known, block_size=64)
+    assert scenario.num_blocks == larger.num_blocks
+    assert scenario.recipe()["cost_model"] == Scenario(profile=larger, block_size=64).recipe()["cost_model"]
 
 
 GOOD = {"fixed_s": 1e-3, "gemm_curve_s": [0.0, 1e-4, 5e-5, 1e-4], "pair_s": 0.0, "kv_token_s": 1e-7}

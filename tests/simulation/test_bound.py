@@ -105,6 +105,12 @@ def test_a_unit_costs_the_least_of_all_regimes_and_sizes() -> None:
     assert UnitCosts.of(with_costs(prefill=steep, decode=level, mixed=level)).token_s == 1.0
 
 
+def test_a_token_has_its_part_of_the_fixed_cost_which_has_the_first_one_in_a_measured_profile() -> None:
+    """Steps of 1, 2 and 3 tokens take 2, 2 and 5: the cheapest token is one of two."""
+    measured = StepCost(fixed_s=2.0, gemm_curve_s=(0.0, 0.0, 3.0), pair_s=0.0, kv_token_s=0.0)
+    assert UnitCosts.of(with_costs(*[measured] * 3)).token_s == 1.0
+
+
 @pytest.mark.parametrize(
     ("prompts", "cached"),
     [

@@ -28,6 +28,12 @@ EPSILON = 1e-9
 
 OutputTokens = Callable[[str], int]
 """The true output length of a request, at least 1."""
+ReachedTokens = Callable[[str], int]
+"""How many tokens of a request had their KV in the cache of an engine that it was lost with; 0 for one that is new."""
+
+
+def nothing_reached(request_id: str) -> int:
+    return 0
 
 
 FACTS = ("prompt_tokens", "last_position", "token_id", "is_offline", "reached_tokens")
@@ -76,6 +82,7 @@ class TraceExecutor:
         step_noise: standard deviation of the logarithm of a step's time over what it takes on average; 0 for none.
         step_factors: what the steps take over the truth, one after the other, in place of noise.
         layers: for an executor that gives steps up.
+        reached_tokens: asked once for each request: those count as done before.
     """
 
     def __init__(
@@ -89,6 +96,7 @@ class TraceExecutor:
         seed: int = 0,
         step_factors: Iterator[float] | None = None,
         layers: Layers | None = None,
+        reached_tokens: ReachedTokens = nothing_reached,
     ) -> None:
         self._num_blocks = num_blocks
         self._truth = truth
@@ -99,6 +107,7 @@ class TraceExecutor:
         self._random = random.Random(seed)
         self._step_factors = step_factors
         self._layers = layers
+        self._reached_before = reached_tokens
         self.next_arrival_s = math.inf
         """Of an online request; told by who drives before every step."""
         self._num_seen = 0
@@ -155,6 +164,18 @@ class TraceExecutor:
         self._facts[rows, REACHED] = reached
         self.tallies[plan.step] = StepTally()
 
+    def reached_tokens(self, request_id: str) -> int:
+        """Of a request with a first step and no end, and of one that ended with the last step; 0 of any other."""
+        index = self._index.get(request_id, -1)
+        return 0 if index < 0 else int(self._facts[index, REACHED])
+
+    def lose(self) -> None:
+        """The engine is lost: a step that is in flight comes to nothing."""
+        if self.tallies:
+            rows, reached = self._before
+            self._facts[rows, REACHED] = reached
+            self.tallies.clear()
+
     def close(self) -> None:
         self._index.clear()
 
@@ -173,7 +194,7 @@ class TraceExecutor:
             last_position,
             PROMPT_VOCABULARY + self._num_seen,
             is_offline,
-            0,
+            self._reached_before(new.request_id),
         )
         self._num_seen += 1
 
@@ -200,7 +221,8 @@ class TraceExecutor:
         done = np.minimum(now_reached, prompt) - np.minimum(reached, prompt)
         tally.offline_prompt_tokens = int(done[of_prompts].sum())
         # Behind the end token comes one more that is dropped, if the next step was planned before it was known.
-        kept = plan.sample & (plan.output_position <= last_position)
+        # Nor does a token count that the request had in an engine that was lost.
+        kept = plan.sample & (plan.output_position <= last_position) & (end > reached)
         tally.offline_output_tokens = int((kept & (offline > 0)).sum())
         self._facts[rows, REACHED] = now_reached
         self.tallies[plan.step] = tally

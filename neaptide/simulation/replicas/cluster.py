@@ -22,6 +22,7 @@ from neaptide.executors.simulated.trace_executor import PROMPT_VOCABULARY
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest, token_ids
 from neaptide.simulation import result as sim_result
+from neaptide.simulation.bound import Devices
 from neaptide.simulation.measures import Measures, Window
 from neaptide.simulation.offline_feed import OfflineFeed
 from neaptide.simulation.replicas.cluster_result import ClusterResult, ClusterRun, ReplicaResult, RowsResult
@@ -159,6 +160,7 @@ class _Cluster:
         lost.state, lost.ended_s = State.LOST, now_s
         assert isinstance(lost.rows, ClaimedRows)
         lost.rows.close()
+        lost.replica.lose()
         self._router.leave(lost.name)
         lost.num_failed_online = sum(not record.is_done for record in lost.replica.measures.online.values())
         self._unrouted.extend(lost.replica.take_inbox())
@@ -215,9 +217,9 @@ class _Cluster:
         while self._losses and self._losses[0] <= now_s:
             self._lose(self._losses.popleft())
         while self._leases and self._leases[0][0] <= now_s:
-            rows = self._leases.popleft()[1].rows
-            assert isinstance(rows, ClaimedRows)
-            rows.give_back_all()
+            lost = self._leases.popleft()[1]
+            assert isinstance(lost.rows, ClaimedRows)
+            lost.rows.give_back_all(lost.replica.reached_tokens)
         if self._shared is not None:
             self._shared.arrive(now_s)
         if self._next_decision_s <= now_s:
@@ -300,7 +302,7 @@ class _Cluster:
         measures = Measures.merged([member.replica.measures for member in members], scenario.tpot_slo_s)
         plan_s = array("d", [seconds for member in members for seconds in member.replica.plan_s])
         wall_s = time.perf_counter() - self._started_s
-        whole = reduced(scenario, measures, window_s, ends, plan_s, wall_s, self._fleet.replicas)
+        whole = reduced(scenario, measures, window_s, ends, plan_s, wall_s, self._devices(window_s))
         result = self._with_replicas(whole, window_s, end_s)
         feeds = self._feeds()
         left_out = len(scenario.online) - len(self._online) + sum(feed.num_left_out for feed in feeds)
@@ -310,6 +312,17 @@ class _Cluster:
         unfinished = sum(not record.is_done for record in measures.online.values())
         failed = sum(member.replica.num_failed for member in members)
         return ClusterRun(result, Run(result, measures, window_s, left_out, cut, unfinished, failed, dry_s))
+
+    def _devices(self, window_s: Window) -> Devices:
+        """As many as served on average; a step that ran as its replica was lost is in the figures as well."""
+        spans_s = [
+            (m.ready_s, math.inf if m.ended_s is None else max(m.ended_s, m.replica.now_s)) for m in self._members
+        ]
+        inside_s = [min(to_s, window_s[1]) - max(from_s, window_s[0]) for from_s, to_s in spans_s]
+        length_s = window_s[1] - window_s[0]
+        served_s = sum(seconds for seconds in inside_s if seconds > 0.0)
+        caches = sum(seconds >= 0.0 for seconds in inside_s)
+        return Devices(served_s / length_s if length_s > 0.0 else 0.0, caches)
 
     def _count_unserved(self) -> None:
         """Requests that were never handed to an engine have arrived all the same."""

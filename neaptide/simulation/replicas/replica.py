@@ -74,6 +74,10 @@ class RowSource(Protocol):
         """The true output length of a row."""
         ...
 
+    def reached_tokens(self, request_id: str) -> int:
+        """How far a row had come in an engine that it was lost with; 0 for one that is new."""
+        ...
+
 
 class _Watch(EngineObserver):
     """Notes what every plan starts and leaves, and measures the wall time of planning, which enters no decision: on the
@@ -163,13 +167,14 @@ class Replica:
         scenario = self._scenario
         return TraceExecutor(
             scenario.num_blocks,
-            scenario.truth or RooflineModel.from_profile(scenario.profile, scenario.overlap_kappa),
+            scenario.truth or RooflineModel.from_profile(scenario.device, scenario.overlap_kappa),
             self._clock,
             self._output_tokens,
             lambda request_id: request_id.startswith(ONLINE_PREFIX),
             scenario.step_noise,
             scenario.seed,
             layers=scenario.stops.given_up if scenario.stops is not None else None,
+            reached_tokens=self._reached_before,
         )
 
     def _build_core(self, observers: Sequence[EngineObserver]) -> EngineCore:
@@ -223,6 +228,14 @@ class Replica:
         for job in jobs:
             self.core.handle(CancelBatch(job))
         return jobs
+
+    def lose(self) -> None:
+        """It is no more. What its step in flight did is lost with it."""
+        self._executor.lose()
+
+    def reached_tokens(self, request_id: str) -> int:
+        """How far an offline row that has started and not ended had come."""
+        return self._executor.reached_tokens(request_id)
 
     def turn(self, until_s: float) -> bool:
         """One round of the engine's loop: what is due is handed in, then comes a step, or a wait for ``until_s`` at
@@ -333,6 +346,9 @@ class Replica:
         if request_id.startswith(OFFLINE_PREFIX):
             return self._rows.output_tokens(request_id)
         return self._outputs[request_id]
+
+    def _reached_before(self, request_id: str) -> int:
+        return self._rows.reached_tokens(request_id) if request_id.startswith(OFFLINE_PREFIX) else 0
 
     def charge_planning(self) -> None:
         """The step's times begin before this and go on behind it, as on a clock that runs by itself."""

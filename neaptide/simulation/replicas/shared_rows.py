@@ -1,8 +1,8 @@
 """One pool of offline rows for several simulated engines: they claim chunks of it, and every row is done once."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,8 @@ class _Job:
     generation: int
     is_done: list[bool]
     num_open: int
+    reached_tokens: dict[int, int] = field(default_factory=dict)
+    """By row: how far it had come in a replica that was lost."""
 
 
 class SharedRows:
@@ -171,6 +173,14 @@ class SharedRows:
         self._num_late += now_s > one.deadline_s
         self._first_open -= one.generation == 0
 
+    def lost(self, job: int, row: int, reached_tokens: int) -> None:
+        """A replica had come so far with the row, and is no more."""
+        reached = self._jobs[job].reached_tokens
+        reached[row] = max(reached.get(row, 0), reached_tokens)
+
+    def reached_tokens(self, job: int, row: int) -> int:
+        return self._jobs[job].reached_tokens.get(row, 0)
+
     def give_back(self, claim: Claim) -> None:
         """What is left of a claim will not be done by the replica that made it."""
         left = Claim(claim.job, tuple(row for row in claim.rows if not self._jobs[claim.job].is_done[row]))
@@ -227,6 +237,9 @@ class ClaimedRows:
         request = self._shared.request(*self._row(request_id))
         return min(request.output_tokens, self._scenario.output_limit(request))
 
+    def reached_tokens(self, request_id: str) -> int:
+        return self._shared.reached_tokens(*self._row(request_id))
+
     def close(self) -> None:
         """It claims no more, and does what it has claimed."""
         self._is_closed = True
@@ -236,8 +249,12 @@ class ClaimedRows:
         for batch_id in batch_ids:
             self._shared.give_back(self._claims.pop(_number(batch_id)))
 
-    def give_back_all(self) -> None:
-        """Of a replica that is no more."""
+    def give_back_all(self, reached_tokens: Callable[[str], int]) -> None:
+        """Of a replica that is no more, which had come so far with each row."""
+        for number, claim in self._claims.items():
+            for place, row in enumerate(claim.rows):
+                if reached := reached_tokens(f"{OFFLINE_PREFIX}{number}:{place}"):
+                    self._shared.lost(claim.job, row, reached)
         self.give_back([f"{OFFLINE_PREFIX}{number}" for number in list(self._claims)])
 
     def _submit(self, claim: Claim) -> Iterator[AddBatch]:

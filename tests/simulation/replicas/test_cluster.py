@@ -13,6 +13,7 @@ from neaptide.cluster.autoscaling import Scale
 from neaptide.cluster.routing import ROUTERS
 from neaptide.loadgen.workloads.offline_sets import OfflineSet
 from neaptide.loadgen.workloads.traces import TraceRequest
+from neaptide.simulation.bound import Devices, bound_tokens_per_s
 from neaptide.simulation.replicas.cluster import simulate_cluster
 from neaptide.simulation.replicas.fleet import PLACEMENTS, Fleet, Placement, parted
 from neaptide.simulation.result import SimResult
@@ -37,6 +38,14 @@ def pool_of(num_rows: int, own_tokens: int = 8) -> OfflineSet:
 
 def chats(count: int, gap_s: float = 0.05, prompt_tokens: int = 24) -> list[TraceRequest]:
     return online(*((gap_s * k, prompt_tokens, 1 + k % 9) for k in range(count)))
+
+
+def tokens_of(scene: Scenario) -> int:
+    return sum(row.input_tokens + row.output_tokens for one in scene.offline for row in one.requests)
+
+
+def logical_tokens(result: SimResult, window_s: float) -> int:
+    return round(result.offline_tokens_per_s * window_s)
 
 
 # ---- one replica ----
@@ -103,6 +112,7 @@ def test_lost_replicas_lose_no_row_and_none_runs_again_after_its_end(
     run = simulate_cluster(replace(scene, window_s=(0.0, 1e3)), fleet)
     result = run.result
     assert (result.rows.done, result.rows.open) == (80, 0)
+    assert logical_tokens(result, 1e3) == tokens_of(scene)
     assert result.offline.requests_completed == 80
     assert result.online.requests == 20
     assert run.whole.num_unfinished == result.failed_online
@@ -121,6 +131,16 @@ def test_a_lost_replica_fails_only_what_it_had_and_its_rows_are_done_after_the_l
     assert result.failed_online == round((1 - (lost.online.attainment["both"] or 0)) * lost.online.requests)
     assert other.online.attainment["both"] == 1.0
     assert 0 < result.rows.given_back <= 8 + 64 + 64
+    assert logical_tokens(result, 1e3) == tokens_of(scene)
+    assert result.wasted_tokens > 0
+
+
+def test_what_a_lost_replica_had_in_flight_counts_where_it_is_done() -> None:
+    scene = constant((), [pool_of(60)], refill=False, profile=profile(256), max_num_seqs=8, overlap_depth=1)
+    fleet = Fleet(replicas=2, lost_at_s=(0.7,), start_up_s=0.5, lease_s=0.2)
+    result = simulate_cluster(replace(scene, window_s=(0.0, 1e3)), fleet).result
+    assert result.rows.given_back > 0
+    assert logical_tokens(result, 1e3) == tokens_of(scene)
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
@@ -172,6 +192,10 @@ def test_a_fleet_grows_and_shrinks_with_its_load_and_loses_nothing(monkeypatch: 
     assert (result.rows.done, result.rows.open, result.failed_online) == (100, 0, 0)
     assert result.online.requests == 330
     assert result.replica_hours < max(sizes) * 35.0 / 3600
+    spans_s = [(one.ready_s, 35.0 if one.ended_s is None else one.ended_s) for one in result.replicas]
+    devices = Devices(sum(to_s - from_s for from_s, to_s in spans_s) / 35.0, len(spans_s))
+    assert result.offline.bound_tokens_per_s == pytest.approx(bound_tokens_per_s(scene, (0.0, 35.0), devices))
+    assert 0.0 < (result.offline.share_of_bound or 0.0) < 1.0
 
 
 # ---- placement ----
