@@ -37,11 +37,8 @@ the horizons, not for 95%, and so for the others that cover some."""
 def roofline_recipe(profile: DeviceProfile, overlap_kappa: float, *, learns: bool = True) -> Recipe:
     """The profile's own model, corrected online if it ``learns``. Holds the coefficients, not the profile's name: a
     profile that is measured again does not change what an old log means."""
-    return {
-        "kind": "online" if learns else "roofline",
-        "costs": msgspec.to_builtins(profile.costs),
-        "overlap_kappa": overlap_kappa,
-    }
+    model = RooflineModel.from_profile(profile, overlap_kappa)
+    return _recipe("online" if learns else "roofline", model)
 
 
 def recipe_of(model: OnlineCostModel) -> Recipe:
@@ -56,7 +53,8 @@ def recipe_as_it_is(model: OnlineCostModel) -> Recipe:
 
 def _recipe(kind: str, model: RooflineModel) -> Recipe:
     costs = {regime.value: msgspec.to_builtins(cost) for regime, cost in model.costs.items()}
-    return {"kind": kind, "costs": costs, "overlap_kappa": model.overlap_kappa}
+    tiles = {} if model.tile_tokens == 1 else {"tile_tokens": model.tile_tokens}
+    return {"kind": kind, "costs": costs, "overlap_kappa": model.overlap_kappa, **tiles}
 
 
 def constant_recipe(seconds: float) -> Recipe:
@@ -76,7 +74,7 @@ def build_cost_model(recipe: Recipe) -> CostModel:
         costs = None
         if "costs" in recipe:
             costs = {Regime(name): msgspec.convert(cost, StepCost) for name, cost in recipe["costs"].items()}
-        base = RooflineModel(costs, recipe.get("overlap_kappa", 1.0))
+        base = RooflineModel(costs, recipe.get("overlap_kappa", 1.0), recipe.get("tile_tokens", 1))
     except (KeyError, msgspec.ValidationError) as error:
         raise ValueError(f"an incomplete cost model: {error}") from error
     return OnlineCostModel(base) if recipe["kind"] == "online" else base
