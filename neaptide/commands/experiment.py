@@ -134,13 +134,10 @@ def _refusals() -> Iterator[None]:
 def _check(args: argparse.Namespace) -> None:
     """What cannot be done is told before minutes of work. Raises ValueError with one line."""
     if args.name == "list":
-        if (
-            args.quick
-            or args.likely
-            or args.cells
-            or any(given is not None for given in (args.trace, args.json, args.keep, args.plot, args.window_s))
-        ):
-            raise ValueError("list takes no --quick, --likely, --trace, --json, --keep, --cells, --window-s or --plot")
+        values = (args.trace, args.speed, args.json, args.keep, args.plot, args.window_s)
+        if args.quick or args.likely or args.cells or any(given is not None for given in values):
+            flags = "--quick, --likely, --trace, --speed, --json, --keep, --cells, --window-s or --plot"
+            raise ValueError(f"list takes no {flags}")
         return
     if args.name not in EXPERIMENT_NAMES:
         raise ValueError(f"there is no experiment {args.name!r}; there are: {', '.join(EXPERIMENT_NAMES)}")

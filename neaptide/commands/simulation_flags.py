@@ -100,8 +100,12 @@ def fleet_of(args: argparse.Namespace) -> Fleet | None:
 def check_flags(args: argparse.Namespace) -> None:
     """Raises ValueError, with one line, for a number that makes no sense."""
     for name in ("speed", "ttft_slo_s", "tpot_slo_s", "block_size"):
-        if not getattr(args, name) > 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be positive")
+        if not 0 < getattr(args, name) < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} must be positive and finite")
+    if args.seed < 0:
+        raise ValueError("--seed must be at least 0")
+    if not 0.0 <= args.overlap_kappa <= 1.0:
+        raise ValueError("--overlap-kappa must be from 0 to 1")
     for name in ("max_tokens", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")

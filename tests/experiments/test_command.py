@@ -185,6 +185,7 @@ def test_the_json_line_is_printed_though_a_file_could_not_be_written(
         ["--likely"],
         ["--cells", "OPT-30B"],
         ["--window-s", "60"],
+        ["--speed", "2"],
     ],
 )
 def test_list_refuses_what_it_would_ignore(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:

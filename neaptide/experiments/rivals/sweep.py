@@ -107,6 +107,9 @@ class TraceRuns:
         """Points of the rival that attain about as much as ours."""
         return [point for point in self.rivals[rival] if point.attained >= self.ours.attained - CONCEDED]
 
+    def was_run(self, rival: str) -> bool:
+        return bool(self.rivals[rival] or self.out_of_reach[rival])
+
     def best(self, rival: str) -> Point | None:
         """What an oracle would choose here."""
         return max(self.keeping_up(rival), key=lambda point: point.tokens_per_s, default=None)
@@ -263,6 +266,8 @@ def geometric_mean(values: Sequence[float]) -> float:
 def _rows(rival: str, runs: Runs, *, judged: bool) -> list[Row]:
     rows = []
     for trace, one in runs.items():
+        if not one.was_run(rival):
+            continue  # none of its points was likely
         best = one.best(rival)
         name = f"{trace}: best point of {rival}"
         if best is None:
@@ -330,7 +335,9 @@ def _shown(one: TraceRuns) -> list[tuple[str, Point]]:
 
 def _kept(one: TraceRuns) -> str:
     counts = (
-        (len(one.keeping_up(rival)), len(one.rivals[rival]) + len(one.out_of_reach[rival]), rival) for rival in RIVALS
+        (len(one.keeping_up(rival)), len(one.rivals[rival]) + len(one.out_of_reach[rival]), rival)
+        for rival in RIVALS
+        if one.was_run(rival)
     )
     return ", ".join(f"{kept} of {count} points of {rival} keep up" for kept, count, rival in counts)
 

@@ -50,7 +50,17 @@ def point(template: SimResult, policy: PolicyPoint, attained: float, tokens_per_
 def trace(template: SimResult, *rivals: tuple[PolicyPoint, float, float]) -> TraceRuns:
     """Ours attains 99% at 1,000 tokens/s."""
     ours = point(template, OURS, 0.99, 1000.0)
-    return TraceRuns(ours, ours, {"priority": [point(template, *rival) for rival in rivals], "fcfs": []})
+    of_priority = [point(template, *rival) for rival in rivals]
+    return TraceRuns(ours, ours, {"priority": of_priority, "fcfs": []}, {"priority": {}, "fcfs": {}})
+
+
+def test_of_a_rival_that_was_not_run_nothing_is_said(template: SimResult) -> None:
+    runs = {"a": trace(template, (SMALL, 0.5, 900.0))}
+    assert [row.case for row in sweep._rows("priority", runs, judged=True)] == [
+        "a: best point of priority (none keeps up)"
+    ]
+    assert sweep._rows("fcfs", runs, judged=True) == []
+    assert "fcfs" not in sweep._kept(runs["a"])
 
 
 def test_the_best_point_is_the_fastest_that_attains_as_much_less_one_point(template: SimResult) -> None:

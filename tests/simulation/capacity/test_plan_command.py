@@ -198,6 +198,8 @@ def test_the_json_line_is_printed_though_its_file_could_not_be_written(
         (["--price", "1", "2"], "--price has 2 numbers for 1 profiles"),
         (["--price", "-1"], "--price must be positive"),
         (["--tpot-slo-s", "0"], "--tpot-slo-s must be positive"),
+        (["--ttft-slo-s", "inf"], "--ttft-slo-s must be positive and finite"),
+        (["--overlap-kappa", "nan"], "--overlap-kappa must be from 0 to 1"),
         (["--max-model-len", "4"], "raise --max-model-len"),
         (["--json", "/nowhere/out.json"], "/nowhere: no such directory"),
         (["--plot", "plot.xyz"], "the file must end in one of"),
