@@ -192,10 +192,8 @@ class PlannedOrder:
     def of_jobs(self) -> Iterator[tuple[str, "PlannedRows"]]:
         """Every job with its rows."""
         uses = np.arange(len(self.rows)) if self.ends is None else self.ends.turns
-        # Not a look at all rows for each of some thousand jobs: a step of the engine waits. Small numbers are sorted by
-        # their digits.
-        is_small = len(self.batch_ids) <= np.iinfo(np.uint16).max
-        by_job = np.argsort(self.batches.astype(np.uint16) if is_small else self.batches, kind="stable")
+        # Not a look at all rows for each of some thousand jobs: a step of the engine waits. Rows may be of no job (-1).
+        by_job = np.argsort(self.batches, kind="stable")
         bounds = np.searchsorted(self.batches[by_job], np.arange(len(self.batch_ids) + 1)).tolist()
         for batch_id, first, end in zip(self.batch_ids, bounds[:-1], bounds[1:], strict=True):
             ranks = by_job[first:end]
