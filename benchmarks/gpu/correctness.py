@@ -1,9 +1,10 @@
 """The torch executor on a device, against a dense reference on the same device."""
 
+import contextlib
 import math
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ NUM_BLOCKS = 512
 LOGPROB_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 DTYPES = torch.float32, torch.bfloat16
 PROMPT_TOKENS = (1, 2, 15, 16, 17, 70, 129, 333)
+LONG_PROMPTS = (960,) * 8
+"""Tokens of one step, whose activations take some 60 MB in fp32 ..."""
+SPARE_BYTES = 24 << 20
+"""... where so much is left."""
 FIRST_TOKEN_ID = 3
 
 
@@ -87,6 +92,41 @@ def check_correctness(
                     | compare(weights, TINY, tracks, dtype)
                 )
     return {"ok": all(case["ok"] for case in cases), "cases": cases}
+
+
+def check_in_pieces(device: torch.device, num_outputs: int) -> dict[str, Any]:
+    """A step of prompts that the device's memory does not hold, as far as a process can be held to some of it: the
+    tokens must be those of the reference, and the step computed in pieces.
+
+    Raises:
+        RuntimeError: memory did not run out.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        weights = write_model_dir(Path(directory), TINY, torch.float32, torch.device("cpu"))
+        weights = {name: weight.to(device) for name, weight in weights.items()}
+        executor = _executor(Path(directory), device, torch.float32, "auto")
+        with little_memory(device):
+            tracks = _run(executor, Scenario("in pieces", chunk=10_000, stagger=0), num_outputs, LONG_PROMPTS)
+        limit = executor._limit.max_tokens
+    if device.type == "cuda" and limit is None:
+        raise RuntimeError("memory did not run out: nothing was computed in pieces")
+    found = {"dtype": "float32", "scenario": "in pieces", "max_tokens": limit}
+    return found | compare(weights, TINY, tracks, torch.float32)
+
+
+@contextlib.contextmanager
+def little_memory(device: torch.device) -> Iterator[None]:
+    """This process gets ``SPARE_BYTES`` more of the device's memory; a CPU's cannot be held so."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + SPARE_BYTES) / total, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def _executor(directory: Path, device: torch.device, dtype: torch.dtype, gpu_kernels: str) -> TorchExecutor:

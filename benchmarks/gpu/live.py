@@ -28,11 +28,14 @@ def missing_packages() -> list[str]:
     return [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
 
 
-def measure_live(device: torch.device, *, dry: bool, limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure_live(
+    device: torch.device, *, dry: bool, limit_s: float, kept_in: Path, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """``benchmarks.live_coserving`` at its headline's load, in runs of half a minute.
 
     Args:
         limit_s: after which it ends with what it has.
+        kept_in: for the step logs and what the clients saw.
 
     Returns:
         Its figures; those that it had, with why, where it ended before its end.
@@ -48,6 +51,7 @@ def measure_live(device: torch.device, *, dry: bool, limit_s: float, progress: C
         command += ["--device", device.type, "--targets", "2.4", "--rivals", RIVALS]
         command += ["--limit-min", f"{max(end_s - time.monotonic(), 1.0) / 60:.2f}"]
         command += ["--duration-s", DRY_DURATION_S if dry else DURATION_S, "--ceiling-lines", CEILING_LINES]
+        command += ["--keep", str(kept_in)]
         reason = None
         try:
             run([*command, "--json", str(figures)])

@@ -23,12 +23,12 @@ import torch
 from benchmarks.common import REPOSITORY
 from benchmarks.gpu import ceilings, vllm
 from benchmarks.gpu.calibration import calibrate
-from benchmarks.gpu.correctness import SCENARIOS, check_correctness
+from benchmarks.gpu.correctness import SCENARIOS, check_correctness, check_in_pieces
 from benchmarks.gpu.live import measure_live, missing_packages
 from benchmarks.gpu.steps import measure_steps
 from neaptide.kernels.launching import why_not
 
-OWN_STAGES = ("correctness", "kernels", "steps", "ceilings", "calibration")
+OWN_STAGES = ("correctness", "kernels", "steps", "overlap", "ceilings", "calibration")
 LIVE_STAGE = "live"
 """W5 on the torch executor, beside other policies."""
 W5_STAGES = tuple(f"vllm_w5_{part}" for part in vllm.W5_PARTS)
@@ -95,7 +95,11 @@ class Run:
         return work
 
     def correctness(self) -> dict[str, Any]:
-        found = check_correctness(self.device, DRY_OUTPUT_TOKENS if self.dry else OUTPUT_TOKENS)
+        num_outputs = DRY_OUTPUT_TOKENS if self.dry else OUTPUT_TOKENS
+        found = check_correctness(self.device, num_outputs)
+        if not self.dry:  # a CPU's memory cannot be held to a part
+            found["cases"].append(check_in_pieces(self.device, num_outputs))
+            found["ok"] = all(case["ok"] for case in found["cases"])
         for case in found["cases"]:
             self.say(
                 f"{case['dtype']} {case['scenario']}: {'right' if case['ok'] else 'WRONG'}, "
@@ -105,8 +109,7 @@ class Run:
         return found if found["ok"] else found | {"status": "failed", "reason": "the executor's output is wrong"}
 
     def kernels(self) -> dict[str, Any]:
-        if reason := why_not(self.device):
-            raise Skipped(f"{reason}{'; TRITON_INTERPRET=1 interprets' if self.dry else ''}")
+        self._require_triton()
         from benchmarks.gpu.kernels import measure_kernels  # imports Triton
 
         found = measure_kernels(self.device, dry=self.dry, progress=self.say)
@@ -120,6 +123,12 @@ class Run:
 
     def steps(self) -> dict[str, Any]:
         return measure_steps(self.device, dry=self.dry, progress=self.say)
+
+    def overlap(self) -> dict[str, Any]:
+        self._require_triton()
+        from benchmarks.gpu.overlap import measure_overlap  # imports Triton
+
+        return measure_overlap(self.device, dry=self.dry, progress=self.say)
 
     def ceilings(self) -> dict[str, Any]:
         return ceilings.measure_ceilings(self.device, ceilings.DRY if self.dry else ceilings.FULL, self.say)
@@ -138,7 +147,8 @@ class Run:
 
     def live(self) -> dict[str, Any]:
         self._require_server()
-        return measure_live(self.device, dry=self.dry, limit_s=self.limit_s, progress=self.say)
+        kept_in = self.out / "live"
+        return measure_live(self.device, dry=self.dry, limit_s=self.limit_s, kept_in=kept_in, progress=self.say)
 
     def vllm(self) -> dict[str, Any]:
         return vllm.measure_steps(self._vllm_python(), self.device, dry=self.dry, progress=self.say)
@@ -155,6 +165,10 @@ class Run:
         found = vllm.measure_w5(self._vllm_python(), self.device, part, state, dry=self.dry, progress=self.say)
         self._write("vllm_w5.json", found)
         return found
+
+    def _require_triton(self) -> None:
+        if reason := why_not(self.device):
+            raise Skipped(f"{reason}{'; TRITON_INTERPRET=1 interprets' if self.dry else ''}")
 
     @staticmethod
     def _require_server() -> None:

@@ -14,7 +14,8 @@ from neaptide.estimator.calibration.micro_runs import MicroRunner, Parts
 from neaptide.executors.torch.torch_executor import TorchExecutor
 
 DECODES, CONTEXT_TOKENS = (1, 8, 32, 64, 128, 256, 384, 512), 500
-CHUNK_TOKENS = 128
+MIXED = ((32, 128), (128, 128), (64, 448), (64, 896))
+"""Decodes, and tokens of the prompt beside them; 1,024 together is the most that is replayed."""
 REPEATS, DRY_REPEATS = 15, 1
 
 
@@ -23,10 +24,9 @@ def steps(*, dry: bool) -> dict[str, Parts]:
     found: dict[str, Parts] = {}
     for count in DECODES[:2] if dry else DECODES:
         found[f"{count} decodes"] = ((1, CONTEXT_TOKENS),) * count
-    for count in () if dry else (32, 128):
-        found[f"{count} decodes and a prompt of {CHUNK_TOKENS}"] = (((1, CONTEXT_TOKENS),) * count) + (
-            (CHUNK_TOKENS, 0),
-        )
+    for count, prompt_tokens in () if dry else MIXED:
+        parts = (*(((1, CONTEXT_TOKENS),) * count), (prompt_tokens, 0))
+        found[f"{count} decodes and a prompt of {prompt_tokens}"] = parts
     return found
 
 

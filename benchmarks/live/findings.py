@@ -105,7 +105,7 @@ class Findings:
             "ratios": ratios,
             "window_s": list(self.window_s),
             "checked_tokens": self.checked_tokens,
-            "cpus": os.cpu_count(),
+            "cpus": len(os.sched_getaffinity(0)),
             "ceilings_tokens_per_s": {n: round(w.offline_tokens_per_s, 1) for n, w in self.ceilings.items()},
             "loads": figures,
         }

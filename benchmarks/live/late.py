@@ -64,12 +64,48 @@ class SeenChat(msgspec.Struct, frozen=True):
         is_in_time = record.met(targets.ttft_s, targets.tpot_s)
         return cls(record.arrival_s, record.start_s, record.sent_s, times_s[0], times_s[-1], count, is_in_time)
 
+    @property
+    def record(self) -> Record:
+        """As much of it as is known here."""
+        times_s = [at_s for at_s in (self.first_s, self.last_s)[: self.num_tokens] if at_s is not None]
+        error = None if self.is_in_time else "late"
+        record = Record(self.sent_s, self.arrival_s, self.due_s, times_s, error=error)
+        record.num_output_tokens = self.num_tokens
+        return record
+
 
 class SeenRun(msgspec.Struct, frozen=True):
     ttft_slo_s: float
     tpot_slo_s: float
     chats: list[SeenChat]
     """Of the window of measurement."""
+    early: list[SeenChat] = []
+    """Of before."""
+    clock_s: tuple[float, float] = (0.0, 0.0)
+    """The window's begin and end, on the engine's clock."""
+    online_tokens_per_s: float = 0.0
+    offline_tokens_per_s: float = 0.0
+
+    @classmethod
+    def of(cls, window: Window, targets: Targets) -> "SeenRun":
+        chats, early = ([SeenChat.of(one, targets) for one in those] for those in (window.records, window.early))
+        tokens_per_s = window.online_tokens_per_s, window.offline_tokens_per_s
+        return cls(targets.ttft_s, targets.tpot_s, chats, early, window.clock_s, *tokens_per_s)
+
+    @property
+    def targets(self) -> Targets:
+        return Targets(self.ttft_slo_s, self.tpot_slo_s)
+
+    @property
+    def window(self) -> Window:
+        """As much of it as is known here."""
+        return Window(
+            online_tokens_per_s=self.online_tokens_per_s,
+            offline_tokens_per_s=self.offline_tokens_per_s,
+            clock_s=self.clock_s,
+            records=[chat.record for chat in self.chats],
+            early=[chat.record for chat in self.early],
+        )
 
 
 async def run_kept(path: Path | None, plan: Plan, flags: list[str], targets: Targets, *, offline: bool) -> Window:
@@ -96,13 +132,19 @@ def path_of(directory: Path, case: Case, seed: int, name: str) -> Path:
 
 def keep(path: Path, window: Window, targets: Targets) -> None:
     """Writes what the clients saw beside the step log of the same ``path``."""
-    chats = [SeenChat.of(record, targets) for record in window.records]
-    run = SeenRun(targets.ttft_s, targets.tpot_s, chats)
-    path.with_name(path.name + CHATS_SUFFIX).write_bytes(msgspec.json.encode(run))
+    chats_of(path).write_bytes(msgspec.json.encode(SeenRun.of(window, targets)))
 
 
 def log_of(path: Path) -> Path:
     return path.with_name(path.name + LOG_SUFFIX)
+
+
+def chats_of(path: Path) -> Path:
+    return path.with_name(path.name + CHATS_SUFFIX)
+
+
+def seen_of(path: Path) -> SeenRun:
+    return msgspec.json.decode(chats_of(path).read_bytes(), type=SeenRun)
 
 
 class Parts(NamedTuple):
@@ -271,8 +313,7 @@ def in_time_without(late: Sequence[Half]) -> dict[str, int]:
 
 def report(path: Path) -> None:
     """Prints why the chats of one run were late: each by when it came, and medians of those in time."""
-    seen = msgspec.json.decode(path.with_name(path.name + CHATS_SUFFIX).read_bytes(), type=SeenRun)
-    logged = read(log_of(path))
+    seen, logged = seen_of(path), read(log_of(path))
     found = list(halves(seen, logged))
     late = [half for half in found if half.is_late]
     num_late = sum(not chat.is_in_time for chat in seen.chats)

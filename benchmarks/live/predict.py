@@ -9,10 +9,14 @@ The simulator ends at the engine. What a client waits besides, until its request
 step that made its first token until it has that, is measured on the run's own requests (their median) and added: on
 those of before the window for the first simulation, on all for the second.
 
+    python -m benchmarks.live.predict KEPT/load-0.2-seed-0-beside [...]    # a run that was kept with ``--keep``
+
 A machine that changes its speed between two runs makes ``share`` what it likes, for the capped ceiling is a run of its
 own. So that ceiling is simulated, too, on the machine that this run had: what is short of it is the scheduler's doing.
 """
 
+import argparse
+import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +28,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks.common import FIRST_TOKEN_ID, print_table, random_prompts
+from benchmarks.live import late
+from benchmarks.live.findings import jsonable
 from benchmarks.live.plan import ONLINE_IN, Targets, Window
 from neaptide.engine.clock import VirtualClock
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -349,3 +355,17 @@ def print_prediction(found: Mapping[str, Any]) -> None:
         f"capped ceiling of this run's own machine, simulated: {found['capped_tokens_per_s']:,.0f} tok/s; share {share}"
     )
     print_table(f"the simulator on this run; of {found['steps']} steps decided otherwise: {decided}", columns, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a path in KEPT, without its suffixes")
+    for path in parser.parse_args(argv).runs:
+        seen = late.seen_of(path)
+        found = predict(late.log_of(path), seen.window, seen.targets)
+        print_prediction(found)
+        print(json.dumps(jsonable(found), allow_nan=False))
+
+
+if __name__ == "__main__":
+    main()

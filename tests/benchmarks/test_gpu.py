@@ -140,7 +140,7 @@ def test_without_the_servers_packages_w5_is_left_out_unless_it_is_asked_for(
     assert read(out / "live.json")["reason"] == "this interpreter has no fastapi, which the server needs"
 
 
-def test_a_live_run_that_is_cut_short_leaves_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_run_that_is_cut_short_leaves_what_it_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Cut:
         def __init__(self, progress: object) -> None:
             pass
@@ -150,7 +150,8 @@ def test_a_live_run_that_is_cut_short_leaves_what_it_had(monkeypatch: pytest.Mon
             raise RuntimeError("ended with status 1")
 
     monkeypatch.setattr(live, "StageCommands", Cut)
-    found = live.measure_live(torch.device("cpu"), dry=True, limit_s=60.0, progress=lambda line: None)
+    device = torch.device("cpu")
+    found = live.measure_live(device, dry=True, limit_s=60.0, kept_in=tmp_path, progress=lambda line: None)
     assert found == {"cut_short": "its time was over", "status": "failed", "reason": "ended with status 1"}
 
 
