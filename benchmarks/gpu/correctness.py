@@ -122,11 +122,11 @@ def little_memory(device: torch.device) -> Iterator[None]:
         return
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + SPARE_BYTES) / total, device)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + SPARE_BYTES) / total)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def _executor(directory: Path, device: torch.device, dtype: torch.dtype, gpu_kernels: str) -> TorchExecutor:

@@ -68,8 +68,10 @@ static void multiply_panel(const panels_t *all, int64_t begin, const char *w, co
     }
 }
 
+typedef void (*multiply_t)(const panels_t *all, int64_t begin, const char *w, const char *ahead);
+
 /* Parts of the panels, one after the other, until all threads together have had all: `next` begins with 0. */
-static void take_panels(const panels_t *all, int64_t *next, int64_t num_threads) {
+INLINE void take_panels(const panels_t *all, multiply_t multiply, int64_t *next, int64_t num_threads) {
     int64_t panels = (all->outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS, bytes = 4 * PANEL_OUTPUTS * all->units;
     int64_t parts = num_threads == 1 ? 1 : least(panels, 4 * num_threads);
     for (int64_t part; (part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < parts;) {
@@ -77,7 +79,7 @@ static void take_panels(const panels_t *all, int64_t *next, int64_t num_threads)
         int64_t then = least(panels * (part + num_threads) / parts, panels - 1); /* likely this thread's next */
         for (int64_t p = panels * part / parts; p < end; p++) {
             const char *ahead = all->packed + bytes * (p + 1 < end ? p + 1 : then);
-            multiply_panel(all, p * PANEL_OUTPUTS, all->packed + bytes * p, ahead);
+            multiply(all, p * PANEL_OUTPUTS, all->packed + bytes * p, ahead);
         }
     }
 }

@@ -21,6 +21,7 @@ import msgspec
 from neaptide.engine.clock import MonotonicClock
 from neaptide.engine.config import CacheConfig, EngineConfig, ExecutorConfig, ProfileConfig, SchedulerConfig
 from neaptide.engine.messages import EngineFatal
+from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.early_checks import check_files
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
@@ -188,6 +189,7 @@ async def _serve(
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             ready = starting.result()
+            pass_over_start_up()
             address = url_of(settings.host, listener.getsockname()[1])
             device = f"{ready.device}, {ready.dtype}, {ready.num_blocks} KV blocks of {ready.block_size} tokens"
             logger.info("serving %s on %s (%s)", context.model_id, address, device)

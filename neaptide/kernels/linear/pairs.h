@@ -33,9 +33,17 @@ INLINE void put_sums(const job_t *job, int64_t row, int64_t begin, int64_t width
 }
 
 #include "../panels.h"
+#include "tiles.h"
 
 static void take_panels_of_pairs(job_t *job) {
     panels_t all = {job, (const char *)job->narrow_x, job->packed, job->rows, job->k / 2, 2 * job->x_stride, job->n};
-    take_panels(&all, &job->next, job->num_threads);
+#if MULTIPLIES_TILES
+    if (fits_tiles(job->k)) {
+        take_panels(&all, multiply_panel_of_tiles, &job->next, job->num_threads);
+        _tile_release();
+        return;
+    }
+#endif
+    take_panels(&all, multiply_panel, &job->next, job->num_threads);
 }
 #endif

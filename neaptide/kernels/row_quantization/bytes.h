@@ -81,7 +81,7 @@ static void multiply(void *argument) {
     product_t *job = argument;
     const job_t *rows = &job->rows;
     panels_t all = {job, rows->y, (const char *)job->packed, rows->rows, units_of(rows->size), rows->y_stride, job->outputs};
-    take_panels(&all, &job->rows.next, job->rows.num_threads);
+    take_panels(&all, multiply_panel, &job->rows.next, job->rows.num_threads);
 }
 
 /* Whether rows of so many numbers are multiplied here. */

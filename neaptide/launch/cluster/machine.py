@@ -12,6 +12,7 @@ from neaptide.cluster.autoscaling import Scale
 from neaptide.launch.cluster.fleet import Fleet
 from neaptide.launch.cluster.gateway import Gateway, build_gateway, check_shared
 from neaptide.launch.cluster.scaling import Scaling
+from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.connections import Server, uvicorn_config
 from neaptide.launch.serve import listen, url_of
 from neaptide.launch.stopping import Drain, cut
@@ -57,6 +58,7 @@ async def _serve(settings: Settings, scale: Scale, listener: socket.socket) -> i
     beside = [asyncio.create_task(_tell(settings, scale.min_replicas, gateway, listener.getsockname()[1]))]
     if scale.min_replicas < scale.max_replicas:
         beside.append(asyncio.create_task(Scaling(scale, fleet, gateway.replicas).run()))
+    pass_over_start_up()
     try:
         await asyncio.wait({serving, running}, return_when=asyncio.FIRST_COMPLETED)
         if running.done() and running.exception() is not None:
