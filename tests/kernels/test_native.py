@@ -2,6 +2,8 @@
 
 import logging
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import torch
 from neaptide.kernels import native
 from neaptide.kernels.choice import Kernels, Shape, choose_kernels
 from neaptide.kernels.layer_ops import NativeLayerOps, TorchLayerOps
+from neaptide.kernels.linear.native import SOURCE as LINEAR
 from neaptide.kernels.native import COMPILERS, CompileError, load_library
 from neaptide.kernels.paged_attention import StepTables
 from neaptide.kernels.paged_attention.native import NativePlan
@@ -50,6 +53,26 @@ def test_another_source_is_another_library(tmp_path: Path, own_cache: Path) -> N
     load_library.cache_clear()
     assert load_library(write(tmp_path, SOURCE.replace("42", "43"))).answer() == 43
     assert len(list(own_cache.glob("sums-*.so"))) == 2
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another compiler")
+@pytest.mark.parametrize(
+    ("processor", "instructions"),
+    [("cooperlake", {"vdpbf16ps"}), ("sapphirerapids", {"vdpbf16ps", "tdpbf16ps"})],
+)
+def test_products_compile_for_processors_that_are_not_at_hand(
+    tmp_path: Path, processor: str, instructions: set[str]
+) -> None:
+    """Without a warning, and to what these processors have for bf16."""
+    compiler, to = native.find_compiler(), tmp_path / "linear.s"
+    assert compiler is not None
+    flags = [f"-march={processor}", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-S", "-o", str(to)]
+    done = subprocess.run([compiler, *flags, str(LINEAR)], capture_output=True, text=True)
+    if "-march" in done.stderr:
+        pytest.skip(f"{compiler} does not know {processor}")
+    assert done.returncode == 0, done.stderr
+    assert instructions == set(re.findall(r"\b[vt]dpbf16ps\b", to.read_text()))
 
 
 @needs_compiler

@@ -107,9 +107,9 @@ def test_rows_of_bf16_are_rounded_once(rows: int) -> None:
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from([1, 2, 7, 13, 14, 15, 28, 29, 120, 200]),
+    st.sampled_from([1, 2, 7, 13, 14, 15, 16, 17, 28, 29, 32, 33, 120, 200]),
     st.sampled_from([1, 15, 16, 31, 32, 33, 100]),
-    st.sampled_from([1, 2, 6, 8, 254, 256, 301, 520]),
+    st.sampled_from([1, 2, 6, 8, 32, 96, 254, 256, 301, 520]),
     st.booleans(),
 )
 def test_bf16_against_float64(rows: int, outputs: int, inputs: int, biased: bool) -> None:
@@ -128,11 +128,13 @@ def test_bf16_against_float64(rows: int, outputs: int, inputs: int, biased: bool
     assert torch.equal(residual, expected.bfloat16())
 
 
-def test_a_row_of_bf16_is_the_same_bits_however_many_there_are(two_threads: None) -> None:
-    weight, bias = (each.bfloat16() for each in weights(70, 600, bfloat16=True))
-    packed, x = PackedLinear(weight, bias), torch.randn(130, 600).bfloat16()
+@pytest.mark.parametrize("inputs", [600, 608])
+def test_a_row_of_bf16_is_the_same_bits_however_many_there_are(two_threads: None, inputs: int) -> None:
+    """608 inputs are whole tiles, where a processor multiplies those."""
+    weight, bias = (each.bfloat16() for each in weights(70, inputs, bfloat16=True))
+    packed, x = PackedLinear(weight, bias), torch.randn(130, inputs).bfloat16()
     whole = packed(x)
-    for rows in (1, 2, 13, 14, 15, 28, 97):
+    for rows in (1, 2, 13, 14, 15, 16, 17, 28, 33, 97):
         assert torch.equal(packed(x[:rows]), whole[:rows])
     torch.set_num_threads(1)
     assert torch.equal(packed(x), whole)

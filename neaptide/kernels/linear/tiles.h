@@ -76,11 +76,12 @@ INLINE void block_of_tiles(int has_lower, const panels_t *all, int64_t first, in
                  _mm512_load_ps(sums[r] + LANES));
 }
 
-/* As `multiply_panel`. */
+/* As `multiply_panel`. A panel that only one block reads is not fetched ahead: its tiles come as fast as memory gives them,
+   32 lines at once, and what fetches beside them only takes their places. */
 static void multiply_panel_of_tiles(const panels_t *all, int64_t begin, const char *w, const char *ahead) {
     int64_t blocks = (all->rows + BLOCK_ROWS - 1) / BLOCK_ROWS, bytes = 4 * PANEL_OUTPUTS * all->units, shaped = 0;
     int64_t sharing = least(blocks, TILES_AHEAD), whole = 4 * PANEL_OUTPUTS * SIDE;
-    int64_t step = (whole / sharing + LINE - 1) / LINE * LINE;
+    int64_t step = blocks == 1 ? 0 : (whole / sharing + LINE - 1) / LINE * LINE;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t first = b * BLOCK_ROWS, rows = least(BLOCK_ROWS, all->rows - first);
         const char *from = ahead + bytes * b / sharing;

@@ -185,8 +185,8 @@ def poisson_arrivals(rate_rps: float, duration_s: float, seed: int) -> list[floa
 
 @contextlib.contextmanager
 def heap_left_alone() -> Iterator[None]:
-    """Meanwhile the garbage collector passes over what is there now: to walk what a benchmark has imported takes a tenth
-    of a second and more, which would stand in the times of every answer that comes just then."""
+    """Meanwhile the garbage collector passes over what is there now: to walk what a benchmark has imported takes a
+    tenth of a second and more, which would stand in the times of every answer that comes just then."""
     gc.collect()
     gc.freeze()
     try:
