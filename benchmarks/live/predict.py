@@ -17,6 +17,7 @@ own. So that ceiling is simulated, too, on the machine that this run had: what i
 
 import argparse
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.core import EngineCore
 from neaptide.engine.interfaces import CostModel
 from neaptide.engine.messages import StepOutputs
+from neaptide.engine.observer import EngineObserver
 from neaptide.engine.offline.token_file import TokenFileWriter
 from neaptide.engine.record.step_log import AddLine, BatchLine, HeaderLine, ObserveLine, StepLine, read_log
 from neaptide.engine.steps.plan import BatchShape
@@ -85,6 +87,16 @@ class Way(NamedTuple):
         return self.to_engine_s + self.to_client_s
 
 
+class Host(EngineObserver):
+    """Takes its time for every plan."""
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        self._clock, self._seconds = clock, seconds
+
+    def planning(self, now_s: float) -> None:
+        self._clock.sleep_until(self._clock.now() + self._seconds)
+
+
 @dataclass(slots=True)
 class Recorded:
     """What the log says. Times are in seconds from when the batch came."""
@@ -102,6 +114,13 @@ class Recorded:
     steps: list[Step] = field(default_factory=list)
     difference: str | None = None
     """Of the replay."""
+    planned_early_s: list[float] = field(default_factory=list)
+    """Of an engine one step ahead, by step: how long before the step in flight could end the next plan was begun."""
+
+    @property
+    def host_s(self) -> float:
+        """What planning and submitting take of the host where a step is in flight: the engine keeps both twice."""
+        return median(self.planned_early_s) / 2 if self.planned_early_s else 0.0
 
     def learnt(self, until_s: float) -> tuple[OnlineCostModel, list[Step]]:
         """The engine's cost model after the steps that had ended by then, and these steps."""
@@ -137,18 +156,22 @@ def read(log: Path) -> Recorded:
     found.warm_up = [(BatchShape(*one.shape), one.seconds) for one in lines if isinstance(one, ObserveLine)]
     found.arrivals_s = sorted(line.arrival_s - found.begin_s for line in lines if isinstance(line, AddLine))
     shapes, ended_s, measures = Shapes(), 0.0, Measures()
+    earliest_end_s = -math.inf
     for line in lines:
         if isinstance(line, AddLine):
             measures.arrived(line.id, line.arrival_s)
 
     def take(line: StepLine, outputs: StepOutputs) -> None:
-        nonlocal ended_s
+        nonlocal ended_s, earliest_end_s
         start_s, *planned_s, end_s = (at_s - found.begin_s for at_s in line.t)
         planning_s = (planned_s or [start_s])[0] - start_s
         gap_s, begun_s = start_s - ended_s, start_s + planning_s
         host_s = planning_s + (gap_s if 0.0 <= gap_s <= MAX_HOST_S else 0.0)
         if header.scheduler.overlap_depth:  # planned while the one before it ran
+            if start_s < ended_s:
+                found.planned_early_s.append(max(earliest_end_s - start_s, 0.0))
             begun_s, host_s = max(begun_s, ended_s), 0.0
+            earliest_end_s = begun_s + line.predicted[0] - line.predicted[1]
         if not line.given_up:
             found.steps.append(Step(start_s, end_s - begun_s, host_s, shapes.last))
         ended_s = end_s
@@ -261,7 +284,9 @@ def draw(
     headroom = build_headroom(header.recipe["headroom"], header.num_blocks)
     cache = CacheConfig(block_size=header.block_size, enable_prefix_cache=header.prefix_cache)
     config = EngineConfig(cache=cache, scheduler=scheduler or header.scheduler)
-    return drive(EngineCore(config, executor, model, headroom, clock), clock, load, executor)
+    hosts = [Host(clock, recorded.host_s)] if header.scheduler.overlap_depth else []
+    core = EngineCore(config, executor, model, headroom, clock, observers=hosts)
+    return drive(core, clock, load, executor)
 
 
 def figures_of(outcome: Outcome, window_s: Sequence[float], targets: Targets, way: Way) -> Figures:

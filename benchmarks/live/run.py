@@ -27,9 +27,12 @@ from neaptide.loadgen.client.client import StreamClient, open_loop
 from neaptide.loadgen.client.prometheus import Samples
 from neaptide.loadgen.client.recorder import Record
 
+MEASURED = tuple(f"neaptide_{name}" for name in ("step_", "recomputed_", "preemptions_", "requests_waiting"))
+"""Beginnings of the names of what is read while clients wait."""
 
-async def scrape(http: httpx.AsyncClient) -> Samples:
-    return Samples((await http.get("/metrics")).text)
+
+async def scrape(http: httpx.AsyncClient, only: tuple[str, ...] = ("",)) -> Samples:
+    return Samples((await http.get("/metrics")).text, only)
 
 
 def between(start: Samples, end: Samples, seconds: float, *, saturated: bool = False) -> Window:
@@ -122,9 +125,9 @@ async def measured(http: httpx.AsyncClient, plan: Plan, *, online: bool, offline
     begin, end = plan.window_s
     began_s = asyncio.get_running_loop().time()
     await asyncio.sleep(begin)
-    start = await scrape(http)
+    start = await scrape(http, MEASURED)
     await asyncio.sleep(end - begin)
-    stop = await scrape(http)
+    stop = await scrape(http, MEASURED)
     if offline and stop.sum("neaptide_requests_waiting", **{"class": "offline"}) == 0:
         raise SystemExit("the batch ran out inside the window: the figures would be wrong")
     window = between(start, stop, end - begin, saturated=not online)

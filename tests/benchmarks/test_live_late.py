@@ -127,3 +127,28 @@ def test_late_in_both_halves_is_one_chat() -> None:
 
 def test_a_chat_without_a_token_is_late() -> None:
     assert not SeenChat.of(Record(0.0, error="unfinished"), TARGETS).is_in_time
+
+
+def test_what_was_kept_is_what_the_clients_saw(tmp_path: Path) -> None:
+    good = Record(5.0, arrival_s=4.0, due_s=4.9, token_times_s=[5.1, 5.11, 5.2], num_output_tokens=3)
+    slow = Record(6.0, arrival_s=5.0, token_times_s=[6.2, 6.5], num_output_tokens=2)
+    failed = Record(7.0, arrival_s=6.0, token_times_s=[7.1], num_output_tokens=1, error="gone")
+    window = Window(
+        online_tokens_per_s=7.0,
+        offline_tokens_per_s=9.0,
+        clock_s=(5.0, 8.0),
+        records=[good, slow, failed],
+        early=[Record(1.0, token_times_s=[1.2], num_output_tokens=1), Record(2.0, error="unfinished")],
+    )
+    keep(tmp_path / "run", window, TARGETS)
+    seen = late.seen_of(tmp_path / "run")
+    found = seen.window
+    assert seen.targets == TARGETS
+    assert (found.online_tokens_per_s, found.offline_tokens_per_s, found.clock_s) == (7.0, 9.0, (5.0, 8.0))
+    for ours, theirs in ((found.records, window.records), (found.early, window.early)):
+        assert [(r.sent_s, r.start_s, r.ttft_s, r.tpot_s) for r in ours] == [
+            (r.sent_s, r.start_s, r.ttft_s, r.tpot_s) for r in theirs
+        ]
+        assert [r.met(TARGETS.ttft_s, TARGETS.tpot_s) for r in ours] == [
+            r.met(TARGETS.ttft_s, TARGETS.tpot_s) for r in theirs
+        ]

@@ -1,11 +1,13 @@
 """``benchmarks.live.predict`` on a virtual machine: what was recorded is predicted, and what changed within is not."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.live import late
 from benchmarks.live import predict as live_predict
 from benchmarks.live.plan import Targets, Window
 from benchmarks.live.predict import ERROR_OF, by_kind, holds, predict, print_prediction
@@ -126,6 +128,24 @@ def test_one_step_ahead_planning_is_no_part_of_a_step(tmp_path: Path) -> None:
     assert found["decided_otherwise"] is None
     assert found["known_before"]["step_error"] < 0.02
     assert found["holds"]["known_before"]
+
+
+def test_one_step_ahead_a_first_token_waits_for_plans_that_are_made_early(tmp_path: Path) -> None:
+    """A host that takes 5 ms begins 10 ms before the step in flight can end: who comes later waits for another."""
+    window = recorded(tmp_path, tmp_path / "log", 99.0, 1.0, overlap_depth=1)
+    assert live_predict.read(tmp_path / "log").host_s == pytest.approx(0.005, abs=5e-4)
+    found = predict(tmp_path / "log", window, TARGETS)
+    real, before = found["real"], found["known_before"]
+    assert before["ttft_in_engine_p50_ms"] == pytest.approx(real["ttft_in_engine_p50_ms"], rel=0.02)
+
+
+def test_a_run_that_was_kept_is_predicted_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "beside"
+    window = recorded(tmp_path, late.log_of(kept), 99.0, 1.0)
+    late.keep(kept, window, TARGETS)
+    live_predict.main([str(kept)])
+    *_, line = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == predict(late.log_of(kept), window, TARGETS)
 
 
 def test_the_way_to_the_engine_and_back_is_measured_and_added(tmp_path: Path, steady: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -175,6 +176,23 @@ async def test_times_count_from_when_a_request_was_due() -> None:
     (record,) = records
     assert record.late_s >= 2.0
     assert record.ttft_s == pytest.approx(record.late_s + 1.0)
+
+
+@pytest.mark.parametrize("loop", ["open", "closed"])
+async def test_the_heap_is_left_alone_while_requests_are_sent(loop: str) -> None:
+    frozen: list[int] = []
+
+    async def send(index: int) -> Record:
+        frozen.append(gc.get_freeze_count())
+        return Record(sent_s=0.0)
+
+    before = gc.get_freeze_count()
+    if loop == "open":
+        await open_loop([0.0, 0.0], send, lambda index, record: None)
+    else:
+        await closed_loop(2, 1, 0.0, send, lambda index, record: None)
+    assert min(frozen) > before
+    assert gc.get_freeze_count() <= before
 
 
 async def test_users_wait_for_their_answers() -> None:

@@ -8,6 +8,8 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
+
 from neaptide.engine.arrays import FloatArray, smallest
 from neaptide.engine.config import SchedulerConfig
 from neaptide.engine.interfaces import CostModel
@@ -54,6 +56,9 @@ IDLE_SHARE, IDLE_SHARE_BESIDE = 0.5, 0.7
 """Of what the TTFT target leaves to a request that arrives in the middle of a step, less its prompt beside the decodes
 of now: the rest is for a second arrival, and for steps that take longer than expected. Beside streams, which ask for
 steps that are short as it is, it may be less."""
+EGRESS_SHARE = 0.1
+"""Of its TPOT target, the most that a stream keeps for its tokens' way out. That shifts the first token as well, so only
+its wandering counts; and what is kept makes the first step of every stream shorter by all of it."""
 GIVEN_UP_FACTOR = 4.0
 """Times that bound at most, of a step that is given up when somebody comes (ADR 48)."""
 MIN_IDLE_SHARE = 0.75
@@ -169,7 +174,7 @@ class SlackTracker:
                 return StepBounds(itl_s, math.inf, self._idle_bound_s(IDLE_SHARE_BESIDE, MAX_STRETCH), itl_s, itl_s)
             tightest_s = smallest(streams.tpot_slo_s)  # nor does one of them, but the others do
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
-        left_s = streams.due_s - self._config.egress_s - draft.now_s
+        left_s = streams.due_s - self._way_out_s(streams.tpot_slo_s) - draft.now_s
         slack_s = prompts_slack_s = self._least_slack_s(left_s, streams, LEAST_SHARE)
         if self._cushion is not None and (share := self._cushion.share(draft.now_s)) != LEAST_SHARE:
             slack_s = self._least_slack_s(left_s, streams, share)
@@ -184,6 +189,11 @@ class SlackTracker:
             return StepBounds(itl_s, slack_s, idle_s, itl_s, itl_s, worth_s=worth_s)
         prompts_s = max(pace_s, min(prompts_slack_s, STALL_FACTOR * tightest_s, longest_s))
         return StepBounds(itl_s, slack_s, idle_s, prompts_s, pace_s, late_prompts_s, worth_s)
+
+    def _way_out_s(self, tpot_slo_s: FloatArray) -> FloatArray:
+        """Of a stream's tokens, so far as it has to be kept for."""
+        way_s: FloatArray = np.minimum(self._config.egress_s, EGRESS_SHARE * tpot_slo_s)
+        return way_s
 
     def _least_slack_s(self, left_s: FloatArray, streams: Streams, share: float) -> float:
         """Of streams with so much time left, beyond a cushion of so many TPOT targets."""

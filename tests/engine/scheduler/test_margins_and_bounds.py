@@ -365,12 +365,14 @@ def test_a_step_beside_streams_leaves_time_for_the_next_prompt_beside_their_deco
     assert harness.step()["f"] == 70 - 32
 
 
-def test_a_step_beside_a_stream_leaves_time_for_egress() -> None:
-    harness = Harness(cost_model=PerToken(), egress_s=8 * TOKEN_S, ttft_slo_s=50.0)
+@pytest.mark.parametrize(("egress_tokens", "tokens"), [(4, 53), (8, 51), (40, 51)])
+def test_a_step_beside_a_stream_leaves_time_for_egress_a_tenth_at_most(egress_tokens: int, tokens: int) -> None:
+    """Its second token is due a target after the first, in 64 tokens' time, of which 6.4 are its cushion."""
+    harness = Harness(cost_model=PerToken(), egress_s=egress_tokens * TOKEN_S, ttft_slo_s=50.0)
     harness.core.handle(online("a", [7], max_tokens=9, tpot_slo_s=64 * TOKEN_S, ttft_slo_s=50.0))
     harness.step()
     harness.core.handle(flex("f", [8] * 100, max_tokens=1))
-    assert harness.step() == {"a": 1, "f": 57 - 8 - 1}
+    assert harness.step() == {"a": 1, "f": tokens - 1}
 
 
 # ---- prompts that wait ----
