@@ -387,6 +387,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a path in KEPT, without its suffixes")
     for path in parser.parse_args(argv).runs:
         seen = late.seen_of(path)
+        if not seen.clock_s[1]:
+            parser.error(f"{path} was kept before 2026-11-27: nothing says when its window was")
         found = predict(late.log_of(path), seen.window, seen.targets)
         print_prediction(found)
         print(json.dumps(jsonable(found), allow_nan=False))

@@ -57,8 +57,8 @@ IDLE_SHARE, IDLE_SHARE_BESIDE = 0.5, 0.7
 of now: the rest is for a second arrival, and for steps that take longer than expected. Beside streams, which ask for
 steps that are short as it is, it may be less."""
 EGRESS_SHARE = 0.1
-"""Of its TPOT target, the most that a stream keeps for its tokens' way out. That shifts the first token as well, so only
-its wandering counts; and what is kept makes the first step of every stream shorter by all of it."""
+"""Of its TPOT target, the most that a stream keeps for its tokens' way out. That shifts the first token as well, so
+only its wandering counts; and what is kept makes the first step of every stream shorter by all of it (ADR 53)."""
 GIVEN_UP_FACTOR = 4.0
 """Times that bound at most, of a step that is given up when somebody comes (ADR 48)."""
 MIN_IDLE_SHARE = 0.75
