@@ -267,7 +267,7 @@ def test_dry_run_of_w5_stage_by_stage_on_vllm(out: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.full
 def test_dry_run_of_the_script_with_calibration(tmp_path: Path) -> None:
-    command = [SCRIPT, "--dry", "--stages", "correctness,kernels,ceilings,calibration"]
+    command = [SCRIPT, "--dry", "--stages", ",".join(main.OWN_STAGES)]
     run = subprocess.run(command, env=os.environ | {"OUT": str(tmp_path)}, timeout=300, check=False)
     assert run.returncode == 0
     assert read(tmp_path / "results.json")["stages"].keys() == set(main.OWN_STAGES)

@@ -1,13 +1,15 @@
 """The stage of the GPU run that tries and times the kernels, and their tuning, dry."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from benchmarks.gpu import kernels, main, tune_attention
+from benchmarks.gpu import kernels, main, overlap, tune_attention
 from neaptide.kernels.prefix_attention.tiles import load_tiles
 
 
@@ -37,6 +39,35 @@ def test_wrong_kernels_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(main, "check_correctness", lambda *args, **options: {"ok": True, "cases": []})
     assert main.main(["--dry", "--stages", "kernels"]) == 1
     assert read(tmp_path / "kernels.json")["reason"] == "the kernels compute something else than torch"
+
+
+@pytest.mark.full
+def test_dry_run_of_the_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert main.main(["--dry", "--stages", "overlap"]) == 0
+    (row,) = read(tmp_path / "overlap.json")["steps"]
+    assert [(way["split"], way["processors"]) for way in row["splits"]] == [
+        ("decodes, prompts", 1.0),
+        ("half of each", 1.0),
+    ]
+    for way in row["splits"]:
+        assert way["gain"] == pytest.approx(row["whole_s"] / way["seconds"] - 1)
+        assert way["difference"] <= overlap.TOLERANCE
+    (both,) = row["at_once"]
+    longer, shorter = sorted((row["products_s"], row["attention_s"]), reverse=True)
+    assert row["kappa"] == pytest.approx((both["seconds"] - longer) / shorter)
+
+
+def test_halves_that_compute_something_else_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "DRY_STEPS", (overlap._step(2, 4, (3, 2)),))
+    compute = overlap._Case.compute_layers
+
+    def other(case: overlap._Case, parts: Sequence[overlap.Part]) -> list[Tensor]:
+        return [hidden + len(parts) - 1 for hidden in compute(case, parts)]
+
+    monkeypatch.setattr(overlap._Case, "compute_layers", other)
+    with pytest.raises(RuntimeError, match="decodes, prompts of 2 decodes at 4 and 5 tokens of prompts are off by"):
+        overlap.measure_overlap(torch.device("cpu"), dry=True, progress=lambda line: None)
 
 
 def test_bytes_are_counted_once() -> None:
