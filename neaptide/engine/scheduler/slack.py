@@ -43,6 +43,9 @@ pieces they are not cut, for every piece pays for a step of its own. Long prompt
 their like, are cut. Between the two the bound rises evenly from that on a gap ..."""
 WHOLE_CALM_SHARE = 0.5
 """... and so does what is calm, for many prompts are sooner done whole, and what late ones may take."""
+WHOLE_CUSHION = 12.0
+"""TPOT targets: where prompts are not cut streams keep in hand what the next one will cost them, up to this, which
+streams of some thirty tokens gain. From there it falls evenly to nothing: what streams cannot spare is cut (ADR 54)."""
 CATCH_UP_TOKENS = 8
 """No stall beyond the bound on a gap puts a stream further behind than it makes good with so many tokens: most answers
 have them to come."""
@@ -106,6 +109,15 @@ class StepBounds(NamedTuple):
     worth_s: float = math.inf
     """Beside streams: beyond it offline work gains next to nothing. On what the step is expected to take, as
     ``idle_s``."""
+
+
+class WholePrompt(NamedTuple):
+    """A step with all of a typical prompt in it."""
+
+    seconds: float
+    margin_s: float
+    need: float
+    """How much the prompt needs to be whole so as to be in time: from 0, pieces will do, to 1."""
 
 
 class SlackTracker:
@@ -175,13 +187,17 @@ class SlackTracker:
             tightest_s = smallest(streams.tpot_slo_s)  # nor does one of them, but the others do
         itl_s = min(longest_s, ITL_FACTOR * tightest_s)
         left_s = streams.due_s - self._way_out_s(streams.tpot_slo_s) - draft.now_s
+        whole = self._whole_prompt(decodes, alone_s, itl_s)
         slack_s = prompts_slack_s = self._least_slack_s(left_s, streams, LEAST_SHARE)
-        if self._cushion is not None and (share := self._cushion.share(draft.now_s)) != LEAST_SHARE:
-            slack_s = self._least_slack_s(left_s, streams, share)
+        if self._cushion is not None:
+            stall = whole.need * (whole.seconds - alone_s) / tightest_s
+            share = max(self._cushion.share(draft.now_s), min(stall, 2.0 * WHOLE_CUSHION - stall))
+            if share != LEAST_SHARE:
+                slack_s = self._least_slack_s(left_s, streams, share)
         draft.dip = max(alone_s - slack_s, 0.0) / tightest_s
         behind_s = CATCH_UP_TOKENS * (tightest_s - alone_s)
         stall_s = min(smallest(left_s) + behind_s, longest_s)
-        pace_s, late_prompts_s = self._paces_s(draft, decodes, alone_s, tightest_s, itl_s, stall_s)
+        pace_s, late_prompts_s = self._paces_s(draft, whole, alone_s, tightest_s, itl_s, stall_s)
         stretch = 1.0 / max(1.0 - alone_s / max(pace_s, tightest_s), 1.0 / MAX_STRETCH)
         idle_s = self._idle_bound_s(IDLE_SHARE_BESIDE, stretch)
         worth_s = self._worth_bound_s(alone_s, min(itl_s, slack_s, idle_s))
@@ -237,8 +253,15 @@ class SlackTracker:
                 ahead = steps
             yield can_make_it
 
+    def _whole_prompt(self, decodes: BatchShape, alone_s: float, itl_s: float) -> WholePrompt:
+        """A typical one beside the streams' decodes, which take ``alone_s`` and may take ``itl_s``."""
+        seconds, margin_s = self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0))
+        in_pieces_s = (seconds - alone_s) / max(1.0 - alone_s / itl_s, 1.0 / MAX_STRETCH)
+        need = (self._pair_share * in_pieces_s / self._tightest_ttft_s - CUT_SHARE) / (WHOLE_SHARE - CUT_SHARE)
+        return WholePrompt(seconds, margin_s, min(max(need, 0.0), 1.0))
+
     def _paces_s(
-        self, draft: Draft, decodes: BatchShape, alone_s: float, tightest_s: float, itl_s: float, stall_s: float
+        self, draft: Draft, whole: WholePrompt, alone_s: float, tightest_s: float, itl_s: float, stall_s: float
     ) -> tuple[float, float]:
         """How long online prompts may make a step though the streams cannot spare it, and how long late ones may.
 
@@ -251,10 +274,7 @@ class SlackTracker:
             itl_s: the gap that all of them may see ...
             stall_s: ... and the one that they may for a prompt that would be late in pieces.
         """
-        seconds, margin_s = self._cost_model.predict(decodes.plus(max(self._typical_prompt_tokens, 1), 0))
-        in_pieces_s = (seconds - alone_s) / max(1.0 - alone_s / itl_s, 1.0 / MAX_STRETCH)
-        need = (self._pair_share * in_pieces_s / self._tightest_ttft_s - CUT_SHARE) / (WHOLE_SHARE - CUT_SHARE)
-        need = min(max(need, 0.0), 1.0)
+        seconds, margin_s, need = whole
         calm_s = itl_s + need * max(min(seconds + margin_s, stall_s) - itl_s, 0.0)
         calm_share = CALM_SHARE + need * (WHOLE_CALM_SHARE - CALM_SHARE)
         crowd_share = self._prompt_demand(draft) / (1.0 - alone_s / tightest_s)

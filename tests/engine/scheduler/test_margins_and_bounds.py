@@ -266,6 +266,38 @@ def test_long_prompts_among_short_ones_are_cut(num_short: int, tokens: int) -> N
     assert harness.step() == {"a": 1, "b": tokens - 1}
 
 
+@pytest.mark.parametrize(
+    ("ttft_tokens", "target_tokens", "in_hand"),
+    [(400, 64, 0.1 * 200 / 64), (540, 64, 0.1 * 0.438 * 200 / 64), (700, 64, 0.1), (400, 20, 0.4)],
+)
+def test_where_prompts_are_not_cut_streams_keep_what_the_next_one_will_cost(
+    ttft_tokens: int, target_tokens: int, in_hand: float
+) -> None:
+    """One of 200 tokens, in TPOT targets; a stream gains a tenth of it with its first token, at most 0.4."""
+    harness = busy_harness(20, 20.0, ttft_tokens)
+    stream = harness.core.scheduler.queues.running_online["a"]
+    stream.tpot_slo_s = target_tokens * TOKEN_S
+    harness.core.scheduler.queues.table.tpot_slo_s[stream.seat] = stream.tpot_slo_s
+    stream.first_token_s = harness.clock.now() + 0.1 * target_tokens * TOKEN_S
+    harness.core.handle(flex("f", [8] * 200, max_tokens=1))
+    assert harness.step() == {"a": 1, "f": int((1.1 - in_hand) * target_tokens) - 1}
+
+
+@pytest.mark.parametrize(("target_tokens", "in_hand"), [(20, 10), (16, 11.5), (12, 24 - 200 / 12), (8, 1)])
+def test_streams_keep_twelve_targets_for_the_next_prompt_at_most(target_tokens: int, in_hand: float) -> None:
+    """It will cost 10, 12.5, 16.7 and 25: what streams will not have is not kept, for it would be cut all the same. The
+    stream's next token is due a target after all of that."""
+    harness = busy_harness(20, 20.0, 400)
+    harness.core.handle(AbortRequest(["a"]))
+    harness.core.handle(online("b", [7], max_tokens=60, ttft_slo_s=50.0, tpot_slo_s=target_tokens * TOKEN_S))
+    for _ in range(40):
+        harness.step()
+    stream = harness.core.scheduler.queues.running_online["b"]
+    stream.first_token_s = harness.clock.now() + (in_hand + 1 - 40) * target_tokens * TOKEN_S
+    harness.core.handle(flex("f", [8] * 200, max_tokens=1))
+    assert harness.step() == {"b": 1, "f": target_tokens - 1}
+
+
 def test_a_prompt_that_is_longer_than_most_is_cut_where_most_would_end() -> None:
     harness = busy_harness(20, 20.0, 400)
     harness.core.handle(online("b", [8] * 300, ttft_slo_s=50.0, tpot_slo_s=64 * TOKEN_S))
