@@ -44,8 +44,5 @@ def simulated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runni
 def simulated(simulated_server: RunningServer) -> RunningServer:
     """A server with a simulated engine and without keys, on one data directory for all tests. They may kill it: the
     next one that needs it starts it again."""
-    if simulated_server.process.poll() is None:
-        simulated_server.wait_ready()
-    else:
-        simulated_server.start()
+    simulated_server.be_ready()
     return simulated_server

@@ -93,6 +93,13 @@ class RunningServer:
             )
         self.wait_ready()
 
+    def be_ready(self) -> None:
+        """Starts it again if it has ended."""
+        if self.process.poll() is None:
+            self.wait_ready()
+        else:
+            self.start()
+
     def wait_ready(self) -> None:
         self.wait_for(self._is_ready)
 

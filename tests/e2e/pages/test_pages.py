@@ -77,6 +77,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def addresses(simulated_server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where the pages are: of a server that has answered a chat and worked a batch off, and of a run's report."""
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    simulated_server.be_ready()  # a test of another file may have killed it
     simulated_server.http.post("/v1/chat/completions", json=chat).raise_for_status()
     wait_terminal(simulated_server, submit_batch(simulated_server, [{"model": "neaptide-tiny", **chat}] * 2))
     report: Path = tmp_path_factory.mktemp("report") / "report.html"
