@@ -136,7 +136,7 @@ def test_one_step_ahead_a_first_token_waits_for_plans_that_are_made_early(tmp_pa
     assert live_predict.read(tmp_path / "log").host_s == pytest.approx(0.005, abs=5e-4)
     found = predict(tmp_path / "log", window, TARGETS)
     real, before = found["real"], found["known_before"]
-    assert before["ttft_in_engine_p50_ms"] == pytest.approx(real["ttft_in_engine_p50_ms"], rel=0.02)
+    assert before["ttft_in_engine_p50_ms"] == pytest.approx(real["ttft_in_engine_p50_ms"], rel=0.03)
 
 
 def test_a_run_that_was_kept_is_predicted_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,8 +204,8 @@ def test_it_is_printed_side_by_side(steady: dict[str, Any], capsys: pytest.Captu
 
 def test_what_steps_of_a_kind_took_stands_beside_what_was_predicted(steady: dict[str, Any]) -> None:
     shares = {name: value for name, value in steady["known_before"].items() if name.startswith("of_predicted_")}
-    # Beside offline work without end every step has decodes and prompts.
-    assert shares == pytest.approx({"of_predicted_mixed": 1.0}, abs=0.03)
+    # Decodes alone where streams keep for the next prompt what they have.
+    assert shares == pytest.approx({"of_predicted_decode": 1.0, "of_predicted_mixed": 1.0}, abs=0.03)
 
 
 def test_a_kind_that_is_off_is_told_from_the_others() -> None:
