@@ -4,7 +4,7 @@
 A step's layers twice: as the executor launches them, and split into two halves on two streams, one a layer's piece
 behind the other, so that one half's attention meets the other half's products. What a split costs is in it: every
 weight is read twice. Without that cost: products and attention of two steps that have nothing to do with each other.
-Both also with products held to a part of the processors, which leaves the others to attention (NanoFlow, section 4).
+Both also with products held to a part of the processors, which leaves the others to attention (NanoFlow).
 """
 
 import contextlib
@@ -55,7 +55,8 @@ DRY_STEPS = (_step(4, 20, (6, 5)),)
 
 @dataclass(slots=True, frozen=True)
 class Layer:
-    """Weights as the executor stacks them, and the keys and values of a whole step."""
+    """Weights [outputs, inputs] as the executor stacks them, and the keys and values of a whole step, [blocks,
+    block_size, 2 * kv_heads, head_dim]; all in bf16."""
 
     qkv: Tensor
     out: Tensor
@@ -70,6 +71,7 @@ class Part:
 
     plan: PrefixPlan
     hidden: Tensor
+    """[tokens, hidden] in bf16."""
 
 
 def measure_overlap(device: torch.device, *, dry: bool, progress: Progress) -> dict[str, Any]:
