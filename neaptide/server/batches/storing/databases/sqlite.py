@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.databases.commit_count import CommitCount
 from neaptide.server.batches.storing.databases.engines import NUM_READERS, TwoEngines
 from neaptide.server.batches.storing.databases.migrate import migrate
 
@@ -29,6 +30,7 @@ class SqliteDatabase(TwoEngines):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
+        self._count = CommitCount(path)
 
     @property
     def name(self) -> str:
@@ -41,6 +43,9 @@ class SqliteDatabase(TwoEngines):
             with self._write_engine.connect() as conn:
                 _check(conn)
                 migrate(conn)
+                self._count.open(conn)
+            # Whatever happens to the log from now on, the file is a database with tables.
+            self.checkpoint()
             self._read_engine = _read_engine(self._path)
         except (sa.exc.DatabaseError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise StoreError(f"the database {self._path} cannot be opened: {getattr(error, 'orig', error)}") from error
@@ -51,6 +56,31 @@ class SqliteDatabase(TwoEngines):
         with self._writing().connect() as conn, conn.begin():
             yield conn
             _require_transaction(conn)
+            number = self._count.put(conn)
+        self._count.note(number)
+
+    def checkpoint(self) -> None:
+        """As in ``Database``. It waits for no reader: what one still needs is left to the next time."""
+        with self._writing().connect() as conn:
+            dbapi_connection: Any = conn.connection.driver_connection
+            try:
+                dbapi_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+            except sqlite3.DatabaseError as error:
+                logger.warning("the write-ahead log stays as it is: %s", error)
+
+    def close(self) -> None:
+        """As in ``Database``."""
+        super().close()
+        self._count.close()
+
+    @property
+    def num_missing_commits(self) -> int:
+        """As in ``Database``."""
+        return self._count.num_missing
+
+    def accept_as_it_is(self) -> None:
+        """As in ``Database``."""
+        self._count.accept()
 
     def is_fault(self, error: BaseException) -> bool:
         """A full or failing disk, or a lock."""
