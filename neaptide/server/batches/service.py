@@ -19,6 +19,7 @@ from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
 from neaptide.server.batches.storing.claim_rows import JobLeft
 from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.faults import StorageHealth
 from neaptide.server.batches.storing.file_rows import IdempotencyConflictError
 from neaptide.server.batches.storing.files import FileStore
 from neaptide.server.batches.storing.leftovers import tidy
@@ -110,8 +111,13 @@ class BatchService:
 
     @property
     def storage_failing(self) -> bool:
-        """Whether the disk refuses files or results: full, broken, or the database locked. Batches wait for it."""
-        return self.store.failing or self._machine.waits_for_disk
+        """Whether files or the database cannot be read or written now. Batches wait for it."""
+        return self.store.failing or self.health.is_failing or self._machine.waits_for_disk
+
+    @property
+    def health(self) -> StorageHealth:
+        """What the storage of files refuses now."""
+        return self.files.health
 
     # ---- batches ----
 

@@ -50,6 +50,11 @@ def get_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> FileRec
     return None if row is None else _record(row)
 
 
+def has_row(conn: sa.Connection, file_id: str) -> bool:
+    """Whether the database knows the file, whoever owns it and also when it has expired."""
+    return bool(conn.execute(sa.select(sa.exists().where(files.c.id == file_id))).scalar_one())
+
+
 def list_files(
     conn: sa.Connection, owner: str, now: int, *, purpose: str | None, limit: int, after: str | None, ascending: bool
 ) -> list[FileRecord] | None:

@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from neaptide.engine.private_files import make_private_directory
-from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir
+from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir, StoreError
 from neaptide.server.batches.storing.databases.protocol import Database, OutcomeUnknownError
 from neaptide.server.batches.storing.databases.sqlite import SqliteDatabase
 from neaptide.server.batches.storing.databases.writer import Writer
@@ -22,7 +22,17 @@ T = TypeVar("T")
 
 
 class StoreUnavailableError(Exception):
-    """A read or write did not happen (disk full, I/O error, database away); the same one may succeed later."""
+    """The store did not do a read or write (disk full, I/O error, database away); the same one may succeed later.
+
+    A write did not happen, unless the error is a ``WriteUnknownError``.
+    """
+
+
+class WriteUnknownError(StoreUnavailableError):
+    """The COMMIT of a write was cut off, and the database did not say in time whether it happened.
+
+    It may still happen, but not after a later write of this server has succeeded.
+    """
 
 
 class Store:
@@ -64,8 +74,7 @@ class Store:
         self._directory.open(create)
         try:
             self.database.open()
-            with self.database.transaction(is_exclusive=True) as conn:
-                settle_form(conn, self.blobs)
+            self._settle()
             if self.blobs is not None:
                 make_private_directory(self.files_dir)
         except BaseException:
@@ -73,6 +82,13 @@ class Store:
             raise
         self._is_reading = True
         self._start_writer()
+
+    def _settle(self) -> None:
+        try:
+            with self.database.transaction(is_exclusive=True) as conn:
+                settle_form(conn, self.blobs)
+        except OutcomeUnknownError as error:
+            raise StoreError(f"the database {self.database.name} cannot be used: {error}") from error
 
     def close(self) -> None:
         """Commits what is queued and releases the directory. Blocking; safe to call twice."""
@@ -101,12 +117,18 @@ class Store:
     def num_commits(self) -> int:
         return self._open_writer().num_commits
 
+    @property
+    def num_unknown(self) -> int:
+        """Commits of which it never became known whether they happened."""
+        return self._open_writer().num_unknown
+
     async def write(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs an operation in the writer thread at once and waits until it is durable.
 
         Raises:
+            WriteUnknownError: all of it was written, or nothing.
             StoreUnavailableError: nothing was written.
             Exception: whatever the operation itself raised; it is undone.
         """
@@ -170,9 +192,12 @@ class Store:
         try:
             yield
         except Exception as error:
-            if not self.database.is_fault(error) and not isinstance(error, OutcomeUnknownError):
+            is_unknown = isinstance(error, OutcomeUnknownError)
+            if not is_unknown and not self.database.is_fault(error):
                 raise
             self.failing = True
+            if is_unknown:
+                raise WriteUnknownError(str(error)) from error
             reason = getattr(error, "orig", error)
             raise StoreUnavailableError(f"the database did not take the write: {reason}") from error
         self.failing = False

@@ -5,7 +5,6 @@ that is deleted while a batch may want it) run one at a time over all servers, b
 transaction. Results of lines and what else is guarded by row locks run beside each other.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,17 +16,17 @@ from psycopg.types.string import StrDumper
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.databases.engines import NUM_READERS, TwoEngines
 from neaptide.server.batches.storing.databases.migrate import migrate
-from neaptide.server.batches.storing.databases.protocol import OutcomeUnknownError
 from neaptide.server.batches.storing.tables import metadata
 
 MIN_VERSION = 13
-"""The first with ``pg_current_xact_id``."""
+"""The oldest that the tests have passed with."""
 CONNECT_TIMEOUT_S = 3
 LOCK_TIMEOUT_S = 10
 SERVER_LOCK_TIMEOUT_S = 3
 FROZEN_TRANSACTION_S = 5
 """A transaction whose server says nothing for so long is undone: what it has locked is free again."""
-ASK_INTERVAL_S = 0.05
+ASK_PATIENCE_S = 10.0
+"""For a database that comes back, before a write whose COMMIT was cut off is called unknown."""
 _WRITE_LOCK, _SERVER_LOCK, _MIGRATION_LOCK = 0x6E65_6170_0001, 0x6E65_6170_0002, 0x6E65_6170_0003
 _SOCKET_OPTIONS = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 _SCHEMES = ("postgresql", "postgresql+psycopg", "postgres")
@@ -81,13 +80,7 @@ class PostgresDatabase(TwoEngines):
             if is_exclusive:
                 conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITE_LOCK)))
             yield conn
-            number = conn.execute(sa.text("SELECT pg_current_xact_id_if_assigned()::text")).scalar_one()
-            try:
-                transaction.commit()
-            except sa.exc.DBAPIError as error:
-                if number is None or not error.connection_invalidated:
-                    raise
-                raise OutcomeUnknownError(lambda: self._is_committed(number)) from error
+            self._commit(conn, transaction, ASK_PATIENCE_S)
 
     def checkpoint(self) -> None:
         """PostgreSQL makes its own."""
@@ -158,15 +151,9 @@ class PostgresDatabase(TwoEngines):
         if encoding != "UTF8":
             raise StoreError(f"the database {self.name} has the encoding {encoding}; make one with UTF8")
 
-    def _is_committed(self, number: str) -> bool:
-        """Asked on another connection: the fate of a transaction is known as long as anything may depend on it."""
-        while True:
-            with self.reading() as conn:
-                query = sa.text("SELECT pg_xact_status(CAST(:number AS xid8))")
-                status = conn.execute(query, {"number": number}).scalar_one()
-            if status != "in progress":
-                return bool(status == "committed")
-            time.sleep(ASK_INTERVAL_S)
+    def _says_no(self, error: sa.exc.DBAPIError) -> bool:
+        """An error of the server's, which goes on serving this connection."""
+        return not error.connection_invalidated and getattr(error.orig, "sqlstate", None) is not None
 
 
 def _require_durability(dbapi_connection: Any, _: object) -> None:
