@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.mending.report import report
 from neaptide.server.batches.metrics import ClaimFigures
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.machine import BatchMachine, Machine
@@ -87,6 +88,7 @@ class BatchService:
         await asyncio.to_thread(self.store.open)
         try:
             await asyncio.to_thread(tidy, self.store, self._clocks.wall())
+            await asyncio.to_thread(report, self.store, self._clocks.wall())
             await self._machine.start()
         except OSError as error:
             self.store.close()

@@ -24,6 +24,8 @@ FORMAT = 1
 DATABASE_NAME = "neaptide.db"
 LOCK_NAME = "lock"
 FILES, JOBS, PROFILES, MOVED_ASIDE = "files", "jobs", "profiles", "moved-aside"
+COMMITS = "commits"
+"""How many commits of the database were acknowledged, see ``databases/commit_count.py``."""
 CACHE = "cache"
 """Of files that lie on shared storage, instead of ``FILES``."""
 REQUEST_LOG = "engine-requests.jsonl"
@@ -187,7 +189,7 @@ class DataDir:
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
                 raise StoreError(f"{path} must be a directory, and not a link: link or move the whole data directory")
-        for name in (LOCK_NAME, MARK_NAME, REQUEST_LOG, *_DATABASE_PARTS):
+        for name in (LOCK_NAME, MARK_NAME, REQUEST_LOG, COMMITS, *_DATABASE_PARTS):
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
                 raise StoreError(f"{path} must be a plain file")
@@ -208,11 +210,18 @@ class DataDir:
         if not self._has_database and wal.exists() and wal.stat().st_size:
             left.append(_WAL_NAME)
         if left:
-            state = "is blank" if self._has_database else "is missing"
             raise StoreError(
-                f"the database {self.database} {state}, but there is still {' and '.join(left)} beside it; "
+                f"the database {self.database} {self._state()}, but there is still {' and '.join(left)} beside it; "
                 f"restore the database, or move {' and '.join(left)} away to begin anew"
             )
+
+    def _state(self) -> str:
+        """Of a database without tables."""
+        if not self._has_database:
+            return "is missing"
+        if not self.database.stat().st_size:
+            return "is blank"
+        return f"has lost its write-ahead log {_WAL_NAME}, or that is damaged, and all of it was in there"
 
     # ---- taking ----
 
@@ -301,7 +310,7 @@ def _ours(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _is_our_name(name: str) -> bool:
-    return name in (LOCK_NAME, MARK_NAME, *_FOLDERS, *_DATABASE_PARTS) or name.startswith(REQUEST_LOG)
+    return name in (LOCK_NAME, MARK_NAME, COMMITS, *_FOLDERS, *_DATABASE_PARTS) or name.startswith(REQUEST_LOG)
 
 
 def _set_mode(path: Path, found: os.stat_result, mode: int) -> None:

@@ -100,6 +100,12 @@ def _delete(conn: sa.Connection, where: sa.ColumnElement[bool], now: int) -> Non
     conn.execute(files.delete().where(where))
 
 
+def forget_lost_file(conn: sa.Connection, file_id: str, now: int) -> None:
+    """Forgets a file whose bytes are lost, whoever uses it. The rows of results that it was made of stay."""
+    _delete(conn, files.c.id == file_id, now)
+    mark_swept(conn, file_id)
+
+
 def delete_expired(conn: sa.Connection, now: int) -> None:
     """Forgets expired files that no live batch reads."""
     _delete(conn, sa.and_(files.c.expires_at <= now, ~_in_use(files.c.id)), now)

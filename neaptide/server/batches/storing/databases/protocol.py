@@ -55,6 +55,19 @@ class Database(Protocol):
         """A connection that cannot write and sees one state."""
         ...
 
+    def checkpoint(self) -> None:
+        """Brings what has been committed from a log to its place. In the writer's thread, outside of transactions."""
+        ...
+
+    @property
+    def num_missing_commits(self) -> int:
+        """How many acknowledged commits it has lost since it was last open, as far as anything tells."""
+        ...
+
+    def accept_as_it_is(self) -> None:
+        """Those commits have been reported as missing, and are not counted any more."""
+        ...
+
     def is_fault(self, error: BaseException) -> bool:
         """Whether the database did not do what it was asked for reasons of its own; the same may succeed later."""
         ...

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from neaptide.server.batches.storing.data_dir import DataDir, StoreError, first_missing, identity_of
+from neaptide.server.batches.storing.databases.commit_count import CommitCount
 from neaptide.server.batches.storing.databases.engines import NUM_READERS, TwoEngines
 from neaptide.server.batches.storing.databases.migrate import migrate
 from neaptide.server.batches.storing.databases.protocol import OutcomeUnknownError
@@ -38,6 +39,7 @@ class SqliteDatabase(TwoEngines):
         self._directory = directory
         self._log_files: dict[Path, tuple[int, int]] = {}
         """Those beside the database which the writer has open."""
+        self._count = CommitCount(path)
 
     @property
     def name(self) -> str:
@@ -51,6 +53,9 @@ class SqliteDatabase(TwoEngines):
             with self._write_engine.connect() as conn:
                 _check(conn, self._path)
                 migrate(conn)
+                self._count.open(conn)
+            # Whatever happens to the log from now on, the file is a database with tables.
+            self.checkpoint()
             self._read_engine = _read_engine(self._path)
         except (sa.exc.DatabaseError, sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise StoreError(f"the database {self._path} cannot be opened: {getattr(error, 'orig', error)}") from error
@@ -64,7 +69,9 @@ class SqliteDatabase(TwoEngines):
             self._require_place()
             yield conn
             _require_transaction(conn)
+            number = self._count.put(conn)
             self._commit(conn, transaction, ASK_PATIENCE_S)
+        self._count.note(number)
         try:
             self._require_place()
         except sa.exc.OperationalError as error:
@@ -88,6 +95,29 @@ class SqliteDatabase(TwoEngines):
     def _forget_log_files(self, *_: object) -> None:
         """A new connection may have new ones: the last one that is closed removes them."""
         self._log_files = {}
+
+    def checkpoint(self) -> None:
+        """As in ``Database``. It waits for no reader: what one still needs is left to the next time."""
+        with self._writing().connect() as conn:
+            dbapi_connection: Any = conn.connection.driver_connection
+            try:
+                dbapi_connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+            except sqlite3.DatabaseError as error:
+                logger.warning("the write-ahead log stays as it is: %s", error)
+
+    def close(self) -> None:
+        """As in ``Database``."""
+        super().close()
+        self._count.close()
+
+    @property
+    def num_missing_commits(self) -> int:
+        """As in ``Database``."""
+        return self._count.num_missing
+
+    def accept_as_it_is(self) -> None:
+        """As in ``Database``."""
+        self._count.accept()
 
     def is_fault(self, error: BaseException) -> bool:
         """A full or failing disk, or a lock."""
