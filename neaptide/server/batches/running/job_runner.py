@@ -75,6 +75,8 @@ class JobRunner:
         """Engines that have come, and those of them whose coming the consumer has dealt with."""
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._added_ids: set[str] = set()
+        """Jobs whose addition waits for its turn."""
         self._closed_ids: set[str] = set()
         """Jobs whose close waits for its turn."""
         self._stopping = False
@@ -121,7 +123,12 @@ class JobRunner:
         self._events.put_nowait(EngineLost(suspects, evidence))
 
     def add_job(self, job: Job) -> None:
+        self._added_ids.add(job.id)
         self._events.put_nowait(Add(job))
+
+    def has_job(self, job_id: str) -> bool:
+        """Until its last result is durable, or it is closed."""
+        return job_id in self._jobs or job_id in self._added_ids
 
     @property
     def num_open(self) -> int:
@@ -194,6 +201,7 @@ class JobRunner:
                     self._planning.engine_is_new()
                 await self._submit_all()
             case Add(job):
+                self._added_ids.discard(job.id)
                 self._jobs[job.id] = Running(job)
                 self._suspects.restore(job.attempts)
                 await self._submit(job)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from neaptide.server.batches.storing.shared.blobs import BlobsUnavailableError
-from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.batches.storing.store import StoreUnavailableError, WriteUnknownError
 from neaptide.server.edge.errors import ApiError, UnavailableError
 
 RETRY_AFTER_S = 60
@@ -25,9 +25,18 @@ class StorageFullError(ApiError):
 
 @contextmanager
 def storage_faults() -> Iterator[None]:
-    """Turns failures of disk and database into replies. Nothing was committed when one of them is sent."""
+    """Turns failures of disk and database into replies.
+
+    Nothing was committed when one of them is sent, but for the 503 of a write whose COMMIT was cut off: what that one
+    wrote is there whole or not at all.
+    """
     try:
         yield
+    except WriteUnknownError:
+        raise UnavailableError(
+            "The database did not say whether this was stored. Look, or send it again with the same Idempotency-Key.",
+            code="storage_unavailable",
+        ) from None
     except (StoreUnavailableError, BlobsUnavailableError):
         raise UnavailableError("The server cannot store data right now.", code="storage_unavailable") from None
     except OSError as error:

@@ -50,6 +50,11 @@ def get_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> FileRec
     return None if row is None else _record(row)
 
 
+def has_file(conn: sa.Connection, file_id: str) -> bool:
+    """Anybody's, expired or not."""
+    return bool(conn.execute(sa.select(sa.exists().where(files.c.id == file_id))).scalar_one())
+
+
 def list_files(
     conn: sa.Connection, owner: str, now: int, *, purpose: str | None, limit: int, after: str | None, ascending: bool
 ) -> list[FileRecord] | None:

@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from neaptide.engine.private_files import make_private_directory
-from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir
+from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir, StoreError
 from neaptide.server.batches.storing.databases import deadline
 from neaptide.server.batches.storing.databases.deadline import DeadlineError, StuckError
 from neaptide.server.batches.storing.databases.protocol import Database, OutcomeUnknownError
@@ -22,11 +22,19 @@ from neaptide.server.batches.storing.shared.form import settle_form
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NO_ANSWER = (DeadlineError, StuckError, OutcomeUnknownError)
-
 
 class StoreUnavailableError(Exception):
-    """A read or write did not happen (disk full, I/O error, database away); the same one may succeed later."""
+    """The store did not do a read or write (disk full, I/O error, database away); the same one may succeed later.
+
+    A write did not happen, unless the error is a ``WriteUnknownError``.
+    """
+
+
+class WriteUnknownError(StoreUnavailableError):
+    """The COMMIT of a write was cut off, and the database did not say in time whether it happened.
+
+    It may still happen, but not after a later write of this server has succeeded.
+    """
 
 
 class Store:
@@ -58,6 +66,7 @@ class Store:
         self._writer: Writer | None = None
         self._readers: Readers | None = None
         self._failing = {"read": False, "write": False}
+        self._num_stuck = 0
 
     def open(self, create: bool = True) -> None:
         """Locks the directory, migrates the database and starts the writer. Blocking.
@@ -72,8 +81,7 @@ class Store:
         self._directory.open(create)
         try:
             self.database.open()
-            with self.database.transaction(is_exclusive=True) as conn:
-                settle_form(conn, self.blobs)
+            self._settle()
             if self.blobs is not None:
                 make_private_directory(self.files_dir)
         except BaseException:
@@ -81,6 +89,13 @@ class Store:
             raise
         self._readers = Readers(self.database, self._limit_s)
         self._start_writer()
+
+    def _settle(self) -> None:
+        try:
+            with self.database.transaction(is_exclusive=True) as conn:
+                settle_form(conn, self.blobs)
+        except OutcomeUnknownError as error:
+            raise StoreError(f"the database {self.database.name} cannot be used: {error}") from error
 
     def close(self) -> None:
         """Commits what is queued and releases the directory. Blocking; safe to call twice."""
@@ -114,12 +129,18 @@ class Store:
         """The last read or the last write failed: the disk is full or broken, the database locked, away or silent."""
         return any(self._failing.values())
 
+    @property
+    def num_unknown(self) -> int:
+        """Commits of which it never became known whether they happened."""
+        return self._open_writer().num_unknown + self._num_stuck
+
     async def write(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs an operation in the writer thread at once and waits until it is durable.
 
         Raises:
+            WriteUnknownError: all of it was written, or nothing.
             StoreUnavailableError: nothing was written.
             Exception: whatever the operation itself raised; it is undone.
         """
@@ -172,9 +193,13 @@ class Store:
         try:
             yield
         except Exception as error:
-            if not self.database.is_fault(error) and not isinstance(error, _NO_ANSWER):
+            is_unknown = isinstance(error, OutcomeUnknownError | StuckError)
+            if not is_unknown and not isinstance(error, DeadlineError) and not self.database.is_fault(error):
                 raise
             self._failing[kind] = True
+            if is_unknown and kind == "write":
+                self._num_stuck += isinstance(error, StuckError)
+                raise WriteUnknownError(str(error)) from error
             reason = getattr(error, "orig", error)
             raise StoreUnavailableError(f"a {kind} of the database failed: {reason}") from error
         self._failing[kind] = False

@@ -160,6 +160,16 @@ facts = sa.Table(
     sa.Column("value", sa.String(255), nullable=False),
 )
 
+# One row a server; see ``databases/commit_tokens.py``.
+commit_tokens = sa.Table(
+    "commit_tokens",
+    metadata,
+    sa.Column("server", sa.String(64), primary_key=True),
+    # Of the last transaction that this server has committed.
+    sa.Column("token", sa.String(64), nullable=False),
+    sa.Column("changed_at", sa.BigInteger, nullable=False),
+)
+
 idempotency_keys = sa.Table(
     "idempotency_keys",
     metadata,

@@ -16,7 +16,7 @@ from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from tests.patience import PATIENCE_S, until_here
+from tests.patience import PATIENCE_S, until, until_here
 from tests.postgres import PostgresServer
 from tests.silence import SilentProxy, locked_table, stopped_backends
 
@@ -150,9 +150,14 @@ async def test_a_deadline_sends_no_cancel(store: Store, postgres_server: Postgre
 
 
 async def test_a_write_whose_turn_does_not_come_never_runs(small_store: Store) -> None:
-    goes_on = threading.Event()
-    slow = asyncio.create_task(small_store.write(lambda conn: goes_on.wait(PATIENCE_S)))
-    await asyncio.sleep(0)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def wait(conn: sa.Connection) -> None:
+        begun.set()
+        goes_on.wait(PATIENCE_S)
+
+    slow = asyncio.create_task(small_store.write(wait))
+    await until(begun.is_set)
     with pytest.raises(StoreUnavailableError, match="turn"):
         await small_store.write(file_rows.insert_file, FILES[0])
     goes_on.set()

@@ -2,8 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import sqlalchemy as sa
+
+from neaptide.server.batches.storing.databases.commit_tokens import CommitQuestion, CommitTokens
+from neaptide.server.batches.storing.databases.protocol import OutcomeUnknownError
 
 NUM_READERS = 4
 
@@ -14,6 +18,7 @@ class TwoEngines:
     def __init__(self) -> None:
         self._write_engine: sa.Engine | None = None
         self._read_engine: sa.Engine | None = None
+        self._tokens = CommitTokens()
 
     def close(self) -> None:
         """As in ``Database``."""
@@ -29,6 +34,25 @@ class TwoEngines:
         assert self._read_engine is not None
         with self._read_engine.connect() as conn:
             yield conn
+
+    def _commit(self, conn: sa.Connection, transaction: sa.RootTransaction, patience_s: float) -> None:
+        """Raises OutcomeUnknownError where the database did not say that it has not committed."""
+        token = self._tokens.put(conn)
+        try:
+            transaction.commit()
+        except sa.exc.DBAPIError as error:
+            if self._says_no(error):
+                raise
+            ask = partial(self._ask, CommitQuestion(self._tokens, token))
+            raise OutcomeUnknownError(error, ask, patience_s) from error
+
+    def _says_no(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether this error of a COMMIT can only mean that it did not happen."""
+        return False
+
+    def _ask(self, question: CommitQuestion) -> bool | None:
+        with self._writing().begin() as conn:
+            return question.ask(conn)
 
     def _writing(self) -> sa.Engine:
         assert self._write_engine is not None

@@ -8,14 +8,17 @@ import sqlalchemy as sa
 
 
 class OutcomeUnknownError(Exception):
-    """The connection was lost while a transaction was being committed; ``ask`` says whether it was.
+    """A COMMIT failed with ``error``, which does not say whether it happened.
 
-    ``ask`` raises what ``Database.is_fault`` knows as long as the database does not answer.
+    ``ask`` says so: True or False for good, None where nobody can know any more. It raises what ``Database.is_fault``
+    knows as long as the database does not answer, and may then be called again. It is worth ``patience_s``.
     """
 
-    def __init__(self, ask: Callable[[], bool]) -> None:
-        super().__init__("the connection was lost during a commit")
+    def __init__(self, error: Exception, ask: Callable[[], bool | None], patience_s: float) -> None:
+        super().__init__(f"it is not known whether the write happened: {getattr(error, 'orig', error)}")
+        self.error = error
         self.ask = ask
+        self.patience_s = patience_s
 
 
 class Database(Protocol):

@@ -23,6 +23,8 @@ MAX_WAL_BYTES = 64 << 20
 """What stays of the write-ahead log after a checkpoint, once a long read has let it grow."""
 STEPS_BETWEEN_LOOKS = 10_000
 """Of a statement, between two looks at the deadline: less than a millisecond."""
+ASK_PATIENCE_S = 1.0
+"""For a disk that failed a COMMIT: its frames may lie in the log, where a crash would bring them back."""
 CHECK_TIME_S = 3.0
 """At start, for looking for damage; about 1 GB of database is looked through in it."""
 
@@ -52,9 +54,10 @@ class SqliteDatabase(TwoEngines):
     @contextmanager
     def transaction(self, is_exclusive: bool) -> Iterator[sa.Connection]:
         """As in ``Database``. Only one connection writes, so that nothing can run beside it."""
-        with self._writing().connect() as conn, conn.begin():
+        with self._writing().connect() as conn, conn.begin() as transaction:
             yield conn
             _require_transaction(conn)
+            self._commit(conn, transaction, ASK_PATIENCE_S)
 
     def is_fault(self, error: BaseException) -> bool:
         """A full or failing disk, or a lock."""

@@ -45,7 +45,9 @@ class Writer:
 
     A future resolves after its transaction is durable. An operation that raises undoes itself alone, unless the
     database is to blame (disk full, I/O error, connection lost): that fails every operation of the group, and none of
-    them happened. An operation may run more than once until it happens.
+    them happened. With OutcomeUnknownError nobody knows whether all of them happened or none. By the time that a later
+    operation succeeds, what was unknown has been decided: it will not happen afterwards. An operation may run more than
+    once until it happens.
     """
 
     def __init__(self, database: Database, limit_s: float = math.inf) -> None:
@@ -57,6 +59,8 @@ class Writer:
         self._closed = False
         self._lock = threading.Lock()
         self.num_commits = 0
+        self.num_unknown = 0
+        """Groups of which it never became known whether they were committed."""
 
     def start(self) -> None:
         self._thread.start()
@@ -125,6 +129,7 @@ class Writer:
                 outcomes = self._transact(running)
             self.num_commits += 1
         except Exception as error:
+            self.num_unknown += isinstance(error, OutcomeUnknownError)
             outcomes = [_Failure(error)] * len(running)
         for write, outcome in zip(running, outcomes, strict=True):
             if isinstance(outcome, _Failure):
@@ -143,27 +148,39 @@ class Writer:
                     deadline.check()
                 break
             except OutcomeUnknownError as unknown:
-                if self._learn_outcome(unknown):
-                    break
-                raise
+                if not self._learn_outcome(unknown):
+                    raise unknown.error from None
+                break
             except Exception as error:
                 if not self._database.is_conflict(error) or num_conflicts == MAX_CONFLICTS:
                     raise
         return outcomes
 
     def _learn_outcome(self, unknown: OutcomeUnknownError) -> bool:
-        """Waits until the database can be asked; no answer is better than a wrong one.
+        """Whether the transaction was committed; no answer is better than a wrong one.
 
-        What is to be written meanwhile fails at once, so that its callers can be told.
+        Waits until the database can be asked. What is to be written meanwhile fails at once, so that its callers can be
+        told.
+
+        Raises:
+            OutcomeUnknownError: patience is over, the writer is to end, or the database cannot say.
         """
+        patience_s = min(unknown.patience_s, deadline.left_s())
+        with deadline.until(time.monotonic() + patience_s):
+            return self._asked(unknown)
+
+    def _asked(self, unknown: OutcomeUnknownError) -> bool:
         while True:
             try:
-                return unknown.ask()
+                outcome = unknown.ask()
             except Exception as error:
-                if not self._database.is_fault(error):
-                    raise
-                if not self._fail_queued(error):
-                    return False
+                is_hopeless = not self._database.is_fault(error) or deadline.is_over()
+                if is_hopeless or not self._fail_queued(error):
+                    raise unknown from error
+                continue
+            if outcome is None:
+                raise unknown
+            return outcome
 
     def _fail_queued(self, error: Exception) -> bool:
         """For a moment; False when the writer is to end."""
