@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -210,16 +211,20 @@ def used(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_old_blobs_without_a_row_are_found_and_pruned(used: Path) -> None:
+def test_old_blobs_without_a_row_are_found_and_moved_aside(used: Path) -> None:
     store = opened(used, "a")
     try:
         assert leftover_blobs(store) == ["batch_0/1-old.jsonl"]
-        assert check(store).problems == ["batch_0/1-old.jsonl: no row names this blob; prune removes it"]
+        assert check(store).problems == ["batch_0/1-old.jsonl: no row names this blob; prune moves it aside"]
         before = keys(store.blobs) if store.blobs is not None else []
         prune(store, Prune())
         assert store.blobs is not None
         assert set(before) - set(keys(store.blobs)) == {"batch_0/1-old.jsonl"}
+        (aside,) = set(keys(store.blobs)) - set(before)
+        assert re.fullmatch(r"moved-aside/[0-9TZ-]+/batch_0/1-old\.jsonl", aside)
         assert check(store).problems == []
+        prune(store, Prune(moved_aside=True))
+        assert set(keys(store.blobs)) == set(before) - {"batch_0/1-old.jsonl"}
     finally:
         store.close()
 
