@@ -21,7 +21,7 @@ MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
 """The library's own units; together they bound a compilation to tens of milliseconds and a mask to about fifteen."""
 NO_OUTPUT = "Unsatisfiable: no token may begin the output"
-_NO_TOKEN = "NoExtensionBias"
+_NOTHING_NEXT = "NoExtensionBias"
 """The library's word for it."""
 
 
@@ -86,7 +86,7 @@ class Grammars:
         matcher = self.compile(grammar)
         can_begin = any(matcher.compute_bitmask())
         complaint, _, _ = matcher.get_error().partition("\n")  # the rest tells the parser's state
-        if complaint and complaint != _NO_TOKEN:
+        if complaint and complaint != _NOTHING_NEXT:
             raise GrammarError(complaint)
         if complaint or not can_begin:
             raise GrammarError(NO_OUTPUT)
