@@ -389,4 +389,4 @@ def _give_up(conn: sa.Connection, claim: Claim) -> None:
     """Fails what is left of a batch that cannot be run by anybody; only for who holds a chunk of it."""
     record = batch_rows.require_batch(conn, claim.key.batch_id)
     if record.outcome is None and claim_rows.holds(conn, claim):
-        batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.FAILED_ERROR)
+        batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.LOST_ERROR)
