@@ -63,6 +63,8 @@ class Report:
     num_lines: int = 0
     num_rows: int = 0
     model: str = ""
+    plan_digest: str = ""
+    """Of the job's plan as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class Validator:
         except BaseException:
             plan.abandon()
             raise
-        self._report.num_rows = plan.num_rows
+        self._report.num_rows, self._report.plan_digest = plan.num_rows, plan.digest
         return self._report
 
     def _check_lines(self, path: Path, plan: PlanWriter) -> None:

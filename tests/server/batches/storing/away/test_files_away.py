@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from neaptide.server.batches.checking import validation
 from neaptide.server.batches.checking.validate import Check, Keep, Report
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing.models import BatchRecord
@@ -230,24 +231,25 @@ async def test_an_input_that_changes_while_its_batch_runs_is_waited_for(tmp_path
         await ends_well(server, batch)
 
 
-async def test_a_plan_that_vanishes_before_it_is_sealed_is_made_again(
+async def test_a_plan_that_vanishes_or_changes_before_it_is_sealed_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from neaptide.server.batches.checking import validation
-
     seal_plan, tried = validation.seal_plan, list[Path]()
 
-    def gone(stem: Path) -> None:
+    def gone(stem: Path, digest: str) -> None:
         tried.append(stem)
+        plan = stem.with_name(f"{stem.name}.plan")
         if len(tried) == 1:
-            stem.with_name(f"{stem.name}.plan").unlink()
-        seal_plan(stem)
+            plan.unlink()
+        elif len(tried) == 2:
+            plan.write_bytes(plan.read_bytes()[:-1])
+        seal_plan(stem, digest)
 
     monkeypatch.setattr(validation, "seal_plan", gone)
     async with Server(tmp_path / "data") as server:
         batch = await server.create(numbered(NUM_LINES))
         await ends_well(server, batch)
-        assert len(tried) == 2
+        assert len(tried) == 3
 
 
 async def test_a_deleted_file_is_404_and_no_fault_of_the_storage(tmp_path: Path) -> None:
