@@ -31,7 +31,16 @@ def _probe(*paths: str, responses: dict[int | str, dict[str, Any]]) -> Callable[
     return register
 
 
-@_probe("/health", "/livez", responses=replies(None, 503))
+@_probe("/livez", responses=replies(None, 503))
+async def live(request: Request) -> Response:
+    """200 while the server works, also while it replaces a dead engine; 503 once five engines failed to start."""
+    context: ServingContext = request.app.state.context
+    if context.client.has_given_up:
+        raise engine_unavailable()
+    return Response()
+
+
+@_probe("/health", responses=replies(None, 503))
 async def health(request: Request) -> Response:
     """200 while the engine lives: the supervisor detaches one that is dead or silent. Costs no generation."""
     context: ServingContext = request.app.state.context
