@@ -1,4 +1,4 @@
-"""Probes, the version, and the metrics. All open, all answer HEAD."""
+"""Probes, the version, and the metrics. All open."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,11 +20,10 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def _probe(*paths: str, responses: dict[int | str, dict[str, Any]]) -> Callable[[Handler], Handler]:
-    """A handler for GET and HEAD on these paths; the document shows GET alone."""
+    """A handler for GET on these paths."""
 
     def register(handler: Handler) -> Handler:
         for path in paths:
-            router.head(path, include_in_schema=False)(handler)
             router.get(path, responses=responses, response_class=Response, response_model=None)(handler)
         return handler
 
