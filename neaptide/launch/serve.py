@@ -181,7 +181,8 @@ async def _serve(
         await service.start()
     except StoreError as error:
         raise LaunchError(str(error)) from error
-    supervisor = Supervisor(context.client, config, Interpreter(settings.engine_python))
+    interpreter = Interpreter(settings.engine_python)
+    supervisor = Supervisor(context.client, config, interpreter, settings.engine_timeout_s)
     Drain(server, context, service, settings.drain_timeout_s).install()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     starting = asyncio.create_task(supervisor.start())

@@ -5,6 +5,20 @@ from collections.abc import Sequence
 from typing import Any
 
 
+class WorkerExtension:
+    """A base class that vLLM adds to its workers' class, in each worker's process.
+
+    On a CPU with AMX, vLLM's attention computes with tiles. Linux gives them to a process that has asked for them, and
+    ends another one with SIGILL. vLLM leaves the asking to oneDNN, whose products a small model may never use.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "WorkerExtension":
+        import torch
+
+        torch.cpu._init_amx()
+        return super().__new__(cls)
+
+
 def ignore_stop_signals(worker: Any) -> None:
     """Ctrl-C goes to every process of a terminal; when a worker ends is the engine's to say."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
