@@ -4,6 +4,7 @@ The edge compiles a grammar to find out whether it can be held (in a process tha
 it again to follow it: both with the same vocabulary and the same limits, so that what passed there passes here.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,10 @@ STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
 """The library's own units; together they bound a compilation to tens of milliseconds and a mask to about fifteen."""
+
+
+_UNFORCED = '%llguidance {"no_forcing": true}\n'
+"""Text that a grammar forces is not tokenized ahead: that would take as long as the text is, for every mask."""
 
 
 class GrammarError(ValueError):
@@ -76,7 +81,26 @@ class Grammars:
 
     def compile(self, grammar: str) -> LLMatcher:
         """As ``start``, and nothing is kept."""
-        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=self._limits)
+        matcher = LLMatcher(self.tokenizer, _unforced(grammar), log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
         return matcher
+
+
+def _unforced(grammar: str) -> str:
+    """The same grammar, whose masks cost what the tokens of one step do, however long the text ahead of them is.
+
+    With forcing, the compiler follows the text for as long as there is no choice, keeps a state for every byte of it,
+    and tokenizes it all to allow its first token. Without, every token that the text begins with is allowed, and the
+    model chooses among them.
+    """
+    if not grammar.lstrip().startswith("{"):
+        return _UNFORCED + grammar
+    try:
+        parts = json.loads(grammar)
+        first = parts["grammars"][0]
+        name = first.setdefault("name", "unforced_start")
+        parts["grammars"].insert(0, {"name": "", "lark_grammar": f"{_UNFORCED}start: @{name}\n"})
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return grammar  # the compiler says what is wrong with it
+    return json.dumps(parts, ensure_ascii=False)
