@@ -21,6 +21,9 @@ STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
 """The library's own units; together they bound a compilation to tens of milliseconds and a mask to about fifteen."""
+NO_OUTPUT = "Unsatisfiable: no token may begin the output"
+_NOTHING_NEXT = "NoExtensionBias"
+"""The library's word for it."""
 
 
 _UNFORCED = '%llguidance {"no_forcing": true}\n'
@@ -78,6 +81,20 @@ class Grammars:
         else:
             self._compiled.move_to_end(grammar)
         return found.deep_copy()
+
+    def check(self, grammar: str) -> None:
+        """Compiles a grammar and looks for its first token. Nothing is kept.
+
+        Raises:
+            GrammarError: it cannot be compiled, or lets no output begin.
+        """
+        matcher = self.compile(grammar)
+        can_begin = any(matcher.compute_bitmask())
+        complaint, _, _ = matcher.get_error().partition("\n")  # the rest tells the parser's state
+        if complaint and complaint != _NOTHING_NEXT:
+            raise GrammarError(complaint)
+        if complaint or not can_begin:
+            raise GrammarError(NO_OUTPUT)
 
     def compile(self, grammar: str) -> LLMatcher:
         """As ``start``, and nothing is kept."""
