@@ -3,7 +3,8 @@
     rows in input order -> temporary file -> fsync -> rename -> fsync directory -> (caller) one transaction
 
 A crash anywhere is answered by doing it all again: the ids were chosen at creation and the rows no longer
-change, so the bytes are the same.
+change, so the bytes are the same. A file that has the name and other bytes was shown before an older database was put
+back: it stays as it is, and the batch takes another name.
 """
 
 import hashlib
@@ -39,9 +40,15 @@ FAILED_ERROR = dump_json({"code": "batch_failed", "message": "The server could n
 MISMATCH_ERROR = dump_json(
     {"code": "model_mismatch", "message": "The server was restarted with another model before this request ran."}
 )
-
-
 DAMAGED_ERROR = dump_json({"code": "result_damaged", "message": "The result was damaged on the server's disk."})
+
+
+class NameTakenError(Exception):
+    """A file that the database does not know has a planned name, and other bytes."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"there is another file with the name {file_id}")
+        self.file_id = file_id
 
 
 class DamagedLinesError(Exception):
@@ -74,15 +81,25 @@ class _Sink:
         self.num_bytes += len(line)
 
     def publish(self) -> str | None:
-        """Gives the finished file its name; returns its SHA-256, or None if it has no line."""
+        """Gives the finished file its name; returns its SHA-256, or None if it has no line.
+
+        Raises:
+            NameTakenError: another file has it.
+        """
         if self._file is None:
             return None
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self._temp.rename(self.path)
+        digest = self._hash.hexdigest()
+        if not os.path.lexists(self.path):
+            self._temp.rename(self.path)
+        elif _has_digest(self.path, digest):
+            self._temp.unlink()
+        else:
+            raise NameTakenError(self.path.name)
         sync_directory(self.path.parent)
-        return self._hash.hexdigest()
+        return digest
 
     def discard(self) -> None:
         """Drops a file that has not been published: after a failed write or sync the next try begins with a new one."""
@@ -92,6 +109,13 @@ class _Sink:
             self._file.close()
         finally:
             self._temp.unlink(missing_ok=True)
+
+
+def _has_digest(path: Path, digest: str) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest() == digest
 
 
 def output_line(batch_id: str, line: EndedLine) -> bytes:
@@ -123,6 +147,7 @@ def write_files(
     Raises:
         FinalizeStoppedError: ``should_stop`` said so.
         DamagedLinesError: there are results that must not be shown.
+        NameTakenError: a planned name belongs to another file.
         OSError: a file cannot be written.
     """
     with ExitStack() as stack:

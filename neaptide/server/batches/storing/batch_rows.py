@@ -365,6 +365,13 @@ def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[in
             _add_counts(conn, batch_id, {"num_completed": -1, "num_failed": 1})
 
 
+def rename_planned_file(conn: sa.Connection, batch_id: str, taken_id: str, new_id: str) -> BatchRecord:
+    """Plans a result file under another id; returns the batch as it is then."""
+    for column in (batches.c.planned_output_file_id, batches.c.planned_error_file_id):
+        conn.execute(batches.update().where(batches.c.id == batch_id, column == taken_id).values({column: new_id}))
+    return require_batch(conn, batch_id)
+
+
 def finish_batch(
     conn: sa.Connection, batch_id: str, output: FileRecord | None, error: FileRecord | None, now: int
 ) -> bool:
