@@ -212,7 +212,7 @@ async def tried(call: Callable[[], Awaitable[T]]) -> T | None:
     """None for 503. Any other error is one of the server's."""
     try:
         return await call()
-    except (StoreUnavailableError, OSError):
+    except StoreUnavailableError:
         return None
 
 
@@ -223,7 +223,7 @@ async def repeated(call: Callable[[], Awaitable[T]]) -> T:
     async def succeeds() -> bool:
         try:
             found.append(await call())
-        except (StoreUnavailableError, OSError):
+        except StoreUnavailableError:
             return False
         return True
 
@@ -299,12 +299,12 @@ async def survives(
 async def test_no_success_is_lost_and_no_503_is_half_done(
     tmp_path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, is_shared: bool
 ) -> None:
-    await survives(tmp_path, postgres_server, monkeypatch, is_shared, 1, 5)
+    await survives(tmp_path, postgres_server, monkeypatch, is_shared, 2, 5)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3_000)
-@pytest.mark.parametrize("seed", range(2, 7))
+@pytest.mark.parametrize("seed", range(3, 8))
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_no_success_is_lost_and_no_503_is_half_done_in_500_rounds(
     tmp_path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, is_shared: bool, seed: int
