@@ -1,6 +1,6 @@
 """Composition root: builds the server, and inside the engine process the engine.
 
-``python -m neaptide.launch.serve ADDRESS CONFIG_JSON PARENT_PID`` is how the supervisor starts an engine process.
+``python -m neaptide.launch.serve ADDRESS CONFIG_JSON`` is how the supervisor starts an engine process.
 Imports are local to the side that needs them: the API process never loads torch, the engine process no web framework.
 """
 
@@ -353,14 +353,12 @@ def model_context(settings: Settings, data_dir: Path) -> "tuple[ServingContext, 
 # ---- engine process --------------------------------------------------------------------------------------
 
 
-def engine_main(address: str, config_json: str, parent_pid: int) -> int:
+def engine_main(address: str, config_json: str) -> int:
     """Runs the engine until it is told to stop. What keeps it from starting is its last word to the server."""
     from neaptide.engine.process.arrivals import OnlineArrivals
     from neaptide.engine.process.loop import EngineSocket, run_engine
-    from neaptide.engine.process.parent import die_with_parent
     from neaptide.launch.engine import build_engine, traffic_recorder
 
-    die_with_parent(parent_pid)
     # Where it stood, if it dies of a fault in native code, or when the server asks because it fell silent.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -394,4 +392,4 @@ if __name__ == "__mp_main__":
     die_with_parent(os.getppid())
 
 if __name__ == "__main__":
-    sys.exit(engine_main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    sys.exit(engine_main(sys.argv[1], sys.argv[2]))

@@ -4,6 +4,8 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
+from neaptide.engine.process.parent import STOP_SIGNALS
+
 
 class WorkerExtension:
     """A base class that vLLM adds to its workers' class, in each worker's process.
@@ -21,8 +23,8 @@ class WorkerExtension:
 
 def ignore_stop_signals(worker: Any) -> None:
     """Ctrl-C goes to every process of a terminal; when a worker ends is the engine's to say."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 # ---- KV blocks; ``num_blocks`` is how many the whole cache has ----

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 
 from neaptide.server.children.frames import framed, receive_frame
 from neaptide.server.children.start import end_child, start_child
@@ -17,7 +16,7 @@ class ChildDiedError(Exception):
 
 
 class Child:
-    """``python -m MODULE PARENT_PID``, spoken to in frames; started when there is something for it to do, and ended
+    """``python -m MODULE``, spoken to in frames; started when there is something for it to do, and ended
     when there has been nothing for a while. Event loop only.
 
     Args:
@@ -43,7 +42,7 @@ class Child:
             self._retirement.cancel()
         if self.pid is not None:
             return
-        self._process = await start_child(self._module, str(os.getpid()))
+        self._process = await start_child(self._module)
         if self._hello is not None:
             self.send(self._hello)
 

@@ -322,7 +322,6 @@ class Supervisor:
             "neaptide.launch.serve",
             f"ipc://{path}",
             msgspec.json.encode(config).decode(),
-            str(os.getpid()),
             executable=self._interpreter.executable,
             environment=self._interpreter.environment(self.directory),
             talks=False,

@@ -17,6 +17,7 @@ import pytest
 from neaptide.server.children import child, start
 from neaptide.server.children.frames import framed, receive_frame
 from neaptide.server.children.start import end_child, start_child
+from tests.patience import PATIENCE_S
 
 LEAST_PRIORITY = 19
 
@@ -28,7 +29,7 @@ def children_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def started() -> Process:
-    return await start_child("tests.server.children.frugal_child", str(os.getpid()))
+    return await start_child("tests.server.children.frugal_child")
 
 
 async def answer(process: Process, question: bytes | None = None) -> bytes:
@@ -73,21 +74,24 @@ async def test_what_has_ended_is_not_killed_again() -> None:
     assert process.returncode == 0
 
 
-def test_a_child_does_not_outlive_its_parent() -> None:
+@pytest.mark.parametrize("module", ["frugal_child", "child_that_imports"])
+def test_a_child_does_not_outlive_its_parent_not_even_while_it_imports(module: str) -> None:
     parent = (
-        "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'tests.server.children.frugal_child', str(os.getpid())],"
-        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
-        "child.stdout.read(4)\n"  # it has begun
-        "print(child.pid, flush=True)\n"
-        "os.kill(os.getpid(), 9)\n"
+        "import asyncio, os, sys\n"
+        "from neaptide.server.children.start import start_child\n"
+        "async def main():\n"
+        f"    child = await start_child('tests.server.children.{module}')\n"
+        "    await child.stdout.read(4)\n"  # it has begun
+        "    print(child.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
     )
     done = subprocess.run([sys.executable, "-c", parent], stdout=subprocess.PIPE, check=False)
     assert done.returncode == -signal.SIGKILL
     with contextlib.suppress(ProcessLookupError):  # it is gone already
         child = os.pidfd_open(int(done.stdout))
         try:
-            assert select.select([child], [], [], 20)[0], "it lives on"
+            assert select.select([child], [], [], PATIENCE_S)[0], "it lives on"
         finally:
             os.close(child)
 
