@@ -74,6 +74,8 @@ class Check:
     stem: str
     """Where the job's plan is written."""
     limits: Limits
+    share: str = ""
+    """The key whose turn it takes, as the scheduler's shares name keys."""
 
 
 Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
@@ -92,7 +94,7 @@ class CheckerDiedError(Exception):
 
 
 class Checker(Protocol):
-    """Where files are checked. One at a time, off the event loop."""
+    """Where files are checked: one of each key at a time, off the event loop."""
 
     async def check(self, check: Check, keep: Keep) -> Report:
         """The report comes when all are stored and the plan is durable.
@@ -141,7 +143,12 @@ def read_body(path: Path, byte_offset: int, num_bytes: int) -> dict[str, Any]:
 
 
 class Validator:
-    """One validation of one batch. ``keep`` stores groups of lines."""
+    """One validation of one batch.
+
+    Args:
+        keep: stores groups of lines.
+        pause: called after every line; returns when the check may go on.
+    """
 
     def __init__(
         self,
@@ -149,11 +156,13 @@ class Validator:
         compiler: LineCompiler,
         limits: Limits,
         keep: Callable[[Sequence[NewLine]], None],
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         self._endpoint = endpoint
         self._compiler = compiler
         self._limits = limits
         self._keep = keep
+        self._pause = pause
         self._custom_ids: set[str] = set()
         self._group: list[NewLine] = []
         self._report = Report()
@@ -189,6 +198,7 @@ class Validator:
             self._add_error(fault, None)
             return
         for raw in read_lines(path):
+            self._pause()
             try:
                 custom_id, body = self._check(raw.content)
             except LineFault as found:
