@@ -25,7 +25,11 @@ class Hold(Protocol):
         ...
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
-        """validating -> in_progress; its plan is sealed at ``stem``. False when something else came first."""
+        """validating -> in_progress; its plan is sealed at ``stem``. False when something else came first.
+
+        Raises:
+            PlanLostError: the plan has vanished since.
+        """
         ...
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:

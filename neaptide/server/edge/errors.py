@@ -196,11 +196,9 @@ def is_passing(error: BaseException) -> bool:
     """Whether it is no fault of the request that met it: the same request may succeed later.
 
     An online request is told so, and may be sent again. A line of a batch that was accepted is not ended by it: its
-    step is repeated. A file that is not there will not come back.
+    step is repeated. A file that is not there passes, too: that its row is gone is another error (``NotFoundError``).
     """
-    if isinstance(error, ApiError):
-        return error.is_passing
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    return error.is_passing if isinstance(error, ApiError) else isinstance(error, OSError)
 
 
 NOT_BEGUN = "x-neaptide-not-begun"

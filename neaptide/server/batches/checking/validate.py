@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from neaptide.server.batches.checking.job_files import PlanWriter
 from neaptide.server.batches.lines import CompiledLine, LineCompiler
@@ -131,11 +131,10 @@ def read_lines(path: Path) -> Iterator[RawLine]:
                 yield RawLine(line_no, begin, content)
 
 
-def read_body(path: Path, byte_offset: int, num_bytes: int) -> dict[str, Any]:
+def read_body(file: BinaryIO, byte_offset: int, num_bytes: int) -> dict[str, Any]:
     """The body of a line that has passed validation."""
-    with path.open("rb") as f:
-        f.seek(byte_offset)
-        line = parse_json(f.read(num_bytes))
+    file.seek(byte_offset)
+    line = parse_json(file.read(num_bytes))
     if not isinstance(line, dict) or not isinstance(line.get("body"), dict):
         raise ValueError("the input file has changed")
     body: dict[str, Any] = line["body"]

@@ -40,6 +40,9 @@ FAILED_ERROR = dump_json({"code": "batch_failed", "message": "The server could n
 MISMATCH_ERROR = dump_json(
     {"code": "model_mismatch", "message": "The server was restarted with another model before this request ran."}
 )
+LOST_ERROR = dump_json(
+    {"code": "input_file_lost", "message": "The input file was lost on the server's disk before this request ran."}
+)
 DAMAGED_ERROR = dump_json({"code": "result_damaged", "message": "The result was damaged on the server's disk."})
 
 
@@ -156,7 +159,7 @@ def write_files(
         stack.callback(output.discard)
         stack.callback(error.discard)
         damaged: list[int] = []
-        for line in _pages(store, record.id):
+        for line in lines_of(store, record.id):
             if should_stop():
                 raise FinalizeStoppedError
             if line.is_damaged:
@@ -169,7 +172,8 @@ def write_files(
         return _publish(output, record, "output", now, expires_at), _publish(error, record, "error", now, expires_at)
 
 
-def _pages(store: Store, batch_id: str) -> Iterator[EndedLine]:
+def lines_of(store: Store, batch_id: str) -> Iterator[EndedLine]:
+    """All lines of a batch, in file order."""
     after = 0
     while page := store.read_blocking(batch_rows.ended_lines, batch_id, after, PAGE_LINES):
         yield from page

@@ -7,7 +7,7 @@ which they came; a line whose result is on its way is not run again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from neaptide.server.batches.running.events import (
 from neaptide.server.batches.running.job import NO_ENGINE, Heard, Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows, claim_rows
-from neaptide.server.batches.storing.models import LineResult
+from neaptide.server.batches.storing.models import FileRecord, LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.edge.errors import is_passing
+from neaptide.server.edge.errors import NotFoundError, is_passing
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient
 
@@ -50,7 +50,8 @@ class JobRunner:
 
     ``on_done`` is called with the id of a job whose last line has become durable, ``on_lost`` with that of one whose
     results are not taken any more, or of which some were lost here: what is durable says which lines are left, and
-    nothing else does. ``planner`` plans the order of what is left of all jobs, if the engine follows one.
+    nothing else does. ``verify`` makes an input file readable again. ``planner`` plans the order of what is left of all
+    jobs, if the engine follows one.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class JobRunner:
         describe: Callable[[Job], tuple[Path, float]],
         on_done: Callable[[str], None],
         on_lost: Callable[[str], None],
+        verify: Callable[[FileRecord], Awaitable[None]],
         planner: MakesPlans | None = None,
     ) -> None:
         self._store = store
@@ -67,6 +69,7 @@ class JobRunner:
         self._describe = describe
         self._on_done = on_done
         self._on_lost = on_lost
+        self._verify = verify
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._jobs: dict[str, Running] = {}
         self._planning = None if planner is None else Planning(planner, engine, self._left_of_all)
@@ -129,6 +132,11 @@ class JobRunner:
     def has_job(self, job_id: str) -> bool:
         """Until its last result is durable, or it is closed."""
         return job_id in self._jobs or job_id in self._added_ids
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Those that the engine works on."""
+        return [running.job for running in self._jobs.values()]
 
     @property
     def num_open(self) -> int:
@@ -294,6 +302,12 @@ class JobRunner:
 
     async def _feed_later(self, running: Running) -> None:
         await asyncio.sleep(RETRY_DELAY_S)
+        try:
+            await self._verify(running.job.files.input)
+        except NotFoundError:
+            self._on_lost(running.job.id)
+        except (OSError, StoreUnavailableError) as error:
+            logger.debug("batch %s: its input is away: %s", running.job.id, error)
         self._events.put_nowait(FeedAgain(running))
 
     async def _end_lines(self, lines: Sequence[LineKey]) -> None:

@@ -17,10 +17,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import ParamSpec, Protocol
 
-import msgspec
-
-from neaptide.engine.offline.token_file import TokenFile
-from neaptide.server.batches.checking.job_files import check_seal, read_plan
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.hold import SoleHold
 from neaptide.server.batches.running import finalize
@@ -28,12 +24,13 @@ from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
+from neaptide.server.batches.running.plans import Plans, watch_tokens
 from neaptide.server.batches.running.upkeep import Upkeep
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
-from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState, PendingLine
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
 from neaptide.server.batches.wiring import BatchPlane
-from neaptide.server.edge.errors import ApiError
+from neaptide.server.edge.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +80,13 @@ class Machine:
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
         self._runner = JobRunner(
-            plane.store, plane.engine, self._describe, self._on_lines_done, self._on_lost, plane.planner
+            plane.store,
+            plane.engine,
+            self._describe,
+            self._on_lines_done,
+            self._on_lost,
+            plane.files.verify,
+            plane.planner,
         )
         self._attended: Counter[str] = Counter()
         """Tasks that move a batch on."""
@@ -99,6 +102,7 @@ class Machine:
         self._disk = PatientDisk()
         self._hold = SoleHold(plane)
         self._validation = Validation(plane, self._disk)
+        self._plans = Plans(plane, self._validation)
         self._ending = Ending(plane, self._stopping)
         self._upkeep = Upkeep(plane, self._disk, self.end, look_again=self._look_again)
 
@@ -111,6 +115,7 @@ class Machine:
         for record in records:
             self._take_up(record)
         self._background.spawn(self._upkeep.run(self._stopping.is_set))
+        self._background.spawn(watch_tokens(self._runner, self._on_lost, self._disk))
 
     def _take_up(self, record: BatchRecord) -> None:
         if record.outcome is not None:
@@ -241,20 +246,11 @@ class Machine:
             await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.MISMATCH_ERROR)
             return None
         try:
-            await self._p.verify_input(record)
-            return await asyncio.to_thread(self._read_job, record, lines)
-        except (FileNotFoundError, ValueError, msgspec.DecodeError, ApiError) as error:
-            logger.error("batch %s: its input or token file is lost: %s", batch_id, error)
+            return await self._plans.load(record, lines)
+        except NotFoundError:
+            logger.error("batch %s: its input file has been dropped", batch_id)
             await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.FAILED_ERROR)
             return None
-
-    def _read_job(self, record: BatchRecord, lines: list[PendingLine]) -> Job:
-        stem = self._p.stem(record.id)
-        check_seal(stem)
-        plan = read_plan(stem)
-        if len(TokenFile(stem)) != len(plan.params_index):
-            raise ValueError("token file and plan do not belong together")
-        return Job(record, plan, lines, self._p.files.path(record.input_file_id), self._p.compiler)
 
     def _describe(self, job: Job) -> tuple[Path, float]:
         return self._p.describe(job.batch_id, job.expires_at)

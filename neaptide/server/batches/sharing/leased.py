@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from neaptide.cluster.claims import Chunk
 from neaptide.engine.offline.density import DensityModel
-from neaptide.server.batches.checking.job_files import read_plan
+from neaptide.server.batches.checking.job_files import plan_faults, read_plan
 from neaptide.server.batches.hold import ResultFiles
 from neaptide.server.batches.sharing.cutting import SOME_DEVICE, cut
 from neaptide.server.batches.sharing.plans import put_plan, remove_plan_blobs
@@ -76,10 +76,11 @@ class LeasedHold:
         """As in ``Hold``."""
         store, stem = self._p.store, self._p.stem(record.id)
         lines = await store.read(batch_rows.pending_lines, record.id)
-        plan = await asyncio.to_thread(read_plan, stem)
-        chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine))
         key = batch_key(record.id, self._lease.epoch)
-        await self._blobs.in_thread(put_plan, self._blobs, stem, key)
+        with plan_faults(stem):
+            plan = await asyncio.to_thread(read_plan, stem)
+            chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine))
+            await self._blobs.in_thread(put_plan, self._blobs, stem, key)
         fingerprint = self._p.compiler.fingerprint
         return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)
 

@@ -5,9 +5,9 @@ import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,7 +23,7 @@ from neaptide.server.batches.storing.data_dir import (
 )
 from neaptide.server.batches.storing.files import DAY_S, FileStore
 from neaptide.server.batches.storing.housekeeping import IDEMPOTENCY_KEY_LIFE_S, Housekeeping
-from neaptide.server.batches.storing.leftovers import judges
+from neaptide.server.batches.storing.leftovers import judges, missing_commits
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.batches.storing.tables import batch_lines, batches, files
@@ -51,6 +51,8 @@ class Findings:
 
     files: int = 0
     results: int = 0
+    repairs: list[str] = field(default_factory=list)
+    """What was made again or dropped before."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -87,10 +89,12 @@ def _rows(conn: sa.Connection) -> dict[str, int]:
 def check(store: Store) -> Findings:
     """Reads everything: the database's own consistency, each file's hash, each result's checksum, what is unknown."""
     found = Findings()
+    found.problems += missing_commits(store)
     found.problems += [f"database: {text}" for text in store.read_blocking(store.database.problems)]
     for record in store.read_blocking(file_rows.all_files):
         found.files += 1
-        found.problems += _problems_of(store, record)
+        if (fault := fault_of(store, record)) is not None:
+            found.problems.append(f"{fault.name}: {fault.text}")
     for batch_id in sorted(store.read_blocking(batch_rows.all_batch_ids)):
         _check_results(store, batch_id, found)
     for folder, verdict in judges(store).items():
@@ -101,15 +105,25 @@ def check(store: Store) -> Findings:
     return found
 
 
-def _problems_of(store: Store, record: FileRecord) -> Iterator[str]:
+class FileFault(NamedTuple):
+    """What is wrong with a file that the database knows."""
+
+    name: str
+    text: str
+    is_final: bool
+    """Its bytes are gone or wrong; otherwise they cannot be read now."""
+
+
+def fault_of(store: Store, record: FileRecord) -> FileFault | None:
+    """Reads the whole file."""
     name = f"{store.files_dir.name}/{record.id}" if record.blob is None else record.blob
     try:
         num_bytes, digest = _read(store, record)
     except OSError as error:
-        yield f"{name}: {error.strerror or error}"
-        return
-    if (num_bytes, digest) != (record.num_bytes, record.sha256):
-        yield f"{name}: its bytes are not those that were stored"
+        return FileFault(name, error.strerror or str(error), isinstance(error, FileNotFoundError))
+    if (num_bytes, digest) == (record.num_bytes, record.sha256):
+        return None
+    return FileFault(name, "its bytes are not those that were stored", True)
 
 
 def _read(store: Store, record: FileRecord) -> tuple[int, str]:

@@ -73,6 +73,7 @@ class Store:
         """
         self._directory.open(create)
         try:
+            self._directory.note_place()
             self.database.open()
             self._settle()
             if self.blobs is not None:
@@ -112,6 +113,10 @@ class Store:
     def _start_writer(self) -> None:
         self._writer = Writer(self.database)
         self._writer.start()
+
+    def missing(self) -> str | None:
+        """Why the data directory is not the one that was opened; None where it is. Blocking."""
+        return self.database.missing() or self._directory.missing()
 
     @property
     def num_commits(self) -> int:
@@ -210,7 +215,7 @@ class Store:
 
 def _database(directory: DataDir, url: str | None, is_shared: bool) -> Database:
     if url is None:
-        return SqliteDatabase(directory.database)
+        return SqliteDatabase(directory.database, directory)
     # Imported where it is asked for: the driver takes as long to load as the rest of the store.
     from neaptide.server.batches.storing.databases.postgres import PostgresDatabase, postgres_url
 

@@ -9,11 +9,13 @@ import random
 import sqlite3
 from collections import Counter
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME
 from neaptide.server.batches.storing.files import Upload
+from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from tests.patience import until
 from tests.server.batches.fakes import Server, jsonl, line, numbered
@@ -144,21 +146,26 @@ async def test_a_failed_sync_after_the_rename_leaves_no_file(tmp_path: Path, mon
 
 
 @pytest.mark.acceptance("A9", "a batch whose file cannot be read, again and again")
-async def test_a_batch_that_only_gives_io_errors_fails_with_a_code(
+async def test_a_batch_whose_file_only_gives_io_errors_waits_until_it_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neaptide.server.batches.storing.disk_patience.FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("neaptide.server.batches.storing.disk_patience.MAX_DELAY_S", 0.001)
     async with Server(tmp_path) as server:
+        open_here, tried = server.service.files.open_here, list[str]()
 
-        async def broken(record: object) -> None:
-            raise OSError(errno.EIO, "injected")
+        def broken(record: FileRecord) -> BinaryIO:
+            tried.append(record.id)
+            if len(tried) < 20:
+                raise OSError(errno.EIO, "injected")
+            return open_here(record)
 
-        monkeypatch.setattr(server.service.files, "verify", broken)
+        monkeypatch.setattr(server.service.files, "open_here", broken)
         batch = await server.create(numbered(1))
-        record = await server.until_status(batch.id, "failed")
-        assert record.errors is not None
-        assert record.errors[0]["code"] == "storage_error"
-        assert server.engine.sent == []
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        server.results(await server.until_status(batch.id, "completed"))
+        assert len(tried) > 20
 
 
 @pytest.mark.acceptance("A9", "finalizing that fails and is tried again on a new file")

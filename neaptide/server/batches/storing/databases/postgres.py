@@ -82,6 +82,17 @@ class PostgresDatabase(TwoEngines):
             yield conn
             self._commit(conn, transaction, ASK_PATIENCE_S)
 
+    def checkpoint(self) -> None:
+        """PostgreSQL makes its own."""
+
+    @property
+    def num_missing_commits(self) -> int:
+        """Nothing in a server's directory says."""
+        return 0
+
+    def accept_as_it_is(self) -> None:
+        """Nothing was found missing."""
+
     def is_fault(self, error: BaseException) -> bool:
         """The server is away, shuts down, is full, or has undone a transaction that took too long."""
         kinds = sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.InternalError | sa.exc.TimeoutError
@@ -91,6 +102,10 @@ class PostgresDatabase(TwoEngines):
         """A deadlock: each of two transactions waited for rows of the other."""
         kinds = psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure
         return isinstance(error, sa.exc.DBAPIError) and isinstance(error.orig, kinds)
+
+    def missing(self) -> str | None:
+        """What it writes is its own matter."""
+        return None
 
     def stored_bytes(self, conn: sa.Connection) -> int:
         """Of our tables with their indexes."""

@@ -23,6 +23,8 @@ Operation = Callable[[sa.Connection], Any]
 
 MAX_GROUP_ROWS = 64
 MAX_GROUP_DELAY_S = 0.05
+QUIET_S = 1.0
+"""After which the database is asked to bring what its log holds to its place."""
 MAX_CONFLICTS = 5
 """After which a group that other servers' transactions are in the way of has failed."""
 ASK_INTERVAL_S = 0.2
@@ -52,6 +54,8 @@ class Writer:
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="batch-store-writer", daemon=True)
         self._closed = False
+        self._is_settled = True
+        """Nothing has been committed since the last checkpoint."""
         self._lock = threading.Lock()
         self.num_commits = 0
         self.num_unknown = 0
@@ -93,7 +97,7 @@ class Writer:
                 self._commit_group(group)
 
     def _next_group(self) -> tuple[list[_Write], bool]:
-        first = self._queue.get()
+        first = self._first()
         if first is None:
             return [], True
         group, rows = [first], first.rows
@@ -111,7 +115,16 @@ class Writer:
             rows += write.rows
         return group, False
 
+    def _first(self) -> _Write | None:
+        try:
+            return self._queue.get(timeout=None if self._is_settled else QUIET_S)
+        except queue.Empty:
+            self._database.checkpoint()
+            self._is_settled = True
+            return self._queue.get()
+
     def _commit_group(self, group: list[_Write]) -> None:
+        self._is_settled = False
         running = [write for write in group if write.future.set_running_or_notify_cancel()]
         try:
             outcomes = self._transact(running)

@@ -12,8 +12,8 @@ import pytest
 
 from neaptide.cli import main
 from neaptide.server.batches.storing.data_dir import StoreError
-from neaptide.server.batches.storing.faults import storage_faults
-from neaptide.server.batches.storing.files import DAY_S, FileDamagedError
+from neaptide.server.batches.storing.faults import FileDamagedError, storage_faults
+from neaptide.server.batches.storing.files import DAY_S
 from neaptide.server.batches.storing.offline import Prune, check, leftover_blobs, prune
 from neaptide.server.batches.storing.shared.blobs import MARK_KEY, Blobs, BlobsUnavailableError, batch_key
 from neaptide.server.batches.storing.store import Store
@@ -164,7 +164,7 @@ async def test_a_damaged_blob_is_not_served(tmp_path: Path) -> None:
 async def test_an_upload_that_the_storage_does_not_take_is_503_and_leaves_nothing(tmp_path: Path) -> None:
     async with sharing(tmp_path) as server:
         (tmp_path / "blobs" / MARK_KEY).unlink()
-        with pytest.raises(UnavailableError), storage_faults():
+        with pytest.raises(UnavailableError), storage_faults(server.service.health):
             await server.upload(numbered(3))
         assert (await server.service.files.list_page("", purpose=None, limit=9, after=None, ascending=True))[0] == []
         assert list(server.service.files.directory.iterdir()) == []
