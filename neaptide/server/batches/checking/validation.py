@@ -13,6 +13,7 @@ from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.files import FileDamagedError
 from neaptide.server.batches.storing.models import BatchRecord, NewLine
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.storing.shared.lease_rows import LeaseLostError
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
@@ -40,7 +41,8 @@ class Validation:
         self._one_at_a_time = asyncio.Semaphore(1)
 
     async def run(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> bool:
-        """Whether the batch is durably in_progress: False when it has failed, or ``stop`` came first.
+        """Whether the batch is durably in_progress: False when it has failed, is left to a server of another model, or
+        ``stop`` came first.
 
         Raises:
             ServerStoppingError: the server stops before there is a verdict.
@@ -48,7 +50,9 @@ class Validation:
         """
         begun = False
         report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop, hold))
-        if report is not None and report.errors:
+        if report is not None and report.is_foreign:
+            await self._disk.retry(record.id, lambda: self._leave(record, report, hold))
+        elif report is not None and report.errors:
             await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop, hold))
         elif report is not None:
             begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop, hold))
@@ -94,7 +98,7 @@ class Validation:
             await self._p.store.write(insert_lines, record.id, lines)
 
         stem = self._p.stem(record.id)
-        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits)
+        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, await hold.others())
         num_deaths, delay_s = 0, FIRST_DELAY_S
         while num_deaths < MAX_DEATHS:
             try:
@@ -117,6 +121,12 @@ class Validation:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
         return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
+
+    async def _leave(self, record: BatchRecord, report: Report, hold: Hold) -> None:
+        logger.info(
+            "batch %s: its lines name the model %r; it is left to a server that has it", record.id, report.model
+        )
+        await self._p.store.write(hold.guarded(server_rows.leave_to_model), record.id, report.model)
 
     # Both ask for ``stop`` first: a disk that refuses must not keep a cancelled batch, and its plan's space.
 

@@ -20,6 +20,7 @@ import msgspec
 
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import check_seal, read_plan
+from neaptide.server.batches.checking.needs import lacks
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.hold import SoleHold
 from neaptide.server.batches.running import finalize
@@ -27,10 +28,11 @@ from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
-from neaptide.server.batches.running.upkeep import Upkeep
+from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState, PendingLine
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import ApiError
 
@@ -101,10 +103,15 @@ class Machine:
     async def start(self) -> None:
         """Takes up every batch that has not ended."""
         records = await self._p.store.read(batch_rows.live_batches)
+        served = self._p.compiler.served
+        await self._p.store.write(server_rows.enrol_alone, served)
+        say_what_waits(await self._p.store.read(server_rows.waiting))
         self._runner.start()
         for record in records:
             if record.outcome is not None:
                 self._background.spawn(self._finalize(record.id))
+            elif record.model_fingerprint not in (None, served.fingerprint):
+                continue  # until a start with its model, or the end of its window
             elif record.status is BatchStatus.VALIDATING:
                 self.begin(record)
             else:
@@ -205,10 +212,6 @@ class Machine:
         lines = await self._p.store.read(batch_rows.pending_lines, batch_id)
         if not lines or record.outcome is not None:
             return None
-        if record.model_fingerprint != self._p.compiler.fingerprint:
-            logger.error("batch %s was made for %s", batch_id, record.model_fingerprint)
-            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.MISMATCH_ERROR)
-            return None
         try:
             await self._p.verify_input(record)
             return await asyncio.to_thread(self._read_job, record, lines)
@@ -221,8 +224,13 @@ class Machine:
         stem = self._p.stem(record.id)
         check_seal(stem)
         plan = read_plan(stem)
-        if len(TokenFile(stem)) != len(plan.params_index):
+        tokens, served = TokenFile(stem), self._p.compiler.served
+        if len(tokens) != len(plan.params_index):
             raise ValueError("token file and plan do not belong together")
+        if lacking := lacks(served, lines, plan, tokens):
+            able = [line for line in lines if not lacks(served, [line], plan, tokens)]
+            logger.warning("batch %s: %d lines wait for another server: %s", record.id, len(lines) - len(able), lacking)
+            lines = able
         return Job(record, plan, lines, self._p.files.path(record.input_file_id), self._p.compiler)
 
     def _describe(self, job: Job) -> tuple[Path, float]:

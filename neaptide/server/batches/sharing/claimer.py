@@ -19,11 +19,12 @@ from neaptide.cluster.claims import CLAIM_BELOW_LINES, Claim, End, end_to_take, 
 from neaptide.engine.messages import Occupancy, StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import JobPlan
+from neaptide.server.batches.checking.needs import lacks
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
-from neaptide.server.batches.sharing.cutting import Work, longest_row, work_of
+from neaptide.server.batches.sharing.cutting import Work, work_of
 from neaptide.server.batches.sharing.leased import device_of
 from neaptide.server.batches.sharing.passed_by import PassedBy
 from neaptide.server.batches.sharing.plans import copy_of_plan
@@ -43,8 +44,8 @@ KNOWN_PLANS = 8
 """Of batches of late; a batch's chunks come one after another."""
 
 
-class TooLongError(Exception):
-    """This server's context does not hold each of a chunk's rows; that of the server that has checked them did."""
+class UnableError(Exception):
+    """This server cannot run each of a chunk's rows; one that was known when they were checked can."""
 
 
 @dataclass(slots=True)
@@ -73,7 +74,8 @@ class Claimer:
         self._disk = disk
         self._on_batch_done = on_batch_done
         self._is_validating = is_validating
-        self.claimant = Claimant(secrets.token_hex(8), plane.compiler.fingerprint, int(plane.settings.lease_s * 1000))
+        served, lease_ms = plane.compiler.served, int(plane.settings.lease_s * 1000)
+        self.claimant = Claimant(secrets.token_hex(8), served.fingerprint, lease_ms, served.abilities.max_model_len)
         self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_done, self._on_lost, plane.planner)
         self._held: dict[str, _Held] = {}
         self._loading: set[Claim] = set()
@@ -203,7 +205,7 @@ class Claimer:
                 await self._release(rest)
                 await self._disk.sleep(self._p.settings.tick_s)
                 return False
-            except TooLongError as error:
+            except UnableError as error:
                 logger.warning("batch %s: a chunk is left to others: %s", claim.key.batch_id, error)
                 await self._pass_by(claim)
             except Exception:
@@ -228,7 +230,7 @@ class Claimer:
 
         Raises:
             OSError, StoreUnavailableError: not now.
-            TooLongError: not here.
+            UnableError: not here.
         """
         store, batch_id = self._p.store, claim.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)
@@ -278,9 +280,8 @@ class Claimer:
 
     def _read_job(self, record: BatchRecord, plan: JobPlan, lines: list[PendingLine], claim: Claim) -> tuple[Job, Work]:
         tokens = TokenFile(self._p.stem(record.id))
-        engine, longest = self._p.engine, longest_row(lines, plan, tokens)
-        if engine.is_ready and longest > engine.info.max_model_len:
-            raise TooLongError(f"a line takes {longest} tokens, max_model_len is {engine.info.max_model_len} here")
+        if lacking := lacks(self._p.compiler.served, lines, plan, tokens):
+            raise UnableError(lacking)
         work = work_of(lines, plan, tokens, device_of(self._p.engine))
         input_path = self._p.files.path(record.input_file_id)
         return Job(record, plan, lines, input_path, self._p.compiler, claim), work
