@@ -238,9 +238,8 @@ def _check(check: Check, compiler: LineCompiler, sink: BinaryIO, pause: Callable
     def keep(lines: Sequence[NewLine]) -> None:
         _write(sink, _Lines(list(lines)))
 
-    validator = Validator(check.endpoint, compiler, check.limits, keep, pause)
     try:
-        _write(sink, _Done(validator.run(Path(check.path), Path(check.stem))))
+        _write(sink, _Done(Validator(check, compiler, keep, pause).run()))
     except BrokenPipeError:
         raise SystemExit("the server is gone") from None
     except OSError as error:

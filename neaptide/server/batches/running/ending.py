@@ -10,6 +10,7 @@ from neaptide.server.batches.hold import Hold, ResultFiles
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState, new_file_id
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.wiring import BatchPlane
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ class Ending:
             await store.write(hold.guarded(batch_rows.discard_lines), record.id)
             return None, None
         if record.outcome is BatchStatus.EXPIRED:
-            await store.write(close_lines, record.id, LineState.EXPIRED, finalize.EXPIRED_ERROR)
+            waiting = await store.read(server_rows.waiting, [record.id])
+            error = finalize.expired_error(waiting[0].why if waiting else None)
+            await store.write(close_lines, record.id, LineState.EXPIRED, error)
         elif record.outcome is BatchStatus.CANCELLED:
             await store.write(close_lines, record.id, LineState.CANCELLED, finalize.CANCELLED_ERROR)
         try:
