@@ -26,7 +26,7 @@ from neaptide.launch.collector import pass_over_start_up
 from neaptide.launch.early_checks import check_files
 from neaptide.launch.stopping import Drain, cut
 from neaptide.launch.threads import default_num_threads
-from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, StoreError
+from neaptide.server.batches.storing.data_dir import PROFILES, REQUEST_LOG, TEMPORARY, StoreError
 from neaptide.server.observe.logs import configure_logging, one_line
 from neaptide.server.settings import EMBEDDED_MODEL, Settings
 from neaptide.server.settings_sources import data_path
@@ -258,7 +258,9 @@ def _http_server(
         cors_origins=settings.cors_origins,
         batches=service,
     )
-    state.shadow = None if settings.shadow == "off" else Shadow(context.client, state.registry, context.clock)
+    if settings.shadow == "on":
+        temporary = data_dir / TEMPORARY
+        state.shadow = Shadow(context.client, state.registry, context.clock, temporary=temporary)
     app = create_app(state, extra_routers=(files_router(service), batches_router(service), backlog_router(service)))
     app.state.metrics.storage_failing.set_function(lambda: float(service.storage_failing))
     return Server(uvicorn_config(settings, app, app.state.metrics.http)), service, state.shadow

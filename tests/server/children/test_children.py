@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from neaptide.server.children import child, start
+from neaptide.server.children import child, on_call, start
 from neaptide.server.children.frames import framed, receive_frame
 from neaptide.server.children.start import end_child, start_child
 from tests.patience import PATIENCE_S
@@ -107,3 +107,25 @@ async def test_one_that_cannot_be_killed_holds_nobody_up(
     assert f"the process {process.pid} cannot be killed" in caplog.text
     kill()
     await process.wait()
+
+
+def files_below(directory: Path) -> set[Path]:
+    return {path for path in directory.rglob("*") if path.is_file()}
+
+
+async def test_temporary_files_of_a_child_go_with_it(tmp_path: Path) -> None:
+    one = on_call.Child("tests.server.children.child_with_files", None, 1e6, tmp_path)
+    await one.wake()
+    first = Path((await one.receive(PATIENCE_S)).decode())
+    assert first.parent.parent == tmp_path
+    assert os.stat(first.parent).st_mode & 0o777 == 0o700
+    assert one.pid is not None
+    os.kill(one.pid, signal.SIGKILL)
+    with pytest.raises(on_call.ChildDiedError):
+        await one.receive(PATIENCE_S)
+    assert files_below(tmp_path) == {first}  # it could not tidy up itself
+    await one.wake()
+    second = Path((await one.receive(PATIENCE_S)).decode())
+    assert files_below(tmp_path) == {second}
+    await one.close()
+    assert os.listdir(tmp_path) == []
