@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -51,7 +52,8 @@ def _run(run: Action, args: argparse.Namespace) -> int:
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
-        store = Store(data_path(settings.data_dir), settings.store, settings.blobs)
+        # Nobody waits for these but the operator, who may look through a large database.
+        store = Store(data_path(settings.data_dir), settings.store, settings.blobs, limit_s=math.inf)
         store.open(create=False)
         try:
             return run(store, args)

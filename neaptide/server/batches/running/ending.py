@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.hold import Hold, ResultFiles
@@ -13,6 +14,9 @@ from neaptide.server.batches.wiring import BatchPlane
 
 logger = logging.getLogger(__name__)
 
+NUM_WRITERS = 2
+"""Threads that write result files. They wait for pages of the database, which others' threads must not."""
+
 
 class Ending:
     """``stopping`` is set when the server stops: what has not ended then is left to the next start."""
@@ -20,6 +24,7 @@ class Ending:
     def __init__(self, plane: BatchPlane, stopping: threading.Event) -> None:
         self._p = plane
         self._stopping = stopping
+        self._threads = ThreadPoolExecutor(NUM_WRITERS, "batch-result-files")
 
     async def end(self, batch_id: str, hold: Hold) -> None:
         """Once or again: the files and the status are the same.
@@ -60,7 +65,7 @@ class Ending:
     async def _write_files(self, record: BatchRecord, hold: Hold) -> ResultFiles:
         directory, should_stop = self._p.files.directory, self._stopping.is_set
         now, life_s = self._p.now(record), self._p.settings.file_life_s
-        files = await asyncio.to_thread(
-            finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
+        files = await asyncio.get_running_loop().run_in_executor(
+            self._threads, finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
         )
         return await hold.publish(record, files)

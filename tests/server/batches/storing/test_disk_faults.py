@@ -101,7 +101,7 @@ class FullDisk:
         write = store.write_grouped
 
         async def write_grouped(operation: object, rows: int) -> object:
-            store.failing = self.full
+            store._failing["write"] = self.full
             if self.full:
                 raise StoreUnavailableError("database or disk is full")
             return await write(operation, rows)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_a_reader_that_is_late_keeps_the_store_from_closing_and_no_log_behind(tm
     def read_slowly(conn: sa.Connection) -> int:
         found = num_files(conn)
         begun.set()
-        while store._is_reading:
+        while store._readers is not None:
             time.sleep(0.001)
         return found
 

@@ -11,14 +11,18 @@ from typing import Any
 import sqlalchemy as sa
 
 from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.databases import deadline
 from neaptide.server.batches.storing.databases.engines import NUM_READERS, TwoEngines
 from neaptide.server.batches.storing.databases.migrate import migrate
 
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 30.0
+"""For a lock of another process, where no deadline comes first."""
 MAX_WAL_BYTES = 64 << 20
 """What stays of the write-ahead log after a checkpoint, once a long read has let it grow."""
+STEPS_BETWEEN_LOOKS = 10_000
+"""Of a statement, between two looks at the deadline: less than a millisecond."""
 ASK_PATIENCE_S = 1.0
 """For a disk that failed a COMMIT: its frames may lie in the log, where a crash would bring them back."""
 CHECK_TIME_S = 3.0
@@ -88,9 +92,17 @@ class SqliteDatabase(TwoEngines):
 
 def _on_begin(statement: str) -> Callable[[sa.Connection], None]:
     def begin(conn: sa.Connection) -> None:
+        dbapi_connection: Any = conn.connection.driver_connection
+        wait_s = min(max(deadline.left_s(), 0.0), BUSY_TIMEOUT_S)
+        dbapi_connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}").close()
         conn.exec_driver_sql(statement)
 
     return begin
+
+
+def _end_at_deadline(dbapi_connection: sqlite3.Connection, _: object) -> None:
+    """A statement that is past it is undone, and its transaction. What waits for the disk itself is not reached."""
+    dbapi_connection.set_progress_handler(deadline.is_over, STEPS_BETWEEN_LOOKS)
 
 
 def _write_engine(path: Path) -> sa.Engine:
@@ -112,6 +124,7 @@ def _write_engine(path: Path) -> sa.Engine:
         connect_args={"timeout": BUSY_TIMEOUT_S},
     )
     sa.event.listen(engine, "connect", set_up)
+    sa.event.listen(engine, "connect", _end_at_deadline)
     sa.event.listen(engine, "begin", _on_begin("BEGIN IMMEDIATE"))
     return engine
 
@@ -122,6 +135,7 @@ def _read_engine(path: Path) -> sa.Engine:
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
 
     engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.QueuePool, pool_size=NUM_READERS)
+    sa.event.listen(engine, "connect", _end_at_deadline)
     # A real transaction, so that an operation with several queries sees one state.
     sa.event.listen(engine, "begin", _on_begin("BEGIN"))
     return engine
@@ -129,19 +143,17 @@ def _read_engine(path: Path) -> sa.Engine:
 
 def _check(conn: sa.Connection) -> None:
     """Refuses a damaged database at start rather than serve wrong results from it later."""
-    deadline_s = time.monotonic() + CHECK_TIME_S
-    dbapi_connection: Any = conn.connection.driver_connection
-    # Any true value interrupts the query.
-    dbapi_connection.set_progress_handler(lambda: time.monotonic() > deadline_s, 10_000)
+    # Before the time begins to run: another process may hold the lock for a while.
+    conn.begin()
     try:
-        found = conn.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
-    except sa.exc.OperationalError:
-        if time.monotonic() < deadline_s:
+        with deadline.until(time.monotonic() + CHECK_TIME_S):
+            found = conn.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+    except sa.exc.OperationalError as error:
+        if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
             raise
         logger.warning("the database is too large to be checked whole in %.0f s", CHECK_TIME_S)
         found = "ok"
     finally:
-        dbapi_connection.set_progress_handler(None, 0)
         conn.rollback()
     if found != "ok":
         raise StoreError(f"the database {conn.engine.url.database} is damaged: {str(found).splitlines()[-1]}")

@@ -6,6 +6,7 @@ of durability, so writes that arrive close together share one.
 """
 
 import itertools
+import math
 import queue
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from neaptide.server.batches.storing.databases import deadline
 from neaptide.server.batches.storing.databases.protocol import Database, OutcomeUnknownError
 
 T = TypeVar("T")
@@ -35,6 +37,7 @@ class _Write:
     rows: int
     urgent: bool
     is_exclusive: bool
+    until_s: float
 
 
 class Writer:
@@ -61,12 +64,18 @@ class Writer:
         self._thread.start()
 
     def submit(
-        self, operation: Callable[[sa.Connection], T], rows: int = 1, urgent: bool = True, is_exclusive: bool = True
+        self,
+        operation: Callable[[sa.Connection], T],
+        rows: int = 1,
+        urgent: bool = True,
+        is_exclusive: bool = True,
+        limit_s: float = math.inf,
     ) -> "Future[T]":
         """Queues an operation; thread-safe.
 
         ``urgent`` commits without waiting for company; otherwise the commit comes within 50 ms or with
-        the 64th row. ``is_exclusive``: as for ``Database.transaction``.
+        the 64th row. ``is_exclusive``: as for ``Database.transaction``. ``limit_s``: what is not durable by then has
+        failed; what has not begun by then is left to its caller, who gives it up, and never runs.
 
         Raises:
             RuntimeError: the writer is closed.
@@ -75,7 +84,8 @@ class Writer:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the store is closed")
-            self._queue.put(_Write(operation, future, rows, urgent, is_exclusive))
+            until_s = time.monotonic() + limit_s
+            self._queue.put(_Write(operation, future, rows, urgent, is_exclusive, until_s))
         return future
 
     def close(self) -> None:
@@ -112,9 +122,14 @@ class Writer:
         return group, False
 
     def _commit_group(self, group: list[_Write]) -> None:
-        running = [write for write in group if write.future.set_running_or_notify_cancel()]
+        now_s = time.monotonic()
+        due = [write for write in group if write.until_s > now_s]
+        running = [write for write in due if write.future.set_running_or_notify_cancel()]
+        if not running:
+            return
         try:
-            outcomes = self._transact(running)
+            with deadline.until(min(write.until_s for write in running)):
+                outcomes = self._transact(running)
             self.num_commits += 1
         except Exception as error:
             self.num_unknown += isinstance(error, OutcomeUnknownError)
@@ -132,6 +147,8 @@ class Writer:
             try:
                 with self._database.transaction(is_exclusive) as conn:
                     outcomes = [self._attempt(conn, write.operation) for write in writes]
+                    # A COMMIT that cannot be waited for is better not sent.
+                    deadline.check()
                 break
             except OutcomeUnknownError as unknown:
                 if not self._learn_outcome(unknown):
@@ -151,12 +168,16 @@ class Writer:
         Raises:
             OutcomeUnknownError: patience is over, the writer is to end, or the database cannot say.
         """
-        deadline_s = time.monotonic() + unknown.patience_s
+        patience_s = min(unknown.patience_s, deadline.left_s())
+        with deadline.until(time.monotonic() + patience_s):
+            return self._asked(unknown)
+
+    def _asked(self, unknown: OutcomeUnknownError) -> bool:
         while True:
             try:
                 outcome = unknown.ask()
             except Exception as error:
-                is_hopeless = not self._database.is_fault(error) or time.monotonic() >= deadline_s
+                is_hopeless = not self._database.is_fault(error) or deadline.is_over()
                 if is_hopeless or not self._fail_queued(error):
                     raise unknown from error
                 continue
