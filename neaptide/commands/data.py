@@ -46,7 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "that wait for one end",
     )
     prune = action("prune", "remove what has expired, and give the space back to the disk", _prune)
-    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts have moved aside")
+    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts and prunes have moved aside")
     prune.add_argument(
         "--batches-older-than", type=float, metavar="DAYS", help="also forget batches that ended so long ago"
     )
