@@ -6,7 +6,7 @@ database's own clock, so that servers need not agree on the time.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -120,7 +120,7 @@ def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
     read the whole batch each time."""
     placed = [(*chunk.key, line_no) for chunk, line_nos in chunks.items() for line_no in line_nos]
     types = (sa.String, sa.Integer, sa.Integer)
-    arrays = [
+    arrays: list[sa.ColumnElement[Any]] = [
         sa.literal(list(column), ARRAY(kind)) for column, kind in zip(zip(*placed, strict=True), types, strict=True)
     ]
     given = sa.func.unnest(*arrays).table_valued("batch_id", "chunk_no", "line_no", name="placed").render_derived()
