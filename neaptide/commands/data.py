@@ -40,7 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     action("sizes", "what takes how much space", _sizes)
     action("check", "compare every file and result with its checksum; status 1 if one differs", _check)
     prune = action("prune", "remove what has expired, and give the space back to the disk", _prune)
-    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts have moved aside")
+    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts and prunes have moved aside")
     prune.add_argument(
         "--batches-older-than", type=float, metavar="DAYS", help="also forget batches that ended so long ago"
     )
