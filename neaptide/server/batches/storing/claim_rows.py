@@ -125,7 +125,7 @@ def _placing(chunks: Mapping[Chunk, Sequence[int]]) -> sa.Update:
     read the whole batch each time."""
     placed = [(*chunk.key, line_no) for chunk, line_nos in chunks.items() for line_no in line_nos]
     types = (sa.String, sa.Integer, sa.Integer)
-    arrays: list[Any] = [
+    arrays: list[sa.ColumnElement[Any]] = [
         sa.literal(list(column), ARRAY(kind)) for column, kind in zip(zip(*placed, strict=True), types, strict=True)
     ]
     given = sa.func.unnest(*arrays).table_valued("batch_id", "chunk_no", "line_no", name="placed").render_derived()

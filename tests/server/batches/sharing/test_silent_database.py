@@ -15,8 +15,8 @@ from tests.patience import until
 from tests.postgres import PostgresServer
 from tests.server.batches.fakes import CHAT, Server, numbered
 from tests.server.batches.sharing.pair import answer_all, given, shared_server
+from tests.server.batches.storing.databases.silence import SilentProxy
 from tests.server.batches.test_http import app_of, http_client
-from tests.silence import SilentProxy
 
 NUM_LINES = 100
 LIMIT_S = 0.5
