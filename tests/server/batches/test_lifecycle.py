@@ -479,4 +479,4 @@ async def test_an_input_file_whose_row_was_dropped_fails_the_lines_not_the_serve
         await server.service.store.write(lambda conn: conn.exec_driver_sql("delete from files").close())
     async with Server(tmp_path) as again:
         _, errors = again.results(await again.until_status(batch.id, "completed"))
-        assert {entry["error"]["code"] for entry in errors.values()} == {"batch_failed"}
+        assert {entry["error"]["code"] for entry in errors.values()} == {"input_file_lost"}

@@ -66,6 +66,8 @@ class Report:
     model: str = ""
     is_foreign: bool = False
     """The lines name ``model``, which another server may have; nothing else is known of them."""
+    plan_digest: str = ""
+    """Of the job's plan as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ class Validator:
         except BaseException:
             plan.abandon()
             raise
-        self._report.num_rows = plan.num_rows
+        self._report.num_rows, self._report.plan_digest = plan.num_rows, plan.digest
         return self._report
 
     def _check_lines(self, path: Path, plan: PlanWriter) -> None:

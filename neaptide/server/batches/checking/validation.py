@@ -120,7 +120,7 @@ class Validation:
         if report.errors:
             message = report.errors[0]["message"]
             raise FileAwayError(errno.EIO, f"its plan is lost, and its file does not pass the check now: {message}")
-        await asyncio.to_thread(seal_plan, self._p.stem(record.id))
+        await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
         return found
 
     async def _check_file(
@@ -175,5 +175,5 @@ class Validation:
     async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
         if stop.is_set():
             return False
-        await asyncio.to_thread(seal_plan, self._p.stem(record.id))
+        await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
         return await hold.begin(record, report.model, self._p.now(record))

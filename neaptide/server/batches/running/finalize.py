@@ -31,7 +31,6 @@ _EXPIRED = "This request could not be executed before the completion window expi
 CANCELLED_ERROR = dump_json(
     {"code": "batch_cancelled", "message": "The batch was cancelled before this request was executed."}
 )
-FAILED_ERROR = dump_json({"code": "batch_failed", "message": "The server could not execute this request."})
 LOST_ERROR = dump_json(
     {"code": "input_file_lost", "message": "The input file was lost on the server's disk before this request ran."}
 )

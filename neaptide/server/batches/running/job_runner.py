@@ -8,6 +8,7 @@ which they came; a line whose result is on its way is not run again.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from neaptide.server.batches.running.events import (
     FeedAgain,
     Outputs,
     Running,
+    settle,
 )
 from neaptide.server.batches.running.job import NO_ENGINE, Heard, Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.models import FileRecord, LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.edge.errors import NotFoundError, is_passing
+from neaptide.server.edge.errors import ApiError, is_passing
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient
 
@@ -220,7 +222,7 @@ class JobRunner:
                     self._engine.cancel_batch(job_id)
                     await self._end_lines(self._suspects.of_job(job_id))
                 # In a task: a disk that does not take one job's results must not hold up the others.
-                self._spawn(_settle(set(closed_job.commits) if closed_job else set(), closed))
+                self._spawn(settle(set(closed_job.commits) if closed_job else set(), closed))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -302,12 +304,8 @@ class JobRunner:
 
     async def _feed_later(self, running: Running) -> None:
         await asyncio.sleep(RETRY_DELAY_S)
-        try:
+        with suppress(ApiError, OSError, StoreUnavailableError):  # then the next try fails as well
             await self._verify(running.job.files.input)
-        except NotFoundError:
-            self._on_lost(running.job.id)
-        except (OSError, StoreUnavailableError) as error:
-            logger.debug("batch %s: its input is away: %s", running.job.id, error)
         self._events.put_nowait(FeedAgain(running))
 
     async def _end_lines(self, lines: Sequence[LineKey]) -> None:
@@ -397,10 +395,3 @@ class JobRunner:
                 logger.exception("batch %s: results were refused; they will be computed again", batch_id)
                 self._on_lost(job.id)
                 return False
-
-
-async def _settle(commits: "set[asyncio.Task[None]]", closed: "asyncio.Future[None]") -> None:
-    if commits:
-        await asyncio.wait(commits)
-    if not closed.done():
-        closed.set_result(None)

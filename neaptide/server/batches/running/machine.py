@@ -251,7 +251,7 @@ class Machine:
             return await self._plans.load(record, lines)
         except NotFoundError:
             logger.error("batch %s: its input file has been dropped", batch_id)
-            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.FAILED_ERROR)
+            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.LOST_ERROR)
             return None
 
     def _describe(self, job: Job) -> tuple[Path, float]:

@@ -45,6 +45,7 @@ class Upkeep:
         self._look_again = look_again
         self._num_unknown = 0
         """Writes of unknown outcome that have been looked after."""
+        self._has_to_wait = False
         self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
 
     async def run(self, is_stopping: Callable[[], bool]) -> None:
@@ -58,8 +59,11 @@ class Upkeep:
                 if ticks % ticks_per_sweep == 0:
                     await self._housekeeping.run()
                     await self._sweep()
+                self._has_to_wait = False
             except (OSError, StoreUnavailableError) as error:
-                logger.error("housekeeping has to wait: %s", error)
+                if not self._has_to_wait:
+                    logger.error("housekeeping has to wait: %s", error)
+                self._has_to_wait = True
             ticks += 1
             await self._disk.sleep(self._p.settings.tick_s)
 

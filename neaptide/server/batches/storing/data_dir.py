@@ -105,8 +105,9 @@ class DataDir:
 
     def note_place(self) -> None:
         """Remembers what ``missing`` compares with."""
-        paths = (self.path, self.database) if self._is_home_of_database else (self.path,)
-        self._opened = {path: identity_of(path) for path in paths}
+        # Open, so that nothing new gets its inode; a new directory may get the old one's.
+        kept_open = self.database if self._is_home_of_database else self.path / LOCK_NAME
+        self._opened = {path: identity_of(path) for path in (self.path, kept_open)}
 
     def missing(self) -> str | None:
         """Why what is written now would not be found here again; None where it would.

@@ -112,10 +112,8 @@ def storage_faults(health: StorageHealth) -> Iterator[None]:
 def reply_to(error: OSError | StoreUnavailableError) -> ApiError:
     """What a caller is told of a storage that does not do what it is asked."""
     if isinstance(error, WriteUnknownError):
-        return UnavailableError(
-            "The database did not say whether this was stored. Look, or send it again with the same Idempotency-Key.",
-            code="storage_unavailable",
-        )
+        text = "The database did not say whether this was stored. Look, or send it again with the same Idempotency-Key."
+        return UnavailableError(text, code="storage_unavailable")
     if isinstance(error, FileDamagedError):
         return ApiError("The file is damaged on the server's disk.", param="id", code="file_damaged")
     if isinstance(error, OSError) and error.errno in _NO_SPACE:

@@ -50,8 +50,8 @@ def get_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> FileRec
     return None if row is None else _record(row)
 
 
-def has_row(conn: sa.Connection, file_id: str) -> bool:
-    """Whether the database knows the file, whoever owns it and also when it has expired."""
+def has_file(conn: sa.Connection, file_id: str) -> bool:
+    """Anybody's, expired or not."""
     return bool(conn.execute(sa.select(sa.exists().where(files.c.id == file_id))).scalar_one())
 
 

@@ -224,7 +224,7 @@ class FileStore:
         """
         for file_id, blob in list(self._undecided.items()):
             # Asked in a write: once it has happened, nothing that was cut off before can happen any more.
-            if await self._store.write(file_rows.has_row, file_id) or await self.remove(file_id, blob):
+            if await self._store.write(file_rows.has_file, file_id) or await self.remove(file_id, blob):
                 del self._undecided[file_id]
 
     async def _put(self, record: FileRecord) -> None:
@@ -294,7 +294,7 @@ class FileStore:
         try:
             file = await self._open_or_fetch(record)
         except OSError as error:
-            if not await self._store.read(file_rows.has_row, record.id):
+            if not await self._store.read(file_rows.has_file, record.id):
                 self.health.forget(record.id)
                 raise no_such_file() from None
             raise self.health.note_away(record, error) from error

@@ -26,6 +26,8 @@ from tests.server.batches.victim import Victim, recover
 
 WRITES = ("write", "pwrite64", "rename", "fsync", "fdatasync")
 SEED = 9
+NO_SPACE = dict.fromkeys(("ENOSPC", "EDQUOT", "EFBIG"), (507, "insufficient_storage", "60"))
+AWAY = ("EACCES", "EIO", "EMFILE", "ENFILE", "ENODEV", "ENOENT", "ENOTCONN", "EPERM", "EROFS", "ESTALE", "ETIMEDOUT")
 
 
 def survives(root: Path, syscall: str, fault: str, patience_s: float) -> list[str]:
@@ -113,23 +115,40 @@ class FullDisk:
 
 @pytest.mark.acceptance("A8", "upload to a full disk")
 @pytest.mark.acceptance("A9", "upload to a broken disk")
-@pytest.mark.parametrize(
-    ("number", "status", "code", "retry_after"),
-    [(errno.ENOSPC, 507, "insufficient_storage", "60"), (errno.EIO, 503, "storage_unavailable", "2")],
-)
-async def test_an_upload_that_the_disk_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: str, retry_after: str
-) -> None:
+@pytest.mark.parametrize("name", [*NO_SPACE, *AWAY])
+async def test_an_upload_that_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    number = getattr(errno, name)
+
     def refuse(self: Upload, target: Path) -> None:
         raise OSError(number, "injected")
 
     monkeypatch.setattr(Upload, "rename", refuse)
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         reply = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"x")})
+        status, code, retry_after = NO_SPACE.get(name, (503, "storage_unavailable", "2"))
         assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
         assert reply.headers["retry-after"] == retry_after
+        assert server.service.storage_failing
         assert (await client.get("/v1/files")).json()["data"] == []
+        await until(lambda: not server.service.storage_failing)  # a write of its own succeeds
         assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.parametrize("name", ["ENOENT", "EACCES", "EDQUOT"])
+async def test_a_file_that_the_disk_does_not_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        file = await server.upload(b"x")
+        open_here = server.service.files.open_here
+
+        def refuse(record: FileRecord) -> BinaryIO:
+            raise OSError(getattr(errno, name), "injected")
+
+        monkeypatch.setattr(server.service.files, "open_here", refuse)
+        assert (await client.get(f"/v1/files/{file.id}/content")).status_code == NO_SPACE.get(name, (503,))[0]
+        assert server.service.storage_failing
+        monkeypatch.setattr(server.service.files, "open_here", open_here)
+        await until(lambda: not server.service.storage_failing)  # looked at again without being asked
+        assert (await client.get(f"/v1/files/{file.id}/content")).content == b"x"
 
 
 @pytest.mark.acceptance("A9", "a directory whose sync fails after the rename of an upload")
@@ -213,7 +232,7 @@ async def test_a_locked_database_is_waited_for_then_503_and_reads_go_on(
 async def test_a_batch_whose_plan_the_disk_refuses_to_seal_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(stem: Path) -> None:
+    def refuse(stem: Path, digest: str) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr("neaptide.server.batches.checking.validation.seal_plan", refuse)
