@@ -123,12 +123,6 @@ def live_plan_blobs(conn: sa.Connection) -> set[str]:
     return set(conn.execute(query).scalars())
 
 
-def planned_file_ids(conn: sa.Connection) -> set[str]:
-    """Of the files that live batches will end in."""
-    query = sa.select(batches.c.planned_output_file_id, batches.c.planned_error_file_id)
-    return {file_id for row in conn.execute(query.where(batches.c.status.in_(LIVE))) for file_id in row}
-
-
 # ---- validating -----------------------------------------------------------------------------------------
 
 
@@ -297,7 +291,10 @@ def request_cancel(conn: sa.Connection, batch_id: str, now: int) -> bool:
         batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
         batches.c.outcome.is_(None),
     )
-    return conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
+    taken = conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
+    if taken:
+        file_rows.name_results(conn, batch_id)
+    return taken
 
 
 def _overdue(now: int) -> sa.ColumnElement[bool]:
@@ -321,6 +318,7 @@ def expire_overdue(conn: sa.Connection, now: int) -> list[str]:
     ids = list(conn.execute(sa.select(batches.c.id).where(_overdue(now))).scalars())
     for batch_id in ids:
         conn.execute(batches.update().where(batches.c.id == batch_id).values(outcome=BatchStatus.EXPIRED))
+        file_rows.name_results(conn, batch_id)
     return ids
 
 
@@ -334,7 +332,10 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
         batches.c.outcome.is_(None),
         ~pending,
     )
-    return conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
+    begun = conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
+    if begun:
+        file_rows.name_results(conn, batch_id)
+    return begun
 
 
 def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:
@@ -343,6 +344,8 @@ def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str
     t = batch_lines.c
     update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
     closed = conn.execute(update.values(state=state, error=error)).rowcount
+    if closed:
+        file_rows.name_results(conn, batch_id)
     _add_counts(conn, batch_id, {"num_failed": closed})
     return closed
 
@@ -365,13 +368,6 @@ def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[in
         conn.execute(batch_lines.update().where(*where).values(**values, error=error))
         if state == LineState.COMPLETED:
             _add_counts(conn, batch_id, {"num_completed": -1, "num_failed": 1})
-
-
-def rename_planned_file(conn: sa.Connection, batch_id: str, taken_id: str, new_id: str) -> BatchRecord:
-    """Plans a result file under another id; returns the batch as it is then."""
-    for column in (batches.c.planned_output_file_id, batches.c.planned_error_file_id):
-        conn.execute(batches.update().where(batches.c.id == batch_id, column == taken_id).values({column: new_id}))
-    return require_batch(conn, batch_id)
 
 
 def finish_batch(
