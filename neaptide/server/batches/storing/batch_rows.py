@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from neaptide.cluster.claims import Claim
+from neaptide.server.batches.served import Served
 from neaptide.server.batches.storing import claim_rows, file_rows
 from neaptide.server.batches.storing.models import (
     LIVE,
@@ -52,9 +53,15 @@ def _record(row: sa.Row[Any]) -> BatchRecord:
 
 
 def create_batch(
-    conn: sa.Connection, new: NewBatch, planned_files: tuple[str, str], key: IdempotencyKey | None = None
+    conn: sa.Connection,
+    new: NewBatch,
+    planned_files: tuple[str, str],
+    key: IdempotencyKey | None = None,
+    served: Served | None = None,
 ) -> BatchRecord:
     """Adds a batch, or returns the one that the same key created before.
+
+    ``served``: where the file names that model, no other model of the name answers the batch.
 
     Raises:
         IdempotencyConflictError: the key belongs to another body.
@@ -64,7 +71,7 @@ def create_batch(
         known_id = file_rows.claim_key(conn, key, new.id, new.created_at)
         if known_id != new.id:
             return require_batch(conn, known_id)
-    purpose = select_purpose(conn, new.input_file_id, new.owner)
+    purpose, model = select_purpose(conn, new.input_file_id, new.owner)
     if purpose not in (None, "batch"):
         raise WrongPurposeError(purpose)
     output_id, error_id = planned_files
@@ -74,15 +81,18 @@ def create_batch(
             status=BatchStatus.VALIDATING,
             planned_output_file_id=output_id,
             planned_error_file_id=error_id,
+            model=model,
+            model_fingerprint=served.fingerprint if served is not None and model in served.names else None,
         )
     )
     return require_batch(conn, new.id)
 
 
-def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> str | None:
-    query = sa.select(files.c.purpose).where(files.c.id == file_id, files.c.owner == owner)
-    purpose: str | None = conn.execute(query).scalar_one_or_none()
-    return purpose
+def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str | None, str | None]:
+    """A file's purpose, and the model that it names; None for what is not known."""
+    query = sa.select(files.c.purpose, files.c.model).where(files.c.id == file_id, files.c.owner == owner)
+    row = conn.execute(query).one_or_none()
+    return (None, None) if row is None else (row.purpose, row.model)
 
 
 def get_batch(conn: sa.Connection, batch_id: str, owner: str) -> BatchRecord | None:
@@ -121,12 +131,6 @@ def live_plan_blobs(conn: sa.Connection) -> set[str]:
     """Keys, without suffixes, of the plans that live batches run from."""
     query = sa.select(batches.c.plan_blob).where(batches.c.status.in_(LIVE), batches.c.plan_blob.is_not(None))
     return set(conn.execute(query).scalars())
-
-
-def planned_file_ids(conn: sa.Connection) -> set[str]:
-    """Of the files that live batches will end in."""
-    query = sa.select(batches.c.planned_output_file_id, batches.c.planned_error_file_id)
-    return {file_id for row in conn.execute(query.where(batches.c.status.in_(LIVE))) for file_id in row}
 
 
 # ---- validating -----------------------------------------------------------------------------------------
@@ -304,6 +308,7 @@ _IS_OPEN = sa.and_(batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_
 def request_cancel(conn: sa.Connection, batch_id: str, now: int) -> bool:
     """validating or in_progress -> cancelling; False when another end was decided, or the batch has ended."""
     values = {"status": BatchStatus.CANCELLING, "outcome": BatchStatus.CANCELLED, "cancelling_at": now}
+    values |= file_rows.result_names()
     return _set(conn, batch_id, _IS_OPEN, values)
 
 
@@ -323,7 +328,8 @@ def expire_overdue(conn: sa.Connection, now: int) -> list[str]:
     """
     ids = list(conn.execute(sa.select(batches.c.id).where(_overdue(now))).scalars())
     for batch_id in ids:
-        conn.execute(batches.update().where(batches.c.id == batch_id).values(outcome=BatchStatus.EXPIRED))
+        values = {"outcome": BatchStatus.EXPIRED, **file_rows.result_names()}
+        conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
     return ids
 
 
@@ -331,6 +337,7 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
     """in_progress -> finalizing, when every line has ended."""
     pending = sa.exists().where(batch_lines.c.batch_id == batch_id, batch_lines.c.state == LineState.PENDING)
     values = {"status": BatchStatus.FINALIZING, "outcome": BatchStatus.COMPLETED, "finalizing_at": now}
+    values |= file_rows.result_names()
     may = sa.and_(batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None), ~pending)
     return _set(conn, batch_id, may, values)
 
@@ -341,6 +348,8 @@ def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str
     t = batch_lines.c
     update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
     closed = conn.execute(update.values(state=state, error=error)).rowcount
+    if closed:
+        file_rows.name_results(conn, batch_id)
     _add_counts(conn, batch_id, {"num_failed": closed})
     return closed
 
@@ -363,13 +372,6 @@ def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[in
         conn.execute(batch_lines.update().where(*where).values(**values, error=error))
         if state == LineState.COMPLETED:
             _add_counts(conn, batch_id, {"num_completed": -1, "num_failed": 1})
-
-
-def rename_planned_file(conn: sa.Connection, batch_id: str, taken_id: str, new_id: str) -> BatchRecord:
-    """Plans a result file under another id; returns the batch as it is then."""
-    for column in (batches.c.planned_output_file_id, batches.c.planned_error_file_id):
-        conn.execute(batches.update().where(batches.c.id == batch_id, column == taken_id).values({column: new_id}))
-    return require_batch(conn, batch_id)
 
 
 def finish_batch(
