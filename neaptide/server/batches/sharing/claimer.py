@@ -78,13 +78,7 @@ class Claimer:
         served, lease_ms = plane.compiler.served, int(plane.settings.lease_s * 1000)
         self.claimant = Claimant(secrets.token_hex(8), served.fingerprint, lease_ms, served.abilities.max_model_len)
         self._runner = JobRunner(
-            plane.store,
-            plane.engine,
-            self._describe,
-            self._on_done,
-            self._on_lost,
-            plane.files.verify,
-            plane.planner,
+            plane.store, plane.engine, self._describe, self._on_done, self._on_lost, plane.files.verify, plane.planner
         )
         self._held: dict[str, _Held] = {}
         self._loading: set[Claim] = set()
@@ -111,7 +105,7 @@ class Claimer:
         self._runner.start()
         self._claiming = self._background.spawn(self._claim_on())
         self._background.spawn(self._renew_on())
-        self._background.spawn(watch_tokens(self._runner, self._on_lost, self._disk))
+        self._background.spawn(watch_tokens(self._runner, self._on_tokens_lost, self._disk))
 
     async def stop(self) -> None:
         """Makes durable what has arrived, and gives back the rest."""
@@ -319,9 +313,14 @@ class Claimer:
         mine = [held for held in self._held.values() if held.claim.key.batch_id == batch_id]
         await self._close(mine)
 
-    async def give_back(self) -> None:
-        """All that the engine has not done."""
-        held = list(self._held.values())
+    def _on_tokens_lost(self, job_id: str) -> None:
+        held = self._held.get(job_id)
+        if held is not None and not held.is_over:
+            self._background.spawn(self.give_back([held]))
+
+    async def give_back(self, held: list[_Held] | None = None) -> None:
+        """All, or some of it, that the engine has not done."""
+        held = list(self._held.values()) if held is None else held
         await self._close(held)
         await self._release([one.claim for one in held])
 

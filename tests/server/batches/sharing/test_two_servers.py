@@ -234,8 +234,9 @@ async def test_only_who_holds_a_batch_writes_its_end(pair: Pair) -> None:
 
 
 async def test_a_lost_copy_of_a_plan_is_fetched_again_and_a_lost_plan_is_made_again(
-    tmp_path: Path, postgres_url: str
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("neaptide.server.batches.running.plans.LOOK_S", 0.05)
     async with shared_server(tmp_path, "a", postgres_url) as a:
         batch = await a.create(numbered(NUM_LINES))
         await until(lambda: num_given(a, batch.id) > 0)
@@ -244,7 +245,7 @@ async def test_a_lost_copy_of_a_plan_is_fetched_again_and_a_lost_plan_is_made_ag
             path.unlink()
         answer_all(a, batch.id)
         await until(lambda: num_given(a, batch.id) > 0)
-        assert all(path.exists() for path in copies)
+        await until(lambda: all(path.exists() for path in copies))
         for path in [*copies, *(tmp_path / "blobs" / batch.id).iterdir()]:
             path.unlink()
         record = await answered_to_the_end([a], batch.id)
