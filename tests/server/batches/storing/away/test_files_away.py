@@ -309,14 +309,18 @@ async def test_a_directory_that_is_removed_is_noticed_and_nothing_is_acknowledge
 
 
 @pytest.mark.parametrize("name", ["neaptide.db", "neaptide.db-wal", "neaptide.db-shm"])
-async def test_a_database_file_that_is_removed_is_noticed(tmp_path: Path, name: str) -> None:
+async def test_a_database_file_that_is_away_is_noticed_and_results_wait_for_it(tmp_path: Path, name: str) -> None:
     data_dir = tmp_path / "data"
     async with Server(data_dir) as server:
-        file = await server.upload(numbered(NUM_LINES))
+        batch = await server.create(numbered(NUM_LINES))
+        await server.until_given(batch.id)
         async with away(server, data_dir / name):
+            server.engine.answer(batch.id)
             async with http_client(app_of(server)) as client:
-                body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+                body = {"input_file_id": batch.input_file_id, "endpoint": batch.endpoint, "completion_window": "24h"}
                 assert (await client.post("/v1/batches", json=body)).status_code == 503
             await until(lambda: server.service.health.missing)
         await until(lambda: not server.service.storage_failing)
-        await ends_well(server, await server.create(input_file_id=file.id))
+        await ends_well(server, batch)
+        assert len(server.engine.executed) == NUM_LINES
+        await ends_well(server, await server.create(input_file_id=batch.input_file_id))
