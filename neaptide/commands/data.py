@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -45,7 +46,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "that wait for one end",
     )
     prune = action("prune", "remove what has expired, and give the space back to the disk", _prune)
-    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts have moved aside")
+    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts and prunes have moved aside")
     prune.add_argument(
         "--batches-older-than", type=float, metavar="DAYS", help="also forget batches that ended so long ago"
     )
@@ -57,7 +58,8 @@ def _run(run: Action, args: argparse.Namespace) -> int:
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
-        store = Store(data_path(settings.data_dir), settings.store, settings.blobs)
+        # Nobody waits for these but the operator, who may look through a large database.
+        store = Store(data_path(settings.data_dir), settings.store, settings.blobs, limit_s=math.inf)
         store.open(create=False)
         try:
             return run(store, args)

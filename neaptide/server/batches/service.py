@@ -3,8 +3,11 @@
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
+
+import sqlalchemy as sa
 
 from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
@@ -36,6 +39,8 @@ from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
 from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
 from neaptide.server.link.engine_client import EngineClient
 
+logger = logging.getLogger(__name__)
+
 
 class BatchService:
     """One per server and data directory.
@@ -55,13 +60,14 @@ class BatchService:
     ) -> None:
         clocks = clocks or Clocks()
         self.settings = settings
-        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url)
+        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url, settings.store_limit_s)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self.outlooks = Outlooks()
         engine.add_outlook_listener(self.outlooks.hear)
         self._clocks = clocks
         self._compiler = compiler
         self._is_suspended = False
+        self._watching: asyncio.Task[None] | None = None
         plane = BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
         self._machine: BatchMachine
         blobs = self.store.blobs
@@ -93,9 +99,13 @@ class BatchService:
         except BaseException:
             self.store.close()
             raise
+        self._watching = asyncio.create_task(self._watch_storage(), name="storage watch")
 
     async def stop(self) -> None:
         """Makes arrived results durable and lets go of the data directory; batches go on at the next start."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._machine.stop()
         await asyncio.to_thread(self.store.close)
 
@@ -118,6 +128,19 @@ class BatchService:
     def health(self) -> StorageHealth:
         """What the storage of files refuses now."""
         return self.files.health
+
+    async def _watch_storage(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.tick_s)
+            try:
+                self.health.note_missing(await asyncio.to_thread(self.store.missing))
+                await self.files.look_again()
+                if self.store.failing:
+                    await self.store.write(_nothing)
+            except StoreUnavailableError:
+                continue
+            except Exception:
+                logger.exception("what the storage refuses is looked at again later")
 
     # ---- batches ----
 
@@ -215,3 +238,7 @@ class BatchService:
     async def expire_overdue(self) -> None:
         """What the periodic check does; for tests and for operators in a hurry."""
         await self._machine.expire_overdue()
+
+
+def _nothing(_: sa.Connection) -> None:
+    """A write that tells whether the database takes any."""

@@ -63,6 +63,8 @@ class Report:
     num_lines: int = 0
     num_rows: int = 0
     model: str = ""
+    plan_digest: str = ""
+    """Of the job's plan as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Check:
     stem: str
     """Where the job's plan is written."""
     limits: Limits
+    share: str = ""
+    """The key whose turn it takes, as the scheduler's shares name keys."""
 
 
 Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
@@ -92,7 +96,7 @@ class CheckerDiedError(Exception):
 
 
 class Checker(Protocol):
-    """Where files are checked. One at a time, off the event loop."""
+    """Where files are checked: one of each key at a time, off the event loop."""
 
     async def check(self, check: Check, keep: Keep) -> Report:
         """The report comes when all are stored and the plan is durable.
@@ -140,7 +144,12 @@ def read_body(file: BinaryIO, byte_offset: int, num_bytes: int) -> dict[str, Any
 
 
 class Validator:
-    """One validation of one batch. ``keep`` stores groups of lines."""
+    """One validation of one batch.
+
+    Args:
+        keep: stores groups of lines.
+        pause: called after every line; returns when the check may go on.
+    """
 
     def __init__(
         self,
@@ -148,11 +157,13 @@ class Validator:
         compiler: LineCompiler,
         limits: Limits,
         keep: Callable[[Sequence[NewLine]], None],
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         self._endpoint = endpoint
         self._compiler = compiler
         self._limits = limits
         self._keep = keep
+        self._pause = pause
         self._custom_ids: set[str] = set()
         self._group: list[NewLine] = []
         self._report = Report()
@@ -177,7 +188,7 @@ class Validator:
         except BaseException:
             plan.abandon()
             raise
-        self._report.num_rows = plan.num_rows
+        self._report.num_rows, self._report.plan_digest = plan.num_rows, plan.digest
         return self._report
 
     def _check_lines(self, path: Path, plan: PlanWriter) -> None:
@@ -188,6 +199,7 @@ class Validator:
             self._add_error(fault, None)
             return
         for raw in read_lines(path):
+            self._pause()
             try:
                 custom_id, body = self._check(raw.content)
             except LineFault as found:

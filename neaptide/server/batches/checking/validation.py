@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from neaptide.server.batches.checking.job_files import PlanLostError, remove_plan, seal_plan
@@ -15,6 +16,7 @@ from neaptide.server.batches.storing.models import BatchRecord, FileRecord, NewL
 from neaptide.server.batches.storing.shared.lease_rows import LeaseLostError
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.edge.auth import share_of
 from neaptide.server.edge.errors import NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -27,12 +29,13 @@ MAX_DELAY_S = 60.0
 
 
 class Validation:
-    """Checks files one at a time, patiently where the disk refuses or the process that checks is killed."""
+    """Checks files, one of each key at a time; patient where the disk refuses or the process that checks is killed."""
 
     def __init__(self, plane: BatchPlane, disk: PatientDisk) -> None:
         self._p = plane
         self._disk = disk
-        self._one_at_a_time = asyncio.Semaphore(1)
+        self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By owner: files of different keys are checked by turns."""
 
     async def run(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> bool:
         """Whether the batch is durably in_progress: False when it has failed, or ``stop`` came first.
@@ -109,7 +112,7 @@ class Validation:
         if report.errors:
             message = report.errors[0]["message"]
             raise FileAwayError(errno.EIO, f"its plan is lost, and its file does not pass the check now: {message}")
-        await asyncio.to_thread(seal_plan, self._p.stem(record.id))
+        await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
         return found
 
     async def _check_file(
@@ -117,11 +120,11 @@ class Validation:
     ) -> Report:
         """``begin`` comes before each try."""
         path, stem = self._p.files.path(file.id), self._p.stem(record.id)
-        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits)
+        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, share_of(record.owner))
         num_deaths, delay_s = 0, FIRST_DELAY_S
         while num_deaths < MAX_DEATHS:
             try:
-                async with self._one_at_a_time:
+                async with self._one_at_a_time[record.owner]:
                     await begin()
                     return await self._p.checker.check(check, keep)
             except (OSError, StoreUnavailableError, LeaseLostError):
@@ -153,5 +156,5 @@ class Validation:
     async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
         if stop.is_set():
             return False
-        await asyncio.to_thread(seal_plan, self._p.stem(record.id))
+        await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
         return await hold.begin(record, report.model, self._p.now(record))

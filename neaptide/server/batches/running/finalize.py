@@ -35,7 +35,6 @@ EXPIRED_ERROR = dump_json(
 CANCELLED_ERROR = dump_json(
     {"code": "batch_cancelled", "message": "The batch was cancelled before this request was executed."}
 )
-FAILED_ERROR = dump_json({"code": "batch_failed", "message": "The server could not execute this request."})
 MISMATCH_ERROR = dump_json(
     {"code": "model_mismatch", "message": "The server was restarted with another model before this request ran."}
 )

@@ -13,8 +13,9 @@ import asyncio
 import logging
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.hold import SoleHold
@@ -32,6 +33,8 @@ from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 FIRST_RELOAD_DELAY_S = 10.0
 """Until the engine has said its last of what it had of a batch that is taken up anew."""
@@ -85,12 +88,15 @@ class Machine:
             plane.files.verify,
             plane.planner,
         )
+        self._attended: Counter[str] = Counter()
+        """Tasks that move a batch on."""
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
         self._loading: set[str] = set()
         self._ended_while_loading: set[str] = set()
         self._reloading: set[str] = set()
         self._num_reloads: Counter[str] = Counter()
+        self._finalizing: set[str] = set()
         self._background = Background("a batch is stuck until the next start")
         self._stopping = threading.Event()
         self._disk = PatientDisk()
@@ -98,7 +104,7 @@ class Machine:
         self._validation = Validation(plane, self._disk)
         self._plans = Plans(plane, self._validation)
         self._ending = Ending(plane, self._stopping)
-        self._upkeep = Upkeep(plane, self._disk, self.end)
+        self._upkeep = Upkeep(plane, self._disk, self.end, look_again=self._look_again)
 
     # ---- start and stop ----
 
@@ -107,14 +113,39 @@ class Machine:
         records = await self._p.store.read(batch_rows.live_batches)
         self._runner.start()
         for record in records:
-            if record.outcome is not None:
-                self._background.spawn(self._finalize(record.id))
-            elif record.status is BatchStatus.VALIDATING:
-                self.begin(record)
-            else:
-                self._background.spawn(self._resume(record.id))
+            self._take_up(record)
         self._background.spawn(self._upkeep.run(self._stopping.is_set))
         self._background.spawn(watch_tokens(self._runner, self._on_lost, self._disk))
+
+    def _take_up(self, record: BatchRecord) -> None:
+        if record.outcome is not None:
+            self.end(record.id)
+        elif record.status is BatchStatus.VALIDATING:
+            self.begin(record)
+        else:
+            self._attend(record.id, self._resume, record.id)
+
+    async def _look_again(self) -> None:
+        """Takes up what a write of unknown outcome has begun or decided after all.
+
+        The rows are read in a write: once it has happened, nothing that was cut off before can happen any more.
+        """
+        for record in await self._p.store.write(batch_rows.live_batches):
+            is_at_work = self._attended[record.id] > 0 or self._runner.has_job(record.id)
+            if record.outcome is not None or not is_at_work:
+                self._take_up(record)
+
+    def _attend(self, batch_id: str, step: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs) -> None:
+        self._attended[batch_id] += 1
+        self._background.spawn(self._attended_step(batch_id, lambda: step(*args, **kwargs)))
+
+    async def _attended_step(self, batch_id: str, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        finally:
+            self._attended[batch_id] -= 1
+            if not self._attended[batch_id]:
+                del self._attended[batch_id]
 
     async def stop(self) -> None:
         """Keeps what has been computed and leaves the rest to the next start."""
@@ -138,7 +169,7 @@ class Machine:
         """Validates a batch whose row is durable."""
         stop = asyncio.Event()
         self._validating[record.id] = stop
-        self._background.spawn(self._validate(record, stop))
+        self._attend(record.id, self._validate, record, stop)
 
     def end(self, batch_id: str) -> None:
         """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
@@ -149,7 +180,7 @@ class Machine:
             return
         if batch_id in self._loading:
             self._ended_while_loading.add(batch_id)
-        self._background.spawn(self._close_and_finalize(batch_id))
+        self._attend(batch_id, self._finalize, batch_id, closes_job=True)
 
     def suspend(self) -> None:
         """Lets the engine go on without batch work; what it was doing runs again after the next start."""
@@ -187,7 +218,7 @@ class Machine:
     def _on_lost(self, batch_id: str) -> None:
         if batch_id not in self._reloading:
             self._reloading.add(batch_id)
-            self._background.spawn(self._reload(batch_id))
+            self._attend(batch_id, self._reload, batch_id)
 
     async def _reload(self, batch_id: str) -> None:
         """Takes up anew a batch of which results were lost on their way: its rows say which lines are left."""
@@ -218,14 +249,14 @@ class Machine:
             return await self._plans.load(record, lines)
         except NotFoundError:
             logger.error("batch %s: its input file has been dropped", batch_id)
-            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.FAILED_ERROR)
+            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.LOST_ERROR)
             return None
 
     def _describe(self, job: Job) -> tuple[Path, float]:
         return self._p.describe(job.batch_id, job.expires_at)
 
     def _on_lines_done(self, batch_id: str) -> None:
-        self._background.spawn(self._complete(batch_id))
+        self._attend(batch_id, self._complete, batch_id)
 
     # ---- ending ----
 
@@ -234,19 +265,23 @@ class Machine:
             record = await self._p.store.read(batch_rows.require_batch, batch_id)
             return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._p.now(record))
 
-        # Not taken: a cancel or the window's end came first, and that decision finalizes.
+        # False: a cancel or the window's end came first, and that decision finalizes.
         if await self._disk.retry(batch_id, begin):
             await self._finalize(batch_id)
 
-    async def _close_and_finalize(self, batch_id: str) -> None:
-        await self._runner.close_job(batch_id)
-        await self._finalize(batch_id)
-
-    async def _finalize(self, batch_id: str) -> None:
+    async def _finalize(self, batch_id: str, closes_job: bool = False) -> None:
+        """Ends a batch whose outcome is decided; once, however often that is heard."""
+        if batch_id in self._finalizing:
+            return
+        self._finalizing.add(batch_id)
         try:
+            if closes_job:
+                await self._runner.close_job(batch_id)
             await self._disk.retry(batch_id, lambda: self._ending.end(batch_id, self._hold))
         except finalize.FinalizeStoppedError:
             return
+        finally:
+            self._finalizing.discard(batch_id)
 
     async def expire_overdue(self) -> None:
         """Ends batches whose completion window is over."""

@@ -31,6 +31,7 @@ from neaptide.server.batches.sharing.plans import PlanCopies
 from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.claim_rows import Besides, BoardFigures, Claimant, database_now_ms
 from neaptide.server.batches.storing.disk_patience import PatientDisk
+from neaptide.server.batches.storing.faults import FileAwayError
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineState, PendingLine
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.storing.store import StoreUnavailableError
@@ -207,6 +208,8 @@ class Claimer:
                 await self._take_up(claim)
             except (OSError, StoreUnavailableError) as error:
                 logger.error("batch %s: a chunk is given back: %s", claim.key.batch_id, error)
+                if isinstance(error, OSError) and not isinstance(error, FileAwayError):
+                    self._p.files.health.note(error)
                 rest = list(self._loading)
                 self._loading.clear()
                 await self._release(rest)
@@ -389,4 +392,4 @@ def _give_up(conn: sa.Connection, claim: Claim) -> None:
     """Fails what is left of a batch that cannot be run by anybody; only for who holds a chunk of it."""
     record = batch_rows.require_batch(conn, claim.key.batch_id)
     if record.outcome is None and claim_rows.holds(conn, claim):
-        batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.FAILED_ERROR)
+        batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.LOST_ERROR)

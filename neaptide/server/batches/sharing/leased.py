@@ -51,8 +51,10 @@ def begin_shared(
     """``batch_rows.begin_batch``, its plan named and its lines offered to all servers."""
     if not batch_rows.begin_batch(conn, record.id, model, fingerprint, now):
         return False
-    conn.execute(batches.update().where(batches.c.id == record.id).values(plan_blob=plan_blob))
-    claim_rows.add_chunks(conn, chunks)
+    unnamed = batches.update().where(batches.c.id == record.id, batches.c.plan_blob.is_(None))
+    if conn.execute(unnamed.values(plan_blob=plan_blob)).rowcount:
+        claim_rows.add_chunks(conn, chunks)
+    # Else it was begun before, by a commit whose answer was lost, with the plan that was put then.
     return True
 
 

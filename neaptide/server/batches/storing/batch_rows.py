@@ -1,8 +1,8 @@
 """Operations on the ``batches`` and ``batch_lines`` tables; each runs inside a transaction of the store.
 
-Every change of state is a compare-and-set: it names the states it may leave, and says whether it took
-place. Races (cancel against the last line, expiry against cancel, a late result against the end) are
-decided here and nowhere else.
+Every change of state is a compare-and-set: it names the states it may leave, and says whether the batch is now as
+wanted. So who repeats one whose answer was lost hears of his own success, and False is always another decision. Races
+(cancel against the last line, expiry against cancel, a late result against the end) are decided here and nowhere else.
 """
 
 from collections.abc import Sequence
@@ -126,8 +126,17 @@ def live_plan_blobs(conn: sa.Connection) -> set[str]:
 # ---- validating -----------------------------------------------------------------------------------------
 
 
-def _is_validating(batch_id: str) -> sa.ColumnElement[bool]:
-    return sa.and_(batches.c.id == batch_id, batches.c.status == BatchStatus.VALIDATING, batches.c.outcome.is_(None))
+_IS_VALIDATING = sa.and_(batches.c.status == BatchStatus.VALIDATING, batches.c.outcome.is_(None))
+
+
+def _set(conn: sa.Connection, batch_id: str, may: sa.ColumnElement[bool], values: dict[str, Any]) -> bool:
+    """Sets ``values``, a status among them, if ``may``; whether they are set, now or by the same change before."""
+    if conn.execute(batches.update().where(batches.c.id == batch_id, may).values(**values)).rowcount == 1:
+        return True
+    set_before = (batches.c.id == batch_id, batches.c.status == values["status"])
+    outcome = values.get("outcome")
+    has_outcome = batches.c.outcome.is_(None) if outcome is None else batches.c.outcome == outcome
+    return bool(conn.execute(sa.select(sa.exists().where(*set_before, has_outcome))).scalar_one())
 
 
 def insert_lines(conn: sa.Connection, batch_id: str, lines: Sequence[NewLine]) -> None:
@@ -159,10 +168,10 @@ def discard_lines(conn: sa.Connection, batch_id: str) -> None:
 def fail_batch(conn: sa.Connection, batch_id: str, errors: list[BatchError], now: int) -> bool:
     """validating -> failed; nothing was executed."""
     values = {"status": BatchStatus.FAILED, "errors": errors, "failed_at": now}
-    taken = conn.execute(batches.update().where(_is_validating(batch_id)).values(**values)).rowcount == 1
-    if taken:
+    is_failed = _set(conn, batch_id, _IS_VALIDATING, values)
+    if is_failed:
         discard_lines(conn, batch_id)
-    return taken
+    return is_failed
 
 
 def begin_batch(conn: sa.Connection, batch_id: str, model: str, fingerprint: str, now: int) -> bool:
@@ -178,7 +187,7 @@ def begin_batch(conn: sa.Connection, batch_id: str, model: str, fingerprint: str
         "num_total": total,
         "num_failed": failed,
     }
-    return conn.execute(batches.update().where(_is_validating(batch_id)).values(**values)).rowcount == 1
+    return _set(conn, batch_id, _IS_VALIDATING, values)
 
 
 # ---- running --------------------------------------------------------------------------------------------
@@ -283,26 +292,18 @@ def count_attempts(
 # ---- ending ---------------------------------------------------------------------------------------------
 
 
+_IS_OPEN = sa.and_(batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)), batches.c.outcome.is_(None))
+
+
 def request_cancel(conn: sa.Connection, batch_id: str, now: int) -> bool:
-    """validating or in_progress -> cancelling; False when the batch is past that."""
+    """validating or in_progress -> cancelling; False when another end was decided, or the batch has ended."""
     values = {"status": BatchStatus.CANCELLING, "outcome": BatchStatus.CANCELLED, "cancelling_at": now}
-    where = (
-        batches.c.id == batch_id,
-        batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
-        batches.c.outcome.is_(None),
-    )
-    taken = conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
-    if taken:
-        file_rows.name_results(conn, batch_id)
-    return taken
+    values |= file_rows.result_names()
+    return _set(conn, batch_id, _IS_OPEN, values)
 
 
 def _overdue(now: int) -> sa.ColumnElement[bool]:
-    return sa.and_(
-        batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
-        batches.c.outcome.is_(None),
-        batches.c.expires_at <= now,
-    )
+    return sa.and_(_IS_OPEN, batches.c.expires_at <= now)
 
 
 def overdue(conn: sa.Connection, now: int) -> bool:
@@ -317,8 +318,8 @@ def expire_overdue(conn: sa.Connection, now: int) -> list[str]:
     """
     ids = list(conn.execute(sa.select(batches.c.id).where(_overdue(now))).scalars())
     for batch_id in ids:
-        conn.execute(batches.update().where(batches.c.id == batch_id).values(outcome=BatchStatus.EXPIRED))
-        file_rows.name_results(conn, batch_id)
+        values = {"outcome": BatchStatus.EXPIRED, **file_rows.result_names()}
+        conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
     return ids
 
 
@@ -326,16 +327,9 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
     """in_progress -> finalizing, when every line has ended."""
     pending = sa.exists().where(batch_lines.c.batch_id == batch_id, batch_lines.c.state == LineState.PENDING)
     values = {"status": BatchStatus.FINALIZING, "outcome": BatchStatus.COMPLETED, "finalizing_at": now}
-    where = (
-        batches.c.id == batch_id,
-        batches.c.status == BatchStatus.IN_PROGRESS,
-        batches.c.outcome.is_(None),
-        ~pending,
-    )
-    begun = conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
-    if begun:
-        file_rows.name_results(conn, batch_id)
-    return begun
+    values |= file_rows.result_names()
+    may = sa.and_(batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None), ~pending)
+    return _set(conn, batch_id, may, values)
 
 
 def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:

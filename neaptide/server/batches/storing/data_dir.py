@@ -10,7 +10,7 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -66,6 +66,8 @@ class DataDir:
         self._is_home_of_database = has_database
         """Otherwise the database is elsewhere, and none may lie here."""
         self._lock_fd: int | None = None
+        self._opened: dict[Path, tuple[int, int]] = {}
+        """Device and inode of what must stay where it is while it is in use."""
 
     def open(self, create: bool = True) -> None:
         """Takes the directory: refuses a foreign one, locks it, marks it, closes it to other users.
@@ -95,6 +97,21 @@ class DataDir:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    # ---- while it is in use ----
+
+    def note_place(self) -> None:
+        """Remembers what ``missing`` compares with."""
+        # Open, so that nothing new gets its inode; a new directory may get the old one's.
+        kept_open = self.database if self._is_home_of_database else self.path / LOCK_NAME
+        self._opened = {path: identity_of(path) for path in (self.path, kept_open)}
+
+    def missing(self) -> str | None:
+        """Why what is written now would not be found here again; None where it would.
+
+        A directory that is removed, or unmounted, or has another one in its place takes no notice of open files.
+        """
+        return first_missing(self._opened)
 
     # ---- looking ----
 
@@ -224,6 +241,23 @@ class DataDir:
         for name in (FILES, JOBS, PROFILES):
             make_private_directory(self.path / name)
         sync_directory(self.path)
+
+
+def identity_of(path: Path) -> tuple[int, int]:
+    """Device and inode. Raises OSError."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def first_missing(opened: Mapping[Path, tuple[int, int]]) -> str | None:
+    """Which of these is not there any more, or is another one; None where all are as they were."""
+    for path, identity in opened.items():
+        try:
+            if identity_of(path) != identity:
+                return f"{path} is not the one that was opened"
+        except OSError as error:
+            return f"{path} is away: {error.strerror}"
+    return None
 
 
 def _tables_of(database: Path, mode: str) -> set[str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from neaptide.server.batches.storing.models import FileRecord
-from neaptide.server.batches.storing.store import StoreUnavailableError
+from neaptide.server.batches.storing.store import StoreUnavailableError, WriteUnknownError
 from neaptide.server.edge.errors import ApiError, NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,11 @@ class StorageHealth:
 
 @contextmanager
 def storage_faults(health: StorageHealth) -> Iterator[None]:
-    """Turns failures of disk and database into replies, and notes them."""
+    """Turns failures of disk and database into replies, and notes them.
+
+    Nothing was committed when one of them is sent, but for the 503 of a write whose COMMIT was cut off: what that one
+    wrote is there whole or not at all.
+    """
     try:
         yield
     except (OSError, StoreUnavailableError) as error:
@@ -107,6 +111,9 @@ def storage_faults(health: StorageHealth) -> Iterator[None]:
 
 def reply_to(error: OSError | StoreUnavailableError) -> ApiError:
     """What a caller is told of a storage that does not do what it is asked."""
+    if isinstance(error, WriteUnknownError):
+        text = "The database did not say whether this was stored. Look, or send it again with the same Idempotency-Key."
+        return UnavailableError(text, code="storage_unavailable")
     if isinstance(error, FileDamagedError):
         return ApiError("The file is damaged on the server's disk.", param="id", code="file_damaged")
     if isinstance(error, OSError) and error.errno in _NO_SPACE:

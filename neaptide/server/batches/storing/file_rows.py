@@ -50,8 +50,8 @@ def get_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> FileRec
     return None if row is None else _record(row)
 
 
-def has_row(conn: sa.Connection, file_id: str) -> bool:
-    """Whether the database knows the file, whoever owns it and also when it has expired."""
+def has_file(conn: sa.Connection, file_id: str) -> bool:
+    """Anybody's, expired or not."""
     return bool(conn.execute(sa.select(sa.exists().where(files.c.id == file_id))).scalar_one())
 
 
@@ -176,11 +176,16 @@ def insert_output_files(conn: sa.Connection, records: Sequence[FileRecord]) -> N
         conn.execute(files.insert().values(**asdict(record)))
 
 
+def result_names() -> dict[str, str]:
+    """New ids for the result files of a batch, for its row. They are drawn whenever what will be in the files changes:
+    after an older copy of the database, or of everything, was put back, an id that was shown stands for nothing else.
+    """
+    return {"planned_output_file_id": new_file_id(), "planned_error_file_id": new_file_id()}
+
+
 def name_results(conn: sa.Connection, batch_id: str) -> None:
-    """Plans the result files under new ids. Done whenever what will be in them changes: after an older copy of the
-    database, or of everything, was put back, an id that was shown stands for nothing else."""
-    names = {"planned_output_file_id": new_file_id(), "planned_error_file_id": new_file_id()}
-    conn.execute(batches.update().where(batches.c.id == batch_id).values(**names))
+    """Plans the result files of a batch under new ids."""
+    conn.execute(batches.update().where(batches.c.id == batch_id).values(**result_names()))
 
 
 def planned_file_ids(conn: sa.Connection) -> set[str]:

@@ -5,7 +5,8 @@
 
 Where servers share storage, the bytes go there before the row, and what lies in the directory is a copy.
 
-A crash anywhere leaves at most bytes without a row; ``leftovers.tidy`` sees to those at the next start.
+A crash anywhere leaves at most bytes without a row; ``leftovers.tidy`` sees to those at the next start. Where it is not
+known whether a row was written, the bytes stay until it is.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from neaptide.server.batches.storing.faults import (
 from neaptide.server.batches.storing.file_rows import FileInUseError, IdempotencyConflictError
 from neaptide.server.batches.storing.models import FileRecord, IdempotencyKey, new_file_id
 from neaptide.server.batches.storing.shared.blobs import upload_key
-from neaptide.server.batches.storing.store import Store, StoreUnavailableError
+from neaptide.server.batches.storing.store import Store, StoreUnavailableError, WriteUnknownError
 from neaptide.server.edge.errors import (
     ConflictError,
     InvalidRequestError,
@@ -144,6 +145,8 @@ class FileStore:
         self.health = StorageHealth()
         self._seen: dict[str, tuple[tuple[int, ...], bool]] = {}
         """Versions of files that have been compared with their hashes, and whether they were right."""
+        self._undecided: dict[str, str | None] = {}
+        """Uploads whose row may stand or not, each with its blob."""
 
     def path(self, file_id: str) -> Path:
         return self.directory / file_id
@@ -159,6 +162,7 @@ class FileStore:
         Raises:
             InvalidRequestError: purpose, name or expiry are not acceptable.
             ConflictError: the idempotency key was used for other content.
+            WriteUnknownError: the file is there with its bytes, or not at all.
         """
         check_form(form)
         digest = await upload.finish()
@@ -182,16 +186,19 @@ class FileStore:
         if idempotency_key is not None:
             body = f"{form.purpose}\0{form.filename}\0{form.expires_after_s}\0{digest}"
             key = IdempotencyKey(owner, "files", idempotency_key, hashlib.sha256(body.encode()).hexdigest())
-        path = self.path(record.id)
+        is_put = False
         try:
-            await asyncio.to_thread(upload.rename, path)
+            await asyncio.to_thread(upload.rename, self.path(record.id))
             await self._put(record)
+            is_put = True
             kept = await self._store.write(file_rows.insert_file, record, key)
+        except WriteUnknownError:
+            self._undecided[record.id] = record.blob
+            raise
         except Exception as error:
             # Not for a cancelled request, whose row may stand; the next start decides about that one.
-            path.unlink(missing_ok=True)
+            await self.remove(record.id, record.blob if is_put else None)
             if isinstance(error, IdempotencyConflictError):
-                await self.remove(record.id, record.blob)
                 raise ConflictError(
                     "The Idempotency-Key was used for a different upload.", code="idempotency_key_reused"
                 ) from None
@@ -199,6 +206,17 @@ class FileStore:
         if kept.id != record.id:
             await self.remove(record.id, record.blob)
         return kept
+
+    async def settle(self) -> None:
+        """Removes the bytes of uploads of which it was not known whether they have a row, and which have none.
+
+        Raises:
+            StoreUnavailableError: not now.
+        """
+        for file_id, blob in list(self._undecided.items()):
+            # Asked in a write: once it has happened, nothing that was cut off before can happen any more.
+            if await self._store.write(file_rows.has_file, file_id) or await self.remove(file_id, blob):
+                del self._undecided[file_id]
 
     async def _put(self, record: FileRecord) -> None:
         if self._blobs is not None and record.blob is not None:
@@ -267,7 +285,7 @@ class FileStore:
         try:
             file = await self._open_or_fetch(record)
         except OSError as error:
-            if not await self._store.read(file_rows.has_row, record.id):
+            if not await self._store.read(file_rows.has_file, record.id):
                 self.health.forget(record.id)
                 raise no_such_file() from None
             raise self.health.note_away(record, error) from error

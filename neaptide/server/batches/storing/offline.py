@@ -101,7 +101,7 @@ def check(store: Store) -> Findings:
         for path in sorted((store.data_dir / folder).iterdir()):
             if verdict(path.name) is None:
                 found.problems.append(f"{folder}/{path.name}: the database does not know it; a start moves it aside")
-    found.problems += [f"{key}: no row names this blob; prune removes it" for key in leftover_blobs(store)]
+    found.problems += [f"{key}: no row names this blob; prune moves it aside" for key in leftover_blobs(store)]
     return found
 
 
@@ -142,14 +142,18 @@ def _read(store: Store, record: FileRecord) -> tuple[int, str]:
 
 
 def leftover_blobs(store: Store) -> list[str]:
-    """Keys that no row names, and that are too old to be of a write that is under way. Blocking."""
+    """Keys that no row names, and that are too old to be of a write that is under way. Blocking.
+
+    What crashes have left, or what an older copy of the database does not know.
+    """
     if store.blobs is None:
         return []
     written_before_s = time.time() - LEFTOVER_BLOB_S
     # Listed first: what is written and named meanwhile is not among them.
     old = [blob.key for blob in store.blobs.find() if blob.written_s < written_before_s]
     files_of, plans_of = store.read_blocking(file_rows.all_blobs), store.read_blocking(batch_rows.live_plan_blobs)
-    return sorted(key for key in old if key not in files_of and key.rpartition(".")[0] not in plans_of)
+    unknown = (key for key in old if key not in files_of and key.rpartition(".")[0] not in plans_of)
+    return sorted(key for key in unknown if not key.startswith(f"{MOVED_ASIDE}/"))
 
 
 def _check_results(store: Store, batch_id: str, found: Findings) -> None:
@@ -187,11 +191,20 @@ def prune(store: Store, what: Prune) -> int:
     if what.batches_older_than_days is not None:
         ended_before = int(time.time() - what.batches_older_than_days * DAY_S)
         store.write_blocking(retention_rows.forget_batches, ended_before)
+    if what.moved_aside:
+        _remove_moved_aside(store)
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     for key in leftover_blobs(store):
         assert store.blobs is not None
-        store.blobs.remove(key)
-    aside = store.data_dir / MOVED_ASIDE
-    if what.moved_aside and aside.exists():
-        shutil.rmtree(aside)
+        store.blobs.set_aside(key, stamp)
     store.compact()
     return before - sum(sizes(store).bytes_of.values())
+
+
+def _remove_moved_aside(store: Store) -> None:
+    aside = store.data_dir / MOVED_ASIDE
+    if aside.exists():
+        shutil.rmtree(aside)
+    if store.blobs is not None:
+        for key in [blob.key for blob in store.blobs.find() if blob.key.startswith(f"{MOVED_ASIDE}/")]:
+            store.blobs.remove(key)

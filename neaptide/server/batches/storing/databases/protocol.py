@@ -76,6 +76,10 @@ class Database(Protocol):
         """Whether a transaction was undone only since another one was in its way: it is to be run again at once."""
         ...
 
+    def missing(self) -> str | None:
+        """Why what is written now would not be found again, where that can be seen; None where it would. Cheap."""
+        ...
+
     def stored_bytes(self, conn: sa.Connection) -> int:
         """Of what lies outside the data directory."""
         ...

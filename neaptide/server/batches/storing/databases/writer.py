@@ -6,6 +6,7 @@ of durability, so writes that arrive close together share one.
 """
 
 import itertools
+import math
 import queue
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from neaptide.server.batches.storing.databases import deadline
 from neaptide.server.batches.storing.databases.protocol import Database, OutcomeUnknownError
 
 T = TypeVar("T")
@@ -37,6 +39,7 @@ class _Write:
     rows: int
     urgent: bool
     is_exclusive: bool
+    until_s: float
 
 
 class Writer:
@@ -49,8 +52,10 @@ class Writer:
     once until it happens.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, limit_s: float = math.inf) -> None:
+        """``limit_s``: a write that is not durable by then has failed. One that has not begun never runs."""
         self._database = database
+        self._limit_s = limit_s
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="batch-store-writer", daemon=True)
         self._closed = False
@@ -79,7 +84,8 @@ class Writer:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the store is closed")
-            self._queue.put(_Write(operation, future, rows, urgent, is_exclusive))
+            until_s = time.monotonic() + self._limit_s
+            self._queue.put(_Write(operation, future, rows, urgent, is_exclusive, until_s))
         return future
 
     def close(self) -> None:
@@ -125,9 +131,15 @@ class Writer:
 
     def _commit_group(self, group: list[_Write]) -> None:
         self._is_settled = False
-        running = [write for write in group if write.future.set_running_or_notify_cancel()]
+        now_s = time.monotonic()
+        # Those that are too late are left to their callers, who give them up.
+        due = [write for write in group if write.until_s > now_s]
+        running = [write for write in due if write.future.set_running_or_notify_cancel()]
+        if not running:
+            return
         try:
-            outcomes = self._transact(running)
+            with deadline.until(min(write.until_s for write in running)):
+                outcomes = self._transact(running)
             self.num_commits += 1
         except Exception as error:
             self.num_unknown += isinstance(error, OutcomeUnknownError)
@@ -145,6 +157,8 @@ class Writer:
             try:
                 with self._database.transaction(is_exclusive) as conn:
                     outcomes = [self._attempt(conn, write.operation) for write in writes]
+                    # A COMMIT that cannot be waited for is better not sent.
+                    deadline.check()
                 break
             except OutcomeUnknownError as unknown:
                 if not self._learn_outcome(unknown):
@@ -164,12 +178,16 @@ class Writer:
         Raises:
             OutcomeUnknownError: patience is over, the writer is to end, or the database cannot say.
         """
-        deadline_s = time.monotonic() + unknown.patience_s
+        patience_s = min(unknown.patience_s, deadline.left_s())
+        with deadline.until(time.monotonic() + patience_s):
+            return self._asked(unknown)
+
+    def _asked(self, unknown: OutcomeUnknownError) -> bool:
         while True:
             try:
                 outcome = unknown.ask()
             except Exception as error:
-                is_hopeless = not self._database.is_fault(error) or time.monotonic() >= deadline_s
+                is_hopeless = not self._database.is_fault(error) or deadline.is_over()
                 if is_hopeless or not self._fail_queued(error):
                     raise unknown from error
                 continue
