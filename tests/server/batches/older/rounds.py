@@ -7,7 +7,8 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +49,16 @@ class Plot:
 
     @classmethod
     def drawn(cls, seed: int) -> "Plot":
-        """Every thing comes as often as any other."""
-        generator = random.Random(seed)
-        while True:
-            is_live = generator.random() < 0.5
-            plot = cls(
-                OBJECTS[seed % len(OBJECTS)],
-                generator.choice(HARMS),
-                generator.choice(MOMENTS),
-                "comes back at once" if is_live and generator.random() < 0.5 else generator.choice(REMEDIES[1:]),
-                is_live,
-                generator.random() < 0.5,
-            )
-            if plot._can_be:
-                return plot
+        """Every thing comes as often as any other, and each at every moment that it knows."""
+        thing, moment = OBJECTS[seed % len(OBJECTS)], MOMENTS[seed // len(OBJECTS) % len(MOMENTS)]
+        all_of_it = [cls(thing, *rest) for rest in product(HARMS, MOMENTS, REMEDIES, (True, False), (True, False))]
+        possible = [plot for plot in all_of_it if plot._can_be]
+        return random.Random(seed).choice([plot for plot in possible if plot.moment == moment] or possible)
 
     @property
     def _can_be(self) -> bool:
+        if (self.is_live and self.is_killed) or (not self.is_live and self.remedy == REMEDIES[0]):
+            return False
         if self.thing in PLAN and self.moment not in ("running", "finalizing"):
             return False
         # Only one that is open at the time is written to, whatever its name is by then.
@@ -252,7 +246,10 @@ class Round:
             if self.plot.harm == "older":
                 shutil.copytree(self.root / "older", self.data)
             return
-        self._good[self._target] = content = self._target.read_bytes()
+        # The database and its log belong together: a start has changed both.
+        together = self._target.parent.glob(f"{DATABASE_NAME}*") if self.plot.thing in ("database", "log") else ()
+        self._good = {path: path.read_bytes() for path in (self._target, *together) if not path.name.endswith("-shm")}
+        content = self._good[self._target]
         if self.plot.harm == "away":
             self._target.unlink()
         elif self.plot.harm == "older":
@@ -277,6 +274,9 @@ class Round:
             if self.data.exists():
                 shutil.rmtree(self.data)
             (self.root / "away").rename(self.data)
+        if self.plot.thing in ("database", "log"):
+            for path in self.data.glob(f"{DATABASE_NAME}-*"):
+                path.unlink()
         for path, content in self._good.items():
             path.parent.mkdir(exist_ok=True)
             self._replace(path, content)
@@ -336,7 +336,7 @@ class Round:
         if self.plot.remedy == "is put back" or is_refused:
             self._undo()
             self._good.clear()
-            self.plot = Plot(**{**vars_of(self.plot), "remedy": "is put back"})
+            self.plot = replace(self.plot, remedy="is put back")
         elif self.plot.thing in ("input", "results"):
             store = Store(self.data)
             store.open()
@@ -438,10 +438,6 @@ class Round:
         if self.plot.thing != "everything":
             copies = [path.read_bytes() for path in (self.data / "moved-aside").rglob(file_id)]
             self._expect(content in copies, f"{file_id} was shown and is nowhere")
-
-
-def vars_of(plot: Plot) -> dict[str, Any]:
-    return {name: getattr(plot, name) for name in plot.__dataclass_fields__}
 
 
 def is_right(line: dict[str, Any]) -> bool:

@@ -75,12 +75,12 @@ class SqliteDatabase(TwoEngines):
             _require_transaction(conn)
             number = self._count.put(conn)
             self._commit(conn, transaction, ASK_PATIENCE_S)
-        self._count.note(number)
         try:
             self._require_place()
         except sa.exc.OperationalError as error:
             # It stands in files that may come back, or not.
             raise OutcomeUnknownError(error, _say_nothing, ASK_PATIENCE_S) from error
+        self._count.note(number)
 
     @property
     def _log_paths(self) -> list[Path]:
