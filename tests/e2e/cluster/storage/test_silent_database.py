@@ -16,7 +16,7 @@ from tests.e2e.server import RunningServer, get_batch, result_lines, submit_batc
 from tests.postgres import PostgresServer
 from tests.server.batches.storing.databases.silence import SilentProxy, locked_table, stopped_backends
 
-BEFORE_S, SILENT_S = 5, 25
+BEFORE_S, SILENT_S = 10, 60
 MOST_OF_A_CALL_S = 15.0
 PAUSE_S = 0.1
 NUM_LINES = 3_000
