@@ -103,11 +103,11 @@ class DataDir:
 
     # ---- while it is in use ----
 
-    def note_place(self) -> None:
-        """Remembers what ``missing`` compares with."""
+    def note_place(self, *folders: Path) -> None:
+        """Remembers what ``missing`` compares with; ``folders`` hold what is nowhere else."""
         # Open, so that nothing new gets its inode; a new directory may get the old one's.
         kept_open = self.database if self._is_home_of_database else self.path / LOCK_NAME
-        self._opened = {path: identity_of(path) for path in (self.path, kept_open)}
+        self._opened = {path: identity_of(path) for path in (self.path, kept_open, *folders)}
 
     def missing(self) -> str | None:
         """Why what is written now would not be found here again; None where it would.

@@ -80,7 +80,8 @@ class Store:
         """
         self._directory.open(create)
         try:
-            self._directory.note_place()
+            # Uploads must not go to what covers the directory of the others.
+            self._directory.note_place(*([self.files_dir] if self.blobs is None else []))
             self.database.open()
             self._settle()
             if self.blobs is not None:
