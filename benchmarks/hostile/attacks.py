@@ -96,6 +96,7 @@ def ambiguous(number: int, copies: int = 128) -> Body:
 
 
 ATTACKS: dict[str, Attack] = {
+    "n=128 of free text": Attack(asks(lambda _: {"n": 128, "max_tokens": 4, "temperature": 1})),
     "n=128 of a long choice": Attack(asks(lambda _: long_choice())),
     "60 tokens of it": Attack(asks(lambda _: long_choice() | {"max_tokens": 60})),
     "the same from flex": Attack(asks(lambda _: long_choice() | {"service_tier": "flex"}), tier="flex"),

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
-from neaptide.executors.grammar_masks import Follower
+from neaptide.executors.grammar_places import Follower
 from neaptide.executors.recent_tokens import RecentTokens
 from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.sampling.random_stream import request_seed
@@ -36,6 +36,8 @@ class RequestState:
         self._num_outputs_seen = 0
         self.recent_tokens: RecentTokens[SampledRow] = RecentTokens()
         self.follower = Follower(params.grammar) if params.grammar else None
+        self.late_position = -1
+        """Where in its output a mask was late: what is sampled from there on means nothing."""
 
     @cached_property
     def prompt_tokens(self) -> npt.NDArray[np.int64]:

@@ -42,6 +42,8 @@ _COUNTED = (
         "neaptide_memory_ran_out_total",
         "Number of times that a step did not fit into memory and went on in smaller pieces.",
     ),
+    ("mask_s", "neaptide_mask_wait_seconds_total", "Time that steps waited for the masks of grammars, in seconds."),
+    ("late_masks", "neaptide_late_masks_total", "Number of masks that were not there in time."),
     (
         "is_given_up",
         "neaptide_steps_given_up_total",
@@ -263,6 +265,9 @@ class ServerMetrics:
             self._step_counters.append((f"preempted_{name}", preemptions.labels(name)))
             for phase in ("prefill", "decode"):
                 self._step_counters.append((f"{name}_{phase}_tokens", tokens.labels(name, phase)))
+        self.grammar_bytes = Gauge(
+            "neaptide_grammar_bytes", "Host memory of the engine that grammars take, about.", registry=registry
+        )
         self.paused = Gauge(
             "neaptide_besteffort_paused", "1 while offline work is paused by the operator, else 0.", registry=registry
         )
@@ -273,6 +278,7 @@ class ServerMetrics:
     def on_stats(self, stats: StepStats) -> None:
         """Called on the event loop for every step."""
         self._total_seconds.observe(stats.duration_s)
+        self.grammar_bytes.set(stats.grammar_bytes)
         for field, histogram in self._phase_seconds:
             histogram.observe(getattr(stats, field))
         if stats.is_given_up:
