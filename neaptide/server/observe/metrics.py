@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
-from neaptide.server.observe.exposition import expose
+from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
 from neaptide.server.observe.request_log import RequestRecord, log_request
 from neaptide.server.observe.timing import RequestTiming
@@ -77,7 +77,7 @@ class ServerMetrics:
     """Requests as HTTP handlers see them, and (as a ``StatsListener``) steps as the engine reports them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+        self.scrapes = Scrapes(registry, self._refresh)
         self._sinks: list[MetricsSink] = []
         self._sources: list[MetricsSource] = []
         self._define_requests(registry)
@@ -89,8 +89,7 @@ class ServerMetrics:
         """Series that have to be brought up to date before a scrape."""
         self._sources.append(source)
 
-    async def refresh(self) -> None:
-        """To be awaited before ``render``."""
+    async def _refresh(self) -> None:
         for source in self._sources:
             await source.refresh()
 
@@ -300,10 +299,6 @@ class ServerMetrics:
             "neaptide_asyncio_tasks", "Number of tasks on the event loop of the API process.", registry=registry
         )
         tasks.set_function(_num_tasks)
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the form that an ``Accept`` header asks for, and its content type."""
-        return expose(self.registry, accept)
 
 
 def _num_tasks() -> int:
