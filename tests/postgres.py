@@ -76,6 +76,11 @@ class PostgresServer:
             return True
         return False
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """At once, as after a crash: open transactions are lost, and the next start recovers."""
         if self._process is not None:

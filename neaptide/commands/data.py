@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -37,9 +38,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         return sub
 
     action("sizes", "what takes how much space", _sizes)
-    action("check", "compare every file and result with its checksum; status 1 if one differs", _check)
+    check = action("check", "compare every file and result with its checksum; status 1 if one differs", _check)
+    check.add_argument(
+        "--repair",
+        action="store_true",
+        help="make result files again from their rows, and drop files that are missing or damaged for good: batches "
+        "that wait for one end",
+    )
     prune = action("prune", "remove what has expired, and give the space back to the disk", _prune)
-    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts have moved aside")
+    prune.add_argument("--moved-aside", action="store_true", help="also delete what starts and prunes have moved aside")
     prune.add_argument(
         "--batches-older-than", type=float, metavar="DAYS", help="also forget batches that ended so long ago"
     )
@@ -51,7 +58,8 @@ def _run(run: Action, args: argparse.Namespace) -> int:
 
     try:
         settings = load_settings({"data_dir": args.data_dir, "store": args.store, "blobs": args.blobs})
-        store = Store(data_path(settings.data_dir), settings.store, settings.blobs)
+        # Nobody waits for these but the operator, who may look through a large database.
+        store = Store(data_path(settings.data_dir), settings.store, settings.blobs, limit_s=math.inf)
         store.open(create=False)
         try:
             return run(store, args)
@@ -82,10 +90,14 @@ def _sizes(store: "Store", args: argparse.Namespace) -> int:
 
 
 def _check(store: "Store", args: argparse.Namespace) -> int:
+    from neaptide.server.batches.mending.repair import repair
     from neaptide.server.batches.storing import offline
 
+    # Told as it is done: what has been dropped is not to be read anywhere else.
+    repairs = list(repair(store)) if args.repair else []
     found = offline.check(store)
-    lines = found.problems[:SHOWN_PROBLEMS]
+    found.repairs = repairs
+    lines = [*repairs, *found.problems[:SHOWN_PROBLEMS]]
     lines.append(f"{found.files} files and {found.results} results read, {len(found.problems)} problems")
     _show(args, asdict(found), lines)
     return 1 if found.problems else 0

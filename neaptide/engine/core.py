@@ -97,7 +97,7 @@ class EngineCore:
         self._committer = Committer(self.scheduler, eos_token_ids, self._observers)
         self._in_flight: Step | None = None
         self._unread: list[AddBatch] = []
-        """Rows of which the token file could not be read for want of something that will come back."""
+        """Rows whose token file could not be read."""
         self._read_again_at_s = 0.0
         self._planning_s: deque[float] = deque(maxlen=PLANNING_WINDOW_STEPS)
         """Of the last steps ..."""
@@ -192,19 +192,18 @@ class EngineCore:
             self.scheduler.queues.pool.add_flex(request)
 
     def _add_batch(self, message: AddBatch, now_s: float) -> None:
-        """Rows that cannot run end at once; none of the others waits for that. Where descriptors or the disk are
-        wanting, which is no fault of the rows, all wait."""
-        refused, error = message.rows, "the prompt is empty or the request does not fit into the KV cache"
+        """Rows that cannot run end at once; none of the others waits for that. All wait where the token file is away or
+        torn, which is no fault of theirs: it comes back, or whoever has sent them takes them back."""
         try:
             refused = self.scheduler.queues.pool.add_batch(message, now_s, self._max_num_tokens)
-        except (FileNotFoundError, ValueError) as exception:
-            error = str(exception)
-        except OSError as exception:
-            logger.error("batch %s: %d rows wait for their token file: %r", message.batch_id, len(refused), exception)
+        except (OSError, ValueError) as exception:
+            num_rows = len(message.rows)
+            logger.error("batch %s: %d rows wait for their token file: %r", message.batch_id, num_rows, exception)
             self._unread.append(message)
             self._read_again_at_s = now_s + READ_AGAIN_S
             return
         for row in refused:
+            error = "the prompt is empty or the request does not fit into the KV cache"
             self._committer.refuse(str(RowId(message.batch_id, row)), error)
         self._outlooks.hurry()
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -217,7 +218,7 @@ def _http_server(
 ) -> "tuple[uvicorn.Server, BatchService, Shadow | None]":
     from neaptide.launch.connections import Server, uvicorn_config
     from neaptide.server.app import ServerState, create_app
-    from neaptide.server.batches.checking.worker import WorkerChecker
+    from neaptide.server.batches.checking.worker import CheckerPool, WorkerChecker
     from neaptide.server.batches.lines import ContextCompiler
     from neaptide.server.batches.planning.planner import Planner
     from neaptide.server.batches.service import BatchService
@@ -245,7 +246,7 @@ def _http_server(
     for principal in keys.principals:
         logger.info("key %s is accepted, tier %s", principal.key_id, principal.tier.value)
     compiler = ContextCompiler(context)
-    checker = WorkerChecker(compiler.recipe())
+    checker = CheckerPool(partial(WorkerChecker, compiler.recipe()), keys.share_weights)
     service = BatchService(batch_settings, context.client, compiler, checker, planner=Planner())
     hosts = HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required)
     state = ServerState(

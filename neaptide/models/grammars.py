@@ -4,6 +4,7 @@ The edge compiles a grammar to find out whether it can be held (in a process tha
 it again to follow it: both with the same vocabulary and the same limits, so that what passed there passes here.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,13 @@ STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
 """The library's own units; together they bound a compilation to tens of milliseconds and a mask to about fifteen."""
+NO_OUTPUT = "Unsatisfiable: no token may begin the output"
+_NOTHING_NEXT = "NoExtensionBias"
+"""The library's word for it."""
+
+
+_UNFORCED = '%llguidance {"no_forcing": true}\n'
+"""Text that a grammar forces is not tokenized ahead: that would take as long as the text is, for every mask."""
 
 
 class GrammarError(ValueError):
@@ -74,9 +82,42 @@ class Grammars:
             self._compiled.move_to_end(grammar)
         return found.deep_copy()
 
+    def check(self, grammar: str) -> None:
+        """Compiles a grammar and looks for its first token. Nothing is kept.
+
+        Raises:
+            GrammarError: it cannot be compiled, or lets no output begin.
+        """
+        matcher = self.compile(grammar)
+        can_begin = any(matcher.compute_bitmask())
+        complaint, _, _ = matcher.get_error().partition("\n")  # the rest tells the parser's state
+        if complaint and complaint != _NOTHING_NEXT:
+            raise GrammarError(complaint)
+        if complaint or not can_begin:
+            raise GrammarError(NO_OUTPUT)
+
     def compile(self, grammar: str) -> LLMatcher:
         """As ``start``, and nothing is kept."""
-        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=self._limits)
+        matcher = LLMatcher(self.tokenizer, _unforced(grammar), log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
         return matcher
+
+
+def _unforced(grammar: str) -> str:
+    """The same grammar, whose masks cost what the tokens of one step do, however long the text ahead of them is.
+
+    With forcing, the compiler follows the text for as long as there is no choice, keeps a state for every byte of it,
+    and tokenizes it all to allow its first token. Without, every token that the text begins with is allowed, and the
+    model chooses among them.
+    """
+    if not grammar.lstrip().startswith("{"):
+        return _UNFORCED + grammar
+    try:
+        parts = json.loads(grammar)
+        first = parts["grammars"][0]
+        name = first.setdefault("name", "unforced_start")
+        parts["grammars"].insert(0, {"name": "", "lark_grammar": f"{_UNFORCED}start: @{name}\n"})
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return grammar  # the compiler says what is wrong with it
+    return json.dumps(parts, ensure_ascii=False)

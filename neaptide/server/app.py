@@ -107,7 +107,13 @@ def create_app(state: ServerState, *, extra_routers: Sequence[APIRouter] = ()) -
             expose_headers=("x-request-id", "retry-after", "openai-processing-ms"),
         )
     app.add_middleware(AuditMiddleware, clock=state.context.clock)
-    app.add_middleware(EdgeMiddleware, metrics=metrics.http, clock=state.context.clock, hosts=state.hosts)
+    app.add_middleware(
+        EdgeMiddleware,
+        metrics=metrics.http,
+        clock=state.context.clock,
+        hosts=state.hosts,
+        cors_origins=state.cors_origins,
+    )
     own = (chat, completions, responses, models, tokenize, health, figures, admin, docs, dashboard)
     for router in (*(module.router for module in own), *extra_routers):
         app.include_router(router)

@@ -12,6 +12,7 @@ from anyio import CapacityLimiter
 from neaptide import __version__
 from neaptide.engine.params import RequestClass
 from neaptide.server.edge.errors import OverloadedError, server_stops
+from neaptide.server.edge.fair_queue import FairQueue
 from neaptide.server.edge.refusals import Refusals
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.link.interpreter import Interpreter
@@ -116,8 +117,8 @@ class ServingContext:
     """Threads that tokenize at once; a burst of long prompts must not take every core."""
     shape_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
     """Threads that shape long replies at once; streams must not wait for those that tokenize."""
-    grammar_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
-    """Threads that wait for a grammar to be compiled; other requests must not wait for those."""
+    grammar_turns: FairQueue = field(default_factory=FairQueue)
+    """Whose grammar is compiled next, by key."""
     refusals: Refusals = field(default_factory=Refusals)
     """What each caller's refused requests have taken, and when the next refusal may be told."""
     follows_grammars: bool = True

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from neaptide.engine.clock import Clock
+from neaptide.engine.private_files import private_opener
 from neaptide.estimator.calibration.micro_runs import MicroRunner, Parts, shape_of
 from neaptide.estimator.calibration.steps import Limits, start_steps
 from neaptide.estimator.cost.iteration_time import Sample
@@ -116,6 +117,8 @@ class StartUp:
         partial = self._file.with_suffix(f".{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
+            with open(partial, "wb", opener=private_opener):
+                pass  # its owner's alone before the first byte
             save_profile(self._subject.profile(self._file.stem, self._date, model.costs), partial)
             partial.replace(self._file)
         except OSError as error:

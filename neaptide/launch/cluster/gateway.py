@@ -80,6 +80,7 @@ def build_gateway(settings: Settings) -> Gateway:
         context=context,
         keys=keys,
         hosts=HostFilter.of_settings(settings.allowed_hosts, bound_to=settings.host, keys_required=keys.required),
+        cors_origins=settings.cors_origins,
         replicas=replicas,
         reader=PromptReader(context, keys, block_hashes),
         http=http,

@@ -3,12 +3,16 @@
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
+
+import sqlalchemy as sa
 
 from neaptide.server.batches.checking.create import parse_create, window_seconds
 from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
+from neaptide.server.batches.mending.report import report
 from neaptide.server.batches.metrics import ClaimFigures
 from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
@@ -19,6 +23,7 @@ from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.batch_rows import WrongPurposeError
 from neaptide.server.batches.storing.claim_rows import JobLeft
 from neaptide.server.batches.storing.data_dir import StoreError
+from neaptide.server.batches.storing.faults import StorageHealth
 from neaptide.server.batches.storing.file_rows import IdempotencyConflictError
 from neaptide.server.batches.storing.files import FileStore
 from neaptide.server.batches.storing.leftovers import tidy
@@ -36,6 +41,8 @@ from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
 from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
 from neaptide.server.link.engine_client import EngineClient
 from neaptide.server.openai.stored_replies import Batch
+
+logger = logging.getLogger(__name__)
 
 
 class BatchService:
@@ -56,13 +63,14 @@ class BatchService:
     ) -> None:
         clocks = clocks or Clocks()
         self.settings = settings
-        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url)
+        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url, settings.store_limit_s)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self.outlooks = Outlooks()
         engine.add_outlook_listener(self.outlooks.hear)
         self._clocks = clocks
         self._compiler = compiler
         self._is_suspended = False
+        self._watching: asyncio.Task[None] | None = None
         plane = BatchPlane(self.store, self.files, engine, compiler, checker, settings, clocks, planner)
         self._machine: BatchMachine
         blobs = self.store.blobs
@@ -83,6 +91,7 @@ class BatchService:
         await asyncio.to_thread(self.store.open)
         try:
             await asyncio.to_thread(tidy, self.store, self._clocks.wall())
+            await asyncio.to_thread(report, self.store, self._clocks.wall())
             await self._machine.start()
         except OSError as error:
             self.store.close()
@@ -93,9 +102,13 @@ class BatchService:
         except BaseException:
             self.store.close()
             raise
+        self._watching = asyncio.create_task(self._watch_storage(), name="storage watch")
 
     async def stop(self) -> None:
         """Makes arrived results durable and lets go of the data directory; batches go on at the next start."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._machine.stop()
         await asyncio.to_thread(self.store.close)
 
@@ -111,8 +124,26 @@ class BatchService:
 
     @property
     def storage_failing(self) -> bool:
-        """Whether the disk refuses files or results: full, broken, or the database locked. Batches wait for it."""
-        return self.store.failing or self._machine.waits_for_disk
+        """Whether files or the database cannot be read or written now. Batches wait for it."""
+        return self.store.failing or self.health.is_failing or self._machine.waits_for_disk
+
+    @property
+    def health(self) -> StorageHealth:
+        """What the storage of files refuses now."""
+        return self.files.health
+
+    async def _watch_storage(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.tick_s)
+            try:
+                self.health.note_missing(await asyncio.to_thread(self.store.missing))
+                await self.files.look_again()
+                if self.store.failing:
+                    await self.store.write(_nothing)
+            except StoreUnavailableError:
+                continue
+            except Exception:
+                logger.exception("what the storage refuses is looked at again later")
 
     # ---- batches ----
 
@@ -217,3 +248,7 @@ class BatchService:
     async def expire_overdue(self) -> None:
         """What the periodic check does; for tests and for operators in a hurry."""
         await self._machine.expire_overdue()
+
+
+def _nothing(_: sa.Connection) -> None:
+    """A write that tells whether the database takes any."""

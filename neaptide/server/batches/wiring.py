@@ -12,8 +12,10 @@ from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import JOBS
-from neaptide.server.batches.storing.files import DEFAULT_LIFE_S, FileStore, no_such_file
-from neaptide.server.batches.storing.models import BatchRecord
+from neaptide.server.batches.storing.databases.deadline import CALL_LIMIT_S
+from neaptide.server.batches.storing.faults import no_such_file
+from neaptide.server.batches.storing.files import DEFAULT_LIFE_S, FileStore
+from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.link.engine_client import EngineClient
 
@@ -35,6 +37,8 @@ class BatchSettings:
     """Of a PostgreSQL database; None is SQLite in the data directory."""
     blobs_url: str | None = None
     """Of storage that several servers share, and with it their batches; None is the data directory, and one server."""
+    store_limit_s: float = CALL_LIMIT_S
+    """A read or a write of the database ends within this time, done or not."""
     lease_s: float = LEASE_S
     """So long after its last renewal what a server has claimed is others'."""
     completion_windows: tuple[str, ...] = ("24h",)
@@ -82,11 +86,16 @@ class BatchPlane:
         past = (record.created_at, record.in_progress_at, record.finalizing_at, record.cancelling_at)
         return max(int(self.clocks.wall()), *(at for at in past if at is not None))
 
-    async def verify_input(self, record: BatchRecord) -> Path:
-        """Raises NotFoundError and FileDamagedError, neither of which a live batch can cause itself."""
+    async def verify_input(self, record: BatchRecord) -> FileRecord:
+        """The batch's input file, whose bytes have been compared with their hash.
+
+        Raises:
+            NotFoundError: no row names it any more.
+            FileAwayError, StoreUnavailableError: not now.
+        """
         # The file as it was when the batch was created, even if it expires meanwhile.
         file = await self.store.read(file_rows.get_file, record.input_file_id, record.owner, record.created_at)
         if file is None:
             raise no_such_file()
         await self.files.verify(file)
-        return self.files.path(file.id)
+        return file

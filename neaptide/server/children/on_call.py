@@ -37,15 +37,16 @@ class Child:
         """While there is one."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
-    async def wake(self) -> None:
-        """Before it is spoken to: starts it, if it does not run."""
+    async def wake(self) -> bool:
+        """Before it is spoken to: starts it, if it does not run, and then returns True."""
         if self._retirement is not None:
             self._retirement.cancel()
         if self.pid is not None:
-            return
+            return False
         self._process = await start_child(self._module, str(os.getpid()))
         if self._hello is not None:
             self.send(self._hello)
+        return True
 
     def send(self, frame: bytes) -> None:
         assert self._process is not None

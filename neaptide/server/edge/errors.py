@@ -160,7 +160,7 @@ class OverloadedError(ApiError):
 
 
 class EngineFailedError(ApiError):
-    """The engine gave up on this request.
+    """The engine gave up on this request: 500, or 400 where the request's own grammar is at fault.
 
     ``reason`` is the engine's own: one of its codes reaches the caller, any other text does not.
     """
@@ -170,6 +170,10 @@ class EngineFailedError(ApiError):
     def __init__(self, reason: str | None = None) -> None:
         code = reason if reason in (GRAMMAR_ERROR, NUMERICAL_ERROR, INTERNAL_ERROR, OUT_OF_MEMORY) else None
         text = "The engine could not complete this request."
+        if code == GRAMMAR_ERROR:
+            # It follows from the request alone, and from the tokens that it led to.
+            self.status, self.type = 400, InvalidRequestError.type
+            text = "The schema or grammar cannot be followed to an end: it is too complex, or leads nowhere."
         if code == OUT_OF_MEMORY:
             text = "The device's memory does not hold what this request takes."
         # It would fail again, and might take others with it.
@@ -192,11 +196,9 @@ def is_passing(error: BaseException) -> bool:
     """Whether it is no fault of the request that met it: the same request may succeed later.
 
     An online request is told so, and may be sent again. A line of a batch that was accepted is not ended by it: its
-    step is repeated. A file that is not there will not come back.
+    step is repeated. A file that is not there passes, too: that its row is gone is another error (``NotFoundError``).
     """
-    if isinstance(error, ApiError):
-        return error.is_passing
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    return error.is_passing if isinstance(error, ApiError) else isinstance(error, OSError)
 
 
 NOT_BEGUN = "x-neaptide-not-begun"

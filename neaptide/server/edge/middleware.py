@@ -1,10 +1,10 @@
-"""What surrounds every exchange: its target and the ``Host`` that it names, a request id on the reply, its time and
-status."""
+"""What surrounds every exchange: its target, the ``Host`` that it names and the page that sends it, a request id on the
+reply, its time and status."""
 
 import asyncio
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +20,7 @@ from neaptide.server.edge.errors import (
     UnavailableError,
 )
 from neaptide.server.edge.hosts import HostFilter
+from neaptide.server.edge.origins import OriginFilter
 from neaptide.server.observe.metrics_http import HttpMetrics
 
 MAX_HEADERS = 100
@@ -36,12 +37,18 @@ class EdgeMiddleware:
     """Outermost of ours; pure ASGI, so that disconnects reach the routes."""
 
     def __init__(
-        self, app: ASGIApp, metrics: HttpMetrics, clock: Callable[[], float], hosts: HostFilter | None = None
+        self,
+        app: ASGIApp,
+        metrics: HttpMetrics,
+        clock: Callable[[], float],
+        hosts: HostFilter | None = None,
+        cors_origins: Sequence[str] = (),
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._clock = clock
         self._hosts = hosts
+        self._origins = OriginFilter(cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,7 +99,7 @@ class EdgeMiddleware:
             crowded = OverloadedError(online=True, retry_after_s=1)
             crowded.headers |= _END
             return crowded
-        return None
+        return self._origins.refusal(scope["method"], headers)
 
 
 def new_request_id() -> str:

@@ -7,7 +7,7 @@ probes, /metrics, /cluster       answered here
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,8 @@ class GatewayState:
     """Of the model that all replicas serve. Its engine client is nobody's."""
     keys: KeyRing
     hosts: HostFilter | None
+    cors_origins: Sequence[str] = ()
+    """Sites whose pages may call; replicas answer their questions whether they may."""
     replicas: Replicas
     reader: PromptReader
     http: httpx.AsyncClient
@@ -88,7 +90,13 @@ def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
     )
     app.router.redirect_slashes = False
     install_handlers(app)
-    app.add_middleware(EdgeMiddleware, metrics=metrics, clock=state.context.clock, hosts=state.hosts)
+    app.add_middleware(
+        EdgeMiddleware,
+        metrics=metrics,
+        clock=state.context.clock,
+        hosts=state.hosts,
+        cors_origins=state.cors_origins,
+    )
     return app
 
 

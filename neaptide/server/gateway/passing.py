@@ -6,10 +6,12 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 
 import httpx
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from neaptide.server.edge.errors import NOT_BEGUN, UnavailableError
+from neaptide.server.edge.origins import is_own
 from neaptide.server.edge.sse import DONE, event
 from neaptide.server.gateway.replicas import Replica
 
@@ -153,6 +155,9 @@ def _log_lost(request: httpx.Request, when: str, error: httpx.TransportError) ->
 def _request(replica: Replica, scope: Scope, content: Content) -> httpx.Request:
     """As the client made it, but for its connection and for its id, which the reply will have."""
     left_out = {*_OF_A_CONNECTION, b"expect", b"host", b"x-request-id"}
+    sent = Headers(scope=scope)
+    if is_own(sent.get("origin", ""), sent.get("host", "")):
+        left_out.add(b"origin")  # the replica has another name, and would take the gateway's own page for a foreign one
     if isinstance(content, bytes):
         left_out.add(b"content-length")  # it is counted
     headers = [(name, value) for name, value in scope["headers"] if name not in left_out]

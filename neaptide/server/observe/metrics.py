@@ -193,8 +193,8 @@ class ServerMetrics:
             self.e2e.labels(tier).observe(record.e2e_ms / 1000)
         if timing.queue_s is not None:
             self.queue.labels(tier).observe(timing.queue_s)
-        # An abort by the client says nothing about us; what failed on our side missed its targets.
-        if record.outcome != "aborted":
+        # An abort by the client, or its own fault, says nothing about us; what failed on our side missed its targets.
+        if record.outcome not in ("aborted", "client_error"):
             self._judge(prepared, timing, failed=record.outcome == "server_error")
         for sink in self._sinks:
             sink.on_finished(record, prepared, timing)

@@ -39,6 +39,8 @@ from neaptide.server.structured.constraints import ensure_held, is_known_to_hold
 
 INLINE_LOGPROBS = 64
 """Scored tokens that are shaped on the event loop."""
+GRAMMAR_WAIT_S = 10.0
+"""Longest wait for the turn of a request's grammar, which keys have one after another."""
 
 
 async def answer(request: Request, endpoint: str) -> Response:
@@ -63,8 +65,9 @@ async def answer(request: Request, endpoint: str) -> Response:
         work = partial(prepare, endpoint, body, context, principal.tier)
         prepared = await anyio.to_thread.run_sync(work, limiter=context.prepare_limiter)
         if prepared.constraint is not None and not is_known_to_hold(prepared.constraint, context):
-            check = partial(ensure_held, prepared.constraint, context)
-            await anyio.to_thread.run_sync(check, limiter=context.grammar_limiter)
+            async with context.grammar_turns.turn(principal.share, GRAMMAR_WAIT_S):
+                begun_s = loop.time()  # who waited for others has cost nothing meanwhile
+                await anyio.to_thread.run_sync(ensure_held, prepared.constraint, context)
         tier = prepared.tier
         principal.require(tier)
         if not context.client.is_ready:
@@ -99,18 +102,21 @@ def _is_callers(error: ApiError) -> bool:
 def _refusal(
     request_id: str, principal: Principal, endpoint: str, tier: Tier, model: str, error: ApiError
 ) -> RequestRecord:
-    outcome = "server_error" if error.status >= 500 else "client_error"
-    if isinstance(error, OverloadedError):
-        outcome = "shed"
     return RequestRecord(
         request_id=request_id,
         key=principal.key_id,
         endpoint=endpoint,
         tier=tier.value,
         model=model,
-        outcome=outcome,
+        outcome=_outcome_of(error),
         error_code=error.code,
     )
+
+
+def _outcome_of(error: ApiError) -> str:
+    if isinstance(error, OverloadedError):
+        return "shed"
+    return "server_error" if error.status >= 500 else "client_error"
 
 
 class Generation:
@@ -194,7 +200,7 @@ class Generation:
             code = "reader_too_slow"
             raise RequestTimeoutError("The reply was not read fast enough.", code=code) from None
         except ApiError as error:
-            outcome, code = "shed" if isinstance(error, OverloadedError) else "server_error", error.code
+            outcome, code = _outcome_of(error), error.code
             raise
         except EngineUnavailableError:
             outcome, code = "server_error", "engine_unavailable"

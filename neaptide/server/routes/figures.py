@@ -41,7 +41,7 @@ def backlog_router(service: BatchService) -> APIRouter:
     async def backlog() -> Backlogs:
         """Batches in progress of this model that servers share: how soon each is due, and how much of it is left. The
         work is what was expected when its file was checked; 0 where nobody knew the device."""
-        with storage_faults():
+        with storage_faults(service.health):
             jobs = await service.backlog()
         now_s = service.now_s
         return {"jobs": [{"left_seconds": one.expires_at_s - now_s, "work_seconds": one.work_s} for one in jobs]}

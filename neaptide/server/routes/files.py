@@ -1,10 +1,12 @@
 """``/v1/files``: parse, call, shape."""
 
+import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import FileResponse, JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from neaptide.server.batches.multipart import read_upload
 from neaptide.server.batches.objects import file_list, file_object
@@ -57,6 +59,24 @@ def _keep_one_range(request: Request, num_bytes: int) -> None:
         request.scope["headers"] = [(name, value) for name, value in headers if name != b"range"]
 
 
+class OpenFileResponse(FileResponse):
+    """A file that is open already: it is served whatever becomes of its name meanwhile."""
+
+    def __init__(self, file: BinaryIO, filename: str) -> None:
+        super().__init__(
+            f"/proc/self/fd/{file.fileno()}",
+            media_type="application/octet-stream",
+            filename=filename,
+            stat_result=os.fstat(file.fileno()),
+        )
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As in ``FileResponse``; closes the file."""
+        with self._file:
+            await super().__call__(scope, receive, send)
+
+
 def files_router(service: BatchService) -> APIRouter:
     """Routes of the files API on one service."""
     router = APIRouter(prefix="/v1/files", tags=["files"])
@@ -66,7 +86,7 @@ def files_router(service: BatchService) -> APIRouter:
     async def upload_file(request: Request) -> Response:
         service.check_open()
         owner, key = principal_of(request).tenant, idempotency_key(request)
-        with storage_faults():
+        with storage_faults(service.health):
             async with files.upload() as upload:
                 form = await read_upload(request, upload, files.max_file_bytes)
                 record = await files.commit(upload, form, owner, key)
@@ -82,7 +102,7 @@ def files_router(service: BatchService) -> APIRouter:
         after: Annotated[str | None, Query(max_length=128)] = None,
     ) -> Response:
         owner = principal_of(request).tenant
-        with storage_faults():
+        with storage_faults(service.health):
             records, has_more = await files.list_page(
                 owner, purpose=purpose, limit=limit, after=after, ascending=order == "asc"
             )
@@ -90,7 +110,7 @@ def files_router(service: BatchService) -> APIRouter:
 
     @router.get("/{file_id}", responses=replies(File, 404, 503))
     async def get_file(request: Request, file_id: FileId) -> Response:
-        with storage_faults():
+        with storage_faults(service.health):
             return JSONResponse(file_object(await files.get(file_id, principal_of(request).tenant)))
 
     @router.get(
@@ -99,16 +119,15 @@ def files_router(service: BatchService) -> APIRouter:
         response_class=Response,
     )
     async def get_content(request: Request, file_id: FileId) -> Response:
-        with storage_faults():
+        with storage_faults(service.health):
             record = await files.get(file_id, principal_of(request).tenant)
-            found = await files.verify(record)
+            file = await files.open(record)
         _keep_one_range(request, record.num_bytes)
-        path, media_type = files.path(record.id), "application/octet-stream"
-        return FileResponse(path, media_type=media_type, filename=record.filename, stat_result=found)
+        return OpenFileResponse(file, record.filename)
 
     @router.delete("/{file_id}", responses=replies(FileDeleted, 404, 409, 503, 507))
     async def delete_file(request: Request, file_id: FileId) -> Response:
-        with storage_faults():
+        with storage_faults(service.health):
             await files.delete(file_id, principal_of(request).tenant)
         return JSONResponse(FileDeleted(id=file_id, object="file", deleted=True))
 

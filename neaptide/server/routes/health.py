@@ -8,8 +8,9 @@ from starlette.responses import JSONResponse
 
 import neaptide
 from neaptide.engine.params import RequestClass
+from neaptide.server.batches.service import BatchService
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.errors import engine_unavailable
+from neaptide.server.edge.errors import UnavailableError, engine_unavailable
 from neaptide.server.observe.metrics import ServerMetrics
 from neaptide.server.openai.openapi import replies
 from neaptide.server.openai.replies import Load, Version
@@ -42,11 +43,14 @@ async def health(request: Request) -> Response:
 
 @_probe("/ready", "/readyz", responses=replies(None, 503))
 async def ready(request: Request) -> Response:
-    """200 while new work is welcome: weights loaded, warmed up, not shutting down."""
+    """200 while new work is welcome: weights loaded, warmed up, not shutting down, the data directory where it was."""
     context: ServingContext = request.app.state.context
     context.check_open()
     if not context.client.is_ready:
         raise engine_unavailable()
+    batches: BatchService | None = request.app.state.batches
+    if batches is not None and batches.health.missing is not None:
+        raise UnavailableError("The server's data directory is away.", code="storage_unavailable")
     return Response()
 
 

@@ -43,7 +43,7 @@ def _answer(source: BinaryIO, sink: BinaryIO, grammars: Grammars, cpu_s: float) 
         # Of CPU time, so that a busy machine refuses nothing; its default action is the end, in native code as well.
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         try:
-            grammars.compile(grammar.decode())
+            grammars.check(grammar.decode())
         except GrammarError as error:
             complaint = str(error) or "invalid"
         signal.setitimer(signal.ITIMER_PROF, 0.0)

@@ -56,14 +56,21 @@ def test_a_batch_that_is_cancelled_meanwhile_does_not_run(tmp_path: Path, monkey
     assert list(harness.ends) == ["b:0"]
 
 
-def test_rows_whose_file_is_not_there_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", ["away", "torn"])
+def test_rows_whose_file_is_away_or_torn_wait_until_it_is_back(tmp_path: Path, harm: str) -> None:
     harness = Harness()
     message = batch(tmp_path, "b", [[7, 8]])
-    for path in tmp_path.iterdir():
-        path.unlink()
+    path = Path(f"{message.path}.offsets")
+    content = path.read_bytes()
+    path.unlink() if harm == "away" else path.write_bytes(content[:-8])
     harness.core.handle(message)
     harness.run()
-    assert harness.reason("b:0") is FinishReason.ERROR
+    assert harness.ends == {}
+    path.write_bytes(content)
+    harness.clock.sleep_until(READ_AGAIN_S)
+    harness.core.read_again()
+    harness.run()
+    assert harness.reason("b:0") is FinishReason.LENGTH
 
 
 def test_an_idle_engine_comes_back_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

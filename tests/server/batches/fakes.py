@@ -198,8 +198,8 @@ class Server:
     async def get(self, batch_id: str, owner: str = "") -> BatchRecord:
         return await self.service.get_batch(batch_id, owner)
 
-    async def until(self, batch_id: str, wanted: Callable[[BatchRecord], bool]) -> BatchRecord:
-        while not wanted(record := await self.get(batch_id)):  # noqa: ASYNC110 (what it waits for is in a database)
+    async def until(self, batch_id: str, wanted: Callable[[BatchRecord], bool], owner: str = "") -> BatchRecord:
+        while not wanted(record := await self.get(batch_id, owner)):  # noqa: ASYNC110 (what it waits for is in a database)
             await asyncio.sleep(0.005)
         return record
 

@@ -78,7 +78,8 @@ def test_without_json_it_is_for_people(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_sound_directory_has_no_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Used(tmp_path)
-    assert run(capsys, "check", "--data-dir", str(tmp_path)) == (0, {"files": 2, "results": 3, "problems": []})
+    sound = {"files": 2, "results": 3, "repairs": [], "problems": []}
+    assert run(capsys, "check", "--data-dir", str(tmp_path)) == (0, sound)
 
 
 def test_everything_that_is_wrong_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,7 @@ async def test_another_model_does_not_answer_after_a_restart(
             unchecked = await server.create(numbered(2))
     why = "No server has the model 'm' for which the batch was made."
     async with Server(tmp_path, fingerprint="another") as wrong:
-        assert caplog.messages.count(f"2 batches wait for another server. {why}") == 1
+        assert caplog.messages.count(f"batches that wait for another server: 2. {why}") == 1
         own = await wrong.create(numbered(1))
         await wrong.until_given(own.id)
         wrong.engine.answer(own.id)
@@ -472,11 +472,11 @@ async def test_results_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.
         assert len(server.engine.executed) == 3
 
 
-async def test_a_lost_token_file_fails_the_lines_not_the_server(tmp_path: Path) -> None:
+async def test_an_input_file_whose_row_was_dropped_fails_the_lines_not_the_server(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(2))
         await server.until_given(batch.id)
-    (tmp_path / "jobs" / f"{batch.id}.plan").write_bytes(b"\xff")
+        await server.service.store.write(lambda conn: conn.exec_driver_sql("delete from files").close())
     async with Server(tmp_path) as again:
         _, errors = again.results(await again.until_status(batch.id, "completed"))
-        assert {entry["error"]["code"] for entry in errors.values()} == {"batch_failed"}
+        assert {entry["error"]["code"] for entry in errors.values()} == {"input_file_lost"}

@@ -85,6 +85,28 @@ async def test_a_request_arrives_as_it_was_sent_but_for_its_connection(cluster: 
     assert replica.headers["host"] == replica.url.removeprefix("http://")
 
 
+PAGE = "https://page.example"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "origin", "status", "passed_on"),
+    [
+        (Settings(store=STORE, executor="sim"), "http://localhost", 200, None),
+        (Settings(store=STORE, executor="sim"), PAGE, 403, None),
+        (Settings(store=STORE, executor="sim", cors_origins=(PAGE,)), PAGE, 200, PAGE),
+    ],
+    indirect=["cluster"],
+)
+async def test_a_page_of_the_gateways_own_site_may_write_and_a_foreign_one_where_it_is_named(
+    cluster: Cluster, origin: str, status: int, passed_on: str | None
+) -> None:
+    """The replica would take the gateway's own page for a foreign one, for it is called by another name itself."""
+    replica = await cluster.add("a")
+    assert (await cluster.asked("/v1/batches", {}, host="localhost", origin=origin))[0] == status
+    assert len(replica.received) == (status == 200)
+    assert replica.headers.get("origin") == passed_on
+
+
 async def test_a_target_is_passed_on_byte_for_byte(cluster: Cluster) -> None:
     replica = await cluster.add("a")
     target = "/v1/batches?limit=3&after=x%20y%2Fz"

@@ -1,17 +1,22 @@
 """From fields to one grammar in the engine's hands, and 400s for what cannot be held."""
 
+import asyncio
 import json
+import threading
+from collections import Counter
 from typing import Any
 
+import httpx2
 import pytest
 
 from neaptide.engine.messages import AddRequest
 from neaptide.server.context import ServingContext
 from neaptide.server.openai.prepare import CHAT, COMPLETIONS, RESPONSES, prepare
-from neaptide.server.structured.checker import CheckerBusyError
+from neaptide.server.structured.checker import TOO_LONG, CheckerBusyError
 from neaptide.server.text.tokenizer import Tokenizer
-from tests.patience import Stopwatch
-from tests.server.conftest import USER, Server, make_context
+from tests.patience import PATIENCE_S, Stopwatch, until
+from tests.server.conftest import USER, Server, make_context, make_server
+from tests.server.link.loop_clock import LoopClock
 from tests.server.structured.test_lengths import chained
 from tests.server.structured.test_schemas import MANY_ADDRESSES
 
@@ -59,8 +64,8 @@ async def test_the_engine_gets_the_grammar_with_every_choice(server: Server) -> 
 async def test_a_known_grammar_waits_for_no_others(server: Server) -> None:
     body = {"messages": USER, "response_format": SIMPLE, "max_tokens": 4}
     assert (await server.http.post(CHAT, json=body)).status_code == 200
-    server.context.grammar_limiter.total_tokens = 0  # all of them wait for grammars of strangers
-    assert (await server.http.post(CHAT, json=body)).status_code == 200
+    async with server.context.grammar_turns.turn("a stranger"):
+        assert (await server.http.post(CHAT, json=body)).status_code == 200
 
 
 async def test_an_executor_that_follows_no_grammars_is_not_asked_to(server: Server) -> None:
@@ -84,6 +89,60 @@ async def test_a_machine_that_is_too_busy_to_tell_says_so(server: Server, monkey
     assert reply.status_code == 503
 
 
+class OneAtATime:
+    """In place of a checker's ``complaint``: refuses each grammar when the test says so."""
+
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self._gate = threading.Semaphore(0)
+        monkeypatch.setattr(server.context.grammars, "complaint", self._refuse)
+
+    def _refuse(self, grammar: str) -> str:
+        self.asked.append(grammar)
+        self._gate.acquire(timeout=PATIENCE_S)
+        return TOO_LONG
+
+    def answer(self, count: int = 1) -> None:
+        self._gate.release(count)
+
+
+def asks(server: Server, key: str, expression: str) -> "asyncio.Future[httpx2.Response]":
+    body = {"messages": USER, "guided_regex": expression}
+    return asyncio.ensure_future(server.http.post(CHAT, json=body, headers={"authorization": f"Bearer {key}"}))
+
+
+async def test_a_key_whose_grammars_are_refused_delays_another_keys_by_one(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, loop_clock: LoopClock
+) -> None:
+    server = make_server(tokenizer, keys=("hostile", "good"))
+    checker = OneAtATime(server, monkeypatch)
+    hostile = [asks(server, "hostile", f"a{i}") for i in range(24)]
+    waiting = server.context.grammar_turns._waiting
+    await until(lambda: sum(map(len, waiting.values())) == 23)
+    asked = asks(server, "good", "good")
+    await until(lambda: len(waiting) == 2)
+    checker.answer()
+    await until(lambda: len(checker.asked) == 2)
+    assert "good" in checker.asked[1]
+    # No one waits for a turn for longer than clients do.
+    await loop_clock.pass_s(60.0)
+    checker.answer()
+    await loop_clock.pass_s(60.0)
+    statuses = Counter([(await one).status_code for one in hostile])
+    assert statuses == {503: 23, 400: 1}
+    assert ((await asked).status_code, len(checker.asked)) == (400, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_cannot_be_followed_to_an_end_is_the_callers_fault(server: Server, stream: bool) -> None:
+    server.engine.fail_after, server.engine.fail_reason = 1, "grammar_error"
+    body = {"messages": USER, "guided_regex": "a+", "stream": stream}
+    reply = await server.http.post(CHAT, json=body)
+    error = json.loads(reply.text.split("data: ")[-2]) if stream else reply.json()
+    assert reply.status_code == (200 if stream else 400)
+    assert (error["error"]["type"], error["error"]["code"]) == ("invalid_request_error", "grammar_error")
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "deep nesting": {"guided_json": json.loads('{"items":' * 80 + "{}" + "}" * 80)},
     "a huge enumeration": {"guided_json": {"enum": [f"value {i}" for i in range(20_000)]}},
@@ -98,6 +157,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "references that double at each level": {"guided_json": chained(63) | {"uniqueItems": True}},
     "mail addresses": {"guided_json": MANY_ADDRESSES},
     "a reference to a file": {"guided_json": {"$ref": "file:///etc/passwd"}},
+    "a schema that is only itself": {"guided_json": {"$ref": "#"}},
+    "rules that only lead to each other": {"guided_grammar": "start: a\na: b\nb: a"},
+    "an expression that nothing matches": {"guided_regex": "[^\\s\\S]"},
     "no grammar": {"guided_grammar": "\x00\x01"},
     "an empty grammar": {"guided_grammar": " "},
     "an unsatisfiable schema": {"guided_json": {"type": "integer", "minimum": 3, "maximum": 1}},

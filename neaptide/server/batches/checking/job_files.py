@@ -4,14 +4,18 @@ Written once at validation, durable before the job starts, mapped or read again 
 when the batch has ended.
 """
 
+import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from neaptide.engine.offline.prefix_tree import write_prefixes
-from neaptide.engine.offline.token_file import TokenFileWriter
+from neaptide.engine.offline.token_file import TokenFile, TokenFileWriter
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.lines import CompiledLine
@@ -26,7 +30,18 @@ class JobPlan(msgspec.Struct):
     stream_rows: list[int]
 
 
+class SealedPlan(NamedTuple):
+    """A plan that was compared with its seal, and the version of the token file that was."""
+
+    plan: JobPlan
+    tokens_version: tuple[int, ...] | None
+
+
 _decoder = msgspec.msgpack.Decoder(JobPlan)
+
+
+class PlanLostError(Exception):
+    """A plan is missing or damaged where nothing else is. It can be made again from the batch's input."""
 
 
 class PlanWriter:
@@ -88,15 +103,56 @@ def _plan_path(stem: Path) -> Path:
 
 
 def read_plan(stem: Path) -> JobPlan:
-    """Raises OSError or msgspec.DecodeError when the plan is missing or damaged."""
-    return _decoder.decode(_plan_path(stem).read_bytes())
+    """Raises PlanLostError when the plan is missing or damaged, OSError when it cannot be read now."""
+    with plan_faults(stem):
+        return _decoder.decode(_plan_path(stem).read_bytes())
+
+
+def read_sealed_plan(stem: Path) -> SealedPlan:
+    """A plan that is the one that was sealed, and whole.
+
+    Raises:
+        PlanLostError: it is missing or damaged.
+        OSError: it cannot be read now.
+    """
+    with plan_faults(stem):
+        version = tokens_version(stem)
+        check_seal(stem)
+        plan = read_plan(stem)
+        if len(TokenFile(stem)) != len(plan.params_index):
+            raise ValueError("token file and plan do not belong together")
+        return SealedPlan(plan, version)
+
+
+@contextmanager
+def plan_faults(stem: Path) -> Iterator[None]:
+    """Tells a plan that is lost (``PlanLostError``) from a storage that is away (any other ``OSError``)."""
+    try:
+        yield
+    except (FileNotFoundError, ValueError, msgspec.DecodeError) as error:
+        # Raises FileNotFoundError where the directory is not there: then nothing is known of the plan.
+        stem.parent.stat()
+        raise PlanLostError(f"the plan of {stem.name} is lost: {error}") from error
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise PlanLostError(f"the plan of {stem.name} cannot be read: {error}") from error
+
+
+def tokens_version(stem: Path) -> tuple[int, ...] | None:
+    """Of the files that the engine reads; None where one of them is missing. Others may come into their places."""
+    try:
+        found = [plan_file(stem, suffix).stat() for suffix in (".tokens", ".offsets")]
+    except FileNotFoundError:
+        return None
+    return tuple(number for one in found for number in (one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns))
 
 
 _SUFFIXES = (".tokens", ".offsets", ".plan")
-_PREFIXES = ".prefixes"
+PREFIXES = ".prefixes"
 """Only an order: a job of an earlier version has none, and one that is damaged is not used."""
 SEAL_SUFFIX = ".sha256"
-PLAN_SUFFIXES = (*_SUFFIXES, _PREFIXES, SEAL_SUFFIX)
+PLAN_SUFFIXES = (*_SUFFIXES, PREFIXES, SEAL_SUFFIX)
 """Of all files of a job, the one that says that the others are whole at last."""
 
 
@@ -109,9 +165,16 @@ def _digest(stem: Path) -> str:
 
 
 def seal_plan(stem: Path) -> None:
-    """Notes the hash of a finished plan, durably: after a restart a damaged prompt must not be answered."""
+    """Notes the hash of a finished plan, durably: after a restart a damaged prompt must not be answered.
+
+    Raises:
+        PlanLostError: a file of the plan is missing.
+        OSError: not now.
+    """
+    with plan_faults(stem):
+        digest = _digest(stem)
     with open(_seal_path(stem), "w", opener=private_opener) as f:
-        f.write(_digest(stem))
+        f.write(digest)
         f.flush()
         os.fsync(f.fileno())
     sync_directory(stem.parent)

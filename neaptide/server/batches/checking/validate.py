@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from neaptide.server.batches.checking.job_files import PlanWriter
 from neaptide.server.batches.lines import CompiledLine, LineCompiler
@@ -80,6 +80,8 @@ class Check:
     others: tuple[Abilities, ...] | None = None
     """Of other servers that the batch's lines may be left to, the longest context first; None where there can be none.
     """
+    share: str = ""
+    """The key whose turn it takes, as the scheduler's shares name keys."""
 
 
 Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
@@ -104,7 +106,7 @@ class CheckerDiedError(Exception):
 
 
 class Checker(Protocol):
-    """Where files are checked. One at a time, off the event loop."""
+    """Where files are checked: one of each key at a time, off the event loop."""
 
     async def check(self, check: Check, keep: Keep) -> Report:
         """The report comes when all are stored and the plan is durable.
@@ -141,11 +143,10 @@ def read_lines(path: Path) -> Iterator[RawLine]:
                 yield RawLine(line_no, begin, content)
 
 
-def read_body(path: Path, byte_offset: int, num_bytes: int) -> dict[str, Any]:
+def read_body(file: BinaryIO, byte_offset: int, num_bytes: int) -> dict[str, Any]:
     """The body of a line that has passed validation."""
-    with path.open("rb") as f:
-        f.seek(byte_offset)
-        line = parse_json(f.read(num_bytes))
+    file.seek(byte_offset)
+    line = parse_json(file.read(num_bytes))
     if not isinstance(line, dict) or not isinstance(line.get("body"), dict):
         raise ValueError("the input file has changed")
     body: dict[str, Any] = line["body"]
@@ -153,14 +154,26 @@ def read_body(path: Path, byte_offset: int, num_bytes: int) -> dict[str, Any]:
 
 
 class Validator:
-    """One validation of one batch. ``keep`` stores groups of lines."""
+    """One validation of one batch.
 
-    def __init__(self, check: Check, compiler: LineCompiler, keep: Callable[[Sequence[NewLine]], None]) -> None:
+    Args:
+        keep: stores groups of lines.
+        pause: called after every line; returns when the check may go on.
+    """
+
+    def __init__(
+        self,
+        check: Check,
+        compiler: LineCompiler,
+        keep: Callable[[Sequence[NewLine]], None],
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
         self._c = check
         self._served = compiler.served
         self._compilers = [compiler, *map(compiler.on, check.others or ())]
         """This server's, then those of others."""
         self._keep = keep
+        self._pause = pause
         self._custom_ids: set[str] = set()
         self._group: list[NewLine] = []
         self._report = Report()
@@ -200,6 +213,7 @@ class Validator:
             self._add_error(fault, None)
             return
         for raw in read_lines(path):
+            self._pause()
             try:
                 custom_id, body = self._check(raw.content)
             except LineFault as found:

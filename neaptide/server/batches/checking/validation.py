@@ -3,20 +3,22 @@
 import asyncio
 import errno
 import logging
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 
-from neaptide.server.batches.checking.job_files import seal_plan
-from neaptide.server.batches.checking.validate import Check, CheckerDiedError, LineFault, Report
+from neaptide.server.batches.checking.job_files import PlanLostError, remove_plan, seal_plan
+from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, LineFault, Report
 from neaptide.server.batches.hold import Hold
+from neaptide.server.batches.served import Abilities
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
-from neaptide.server.batches.storing.files import FileDamagedError
-from neaptide.server.batches.storing.models import BatchRecord, NewLine
+from neaptide.server.batches.storing.faults import FileAwayError
+from neaptide.server.batches.storing.models import BatchRecord, FileRecord, NewLine
 from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.storing.shared.lease_rows import LeaseLostError
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
+from neaptide.server.edge.auth import share_of
 from neaptide.server.edge.errors import NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -26,19 +28,16 @@ MAX_DEATHS = 2
 have been the file, or not. A process that was killed says nothing of the file, however often."""
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 60.0
-MAX_IO_ERRORS = 8
-"""I/O errors (not: a full disk) on a file or a job's plan, within about two minutes, before its batch fails. Later a
-batch has results, and is not given up."""
 
 
 class Validation:
-    """Checks files one at a time, patiently where the disk refuses or the process that checks is killed."""
+    """Checks files, one of each key at a time; patient where the disk refuses or the process that checks is killed."""
 
     def __init__(self, plane: BatchPlane, disk: PatientDisk) -> None:
         self._p = plane
         self._disk = disk
-        self._io_errors: Counter[str] = Counter()
-        self._one_at_a_time = asyncio.Semaphore(1)
+        self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By owner: files of different keys are checked by turns."""
 
     async def run(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> bool:
         """Whether the batch is durably in_progress: False when it has failed, is left to a server of another model, or
@@ -48,16 +47,23 @@ class Validation:
             ServerStoppingError: the server stops before there is a verdict.
             LeaseLostError: another server has taken the batch over.
         """
-        begun = False
-        report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop, hold))
-        if report is not None and report.is_foreign:
+        while True:
+            report = await self._disk.retry(record.id, lambda: self._check_unless(record, stop, hold))
+            if report is None:
+                return False
+            try:
+                return await self._write_verdict(record, report, stop, hold)
+            except PlanLostError as error:
+                logger.warning("batch %s: its file is checked again: %s", record.id, error)
+
+    async def _write_verdict(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
+        if report.is_foreign:
             await self._disk.retry(record.id, lambda: self._leave(record, report, hold))
-        elif report is not None and report.errors:
-            await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop, hold))
-        elif report is not None:
-            begun = await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop, hold))
-        self._io_errors.pop(record.id, None)
-        return begun
+            return False
+        if not report.errors:
+            return await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop, hold))
+        await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop, hold))
+        return False
 
     async def _check_unless(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> Report | None:
         """The file's report, or None when ``stop`` came first."""
@@ -73,37 +79,68 @@ class Validation:
             stopped.cancel()
 
     async def _check(self, record: BatchRecord, hold: Hold) -> Report:
-        try:
-            return await self._check_file(record, hold)
-        except OSError as error:
-            self._io_errors[record.id] += error.errno == errno.EIO
-            if self._io_errors[record.id] < MAX_IO_ERRORS:
-                raise
-            logger.error("batch %s is given up: %s", record.id, error)
-            fault = LineFault("storage_error", "The server's disk failed repeatedly on this batch.")
-            return Report(errors=[fault.entry(None)])
-
-    async def _check_file(self, record: BatchRecord, hold: Hold) -> Report:
-        try:
-            path = await self._p.verify_input(record)
-        except NotFoundError:
-            fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
-            return Report(errors=[fault.entry(None)])
-        except FileDamagedError as error:
-            return Report(errors=[LineFault(error.code or "", error.message, "file_id").entry(None)])
-
         insert_lines, discard_lines = hold.guarded(batch_rows.insert_lines), hold.guarded(batch_rows.discard_lines)
+
+        async def begin() -> None:
+            await self._p.store.write(discard_lines, record.id)
 
         async def keep(lines: Sequence[NewLine]) -> None:
             await self._p.store.write(insert_lines, record.id, lines)
 
-        stem = self._p.stem(record.id)
-        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, await hold.others())
+        try:
+            file = await self._p.verify_input(record)
+            report = await self._check_file(record, file, begin, keep)
+            # What was read is what was stored: the bytes may have changed since they were compared.
+            await self._p.files.verify(file)
+        except NotFoundError:
+            fault = LineFault("invalid_request", "Cannot find the input file.", "file_id")
+            return Report(errors=[fault.entry(None)])
+        return report
+
+    async def make_plan_again(self, record: BatchRecord, file: FileRecord) -> list[NewLine]:
+        """Writes a plan that is lost once more, from its input; returns what the lines are in it.
+
+        Raises:
+            OSError: not now.
+        """
+        found: list[NewLine] = []
+
+        async def begin() -> None:
+            found.clear()
+            # Not written over: the engine may have mapped what is there.
+            await asyncio.to_thread(remove_plan, self._p.stem(record.id))
+
+        async def keep(lines: Sequence[NewLine]) -> None:
+            found.extend(lines)
+
+        report = await self._check_file(record, file, begin, keep)
+        await self._p.files.verify(file)
+        if report.errors or report.is_foreign:
+            message = report.errors[0]["message"] if report.errors else f"it names the model {report.model!r}"
+            raise FileAwayError(errno.EIO, f"its plan is lost, and its file does not pass the check now: {message}")
+        await asyncio.to_thread(seal_plan, self._p.stem(record.id))
+        return found
+
+    async def _others(self) -> tuple[Abilities, ...] | None:
+        """Of servers that lines of this one's model may be left to, where they can do something that this one cannot;
+        None where there can be no other server."""
+        if self._p.store.blobs is None:
+            return None
+        served = self._p.compiler.served
+        known = await self._p.store.read(server_rows.known_abilities, served.fingerprint)
+        return tuple(one for one in known if not served.abilities.covers(one))
+
+    async def _check_file(
+        self, record: BatchRecord, file: FileRecord, begin: Callable[[], Awaitable[None]], keep: Keep
+    ) -> Report:
+        """``begin`` comes before each try."""
+        path, stem, limits = self._p.files.path(file.id), self._p.stem(record.id), self._p.settings.limits
+        check = Check(record.endpoint, str(path), str(stem), limits, await self._others(), share_of(record.owner))
         num_deaths, delay_s = 0, FIRST_DELAY_S
         while num_deaths < MAX_DEATHS:
             try:
-                async with self._one_at_a_time:
-                    await self._p.store.write(discard_lines, record.id)
+                async with self._one_at_a_time[record.owner]:
+                    await begin()
                     return await self._p.checker.check(check, keep)
             except (OSError, StoreUnavailableError, LeaseLostError):
                 raise

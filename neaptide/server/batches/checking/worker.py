@@ -2,13 +2,18 @@
 
 ``python -m neaptide.server.batches.checking.worker PARENT_PID`` reads what to do from its standard input and tells
 what it found on its standard output: frames of a length (4 bytes, big-endian) and msgpack. The first frame is the
-recipe of the line compiler. It runs at low priority, with bounded memory, and dies with its parent.
+recipe of the line compiler. It works in slices: after each it says so, and waits for a word to go on. It runs at low
+priority, with bounded memory, and dies with its parent.
 """
 
+import asyncio
 import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import msgspec
@@ -22,6 +27,7 @@ from neaptide.server.children.child import bound_memory, pipes, stand_back
 from neaptide.server.children.frames import read_frame, write_frame
 from neaptide.server.children.on_call import Child, ChildDiedError
 from neaptide.server.edge.errors import UnavailableError
+from neaptide.server.edge.fair_queue import FairQueue
 from neaptide.server.link.deaths import was_killed_from_outside
 
 NICENESS = 10
@@ -30,11 +36,22 @@ MEMORY_BYTES = 2 << 30
 IDLE_S = 60.0
 """How long a worker waits for the next file; starting one takes a second."""
 MAX_SILENCE_S = 1800.0
-"""It speaks after every group of lines; a file of refused ones is silent to its end, on a busy machine for long."""
+"""Of one slice, whose last line may be a long one, on a busy machine."""
+SLICE_S = 0.25
+"""Other keys' files wait for so long, and each slice costs a word to the server and back."""
+MAX_TURN_S = 2.0
+"""A slice whose last line takes longer goes on, and the next key's begins."""
+MAX_WORKERS = 8
+"""Keys whose files are checked by turns; more wait for the end of a file of these. Each worker has 60 MB."""
+_GO_ON = b"go on"
 
 
 class _Lines(msgspec.Struct, tag=True):
     lines: list[NewLine]
+
+
+class _Paused(msgspec.Struct, tag=True):
+    """The slice is over; also said once by a process that is ready for its first file."""
 
 
 class _Done(msgspec.Struct, tag=True):
@@ -57,9 +74,8 @@ class _Bug(msgspec.Struct, tag=True):
 _encoder = msgspec.msgpack.Encoder()
 _recipe_decoder = msgspec.msgpack.Decoder(Recipe)
 _check_decoder = msgspec.msgpack.Decoder(Check)
-_decoder: msgspec.msgpack.Decoder[_Lines | _Done | _DiskFault | _Busy | _Bug] = msgspec.msgpack.Decoder(
-    _Lines | _Done | _DiskFault | _Busy | _Bug
-)
+_Word = _Lines | _Paused | _Done | _DiskFault | _Busy | _Bug
+_decoder: msgspec.msgpack.Decoder[_Word] = msgspec.msgpack.Decoder(_Word)
 
 
 # ---- the server's side -----------------------------------------------------------------------------------
@@ -69,8 +85,13 @@ class ValidationError(Exception):
     """The check of one file failed for a reason of ours; names it, and quotes nothing of the file."""
 
 
+Turn = Callable[[], AbstractAsyncContextManager[None]]
+"""Surrounds one slice of a check."""
+
+
 class WorkerChecker:
-    """Implements ``Checker`` with one worker process, started when there is a file to check. Event loop only.
+    """Implements ``Checker`` with one worker process, started when there is a file to check. One check at a time; event
+    loop only.
 
     ``recipe`` makes the line compiler inside the worker; ``module`` is the program that calls ``main``.
     """
@@ -83,12 +104,13 @@ class WorkerChecker:
         """The worker's, while there is one."""
         return self._child.pid
 
-    async def check(self, check: Check, keep: Keep) -> Report:
+    async def check(self, check: Check, keep: Keep, turn: Turn = nullcontext) -> Report:
         """Raises CheckerDiedError, UnavailableError, OSError and ValidationError; whatever ends it early ends the
         worker too."""
         try:
-            await self._child.wake()
-            report = await self._talk(check, keep)
+            if await self._child.wake():
+                await self._receive()
+            report = await self._talk(check, keep, turn)
         except BaseException:
             await self.close()
             remove_plan(Path(check.stem))
@@ -100,21 +122,33 @@ class WorkerChecker:
         """Kills the worker and waits for its end."""
         await self._child.close()
 
-    async def _talk(self, check: Check, keep: Keep) -> Report:
-        self._child.send(_encoder.encode(check))
+    async def _talk(self, check: Check, keep: Keep, turn: Turn) -> Report:
+        word = _encoder.encode(check)
         while True:
-            try:
-                frame = _decoder.decode(await self._child.receive(MAX_SILENCE_S))
-            except ChildDiedError as error:
-                raise CheckerDiedError(
-                    f"the process that checked the file ended with status {error.status}",
-                    by_itself=not was_killed_from_outside(error.status),
-                ) from None
-            except TimeoutError:
-                raise CheckerDiedError("the process that checked the file fell silent") from None
-            match frame:
-                case _Lines(lines):
-                    await keep(lines)
+            lines: list[NewLine] = []
+            async with turn():
+                self._child.send(word)
+                slice_ = asyncio.ensure_future(self._slice(lines))
+                try:
+                    await asyncio.wait({slice_}, timeout=MAX_TURN_S)
+                except BaseException:
+                    slice_.cancel()
+                    raise
+            report = await slice_
+            if lines:
+                await keep(lines)
+            if report is not None:
+                return report
+            word = _GO_ON
+
+    async def _slice(self, lines: list[NewLine]) -> Report | None:
+        """Collects the lines of one slice; returns the report if it was the last one."""
+        while True:
+            match await self._receive():
+                case _Lines(more):
+                    lines += more
+                case _Paused():
+                    return None
                 case _Done(report):
                     return report
                 case _DiskFault(errno, message):
@@ -123,6 +157,53 @@ class WorkerChecker:
                     raise UnavailableError(message)
                 case _Bug(kind):
                     raise ValidationError(kind)
+
+    async def _receive(self) -> _Word:
+        """Raises CheckerDiedError."""
+        try:
+            return _decoder.decode(await self._child.receive(MAX_SILENCE_S))
+        except ChildDiedError as error:
+            raise CheckerDiedError(
+                f"the process that checked the file ended with status {error.status}",
+                by_itself=not was_killed_from_outside(error.status),
+            ) from None
+        except TimeoutError:
+            raise CheckerDiedError("the process that checked the file fell silent") from None
+
+
+class CheckerPool:
+    """Implements ``Checker`` with a worker process for each key that has a file to check, which take turns: one works
+    at a time. A file that kills its process, or is cancelled, ends no other key's check. Event loop only.
+
+    Args:
+        make: makes a worker's side.
+        weights: of shares, where they are not 1.
+    """
+
+    def __init__(self, make: Callable[[], WorkerChecker], weights: Mapping[str, float] = MappingProxyType({})) -> None:
+        self._make = make
+        self._turns = FairQueue(weights)
+        self._seats = asyncio.Semaphore(MAX_WORKERS)
+        self._idle: list[WorkerChecker] = []
+        self._all: list[WorkerChecker] = []
+
+    async def check(self, check: Check, keep: Keep) -> Report:
+        """As ``WorkerChecker.check``."""
+        async with self._seats:
+            worker = self._idle.pop() if self._idle else self._add()
+            try:
+                return await worker.check(check, keep, lambda: self._turns.turn(check.share))
+            finally:
+                self._idle.append(worker)
+
+    async def close(self) -> None:
+        """Kills the workers and waits for their ends."""
+        await asyncio.gather(*(worker.close() for worker in self._all))
+
+    def _add(self) -> WorkerChecker:
+        worker = self._make()
+        self._all.append(worker)
+        return worker
 
 
 # ---- the worker's side -----------------------------------------------------------------------------------
@@ -135,16 +216,33 @@ def main(parent_pid: int, make_compiler: Callable[[Recipe], LineCompiler] = Reci
     source, sink = pipes()
     compiler = make_compiler(_recipe_decoder.decode(read_frame(source) or b""))
     bound_memory(MEMORY_BYTES)
+    _write(sink, _Paused())
     while frame := read_frame(source):
-        _check(_check_decoder.decode(frame), compiler, sink)
+        _check(_check_decoder.decode(frame), compiler, sink, _Slices(source, sink))
 
 
-def _check(check: Check, compiler: LineCompiler, sink: BinaryIO) -> None:
+class _Slices:
+    """Called between lines: pauses where the slice is over."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source, self._sink = source, sink
+        self._end_s = time.monotonic() + SLICE_S
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._end_s:
+            return
+        _write(self._sink, _Paused())
+        if read_frame(self._source) is None:
+            raise SystemExit("the server is gone")
+        self._end_s = time.monotonic() + SLICE_S
+
+
+def _check(check: Check, compiler: LineCompiler, sink: BinaryIO, pause: Callable[[], None] = lambda: None) -> None:
     def keep(lines: Sequence[NewLine]) -> None:
         _write(sink, _Lines(list(lines)))
 
     try:
-        _write(sink, _Done(Validator(check, compiler, keep).run()))
+        _write(sink, _Done(Validator(check, compiler, keep, pause).run()))
     except BrokenPipeError:
         raise SystemExit("the server is gone") from None
     except OSError as error:

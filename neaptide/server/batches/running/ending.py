@@ -8,7 +8,7 @@ from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.hold import Hold, ResultFiles
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing import batch_rows
-from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState, new_file_id
 from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.wiring import BatchPlane
 
@@ -63,7 +63,13 @@ class Ending:
     async def _write_files(self, record: BatchRecord, hold: Hold) -> ResultFiles:
         directory, should_stop = self._p.files.directory, self._stopping.is_set
         now, life_s = self._p.now(record), self._p.settings.file_life_s
-        files = await asyncio.to_thread(
-            finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
-        )
+        try:
+            files = await asyncio.to_thread(
+                finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
+            )
+        except finalize.NameTakenError as taken:
+            logger.warning("batch %s: %s; it is kept, and the batch takes another", record.id, taken)
+            rename = hold.guarded(batch_rows.rename_planned_file)
+            record = await self._p.store.write(rename, record.id, taken.file_id, new_file_id())
+            return await self._write_files(record, hold)
         return await hold.publish(record, files)

@@ -56,3 +56,11 @@ class Close:
 
 
 Event = Outputs | FeedAgain | EngineLost | EngineReady | Add | Close
+
+
+async def settle(commits: "set[asyncio.Task[None]]", closed: "asyncio.Future[None]") -> None:
+    """Answers a close when all commits of its job are over."""
+    if commits:
+        await asyncio.wait(commits)
+    if not closed.done():
+        closed.set_result(None)

@@ -3,7 +3,8 @@
     rows in input order -> temporary file -> fsync -> rename -> fsync directory -> (caller) one transaction
 
 A crash anywhere is answered by doing it all again: the ids were chosen at creation and the rows no longer
-change, so the bytes are the same.
+change, so the bytes are the same. A file that has the name and other bytes was shown before an older database was put
+back: it stays as it is, and the batch takes another name.
 """
 
 import hashlib
@@ -30,13 +31,23 @@ _EXPIRED = "This request could not be executed before the completion window expi
 CANCELLED_ERROR = dump_json(
     {"code": "batch_cancelled", "message": "The batch was cancelled before this request was executed."}
 )
-FAILED_ERROR = dump_json({"code": "batch_failed", "message": "The server could not execute this request."})
+LOST_ERROR = dump_json(
+    {"code": "input_file_lost", "message": "The input file was lost on the server's disk before this request ran."}
+)
 DAMAGED_ERROR = dump_json({"code": "result_damaged", "message": "The result was damaged on the server's disk."})
 
 
 def expired_error(why: str | None = None) -> str:
     """Of a line that has not run in time; ``why``: what was missing, in a sentence."""
     return dump_json({"code": "batch_expired", "message": _EXPIRED if why is None else f"{_EXPIRED} {why}"})
+
+
+class NameTakenError(Exception):
+    """A file that the database does not know has a planned name, and other bytes."""
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"there is another file with the name {file_id}")
+        self.file_id = file_id
 
 
 class DamagedLinesError(Exception):
@@ -69,15 +80,25 @@ class _Sink:
         self.num_bytes += len(line)
 
     def publish(self) -> str | None:
-        """Gives the finished file its name; returns its SHA-256, or None if it has no line."""
+        """Gives the finished file its name; returns its SHA-256, or None if it has no line.
+
+        Raises:
+            NameTakenError: another file has it.
+        """
         if self._file is None:
             return None
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self._temp.rename(self.path)
+        digest = self._hash.hexdigest()
+        if not os.path.lexists(self.path):
+            self._temp.rename(self.path)
+        elif _has_digest(self.path, digest):
+            self._temp.unlink()
+        else:
+            raise NameTakenError(self.path.name)
         sync_directory(self.path.parent)
-        return self._hash.hexdigest()
+        return digest
 
     def discard(self) -> None:
         """Drops a file that has not been published: after a failed write or sync the next try begins with a new one."""
@@ -87,6 +108,13 @@ class _Sink:
             self._file.close()
         finally:
             self._temp.unlink(missing_ok=True)
+
+
+def _has_digest(path: Path, digest: str) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest() == digest
 
 
 def output_line(batch_id: str, line: EndedLine) -> bytes:
@@ -118,6 +146,7 @@ def write_files(
     Raises:
         FinalizeStoppedError: ``should_stop`` said so.
         DamagedLinesError: there are results that must not be shown.
+        NameTakenError: a planned name belongs to another file.
         OSError: a file cannot be written.
     """
     with ExitStack() as stack:
@@ -126,7 +155,7 @@ def write_files(
         stack.callback(output.discard)
         stack.callback(error.discard)
         damaged: list[int] = []
-        for line in _pages(store, record.id):
+        for line in lines_of(store, record.id):
             if should_stop():
                 raise FinalizeStoppedError
             if line.is_damaged:
@@ -139,7 +168,8 @@ def write_files(
         return _publish(output, record, "output", now, expires_at), _publish(error, record, "error", now, expires_at)
 
 
-def _pages(store: Store, batch_id: str) -> Iterator[EndedLine]:
+def lines_of(store: Store, batch_id: str) -> Iterator[EndedLine]:
+    """All lines of a batch, in file order."""
     after = 0
     while page := store.read_blocking(batch_rows.ended_lines, batch_id, after, PAGE_LINES):
         yield from page

@@ -5,21 +5,21 @@ import logging
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from neaptide.cluster.claims import Claim
 from neaptide.engine.messages import AddBatch, RequestOutput
 from neaptide.engine.params import FinishReason
 from neaptide.engine.row_id import RowId
-from neaptide.server.batches.checking.job_files import JobPlan
+from neaptide.server.batches.checking.job_files import JobPlan, PlanLostError, tokens_version
 from neaptide.server.batches.checking.validate import dump_json, new_request_id, read_body, refused
 from neaptide.server.batches.lines import Assembler, LineCompiler
 from neaptide.server.batches.planning.request import JobRows, packed
 from neaptide.server.batches.running.suspects import LineKey, Suspects
-from neaptide.server.batches.storing.models import BatchRecord, LineResult, LineState, PendingLine, Usage
+from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineResult, LineState, PendingLine, Usage
 from neaptide.server.edge.auth import share_of
 from neaptide.server.edge.errors import ApiError, EngineFailedError, is_passing
 
@@ -29,6 +29,32 @@ MESSAGE_ROWS = 2000
 """Rows that the engine is given in one message."""
 NO_ENGINE = -1
 """In place of the number of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """What a job reads, and what the engine reads of it."""
+
+    input: FileRecord
+    open_input: Callable[[FileRecord], BinaryIO]
+    """Raises OSError where the bytes are not to be had now."""
+    stem: Path
+    """Of the token file."""
+    tokens_version: tuple[int, ...] | None
+    """Of the token file that was found to be sound."""
+
+    @property
+    def have_other_tokens(self) -> bool:
+        """Whether another token file lies where the engine reads. A missing one says nothing of what the engine has."""
+        return tokens_version(self.stem) not in (None, self.tokens_version)
+
+    @property
+    def have_lost_tokens(self) -> bool:
+        """Whether there is no token file any more, or another one, where the storage is not away itself."""
+        try:
+            return self.stem.parent.exists() and tokens_version(self.stem) != self.tokens_version
+        except OSError:
+            return False
 
 
 @dataclass(slots=True)
@@ -53,7 +79,7 @@ class Job:
         record: BatchRecord,
         plan: JobPlan,
         lines: Sequence[PendingLine],
-        input_path: Path,
+        files: JobFiles,
         compiler: LineCompiler,
         claim: Claim | None = None,
     ) -> None:
@@ -75,7 +101,7 @@ class Job:
         self._stream_rows = frozenset(plan.stream_rows)
         self._lines = [line for line in lines if line.num_rows]
         self._first_rows = [line.first_row for line in self._lines]
-        self._input_path = input_path
+        self.files = files
         self._compiler = compiler
         self._ended = bytearray(len(self._lines))
         self._answer_tokens = array("i", [-1]) * len(self._lines)
@@ -185,7 +211,10 @@ class Job:
 
         Raises:
             OSError: the input file cannot be read now. Nothing is lost: what is left can be fed later.
+            PlanLostError: the prompts that were run may be others than those that were checked.
         """
+        if self.files.have_other_tokens:
+            raise PlanLostError(f"the token file of {self.batch_id} has changed")
         while heard.outputs:
             self._take(heard.outputs[0], heard)
             heard.outputs.popleft()
@@ -260,7 +289,8 @@ class Job:
         self._open.pop(index, None)
 
     def _assembler(self, line: PendingLine) -> Assembler:
-        body = read_body(self._input_path, line.byte_offset, line.num_bytes)
+        with self.files.open_input(self.files.input) as file:
+            body = read_body(file, line.byte_offset, line.num_bytes)
         return self._compiler.assembler(self.endpoint, body)
 
     @staticmethod

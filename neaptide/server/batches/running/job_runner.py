@@ -7,7 +7,8 @@ which they came; a line whose result is on its way is not run again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ from neaptide.server.batches.running.events import (
     FeedAgain,
     Outputs,
     Running,
+    settle,
 )
 from neaptide.server.batches.running.job import NO_ENGINE, Heard, Job
 from neaptide.server.batches.running.suspects import LineKey, Suspects
 from neaptide.server.batches.storing import batch_rows, claim_rows
-from neaptide.server.batches.storing.models import LineResult
+from neaptide.server.batches.storing.models import FileRecord, LineResult
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
-from neaptide.server.edge.errors import is_passing
+from neaptide.server.edge.errors import ApiError, is_passing
 from neaptide.server.link.deaths import Evidence
 from neaptide.server.link.engine_client import EngineClient
 
@@ -50,7 +52,8 @@ class JobRunner:
 
     ``on_done`` is called with the id of a job whose last line has become durable, ``on_lost`` with that of one whose
     results are not taken any more, or of which some were lost here: what is durable says which lines are left, and
-    nothing else does. ``planner`` plans the order of what is left of all jobs, if the engine follows one.
+    nothing else does. ``verify`` makes an input file readable again. ``planner`` plans the order of what is left of all
+    jobs, if the engine follows one.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class JobRunner:
         describe: Callable[[Job], tuple[Path, float]],
         on_done: Callable[[str], None],
         on_lost: Callable[[str], None],
+        verify: Callable[[FileRecord], Awaitable[None]],
         planner: MakesPlans | None = None,
     ) -> None:
         self._store = store
@@ -67,6 +71,7 @@ class JobRunner:
         self._describe = describe
         self._on_done = on_done
         self._on_lost = on_lost
+        self._verify = verify
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._jobs: dict[str, Running] = {}
         self._planning = None if planner is None else Planning(planner, engine, self._left_of_all)
@@ -75,6 +80,8 @@ class JobRunner:
         """Engines that have come, and those of them whose coming the consumer has dealt with."""
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._added_ids: set[str] = set()
+        """Jobs whose addition waits for its turn."""
         self._closed_ids: set[str] = set()
         """Jobs whose close waits for its turn."""
         self._stopping = False
@@ -121,7 +128,17 @@ class JobRunner:
         self._events.put_nowait(EngineLost(suspects, evidence))
 
     def add_job(self, job: Job) -> None:
+        self._added_ids.add(job.id)
         self._events.put_nowait(Add(job))
+
+    def has_job(self, job_id: str) -> bool:
+        """Until its last result is durable, or it is closed."""
+        return job_id in self._jobs or job_id in self._added_ids
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Those that the engine works on."""
+        return [running.job for running in self._jobs.values()]
 
     @property
     def num_open(self) -> int:
@@ -194,6 +211,7 @@ class JobRunner:
                     self._planning.engine_is_new()
                 await self._submit_all()
             case Add(job):
+                self._added_ids.discard(job.id)
                 self._jobs[job.id] = Running(job)
                 self._suspects.restore(job.attempts)
                 await self._submit(job)
@@ -204,7 +222,7 @@ class JobRunner:
                     self._engine.cancel_batch(job_id)
                     await self._end_lines(self._suspects.of_job(job_id))
                 # In a task: a disk that does not take one job's results must not hold up the others.
-                self._spawn(_settle(set(closed_job.commits) if closed_job else set(), closed))
+                self._spawn(settle(set(closed_job.commits) if closed_job else set(), closed))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -286,6 +304,8 @@ class JobRunner:
 
     async def _feed_later(self, running: Running) -> None:
         await asyncio.sleep(RETRY_DELAY_S)
+        with suppress(ApiError, OSError, StoreUnavailableError):  # then the next try fails as well
+            await self._verify(running.job.files.input)
         self._events.put_nowait(FeedAgain(running))
 
     async def _end_lines(self, lines: Sequence[LineKey]) -> None:
@@ -375,10 +395,3 @@ class JobRunner:
                 logger.exception("batch %s: results were refused; they will be computed again", batch_id)
                 self._on_lost(job.id)
                 return False
-
-
-async def _settle(commits: "set[asyncio.Task[None]]", closed: "asyncio.Future[None]") -> None:
-    if commits:
-        await asyncio.wait(commits)
-    if not closed.done():
-        closed.set_result(None)

@@ -13,14 +13,10 @@ import asyncio
 import logging
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
-import msgspec
-
-from neaptide.engine.offline.token_file import TokenFile
-from neaptide.server.batches.checking.job_files import check_seal, read_plan
-from neaptide.server.batches.checking.needs import lacks
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.hold import SoleHold
 from neaptide.server.batches.running import finalize
@@ -28,15 +24,18 @@ from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
+from neaptide.server.batches.running.plans import Plans, watch_tokens
 from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
-from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState, PendingLine
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
 from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.wiring import BatchPlane
-from neaptide.server.edge.errors import ApiError
+from neaptide.server.edge.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 FIRST_RELOAD_DELAY_S = 10.0
 """Until the engine has said its last of what it had of a batch that is taken up anew."""
@@ -82,41 +81,76 @@ class Machine:
     def __init__(self, plane: BatchPlane) -> None:
         self._p = plane
         self._runner = JobRunner(
-            plane.store, plane.engine, self._describe, self._on_lines_done, self._on_lost, plane.planner
+            plane.store,
+            plane.engine,
+            self._describe,
+            self._on_lines_done,
+            self._on_lost,
+            plane.files.verify,
+            plane.planner,
         )
+        self._attended: Counter[str] = Counter()
+        """Tasks that move a batch on."""
         self._validating: dict[str, asyncio.Event] = {}
         """Set when the batch's validation is not wanted any more."""
         self._loading: set[str] = set()
         self._ended_while_loading: set[str] = set()
         self._reloading: set[str] = set()
         self._num_reloads: Counter[str] = Counter()
+        self._finalizing: set[str] = set()
         self._background = Background("a batch is stuck until the next start")
         self._stopping = threading.Event()
         self._disk = PatientDisk()
         self._hold = SoleHold(plane)
         self._validation = Validation(plane, self._disk)
+        self._plans = Plans(plane, self._validation)
         self._ending = Ending(plane, self._stopping)
-        self._upkeep = Upkeep(plane, self._disk, self.end)
+        self._upkeep = Upkeep(plane, self._disk, self.end, look_again=self._look_again)
 
     # ---- start and stop ----
 
     async def start(self) -> None:
         """Takes up every batch that has not ended."""
         records = await self._p.store.read(batch_rows.live_batches)
-        served = self._p.compiler.served
-        await self._p.store.write(server_rows.enrol_alone, served)
+        await self._p.store.write(server_rows.enrol_alone, self._p.compiler.served)
         say_what_waits(await self._p.store.read(server_rows.waiting))
         self._runner.start()
         for record in records:
-            if record.outcome is not None:
-                self._background.spawn(self._finalize(record.id))
-            elif record.model_fingerprint not in (None, served.fingerprint):
-                continue  # until a start with its model, or the end of its window
-            elif record.status is BatchStatus.VALIDATING:
-                self.begin(record)
-            else:
-                self._background.spawn(self._resume(record.id))
+            self._take_up(record)
         self._background.spawn(self._upkeep.run(self._stopping.is_set))
+        self._background.spawn(watch_tokens(self._runner, self._on_lost, self._disk))
+
+    def _take_up(self, record: BatchRecord) -> None:
+        if record.outcome is not None:
+            self.end(record.id)
+        elif record.model_fingerprint not in (None, self._p.compiler.served.fingerprint):
+            return  # until a start with its model, or the end of its window
+        elif record.status is BatchStatus.VALIDATING:
+            self.begin(record)
+        else:
+            self._attend(record.id, self._resume, record.id)
+
+    async def _look_again(self) -> None:
+        """Takes up what a write of unknown outcome has begun or decided after all.
+
+        The rows are read in a write: once it has happened, nothing that was cut off before can happen any more.
+        """
+        for record in await self._p.store.write(batch_rows.live_batches):
+            is_at_work = self._attended[record.id] > 0 or self._runner.has_job(record.id)
+            if record.outcome is not None or not is_at_work:
+                self._take_up(record)
+
+    def _attend(self, batch_id: str, step: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs) -> None:
+        self._attended[batch_id] += 1
+        self._background.spawn(self._attended_step(batch_id, lambda: step(*args, **kwargs)))
+
+    async def _attended_step(self, batch_id: str, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        finally:
+            self._attended[batch_id] -= 1
+            if not self._attended[batch_id]:
+                del self._attended[batch_id]
 
     async def stop(self) -> None:
         """Keeps what has been computed and leaves the rest to the next start."""
@@ -140,7 +174,7 @@ class Machine:
         """Validates a batch whose row is durable."""
         stop = asyncio.Event()
         self._validating[record.id] = stop
-        self._background.spawn(self._validate(record, stop))
+        self._attend(record.id, self._validate, record, stop)
 
     def end(self, batch_id: str) -> None:
         """Carries out a durable decision (cancel, expiry) on a batch that may be anywhere before its end."""
@@ -151,7 +185,7 @@ class Machine:
             return
         if batch_id in self._loading:
             self._ended_while_loading.add(batch_id)
-        self._background.spawn(self._close_and_finalize(batch_id))
+        self._attend(batch_id, self._finalize, batch_id, closes_job=True)
 
     def suspend(self) -> None:
         """Lets the engine go on without batch work; what it was doing runs again after the next start."""
@@ -189,7 +223,7 @@ class Machine:
     def _on_lost(self, batch_id: str) -> None:
         if batch_id not in self._reloading:
             self._reloading.add(batch_id)
-            self._background.spawn(self._reload(batch_id))
+            self._attend(batch_id, self._reload, batch_id)
 
     async def _reload(self, batch_id: str) -> None:
         """Takes up anew a batch of which results were lost on their way: its rows say which lines are left."""
@@ -213,31 +247,17 @@ class Machine:
         if not lines or record.outcome is not None:
             return None
         try:
-            await self._p.verify_input(record)
-            return await asyncio.to_thread(self._read_job, record, lines)
-        except (FileNotFoundError, ValueError, msgspec.DecodeError, ApiError) as error:
-            logger.error("batch %s: its input or token file is lost: %s", batch_id, error)
-            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.FAILED_ERROR)
+            return await self._plans.load(record, lines)
+        except NotFoundError:
+            logger.error("batch %s: its input file has been dropped", batch_id)
+            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.LOST_ERROR)
             return None
-
-    def _read_job(self, record: BatchRecord, lines: list[PendingLine]) -> Job:
-        stem = self._p.stem(record.id)
-        check_seal(stem)
-        plan = read_plan(stem)
-        tokens, served = TokenFile(stem), self._p.compiler.served
-        if len(tokens) != len(plan.params_index):
-            raise ValueError("token file and plan do not belong together")
-        if lacking := lacks(served, lines, plan, tokens):
-            able = [line for line in lines if not lacks(served, [line], plan, tokens)]
-            logger.warning("batch %s: %d lines wait for another server: %s", record.id, len(lines) - len(able), lacking)
-            lines = able
-        return Job(record, plan, lines, self._p.files.path(record.input_file_id), self._p.compiler)
 
     def _describe(self, job: Job) -> tuple[Path, float]:
         return self._p.describe(job.batch_id, job.expires_at)
 
     def _on_lines_done(self, batch_id: str) -> None:
-        self._background.spawn(self._complete(batch_id))
+        self._attend(batch_id, self._complete, batch_id)
 
     # ---- ending ----
 
@@ -246,19 +266,23 @@ class Machine:
             record = await self._p.store.read(batch_rows.require_batch, batch_id)
             return await self._p.store.write(batch_rows.begin_finalizing, batch_id, self._p.now(record))
 
-        # Not taken: a cancel or the window's end came first, and that decision finalizes.
+        # False: a cancel or the window's end came first, and that decision finalizes.
         if await self._disk.retry(batch_id, begin):
             await self._finalize(batch_id)
 
-    async def _close_and_finalize(self, batch_id: str) -> None:
-        await self._runner.close_job(batch_id)
-        await self._finalize(batch_id)
-
-    async def _finalize(self, batch_id: str) -> None:
+    async def _finalize(self, batch_id: str, closes_job: bool = False) -> None:
+        """Ends a batch whose outcome is decided; once, however often that is heard."""
+        if batch_id in self._finalizing:
+            return
+        self._finalizing.add(batch_id)
         try:
+            if closes_job:
+                await self._runner.close_job(batch_id)
             await self._disk.retry(batch_id, lambda: self._ending.end(batch_id, self._hold))
         except finalize.FinalizeStoppedError:
             return
+        finally:
+            self._finalizing.discard(batch_id)
 
     async def expire_overdue(self) -> None:
         """Ends batches whose completion window is over."""

@@ -20,7 +20,7 @@ SWEEP_PERIOD_S = 60.0
 def say_what_waits(batches: Iterable[Waiting]) -> None:
     """One line for each reason, at a start: the operator may have meant another model."""
     for why, count in Counter(one.why for one in batches).items():
-        logger.warning("%d batches wait for another server. %s", count, why)
+        logger.warning("batches that wait for another server: %d. %s", count, why)
 
 
 async def _nothing_more() -> None: ...
@@ -28,7 +28,7 @@ async def _nothing_more() -> None: ...
 
 class Upkeep:
     """``end`` is called with the id of every batch that has expired, ``sweep`` now and then, after the store's own
-    housekeeping."""
+    housekeeping, and ``look_again`` after a write of which it never became known whether it happened."""
 
     def __init__(
         self,
@@ -36,11 +36,16 @@ class Upkeep:
         disk: PatientDisk,
         end: Callable[[str], None],
         sweep: Callable[[], Awaitable[None]] = _nothing_more,
+        look_again: Callable[[], Awaitable[None]] = _nothing_more,
     ) -> None:
         self._p = plane
         self._disk = disk
         self._end = end
         self._sweep = sweep
+        self._look_again = look_again
+        self._num_unknown = 0
+        """Writes of unknown outcome that have been looked after."""
+        self._has_to_wait = False
         self._housekeeping = Housekeeping(plane.store, plane.files, plane.clocks.wall)
 
     async def run(self, is_stopping: Callable[[], bool]) -> None:
@@ -50,13 +55,24 @@ class Upkeep:
         while not is_stopping():
             try:
                 await self.expire_overdue()
+                await self._settle_unknown()
                 if ticks % ticks_per_sweep == 0:
                     await self._housekeeping.run()
                     await self._sweep()
+                self._has_to_wait = False
             except (OSError, StoreUnavailableError) as error:
-                logger.error("housekeeping has to wait: %s", error)
+                if not self._has_to_wait:
+                    logger.error("housekeeping has to wait: %s", error)
+                self._has_to_wait = True
             ticks += 1
             await self._disk.sleep(self._p.settings.tick_s)
+
+    async def _settle_unknown(self) -> None:
+        num_unknown = self._p.store.num_unknown
+        if num_unknown != self._num_unknown:
+            await self._look_again()
+            await self._p.files.settle()
+            self._num_unknown = num_unknown
 
     async def expire_overdue(self) -> None:
         """Ends batches whose completion window is over.

@@ -12,36 +12,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import sqlalchemy as sa
 
 from neaptide.cluster.claims import CLAIM_BELOW_LINES, Claim, End, end_to_take, owners_in_turn
 from neaptide.engine.messages import Occupancy, StepStats
 from neaptide.engine.offline.token_file import TokenFile
-from neaptide.server.batches.checking.job_files import JobPlan
+from neaptide.server.batches.checking.job_files import SealedPlan
 from neaptide.server.batches.checking.needs import lacks
+from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
-from neaptide.server.batches.running.job import Job
+from neaptide.server.batches.running.job import Job, JobFiles
 from neaptide.server.batches.running.job_runner import JobRunner
+from neaptide.server.batches.running.plans import watch_tokens
 from neaptide.server.batches.sharing.cutting import Work, work_of
 from neaptide.server.batches.sharing.leased import device_of
 from neaptide.server.batches.sharing.passed_by import PassedBy
-from neaptide.server.batches.sharing.plans import copy_of_plan
+from neaptide.server.batches.sharing.plans import PlanCopies
 from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.claim_rows import Besides, BoardFigures, Claimant, database_now_ms
 from neaptide.server.batches.storing.disk_patience import PatientDisk
-from neaptide.server.batches.storing.models import BatchRecord, LineState, PendingLine
+from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineState, PendingLine
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
-from neaptide.server.edge.errors import ApiError
+from neaptide.server.edge.errors import NotFoundError
 
 logger = logging.getLogger(__name__)
 
 RENEWALS_A_LEASE = 3
-KNOWN_PLANS = 8
-"""Of batches of late; a batch's chunks come one after another."""
 
 
 class UnableError(Exception):
@@ -66,6 +65,7 @@ class Claimer:
         plane: BatchPlane,
         blobs: Blobs,
         disk: PatientDisk,
+        validation: Validation,
         on_batch_done: Callable[[str], None],
         is_validating: Callable[[str], bool],
     ) -> None:
@@ -76,12 +76,20 @@ class Claimer:
         self._is_validating = is_validating
         served, lease_ms = plane.compiler.served, int(plane.settings.lease_s * 1000)
         self.claimant = Claimant(secrets.token_hex(8), served.fingerprint, lease_ms, served.abilities.max_model_len)
-        self._runner = JobRunner(plane.store, plane.engine, self._describe, self._on_done, self._on_lost, plane.planner)
+        self._runner = JobRunner(
+            plane.store,
+            plane.engine,
+            self._describe,
+            self._on_done,
+            self._on_lost,
+            plane.files.verify,
+            plane.planner,
+        )
         self._held: dict[str, _Held] = {}
         self._loading: set[Claim] = set()
         """Claims whose lines the engine has not got yet: a plan may take longer to fetch than a lease."""
         self._passed_by = PassedBy()
-        self._plans: dict[str, JobPlan] = {}
+        self._plans = PlanCopies(plane, blobs, validation)
         self._background = Background("a chunk is left to the end of its lease")
         self._claiming: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -102,6 +110,7 @@ class Claimer:
         self._runner.start()
         self._claiming = self._background.spawn(self._claim_on())
         self._background.spawn(self._renew_on())
+        self._background.spawn(watch_tokens(self._runner, self._on_lost, self._disk))
 
     async def stop(self) -> None:
         """Makes durable what has arrived, and gives back the rest."""
@@ -243,13 +252,13 @@ class Claimer:
             self._background.spawn(self._complete(claim))
             return
         try:
-            await self._p.verify_input(record)
-            job, work = await self._load(record, lines, claim)
-        except (FileNotFoundError, ValueError, msgspec.DecodeError, ApiError) as error:
-            logger.error("batch %s: its input or token file is lost: %s", batch_id, error)
+            file = await self._p.verify_input(record)
+        except NotFoundError:
+            logger.error("batch %s: its input file has been dropped", batch_id)
             await store.write(_give_up, claim)
             self._on_batch_done(batch_id)
             return
+        job, work = await self._load(record, file, lines, claim)
         if claim not in self._loading:
             return  # lost meanwhile
         self._held[job.id] = _Held(claim, job, work)
@@ -257,34 +266,23 @@ class Claimer:
         if self._leaves():
             await self.give_back()
 
-    async def _load(self, record: BatchRecord, lines: list[PendingLine], claim: Claim) -> tuple[Job, Work]:
-        """From this server's copy of the plan, or from a new one: only what the shared storage lacks is lost."""
-        if record.id in self._plans:
-            try:
-                return await asyncio.to_thread(self._read_job, record, self._plans[record.id], lines, claim)
-            except (FileNotFoundError, ValueError) as error:
-                logger.warning("batch %s: the copy of its plan is fetched again: %s", record.id, error)
-                del self._plans[record.id]
-        return await asyncio.to_thread(self._read_job, record, await self._plan_of(record), lines, claim)
+    async def _load(
+        self, record: BatchRecord, file: FileRecord, lines: list[PendingLine], claim: Claim
+    ) -> tuple[Job, Work]:
+        plan = await self._plans.get(record, file, lines)
+        return await asyncio.to_thread(self._read_job, record, file, plan, lines, claim)
 
-    async def _plan_of(self, record: BatchRecord) -> JobPlan:
-        if record.id not in self._plans:
-            if record.plan_blob is None:
-                raise ValueError("the batch names no plan")
-            stem, scratch = self._p.stem(record.id), self._p.files.directory
-            plan = await self._blobs.in_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
-            while len(self._plans) >= KNOWN_PLANS:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[record.id] = plan
-        return self._plans[record.id]
-
-    def _read_job(self, record: BatchRecord, plan: JobPlan, lines: list[PendingLine], claim: Claim) -> tuple[Job, Work]:
-        tokens = TokenFile(self._p.stem(record.id))
+    def _read_job(
+        self, record: BatchRecord, file: FileRecord, sealed: SealedPlan, lines: list[PendingLine], claim: Claim
+    ) -> tuple[Job, Work]:
+        stem = self._p.stem(record.id)
+        plan, version = sealed
+        tokens = TokenFile(stem)
         if lacking := lacks(self._p.compiler.served, lines, plan, tokens):
             raise UnableError(lacking)
         work = work_of(lines, plan, tokens, device_of(self._p.engine))
-        input_path = self._p.files.path(record.input_file_id)
-        return Job(record, plan, lines, input_path, self._p.compiler, claim), work
+        files = JobFiles(file, self._p.files.open_here, stem, version)
+        return Job(record, plan, lines, files, self._p.compiler, claim), work
 
     def _describe(self, job: Job) -> tuple[Path, float]:
         return self._p.describe(job.batch_id, job.expires_at)
@@ -310,7 +308,7 @@ class Claimer:
         logger.warning(
             "batch %s: a claim is lost: others have taken the lines over or will do so, or the batch has ended", job_id
         )
-        self._plans.pop(held.claim.key.batch_id, None)
+        self._plans.forget(held.claim.key.batch_id)
         self._background.spawn(self._runner.close_job(job_id))
 
     async def close_batch(self, batch_id: str) -> None:
@@ -392,4 +390,4 @@ def _give_up(conn: sa.Connection, claim: Claim) -> None:
     """Fails what is left of a batch that cannot be run by anybody; only for who holds a chunk of it."""
     record = batch_rows.require_batch(conn, claim.key.batch_id)
     if record.outcome is None and claim_rows.holds(conn, claim):
-        batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.FAILED_ERROR)
+        batch_rows.close_lines(conn, record.id, LineState.FAILED, finalize.LOST_ERROR)

@@ -10,9 +10,8 @@ import sqlalchemy as sa
 
 from neaptide.cluster.claims import Chunk
 from neaptide.engine.offline.density import DensityModel
-from neaptide.server.batches.checking.job_files import read_plan
+from neaptide.server.batches.checking.job_files import plan_faults, read_plan
 from neaptide.server.batches.hold import ResultFiles
-from neaptide.server.batches.served import Abilities
 from neaptide.server.batches.sharing.cutting import SOME_DEVICE, cut
 from neaptide.server.batches.sharing.plans import put_plan, remove_plan_blobs
 from neaptide.server.batches.storing import batch_rows, claim_rows
@@ -53,8 +52,10 @@ def begin_shared(
     """``batch_rows.begin_batch``, its plan named and its lines offered to all servers."""
     if not batch_rows.begin_batch(conn, record.id, model, fingerprint, now):
         return False
-    conn.execute(batches.update().where(batches.c.id == record.id).values(plan_blob=plan_blob))
-    claim_rows.add_chunks(conn, chunks)
+    unnamed = batches.update().where(batches.c.id == record.id, batches.c.plan_blob.is_(None))
+    if conn.execute(unnamed.values(plan_blob=plan_blob)).rowcount:
+        claim_rows.add_chunks(conn, chunks)
+    # Else it was begun before, by a commit whose answer was lost, with the plan that was put then.
     return True
 
 
@@ -72,22 +73,17 @@ class LeasedHold:
         """As in ``Hold``."""
         return guarded(self._lease, operation)
 
-    async def others(self) -> tuple[Abilities, ...]:
-        """As in ``Hold``: those that can do something that this server cannot."""
-        served = self._p.compiler.served
-        known = await self._p.store.read(server_rows.known_abilities, served.fingerprint)
-        return tuple(one for one in known if not served.abilities.covers(one))
-
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
         """As in ``Hold``."""
         fingerprint = self._p.compiler.served.fingerprint
         store, stem = self._p.store, self._p.stem(record.id)
         lines = await store.read(batch_rows.pending_lines, record.id)
-        plan = await asyncio.to_thread(read_plan, stem)
-        contexts = [one.max_model_len for one in await store.read(server_rows.known_abilities, fingerprint)]
-        chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine), contexts)
         key = batch_key(record.id, self._lease.epoch)
-        await self._blobs.in_thread(put_plan, self._blobs, stem, key)
+        contexts = [one.max_model_len for one in await store.read(server_rows.known_abilities, fingerprint)]
+        with plan_faults(stem):
+            plan = await asyncio.to_thread(read_plan, stem)
+            chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine), contexts)
+            await self._blobs.in_thread(put_plan, self._blobs, stem, key)
         return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:

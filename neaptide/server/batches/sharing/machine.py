@@ -56,7 +56,9 @@ class SharedMachine:
         self._validation = Validation(plane, self._disk)
         self._ending = Ending(plane, self._stopping)
         self._upkeep = Upkeep(plane, self._disk, self.end, self._sweep)
-        self.claimer = Claimer(plane, blobs, self._disk, lambda _: self._wake.set(), self._is_validating)
+        self.claimer = Claimer(
+            plane, blobs, self._disk, self._validation, lambda _: self._wake.set(), self._is_validating
+        )
         self._cares: dict[str, _Care] = {}
         self._background = Background("a batch is left to the end of its lease")
         self._wake = asyncio.Event()

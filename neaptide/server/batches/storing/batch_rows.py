@@ -1,8 +1,8 @@
 """Operations on the ``batches`` and ``batch_lines`` tables; each runs inside a transaction of the store.
 
-Every change of state is a compare-and-set: it names the states it may leave, and says whether it took
-place. Races (cancel against the last line, expiry against cancel, a late result against the end) are
-decided here and nowhere else.
+Every change of state is a compare-and-set: it names the states it may leave, and says whether the batch is now as
+wanted. So who repeats one whose answer was lost hears of his own success, and False is always another decision. Races
+(cancel against the last line, expiry against cancel, a late result against the end) are decided here and nowhere else.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from neaptide.server.batches.storing.models import (
     NewLine,
     PendingLine,
 )
-from neaptide.server.batches.storing.tables import batch_lines, batches, files
+from neaptide.server.batches.storing.tables import batch_lines, batches
 from neaptide.server.openai.stored_replies import BatchError
 
 _COLUMNS = [column for column in batches.c if column.name not in ("seq", "lease_epoch", "leased_until_ms")]
@@ -71,7 +71,7 @@ def create_batch(
         known_id = file_rows.claim_key(conn, key, new.id, new.created_at)
         if known_id != new.id:
             return require_batch(conn, known_id)
-    purpose, model = select_purpose(conn, new.input_file_id, new.owner)
+    purpose, model = file_rows.select_purpose(conn, new.input_file_id, new.owner)
     if purpose not in (None, "batch"):
         raise WrongPurposeError(purpose)
     output_id, error_id = planned_files
@@ -86,13 +86,6 @@ def create_batch(
         )
     )
     return require_batch(conn, new.id)
-
-
-def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str | None, str | None]:
-    """A file's purpose, and the model that it names; None for what is not known."""
-    query = sa.select(files.c.purpose, files.c.model).where(files.c.id == file_id, files.c.owner == owner)
-    row = conn.execute(query).one_or_none()
-    return (None, None) if row is None else (row.purpose, row.model)
 
 
 def get_batch(conn: sa.Connection, batch_id: str, owner: str) -> BatchRecord | None:
@@ -142,8 +135,17 @@ def planned_file_ids(conn: sa.Connection) -> set[str]:
 # ---- validating -----------------------------------------------------------------------------------------
 
 
-def _is_validating(batch_id: str) -> sa.ColumnElement[bool]:
-    return sa.and_(batches.c.id == batch_id, batches.c.status == BatchStatus.VALIDATING, batches.c.outcome.is_(None))
+_IS_VALIDATING = sa.and_(batches.c.status == BatchStatus.VALIDATING, batches.c.outcome.is_(None))
+
+
+def _set(conn: sa.Connection, batch_id: str, may: sa.ColumnElement[bool], values: dict[str, Any]) -> bool:
+    """Sets ``values``, a status among them, if ``may``; whether they are set, now or by the same change before."""
+    if conn.execute(batches.update().where(batches.c.id == batch_id, may).values(**values)).rowcount == 1:
+        return True
+    set_before = (batches.c.id == batch_id, batches.c.status == values["status"])
+    outcome = values.get("outcome")
+    has_outcome = batches.c.outcome.is_(None) if outcome is None else batches.c.outcome == outcome
+    return bool(conn.execute(sa.select(sa.exists().where(*set_before, has_outcome))).scalar_one())
 
 
 def insert_lines(conn: sa.Connection, batch_id: str, lines: Sequence[NewLine]) -> None:
@@ -175,10 +177,10 @@ def discard_lines(conn: sa.Connection, batch_id: str) -> None:
 def fail_batch(conn: sa.Connection, batch_id: str, errors: list[BatchError], now: int) -> bool:
     """validating -> failed; nothing was executed."""
     values = {"status": BatchStatus.FAILED, "errors": errors, "failed_at": now}
-    taken = conn.execute(batches.update().where(_is_validating(batch_id)).values(**values)).rowcount == 1
-    if taken:
+    is_failed = _set(conn, batch_id, _IS_VALIDATING, values)
+    if is_failed:
         discard_lines(conn, batch_id)
-    return taken
+    return is_failed
 
 
 def begin_batch(conn: sa.Connection, batch_id: str, model: str, fingerprint: str, now: int) -> bool:
@@ -194,7 +196,7 @@ def begin_batch(conn: sa.Connection, batch_id: str, model: str, fingerprint: str
         "num_total": total,
         "num_failed": failed,
     }
-    return conn.execute(batches.update().where(_is_validating(batch_id)).values(**values)).rowcount == 1
+    return _set(conn, batch_id, _IS_VALIDATING, values)
 
 
 # ---- running --------------------------------------------------------------------------------------------
@@ -299,23 +301,17 @@ def count_attempts(
 # ---- ending ---------------------------------------------------------------------------------------------
 
 
+_IS_OPEN = sa.and_(batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)), batches.c.outcome.is_(None))
+
+
 def request_cancel(conn: sa.Connection, batch_id: str, now: int) -> bool:
-    """validating or in_progress -> cancelling; False when the batch is past that."""
+    """validating or in_progress -> cancelling; False when another end was decided, or the batch has ended."""
     values = {"status": BatchStatus.CANCELLING, "outcome": BatchStatus.CANCELLED, "cancelling_at": now}
-    where = (
-        batches.c.id == batch_id,
-        batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
-        batches.c.outcome.is_(None),
-    )
-    return conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
+    return _set(conn, batch_id, _IS_OPEN, values)
 
 
 def _overdue(now: int) -> sa.ColumnElement[bool]:
-    return sa.and_(
-        batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)),
-        batches.c.outcome.is_(None),
-        batches.c.expires_at <= now,
-    )
+    return sa.and_(_IS_OPEN, batches.c.expires_at <= now)
 
 
 def overdue(conn: sa.Connection, now: int) -> bool:
@@ -338,13 +334,8 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
     """in_progress -> finalizing, when every line has ended."""
     pending = sa.exists().where(batch_lines.c.batch_id == batch_id, batch_lines.c.state == LineState.PENDING)
     values = {"status": BatchStatus.FINALIZING, "outcome": BatchStatus.COMPLETED, "finalizing_at": now}
-    where = (
-        batches.c.id == batch_id,
-        batches.c.status == BatchStatus.IN_PROGRESS,
-        batches.c.outcome.is_(None),
-        ~pending,
-    )
-    return conn.execute(batches.update().where(*where).values(**values)).rowcount == 1
+    may = sa.and_(batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None), ~pending)
+    return _set(conn, batch_id, may, values)
 
 
 def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str) -> int:
@@ -375,6 +366,13 @@ def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[in
         conn.execute(batch_lines.update().where(*where).values(**values, error=error))
         if state == LineState.COMPLETED:
             _add_counts(conn, batch_id, {"num_completed": -1, "num_failed": 1})
+
+
+def rename_planned_file(conn: sa.Connection, batch_id: str, taken_id: str, new_id: str) -> BatchRecord:
+    """Plans a result file under another id; returns the batch as it is then."""
+    for column in (batches.c.planned_output_file_id, batches.c.planned_error_file_id):
+        conn.execute(batches.update().where(batches.c.id == batch_id, column == taken_id).values({column: new_id}))
+    return require_batch(conn, batch_id)
 
 
 def finish_batch(

@@ -10,7 +10,7 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +24,8 @@ FORMAT = 1
 DATABASE_NAME = "neaptide.db"
 LOCK_NAME = "lock"
 FILES, JOBS, PROFILES, MOVED_ASIDE = "files", "jobs", "profiles", "moved-aside"
+COMMITS = "commits"
+"""How many commits of the database were acknowledged, see ``databases/commit_count.py``."""
 CACHE = "cache"
 """Of files that lie on shared storage, instead of ``FILES``."""
 REQUEST_LOG = "engine-requests.jsonl"
@@ -64,6 +66,8 @@ class DataDir:
         self._is_home_of_database = has_database
         """Otherwise the database is elsewhere, and none may lie here."""
         self._lock_fd: int | None = None
+        self._opened: dict[Path, tuple[int, int]] = {}
+        """Device and inode of what must stay where it is while it is in use."""
 
     def open(self, create: bool = True) -> None:
         """Takes the directory: refuses a foreign one, locks it, marks it, closes it to other users.
@@ -93,6 +97,21 @@ class DataDir:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    # ---- while it is in use ----
+
+    def note_place(self) -> None:
+        """Remembers what ``missing`` compares with."""
+        # Open, so that nothing new gets its inode; a new directory may get the old one's.
+        kept_open = self.database if self._is_home_of_database else self.path / LOCK_NAME
+        self._opened = {path: identity_of(path) for path in (self.path, kept_open)}
+
+    def missing(self) -> str | None:
+        """Why what is written now would not be found here again; None where it would.
+
+        A directory that is removed, or unmounted, or has another one in its place takes no notice of open files.
+        """
+        return first_missing(self._opened)
 
     # ---- looking ----
 
@@ -171,7 +190,7 @@ class DataDir:
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
                 raise StoreError(f"{path} must be a directory, and not a link: link or move the whole data directory")
-        for name in (LOCK_NAME, MARK_NAME, REQUEST_LOG, *_DATABASE_PARTS):
+        for name in (LOCK_NAME, MARK_NAME, REQUEST_LOG, COMMITS, *_DATABASE_PARTS):
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
                 raise StoreError(f"{path} must be a plain file")
@@ -192,11 +211,18 @@ class DataDir:
         if not self._has_database and wal.exists() and wal.stat().st_size:
             left.append(_WAL_NAME)
         if left:
-            state = "is blank" if self._has_database else "is missing"
             raise StoreError(
-                f"the database {self.database} {state}, but there is still {' and '.join(left)} beside it; "
+                f"the database {self.database} {self._state()}, but there is still {' and '.join(left)} beside it; "
                 f"restore the database, or move {' and '.join(left)} away to begin anew"
             )
+
+    def _state(self) -> str:
+        """Of a database without tables."""
+        if not self._has_database:
+            return "is missing"
+        if not self.database.stat().st_size:
+            return "is blank"
+        return f"has lost its write-ahead log {_WAL_NAME}, or that is damaged, and all of it was in there"
 
     # ---- taking ----
 
@@ -215,6 +241,23 @@ class DataDir:
         for name in (FILES, JOBS, PROFILES):
             make_private_directory(self.path / name)
         sync_directory(self.path)
+
+
+def identity_of(path: Path) -> tuple[int, int]:
+    """Device and inode. Raises OSError."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def first_missing(opened: Mapping[Path, tuple[int, int]]) -> str | None:
+    """Which of these is not there any more, or is another one; None where all are as they were."""
+    for path, identity in opened.items():
+        try:
+            if identity_of(path) != identity:
+                return f"{path} is not the one that was opened"
+        except OSError as error:
+            return f"{path} is away: {error.strerror}"
+    return None
 
 
 def _tables_of(database: Path, mode: str) -> set[str]:
@@ -268,7 +311,7 @@ def _ours(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _is_our_name(name: str) -> bool:
-    return name in (LOCK_NAME, MARK_NAME, *_FOLDERS, *_DATABASE_PARTS) or name.startswith(REQUEST_LOG)
+    return name in (LOCK_NAME, MARK_NAME, COMMITS, *_FOLDERS, *_DATABASE_PARTS) or name.startswith(REQUEST_LOG)
 
 
 def _set_mode(path: Path, found: os.stat_result, mode: int) -> None:

@@ -31,6 +31,10 @@ class PatientDisk:
         """Whether a step of some batch waits for its next try."""
         return bool(self._refused)
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop.is_set()
+
     def stop(self) -> None:
         """Ends all waiting: what the disk refuses from now on is left to the next start."""
         self._stop.set()

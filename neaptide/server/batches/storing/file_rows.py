@@ -50,6 +50,18 @@ def get_file(conn: sa.Connection, file_id: str, owner: str, now: int) -> FileRec
     return None if row is None else _record(row)
 
 
+def has_file(conn: sa.Connection, file_id: str) -> bool:
+    """Anybody's, expired or not."""
+    return bool(conn.execute(sa.select(sa.exists().where(files.c.id == file_id))).scalar_one())
+
+
+def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str | None, str | None]:
+    """A file's purpose, and the model that it names; None for what is not known."""
+    query = sa.select(files.c.purpose, files.c.model).where(files.c.id == file_id, files.c.owner == owner)
+    row = conn.execute(query).one_or_none()
+    return (None, None) if row is None else (row.purpose, row.model)
+
+
 def list_files(
     conn: sa.Connection, owner: str, now: int, *, purpose: str | None, limit: int, after: str | None, ascending: bool
 ) -> list[FileRecord] | None:
@@ -93,6 +105,12 @@ def _delete(conn: sa.Connection, where: sa.ColumnElement[bool], now: int) -> Non
     gone = sa.select(files.c.id, files.c.owner, files.c.seq, sa.literal(now), sa.false(), files.c.blob).where(where)
     conn.execute(deleted_files.insert().from_select([column.name for column in deleted_files.c], gone))
     conn.execute(files.delete().where(where))
+
+
+def forget_lost_file(conn: sa.Connection, file_id: str, now: int) -> None:
+    """Forgets a file whose bytes are lost, whoever uses it. The rows of results that it was made of stay."""
+    _delete(conn, files.c.id == file_id, now)
+    mark_swept(conn, file_id)
 
 
 def delete_expired(conn: sa.Connection, now: int) -> None:

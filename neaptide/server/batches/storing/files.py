@@ -5,7 +5,8 @@
 
 Where servers share storage, the bytes go there before the row, and what lies in the directory is a copy.
 
-A crash anywhere leaves at most bytes without a row; ``leftovers.tidy`` sees to those at the next start.
+A crash anywhere leaves at most bytes without a row; ``leftovers.tidy`` sees to those at the next start. Where it is not
+known whether a row was written, the bytes stay until it is.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,12 +26,17 @@ from neaptide.engine.private_files import private_opener
 from neaptide.server.batches.served import named_model
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import sync_directory
+from neaptide.server.batches.storing.faults import (
+    FileAwayError,
+    FileDamagedError,
+    StorageHealth,
+    no_such_file,
+)
 from neaptide.server.batches.storing.file_rows import FileInUseError, IdempotencyConflictError
 from neaptide.server.batches.storing.models import FileRecord, IdempotencyKey, new_file_id
 from neaptide.server.batches.storing.shared.blobs import upload_key
-from neaptide.server.batches.storing.store import Store
+from neaptide.server.batches.storing.store import Store, StoreUnavailableError, WriteUnknownError
 from neaptide.server.edge.errors import (
-    ApiError,
     ConflictError,
     InvalidRequestError,
     NotFoundError,
@@ -45,6 +52,8 @@ DEFAULT_LIFE_S = 30 * DAY_S
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 30 * DAY_S
 STALE_COPY_S = 3_600
 """A copy that is younger may be of a file whose row is not there yet."""
+FILES_A_LOOK = 16
+"""Of those that are away, looked for in one go."""
 _FLUSH_BYTES = 1 << 20
 _TEMP_SUFFIX = ".tmp"
 MAX_FIRST_LINE_BYTES = 1 << 20
@@ -58,12 +67,6 @@ class UploadForm:
     filename: str
     purpose: str
     expires_after_s: int | None = None
-
-
-class FileDamagedError(ApiError):
-    """500: what lies on the disk is not what was stored; nothing of it is served."""
-
-    code = "file_damaged"
 
 
 class Upload:
@@ -89,9 +92,10 @@ class Upload:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         # Not awaited in a thread: a cancelled request must still leave nothing behind.
-        if self._file is not None:
-            self._file.close()
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # what a storage that fails does not let go of is removed at the next start
+            if self._file is not None:
+                self._file.close()
+            self._path.unlink(missing_ok=True)
 
     async def write(self, data: bytes | memoryview) -> None:
         self.num_bytes += len(data)
@@ -146,8 +150,11 @@ class FileStore:
         self.max_file_bytes = max_file_bytes
         self.directory = store.files_dir
         self._blobs = store.blobs
-        self._verified: dict[str, int] = {}
-        """Files whose bytes have been compared with their hash: id -> time of their last change, ns."""
+        self.health = StorageHealth()
+        self._seen: dict[str, tuple[tuple[int, ...], bool]] = {}
+        """Versions of files that have been compared with their hashes, and whether they were right."""
+        self._undecided: dict[str, str | None] = {}
+        """Uploads whose row may stand or not, each with its blob."""
 
     def path(self, file_id: str) -> Path:
         return self.directory / file_id
@@ -163,6 +170,7 @@ class FileStore:
         Raises:
             InvalidRequestError: purpose, name or expiry are not acceptable.
             ConflictError: the idempotency key was used for other content.
+            WriteUnknownError: the file is there with its bytes, or not at all.
         """
         check_form(form)
         digest = await upload.finish()
@@ -187,16 +195,19 @@ class FileStore:
         if idempotency_key is not None:
             body = f"{form.purpose}\0{form.filename}\0{form.expires_after_s}\0{digest}"
             key = IdempotencyKey(owner, "files", idempotency_key, hashlib.sha256(body.encode()).hexdigest())
-        path = self.path(record.id)
+        is_put = False
         try:
-            await asyncio.to_thread(upload.rename, path)
+            await asyncio.to_thread(upload.rename, self.path(record.id))
             await self._put(record)
+            is_put = True
             kept = await self._store.write(file_rows.insert_file, record, key)
+        except WriteUnknownError:
+            self._undecided[record.id] = record.blob
+            raise
         except Exception as error:
             # Not for a cancelled request, whose row may stand; the next start decides about that one.
-            path.unlink(missing_ok=True)
+            await self.remove(record.id, record.blob if is_put else None)
             if isinstance(error, IdempotencyConflictError):
-                await self.remove(record.id, record.blob)
                 raise ConflictError(
                     "The Idempotency-Key was used for a different upload.", code="idempotency_key_reused"
                 ) from None
@@ -204,6 +215,17 @@ class FileStore:
         if kept.id != record.id:
             await self.remove(record.id, record.blob)
         return kept
+
+    async def settle(self) -> None:
+        """Removes the bytes of uploads of which it was not known whether they have a row, and which have none.
+
+        Raises:
+            StoreUnavailableError: not now.
+        """
+        for file_id, blob in list(self._undecided.items()):
+            # Asked in a write: once it has happened, nothing that was cut off before can happen any more.
+            if await self._store.write(file_rows.has_file, file_id) or await self.remove(file_id, blob):
+                del self._undecided[file_id]
 
     async def _put(self, record: FileRecord) -> None:
         if self._blobs is not None and record.blob is not None:
@@ -246,7 +268,8 @@ class FileStore:
 
     async def remove(self, file_id: str, blob: str | None = None) -> bool:
         """Removes the bytes of a file whose row is gone; False where the disk refuses, and housekeeping tries again."""
-        self._verified.pop(file_id, None)
+        self._seen.pop(file_id, None)
+        self.health.forget(file_id)
         try:
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
             if self._blobs is not None and blob is not None:
@@ -256,40 +279,80 @@ class FileStore:
             return False
         return True
 
-    async def verify(self, record: FileRecord) -> os.stat_result:
-        """Compares the bytes with their hash, once for each version on disk.
+    async def verify(self, record: FileRecord) -> None:
+        """``open`` for those who read the file later."""
+        (await self.open(record)).close()
+
+    async def open(self, record: FileRecord) -> BinaryIO:
+        """The bytes of a file that has a row, compared with their hash once for each version on disk.
 
         Raises:
-            NotFoundError: the file has been deleted.
-            FileDamagedError: the bytes are not those that were stored.
-            OSError: it cannot be read.
+            NotFoundError: the row is gone meanwhile.
+            FileAwayError: it has one, so that the bytes may be back later.
+            StoreUnavailableError: the database cannot be asked for it.
         """
         try:
-            return await asyncio.to_thread(self._verify, record)
-        except (NotFoundError, FileDamagedError):
+            file = await self._open_or_fetch(record)
+        except OSError as error:
+            if not await self._store.read(file_rows.has_file, record.id):
+                self.health.forget(record.id)
+                raise no_such_file() from None
+            raise self.health.note_away(record, error) from error
+        self.health.note_back(record.id)
+        return file
+
+    async def _open_or_fetch(self, record: FileRecord) -> BinaryIO:
+        try:
+            return await asyncio.to_thread(self.open_here, record)
+        except OSError:
             if self._blobs is None or record.blob is None:
                 raise
         # There is no copy of it, or one that is damaged.
-        try:
-            await self._blobs.in_thread(self._blobs.fetch, record.blob, self.path(record.id), self.directory)
-        except FileNotFoundError:
-            raise no_such_file() from None
-        return await asyncio.to_thread(self._verify, record)
+        await self._blobs.in_thread(self._blobs.fetch, record.blob, self.path(record.id), self.directory)
+        return await asyncio.to_thread(self.open_here, record)
 
-    def _verify(self, record: FileRecord) -> os.stat_result:
+    def open_here(self, record: FileRecord) -> BinaryIO:
+        """The bytes that lie in this server's directory, compared with their hash. Blocking.
+
+        Raises:
+            FileDamagedError: they are not those that were stored.
+            OSError: they cannot be read.
+        """
+        file = self.path(record.id).open("rb")
         try:
-            with self.path(record.id).open("rb") as f:
-                found = os.fstat(f.fileno())
-                if self._verified.get(record.id) == found.st_mtime_ns:
-                    return found
-                digest = hashlib.file_digest(f, "sha256").hexdigest()
-        except FileNotFoundError:
-            raise no_such_file() from None
-        if digest != record.sha256:
-            logger.error("%s is damaged: its bytes are not those that were stored", record.id)
-            raise FileDamagedError("The file is damaged on the server's disk.", param="id")
-        self._verified[record.id] = found.st_mtime_ns
-        return found
+            found = os.fstat(file.fileno())
+            version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            if self._seen.get(record.id, (None, False))[0] != version:
+                is_sound = hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
+                self._seen[record.id] = version, is_sound
+                file.seek(0)
+            if not self._seen[record.id][1]:
+                raise FileDamagedError(record.id)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    # ---- the storage's health ----
+
+    async def look_again(self) -> None:
+        """Asks again for what the storage has refused: a few of the files that are away, and a write."""
+        for record in list(self.health.away.values())[:FILES_A_LOOK]:
+            # The next time it is the turn of others.
+            self.health.away[record.id] = self.health.away.pop(record.id)
+            with suppress(NotFoundError, FileAwayError, StoreUnavailableError):
+                await self.verify(record)
+        if self.health.refuses_writes:
+            with suppress(OSError):
+                await self._try_to_write()
+                self.health.refuses_writes = False
+
+    async def _try_to_write(self) -> None:
+        async with self.upload() as upload:
+            await upload.write(bytes(min(_FLUSH_BYTES, self.max_file_bytes)))
+            await upload.finish()
+        if self._blobs is not None:
+            await self._blobs.in_thread(self._blobs.mark)
 
     def drop_stale_copies(self, known: Collection[str]) -> None:
         """Removes copies of files that are gone, deleted on other servers too. Blocking."""
@@ -300,10 +363,6 @@ class FileStore:
         for path in self.directory.iterdir():
             if path.name not in known and path.stat().st_mtime < changed_before_s:
                 path.unlink(missing_ok=True)
-
-
-def no_such_file() -> NotFoundError:
-    return NotFoundError("No file has this id.", param="id")
 
 
 def check_form(form: UploadForm) -> None:

@@ -26,7 +26,8 @@ class Housekeeping:
         """Raises StoreUnavailableError; what was not done is done the next time."""
         now = int(self._now())
         await self._store.write(file_rows.delete_expired, now)
-        for file_id, blob in (await self._store.read(file_rows.unswept_files)).items():
+        # In a write: what it saw deleted is then durable, on a standby too, before any bytes go.
+        for file_id, blob in (await self._store.write(file_rows.unswept_files)).items():
             await self._sweep(file_id, blob)
         await self._store.write(file_rows.forget_deleted, now - CURSOR_LIFE_S)
         await self._store.write(file_rows.delete_old_keys, now - IDEMPOTENCY_KEY_LIFE_S)

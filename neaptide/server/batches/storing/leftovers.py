@@ -29,9 +29,24 @@ Verdict = Callable[[str], bool | None]
 
 def tidy(store: Store, now_s: float) -> None:
     """Removes what crashes left in the data directory and moves what is unknown aside. Blocking; at start only."""
-    stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(now_s))
     for folder, verdict in judges(store).items():
-        _tidy_folder(store.data_dir / folder, verdict, store.data_dir / MOVED_ASIDE / stamp / folder)
+        _tidy_folder(store.data_dir / folder, verdict, place_aside(store, now_s) / folder)
+
+
+def place_aside(store: Store, now_s: float) -> Path:
+    """Where what is found now is moved to."""
+    return store.data_dir / MOVED_ASIDE / time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(now_s))
+
+
+def missing_commits(store: Store) -> list[str]:
+    """Whether the database is older than what it was."""
+    count = store.database.num_missing_commits
+    if not count:
+        return []
+    return [
+        f"the database {store.database.name} lacks its last {count} commits: an older copy was put back, or its "
+        "write-ahead log was lost or damaged; what it does not know is moved aside"
+    ]
 
 
 def judges(store: Store) -> dict[str, Verdict]:
@@ -57,11 +72,12 @@ def judge_copies(store: Store) -> Verdict:
 def judge_files(store: Store) -> Verdict:
     known = store.read_blocking(file_rows.all_file_ids)
     deleted = set(store.read_blocking(file_rows.unswept_files))
-    # Finalizing writes them again, whether it had got as far as their names or not.
+    # Finalizing writes them again, whether it had got as far as their names or not; and it compares. A file with such a
+    # name may be a result that was shown before an older database was put back.
     planned = store.read_blocking(batch_rows.planned_file_ids)
 
     def verdict(name: str) -> bool | None:
-        if name in known:
+        if name in known or name in planned:
             return True
         is_torn = _UPLOAD.fullmatch(name) is not None or name.removesuffix(".tmp") in planned
         return False if is_torn or name in deleted else None
@@ -94,10 +110,17 @@ def _tidy_folder(folder: Path, verdict: Verdict, aside: Path) -> None:
             path.unlink()
             logger.info("removed %s: what a crash left", path.name)
     if unknown:
-        _move_aside(folder, sorted(unknown), aside)
+        target = move_aside(folder, sorted(unknown), aside)
+        names = ", ".join(sorted(path.name for path in unknown)[:_SHOWN_NAMES])
+        more = ", ..." if len(unknown) > _SHOWN_NAMES else ""
+        logger.warning(
+            "moved %d entries that the database does not know from %s to %s: %s%s",
+            *(len(unknown), folder, target, names, more),
+        )
 
 
-def _move_aside(folder: Path, paths: list[Path], aside: Path) -> None:
+def move_aside(folder: Path, paths: list[Path], aside: Path) -> Path:
+    """Moves entries of a folder, durably, to ``aside``, or beside it if there is one; returns where they are."""
     target, number = aside, 1
     while target.exists():
         number += 1
@@ -108,7 +131,4 @@ def _move_aside(folder: Path, paths: list[Path], aside: Path) -> None:
         path.rename(target / path.name)
     for directory in (target.parents[2], target.parents[1], target.parent, target, folder):
         sync_directory(directory)
-    names = ", ".join(path.name for path in paths[:_SHOWN_NAMES]) + (", ..." if len(paths) > _SHOWN_NAMES else "")
-    logger.warning(
-        "moved %d entries that the database does not know from %s to %s: %s", len(paths), folder, target, names
-    )
+    return target

@@ -5,9 +5,9 @@ import hashlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,7 +23,7 @@ from neaptide.server.batches.storing.data_dir import (
 )
 from neaptide.server.batches.storing.files import DAY_S, FileStore
 from neaptide.server.batches.storing.housekeeping import IDEMPOTENCY_KEY_LIFE_S, Housekeeping
-from neaptide.server.batches.storing.leftovers import judges
+from neaptide.server.batches.storing.leftovers import judges, missing_commits
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.batches.storing.tables import batch_lines, batches, files
@@ -51,6 +51,8 @@ class Findings:
 
     files: int = 0
     results: int = 0
+    repairs: list[str] = field(default_factory=list)
+    """What was made again or dropped before."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -87,29 +89,41 @@ def _rows(conn: sa.Connection) -> dict[str, int]:
 def check(store: Store) -> Findings:
     """Reads everything: the database's own consistency, each file's hash, each result's checksum, what is unknown."""
     found = Findings()
+    found.problems += missing_commits(store)
     found.problems += [f"database: {text}" for text in store.read_blocking(store.database.problems)]
     for record in store.read_blocking(file_rows.all_files):
         found.files += 1
-        found.problems += _problems_of(store, record)
+        if (fault := fault_of(store, record)) is not None:
+            found.problems.append(f"{fault.name}: {fault.text}")
     for batch_id in sorted(store.read_blocking(batch_rows.all_batch_ids)):
         _check_results(store, batch_id, found)
     for folder, verdict in judges(store).items():
         for path in sorted((store.data_dir / folder).iterdir()):
             if verdict(path.name) is None:
                 found.problems.append(f"{folder}/{path.name}: the database does not know it; a start moves it aside")
-    found.problems += [f"{key}: no row names this blob; prune removes it" for key in leftover_blobs(store)]
+    found.problems += [f"{key}: no row names this blob; prune moves it aside" for key in leftover_blobs(store)]
     return found
 
 
-def _problems_of(store: Store, record: FileRecord) -> Iterator[str]:
+class FileFault(NamedTuple):
+    """What is wrong with a file that the database knows."""
+
+    name: str
+    text: str
+    is_final: bool
+    """Its bytes are gone or wrong; otherwise they cannot be read now."""
+
+
+def fault_of(store: Store, record: FileRecord) -> FileFault | None:
+    """Reads the whole file."""
     name = f"{store.files_dir.name}/{record.id}" if record.blob is None else record.blob
     try:
         num_bytes, digest = _read(store, record)
     except OSError as error:
-        yield f"{name}: {error.strerror or error}"
-        return
-    if (num_bytes, digest) != (record.num_bytes, record.sha256):
-        yield f"{name}: its bytes are not those that were stored"
+        return FileFault(name, error.strerror or str(error), isinstance(error, FileNotFoundError))
+    if (num_bytes, digest) == (record.num_bytes, record.sha256):
+        return None
+    return FileFault(name, "its bytes are not those that were stored", True)
 
 
 def _read(store: Store, record: FileRecord) -> tuple[int, str]:
@@ -128,14 +142,18 @@ def _read(store: Store, record: FileRecord) -> tuple[int, str]:
 
 
 def leftover_blobs(store: Store) -> list[str]:
-    """Keys that no row names, and that are too old to be of a write that is under way. Blocking."""
+    """Keys that no row names, and that are too old to be of a write that is under way. Blocking.
+
+    What crashes have left, or what an older copy of the database does not know.
+    """
     if store.blobs is None:
         return []
     written_before_s = time.time() - LEFTOVER_BLOB_S
     # Listed first: what is written and named meanwhile is not among them.
     old = [blob.key for blob in store.blobs.find() if blob.written_s < written_before_s]
     files_of, plans_of = store.read_blocking(file_rows.all_blobs), store.read_blocking(batch_rows.live_plan_blobs)
-    return sorted(key for key in old if key not in files_of and key.rpartition(".")[0] not in plans_of)
+    unknown = (key for key in old if key not in files_of and key.rpartition(".")[0] not in plans_of)
+    return sorted(key for key in unknown if not key.startswith(f"{MOVED_ASIDE}/"))
 
 
 def _check_results(store: Store, batch_id: str, found: Findings) -> None:
@@ -173,11 +191,20 @@ def prune(store: Store, what: Prune) -> int:
     if what.batches_older_than_days is not None:
         ended_before = int(time.time() - what.batches_older_than_days * DAY_S)
         store.write_blocking(retention_rows.forget_batches, ended_before)
+    if what.moved_aside:
+        _remove_moved_aside(store)
+    stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
     for key in leftover_blobs(store):
         assert store.blobs is not None
-        store.blobs.remove(key)
-    aside = store.data_dir / MOVED_ASIDE
-    if what.moved_aside and aside.exists():
-        shutil.rmtree(aside)
+        store.blobs.set_aside(key, stamp)
     store.compact()
     return before - sum(sizes(store).bytes_of.values())
+
+
+def _remove_moved_aside(store: Store) -> None:
+    aside = store.data_dir / MOVED_ASIDE
+    if aside.exists():
+        shutil.rmtree(aside)
+    if store.blobs is not None:
+        for key in [blob.key for blob in store.blobs.find() if blob.key.startswith(f"{MOVED_ASIDE}/")]:
+            store.blobs.remove(key)

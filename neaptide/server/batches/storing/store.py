@@ -1,8 +1,7 @@
 """The database of files and batches: one writer, read-only readers. SQLite or PostgreSQL, see ``databases/``."""
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -11,7 +10,10 @@ import sqlalchemy as sa
 
 from neaptide.engine.private_files import make_private_directory
 from neaptide.server.batches.storing.data_dir import CACHE, FILES, DataDir, StoreError
+from neaptide.server.batches.storing.databases import deadline
+from neaptide.server.batches.storing.databases.deadline import DeadlineError, StuckError
 from neaptide.server.batches.storing.databases.protocol import Database, OutcomeUnknownError
+from neaptide.server.batches.storing.databases.readers import Readers
 from neaptide.server.batches.storing.databases.sqlite import SqliteDatabase
 from neaptide.server.batches.storing.databases.writer import Writer
 from neaptide.server.batches.storing.shared.blobs import Blobs
@@ -40,26 +42,31 @@ class Store:
 
     A finished ``write`` is durable: it survives the death of the process and of the machine. ``url`` is that of a
     PostgreSQL database; without one it is SQLite in the data directory. ``blobs_url`` is that of storage for files
-    which several servers reach: with it several of them may use one PostgreSQL database.
+    which several servers reach: with it several of them may use one PostgreSQL database. Each read and each write ends
+    within ``limit_s``, done or not.
 
     Raises:
         StoreError: an address is none.
     """
 
-    def __init__(self, data_dir: Path, url: str | None = None, blobs_url: str | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        url: str | None = None,
+        blobs_url: str | None = None,
+        limit_s: float = deadline.CALL_LIMIT_S,
+    ) -> None:
         self.data_dir = data_dir
         self.blobs = None if blobs_url is None else Blobs(blobs_url)
         self.files_dir = data_dir / (FILES if self.blobs is None else CACHE)
         """Of the files' bytes, or of copies of them."""
         self._directory = DataDir(data_dir, has_database=url is None)
-        self.database: Database = _database(self._directory, url, is_shared=self.blobs is not None)
+        self._limit_s = limit_s
+        self.database: Database = _database(self._directory, url, self.blobs is not None, limit_s)
         self._writer: Writer | None = None
-        self._is_reading = False
-        self._num_reading = 0
-        self._read_ended = threading.Condition()
-        """Guards the two."""
-        self.failing = False
-        """The last write did not happen: the disk is full, broken, or the database locked."""
+        self._readers: Readers | None = None
+        self._failing = {"read": False, "write": False}
+        self._num_stuck = 0
 
     def open(self, create: bool = True) -> None:
         """Locks the directory, migrates the database and starts the writer. Blocking.
@@ -73,6 +80,7 @@ class Store:
         """
         self._directory.open(create)
         try:
+            self._directory.note_place()
             self.database.open()
             self._settle()
             if self.blobs is not None:
@@ -80,7 +88,7 @@ class Store:
         except BaseException:
             self.close()
             raise
-        self._is_reading = True
+        self._readers = Readers(self.database, self._limit_s)
         self._start_writer()
 
     def _settle(self) -> None:
@@ -97,9 +105,9 @@ class Store:
             self._writer = None
         # Also those readers whose caller is gone: a WAL that stays behind would be applied to an older copy of the
         # database.
-        with self._read_ended:
-            self._is_reading = False
-            self._read_ended.wait_for(lambda: self._num_reading == 0)
+        if self._readers is not None:
+            readers, self._readers = self._readers, None
+            readers.close()
         self.database.close()
         self._directory.close()
 
@@ -110,17 +118,26 @@ class Store:
         self._start_writer()
 
     def _start_writer(self) -> None:
-        self._writer = Writer(self.database)
+        self._writer = Writer(self.database, self._limit_s)
         self._writer.start()
+
+    def missing(self) -> str | None:
+        """Why the data directory is not the one that was opened; None where it is. Blocking."""
+        return self.database.missing() or self._directory.missing()
 
     @property
     def num_commits(self) -> int:
         return self._open_writer().num_commits
 
     @property
+    def failing(self) -> bool:
+        """The last read or the last write failed: the disk is full or broken, the database locked, away or silent."""
+        return any(self._failing.values())
+
+    @property
     def num_unknown(self) -> int:
         """Commits of which it never became known whether they happened."""
-        return self._open_writer().num_unknown
+        return self._open_writer().num_unknown + self._num_stuck
 
     async def write(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -132,75 +149,70 @@ class Store:
             StoreUnavailableError: nothing was written.
             Exception: whatever the operation itself raised; it is undone.
         """
-        submitted = self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs))
-        with self._watched():
-            return await asyncio.wrap_future(submitted)
+        return await self._written(self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs)))
 
     async def write_grouped(self, operation: Callable[[sa.Connection], T], rows: int) -> T:
         """Like ``write_beside``, but waits up to 50 ms for other writes to share its commit."""
-        with self._watched():
-            return await asyncio.wrap_future(
-                self._open_writer().submit(operation, rows, urgent=False, is_exclusive=False)
-            )
+        return await self._written(self._open_writer().submit(operation, rows, urgent=False, is_exclusive=False))
 
     async def write_beside(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """``write`` for what row locks guard: other servers' writes may run beside it."""
-        submitted = self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs), is_exclusive=False)
-        with self._watched():
-            return await asyncio.wrap_future(submitted)
+        return await self._written(
+            self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs), is_exclusive=False)
+        )
+
+    async def _written(self, submitted: "Future[T]") -> T:
+        with self._watched("write"):
+            return await deadline.answer_of(submitted, self._limit_s)
 
     def write_blocking(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """``write`` for worker threads."""
-        with self._watched():
-            return self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs)).result()
+        submitted = self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs))
+        with self._watched("write"):
+            return deadline.wait_for_answer(submitted, self._limit_s)
 
     async def read(self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a query on a read-only connection in a worker thread; sees every finished write."""
-        return await asyncio.to_thread(lambda: self.read_blocking(operation, *args, **kwargs))
+        """Runs a query on a read-only connection in a thread of the store's own; sees every finished write.
+
+        Raises:
+            StoreUnavailableError: there was no answer.
+        """
+        submitted = self._open_readers().submit(lambda conn: operation(conn, *args, **kwargs))
+        with self._watched("read"):
+            return await deadline.answer_of(submitted, self._limit_s)
 
     def read_blocking(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """``read`` for worker threads."""
-        try:
-            with self._reading(), self.database.reading() as conn:
-                return operation(conn, *args, **kwargs)
-        except Exception as error:
-            if not self.database.is_fault(error):
-                raise
-            raise StoreUnavailableError(f"the database cannot be read: {getattr(error, 'orig', error)}") from error
+        submitted = self._open_readers().submit(lambda conn: operation(conn, *args, **kwargs))
+        with self._watched("read"):
+            return deadline.wait_for_answer(submitted, self._limit_s)
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        with self._read_ended:
-            if not self._is_reading:
-                raise StoreUnavailableError("the store is closed")
-            self._num_reading += 1
-        try:
-            yield
-        finally:
-            with self._read_ended:
-                self._num_reading -= 1
-                self._read_ended.notify_all()
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, kind: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            is_unknown = isinstance(error, OutcomeUnknownError)
-            if not is_unknown and not self.database.is_fault(error):
+            is_unknown = isinstance(error, OutcomeUnknownError | StuckError)
+            if not is_unknown and not isinstance(error, DeadlineError) and not self.database.is_fault(error):
                 raise
-            self.failing = True
-            if is_unknown:
+            self._failing[kind] = True
+            if is_unknown and kind == "write":
+                self._num_stuck += isinstance(error, StuckError)
                 raise WriteUnknownError(str(error)) from error
             reason = getattr(error, "orig", error)
-            raise StoreUnavailableError(f"the database did not take the write: {reason}") from error
-        self.failing = False
+            raise StoreUnavailableError(f"a {kind} of the database failed: {reason}") from error
+        self._failing[kind] = False
+
+    def _open_readers(self) -> Readers:
+        if self._readers is None:
+            raise StoreUnavailableError("the store is closed")
+        return self._readers
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -208,10 +220,10 @@ class Store:
         return self._writer
 
 
-def _database(directory: DataDir, url: str | None, is_shared: bool) -> Database:
+def _database(directory: DataDir, url: str | None, is_shared: bool, limit_s: float) -> Database:
     if url is None:
-        return SqliteDatabase(directory.database)
+        return SqliteDatabase(directory.database, directory)
     # Imported where it is asked for: the driver takes as long to load as the rest of the store.
     from neaptide.server.batches.storing.databases.postgres import PostgresDatabase, postgres_url
 
-    return PostgresDatabase(postgres_url(url), is_shared)
+    return PostgresDatabase(postgres_url(url), is_shared, limit_s)

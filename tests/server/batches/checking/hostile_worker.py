@@ -31,6 +31,8 @@ class HostileCompiler(FakeCompiler):
         if text == "hang":
             self._mark(text)
             time.sleep(600)
+        if text == "rest":
+            time.sleep(0.01)
         if text == "eat":
             return CompiledLine([list(bytes(1 << 40))], [], wants_stream=False)
         if text == "raise":

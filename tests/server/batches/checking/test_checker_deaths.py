@@ -110,6 +110,7 @@ async def test_the_process_that_checks_says_so(tmp_path: Path) -> None:
     worker._check(check, BusyCompiler(MAX_TRIES), said)
     checker = WorkerChecker(Recipe(**dict.fromkeys(Recipe.__struct_fields__)))  # type: ignore[arg-type]
     child = checker._child = AsyncMock()  # type: ignore[assignment]
+    child.wake.return_value = False
     child.send = child.rest = lambda *_: None
     child.receive.return_value = read_frame(io.BytesIO(said.getvalue()))
     with pytest.raises(UnavailableError, match="in time"):

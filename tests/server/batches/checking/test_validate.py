@@ -142,7 +142,8 @@ def test_what_is_well_formed_becomes_rows(tmp_path: Path) -> None:
     assert (kept[1].result.status_code, json.loads(kept[1].result.body)["error"]["param"]) == (400, "temperature")
     for entry, wanted in zip(kept, (lines[0], lines[2], lines[3]), strict=True):
         assert isinstance(wanted, dict)
-        assert read_body(tmp_path / "input.jsonl", entry.byte_offset, entry.num_bytes) == wanted["body"]
+        with (tmp_path / "input.jsonl").open("rb") as file:
+            assert read_body(file, entry.byte_offset, entry.num_bytes) == wanted["body"]
     tokens, plan = TokenFile(tmp_path / "job"), read_plan(tmp_path / "job")
     assert [bytes(tokens.prompt(row)) for row in range(3)] == [b"x\\u2028y"] * 2 + [b"text of b"]
     assert plan.stream_rows == [2]

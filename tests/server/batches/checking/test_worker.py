@@ -9,10 +9,10 @@ import pytest
 
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import read_plan
-from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Limits, Validator
-from neaptide.server.batches.checking.worker import NICENESS, ValidationError, WorkerChecker
+from neaptide.server.batches.checking.validate import Check, Checker, CheckerDiedError, Limits, Validator
+from neaptide.server.batches.checking.worker import NICENESS, CheckerPool, ValidationError, WorkerChecker
 from neaptide.server.batches.lines import Recipe
-from neaptide.server.batches.storing.models import BatchRecord, NewLine
+from neaptide.server.batches.storing.models import TERMINAL, BatchRecord, NewLine
 from neaptide.server.context import GenerationDefaults
 from tests.patience import until
 from tests.server.batches.checking.hostile_worker import count
@@ -43,6 +43,10 @@ def recipe_of(marks: Path) -> Recipe:
     )
 
 
+def pool_of(worker: "Worker") -> CheckerPool:
+    return CheckerPool(lambda: hostile_checker(worker.marks))
+
+
 def hostile_checker(marks: Path, idle_s: float = 60.0) -> WorkerChecker:
     """The compiler leaves its marks in a directory."""
     return WorkerChecker(recipe_of(marks), idle_s, module="tests.server.batches.checking.hostile_worker")
@@ -65,8 +69,8 @@ class Worker:
     def count(self, name: str) -> int:
         return count(self.marks, name)
 
-    def server(self, clock: FakeClock | None = None) -> Server:
-        return Server(self.data, clock=clock, checker=self.checker)
+    def server(self, checker: Checker | None = None, clock: FakeClock | None = None) -> Server:
+        return Server(self.data, clock=clock, checker=checker or self.checker)
 
     async def hanging_batch(self, server: Server) -> tuple[BatchRecord, psutil.Process]:
         """A batch in the middle of its validation, some lines of which are stored already, and the process."""
@@ -173,6 +177,56 @@ async def test_an_idle_worker_ends_and_the_next_file_starts_another(tmp_path: Pa
         await checker.close()
 
 
+async def test_a_slice_that_does_not_end_holds_up_its_own_key_only(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neaptide.server.batches.checking.worker.MAX_TURN_S", 0.05)
+    async with worker.server(pool_of(worker)) as server:
+        hanging = await server.create(jsonl([line("x", "hang")]), owner="one")
+        await until(lambda: worker.count("hang"))
+        batch = await server.create(jsonl([line("a")]), owner="two")
+        await server.until(batch.id, lambda record: record.status == "in_progress", owner="two")
+        assert (await server.get(hanging.id, "one")).status == "validating"
+
+
+# ---- keys by turns --------------------------------------------------------------------------------------
+
+
+async def test_a_small_file_is_checked_before_the_end_of_another_keys_large_one(worker: Worker) -> None:
+    async with worker.server(pool_of(worker)) as server:
+        large = await server.create(jsonl(line(f"c{i}", "rest") for i in range(3_000)), owner="one")
+        await until(lambda: number_of_lines(server))
+        small = await server.create(jsonl(line(f"c{i}") for i in range(200)), owner="two")
+        await server.until(small.id, lambda record: record.status == "in_progress", owner="two")
+        record = await server.get(large.id, "one")
+        assert record.status == "validating"  # it takes half a minute
+        await server.service.cancel_batch(large.id, "one")
+
+
+async def test_files_of_one_key_are_checked_one_after_another(worker: Worker) -> None:
+    pool = pool_of(worker)
+    async with worker.server(pool) as server:
+        server.engine.auto = True
+        batches = [await server.create(jsonl([line("a")])) for _ in range(3)]
+        for batch in batches:
+            assert (await ended(server, batch.id)).status == "completed"
+        assert len(pool._all) == 1
+
+
+async def test_a_file_that_kills_its_process_ends_no_other_keys_check(worker: Worker) -> None:
+    pool = pool_of(worker)
+    async with worker.server(pool) as server:
+        server.engine.auto = True
+        good = await server.create(jsonl(line(f"c{i}", "rest") for i in range(100)), owner="one")
+        await until(lambda: pool._all and pool._all[0].pid is not None)
+        pid = pool._all[0].pid
+        bad = await server.create(jsonl([line("x", "die")]), owner="two")
+        assert (await server.until(bad.id, lambda record: record.status in TERMINAL, owner="two")).status == "failed"
+        record = await server.until(good.id, lambda record: record.status in TERMINAL, owner="one")
+        assert (record.status, record.num_completed, pool._all[0].pid) == ("completed", 100, pid)
+        assert worker.count("die") == 2
+
+
 # ---- through the service --------------------------------------------------------------------------------
 
 
@@ -228,7 +282,7 @@ async def test_a_batch_that_waits_for_its_validation_is_cancelled_at_once(worker
 
 async def test_expiry_while_validating_kills_the_worker(worker: Worker) -> None:
     clock = FakeClock()
-    async with worker.server(clock) as server:
+    async with worker.server(clock=clock) as server:
         batch, process = await worker.hanging_batch(server)
         clock.now_s += 25 * 3600
         record = await ended(server, batch.id)

@@ -4,7 +4,7 @@ of one, and none is forgotten."""
 import errno
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -145,11 +145,11 @@ class Unreadable:
         self.num_tried = 0
         path, read_body = server.service.files.path(file_id), job.read_body
 
-        def tried(input_path: Path, *where: Any) -> Any:
-            if input_path == path and not self.is_back:
+        def tried(file: BinaryIO, *where: Any) -> Any:
+            if Path(file.name) == path and not self.is_back:
                 self.num_tried += 1
                 raise OSError(errno.EIO, "I/O error")
-            return read_body(input_path, *where)
+            return read_body(file, *where)
 
         monkeypatch.setattr(job, "read_body", tried)
 
@@ -216,14 +216,19 @@ async def test_a_batch_of_which_too_much_waits_is_taken_from_the_engine_and_give
         assert found["c0"]["response"]["body"]["choices"][0]["text"] == "text of c0"[::-1]
 
 
-async def test_a_line_whose_input_is_gone_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_whose_input_is_away_wait_until_it_is_back(tmp_path: Path) -> None:
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(3))
         await server.until_given(batch.id)
-        monkeypatch.setattr(job, "read_body", failing(job.read_body, FileNotFoundError(errno.ENOENT, "gone")))
+        path = server.service.files.path(batch.input_file_id)
+        path.rename(tmp_path / "away")
         server.engine.answer(batch.id)
-        found, failed = server.results(await server.until_status(batch.id, "completed"))
-        assert (len(found), len(failed)) == (2, 1)
+        await until(lambda: server.service.storage_failing)
+        assert (await server.get(batch.id)).num_failed == 0
+        (tmp_path / "away").rename(path)
+        found, _ = server.results(await server.until_status(batch.id, "completed"))
+        assert len(found) == 3
+        await until(lambda: not server.service.storage_failing)
 
 
 async def test_a_batch_whose_check_fails_for_no_known_reason_can_be_cancelled(

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
+from neaptide.server.batches.storing.faults import FileAwayError, storage_faults
 from neaptide.server.batches.storing.models import TERMINAL
 from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.errors import ApiError, NotFoundError
-from tests.patience import Stopwatch
+from tests.patience import Stopwatch, until
 from tests.server.batches.fakes import Server, numbered
 
 SEED = 10
@@ -70,7 +71,8 @@ async def wrong_answers(original: Original, data_dir: Path) -> list[dict[str, An
                 record = await server.get(batch_id)
             except (NotFoundError, ValueError):
                 continue
-            while record.status not in TERMINAL:
+            # A batch whose input is damaged waits for the right one.
+            while record.status not in TERMINAL and record.input_file_id not in server.service.health.away:
                 server.engine.answer(batch_id)
                 await asyncio.sleep(0.005)
                 record = await server.get(batch_id)
@@ -82,7 +84,7 @@ async def wrong_answers(original: Original, data_dir: Path) -> list[dict[str, An
 async def wrong_lines(server: Server, file_id: str) -> list[dict[str, Any]]:
     try:
         await server.service.files.verify(await server.service.files.get(file_id, ""))
-    except ApiError:
+    except (ApiError, FileAwayError):
         return []
     lines = [json.loads(line) for line in server.bytes_of(file_id).splitlines()]
     return [line for line in lines if line["error"] is None and not is_right(line)]
@@ -127,35 +129,52 @@ def test_flipped_bits_are_refused_or_found_and_never_served(tmp_path: Path, orig
 
 @pytest.mark.acceptance("A10", "an input file, a result file or a plan that has changed")
 @pytest.mark.parametrize("suffix", [".tokens", ".offsets", ".plan", ".sha256"])
-def test_a_changed_plan_fails_its_lines(tmp_path: Path, original: Original, suffix: str) -> None:
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_plan_that_is_changed_or_gone_is_made_again(
+    tmp_path: Path, original: Original, suffix: str, is_gone: bool
+) -> None:
     data_dir = Path(shutil.copytree(original.data_dir, tmp_path / "data"))
-    flip(data_dir / "jobs" / f"{original.half}{suffix}", random.Random(SEED))
+    path = data_dir / "jobs" / f"{original.half}{suffix}"
+    before = path.read_bytes()
+    if is_gone:
+        path.unlink()
+    else:
+        flip(path, random.Random(SEED))
 
     async def restart() -> None:
         async with Server(data_dir) as server:
-            record = await server.until_status(original.half, "completed")
-            found, errors = server.results(record)
-            assert len(found) == NUM_LINES // 2
-            assert {line["error"]["code"] for line in errors.values()} == {"batch_failed"}
-            assert server.engine.sent == []
+            await server.until_given(original.half)
+            assert path.read_bytes() == before
+            server.engine.answer(original.half)
+            found, _ = server.results(await server.until_status(original.half, "completed"))
+            assert [entry for entry in found.values() if not is_right(entry)] == []
+            assert len(found) == NUM_LINES
 
     asyncio.run(restart())
 
 
 @pytest.mark.acceptance("A10", "an input file, a result file or a plan that has changed")
-def test_a_changed_file_is_not_served_and_not_run(tmp_path: Path) -> None:
+def test_a_changed_file_is_not_served_and_not_run_until_it_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neaptide.server.batches.storing.disk_patience.FIRST_DELAY_S", 0.01)
+
     async def life() -> None:
         async with Server(tmp_path) as server:
             file = await server.upload(numbered(3))
             flip(server.service.files.path(file.id), random.Random(SEED))
-            with pytest.raises(ApiError) as error:
+            with pytest.raises(ApiError) as error, storage_faults(server.service.health):
                 await server.service.files.verify(file)
             assert (error.value.status, error.value.code) == (500, "file_damaged")
             batch = await server.create(input_file_id=file.id)
-            record = await server.until_status(batch.id, "failed")
-            assert record.errors is not None
-            assert record.errors[0]["code"] == "file_damaged"
+            await until(lambda: server.service._machine.waits_for_disk)
             assert server.engine.sent == []
+            assert server.service.storage_failing
+            server.service.files.path(file.id).write_bytes(numbered(3))
+            await server.until_given(batch.id)
+            server.engine.answer(batch.id)
+            server.results(await server.until_status(batch.id, "completed"))
+            await until(lambda: not server.service.storage_failing)
 
     asyncio.run(life())
 

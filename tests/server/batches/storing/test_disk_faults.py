@@ -9,11 +9,13 @@ import random
 import sqlite3
 from collections import Counter
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from neaptide.server.batches.storing.data_dir import DATABASE_NAME
 from neaptide.server.batches.storing.files import Upload
+from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from tests.patience import until
 from tests.server.batches.fakes import Server, jsonl, line, numbered
@@ -24,6 +26,8 @@ from tests.server.batches.victim import Victim, recover
 
 WRITES = ("write", "pwrite64", "rename", "fsync", "fdatasync")
 SEED = 9
+NO_SPACE = dict.fromkeys(("ENOSPC", "EDQUOT", "EFBIG"), (507, "insufficient_storage", "60"))
+AWAY = ("EACCES", "EIO", "EMFILE", "ENFILE", "ENODEV", "ENOENT", "ENOTCONN", "EPERM", "EROFS", "ESTALE", "ETIMEDOUT")
 
 
 def survives(root: Path, syscall: str, fault: str, patience_s: float) -> list[str]:
@@ -101,7 +105,7 @@ class FullDisk:
         write = store.write_grouped
 
         async def write_grouped(operation: object, rows: int) -> object:
-            store.failing = self.full
+            store._failing["write"] = self.full
             if self.full:
                 raise StoreUnavailableError("database or disk is full")
             return await write(operation, rows)  # type: ignore[arg-type]
@@ -111,23 +115,40 @@ class FullDisk:
 
 @pytest.mark.acceptance("A8", "upload to a full disk")
 @pytest.mark.acceptance("A9", "upload to a broken disk")
-@pytest.mark.parametrize(
-    ("number", "status", "code", "retry_after"),
-    [(errno.ENOSPC, 507, "insufficient_storage", "60"), (errno.EIO, 503, "storage_unavailable", "2")],
-)
-async def test_an_upload_that_the_disk_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: str, retry_after: str
-) -> None:
+@pytest.mark.parametrize("name", [*NO_SPACE, *AWAY])
+async def test_an_upload_that_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    number = getattr(errno, name)
+
     def refuse(self: Upload, target: Path) -> None:
         raise OSError(number, "injected")
 
     monkeypatch.setattr(Upload, "rename", refuse)
     async with Server(tmp_path) as server, http_client(app_of(server)) as client:
         reply = await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"x")})
+        status, code, retry_after = NO_SPACE.get(name, (503, "storage_unavailable", "2"))
         assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
         assert reply.headers["retry-after"] == retry_after
+        assert server.service.storage_failing
         assert (await client.get("/v1/files")).json()["data"] == []
+        await until(lambda: not server.service.storage_failing)  # a write of its own succeeds
         assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.parametrize("name", ["ENOENT", "EACCES", "EDQUOT"])
+async def test_a_file_that_the_disk_does_not_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    async with Server(tmp_path) as server, http_client(app_of(server)) as client:
+        file = await server.upload(b"x")
+        open_here = server.service.files.open_here
+
+        def refuse(record: FileRecord) -> BinaryIO:
+            raise OSError(getattr(errno, name), "injected")
+
+        monkeypatch.setattr(server.service.files, "open_here", refuse)
+        assert (await client.get(f"/v1/files/{file.id}/content")).status_code == NO_SPACE.get(name, (503,))[0]
+        assert server.service.storage_failing
+        monkeypatch.setattr(server.service.files, "open_here", open_here)
+        await until(lambda: not server.service.storage_failing)  # looked at again without being asked
+        assert (await client.get(f"/v1/files/{file.id}/content")).content == b"x"
 
 
 @pytest.mark.acceptance("A9", "a directory whose sync fails after the rename of an upload")
@@ -144,21 +165,26 @@ async def test_a_failed_sync_after_the_rename_leaves_no_file(tmp_path: Path, mon
 
 
 @pytest.mark.acceptance("A9", "a batch whose file cannot be read, again and again")
-async def test_a_batch_that_only_gives_io_errors_fails_with_a_code(
+async def test_a_batch_whose_file_only_gives_io_errors_waits_until_it_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neaptide.server.batches.storing.disk_patience.FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr("neaptide.server.batches.storing.disk_patience.MAX_DELAY_S", 0.001)
     async with Server(tmp_path) as server:
+        open_here, tried = server.service.files.open_here, list[str]()
 
-        async def broken(record: object) -> None:
-            raise OSError(errno.EIO, "injected")
+        def broken(record: FileRecord) -> BinaryIO:
+            tried.append(record.id)
+            if len(tried) < 20:
+                raise OSError(errno.EIO, "injected")
+            return open_here(record)
 
-        monkeypatch.setattr(server.service.files, "verify", broken)
+        monkeypatch.setattr(server.service.files, "open_here", broken)
         batch = await server.create(numbered(1))
-        record = await server.until_status(batch.id, "failed")
-        assert record.errors is not None
-        assert record.errors[0]["code"] == "storage_error"
-        assert server.engine.sent == []
+        await server.until_given(batch.id)
+        server.engine.answer(batch.id)
+        server.results(await server.until_status(batch.id, "completed"))
+        assert len(tried) > 20
 
 
 @pytest.mark.acceptance("A9", "finalizing that fails and is tried again on a new file")

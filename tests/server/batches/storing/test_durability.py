@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.batches.running import ending, finalize, machine
+from neaptide.server.batches.checking.job_files import SealedPlan
+from neaptide.server.batches.running import ending, finalize, plans
 from neaptide.server.batches.storing import batch_rows, file_rows
-from neaptide.server.batches.storing.files import FileDamagedError
+from neaptide.server.batches.storing.faults import FileDamagedError
 from neaptide.server.batches.storing.models import LineResult, LineState, NewBatch, NewLine, Usage
 from neaptide.server.batches.storing.store import Store
 from tests.patience import PATIENCE_S
@@ -132,15 +133,16 @@ async def test_a_batch_that_is_cancelled_while_it_is_loaded_never_reaches_the_ru
 ) -> None:
     begun, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
-    check_seal = machine.check_seal
+    read_sealed_plan = plans.read_sealed_plan
 
-    def slowly(stem: Path) -> None:
-        check_seal(stem)
+    def slowly(stem: Path) -> SealedPlan:
+        found = read_sealed_plan(stem)
         if not go_on.is_set():
             loop.call_soon_threadsafe(begun.set)
             assert go_on.wait(PATIENCE_S)
+        return found
 
-    monkeypatch.setattr(machine, "check_seal", slowly)
+    monkeypatch.setattr(plans, "read_sealed_plan", slowly)
     monkeypatch.setattr(ending, "remove_plan", lambda stem: None)  # what has been mapped can still be read
     async with Server(tmp_path) as server:
         batch = await server.create(numbered(2))

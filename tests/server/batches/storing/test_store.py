@@ -68,7 +68,7 @@ def test_a_reader_that_is_late_keeps_the_store_from_closing_and_no_log_behind(tm
     def read_slowly(conn: sa.Connection) -> int:
         found = num_files(conn)
         begun.set()
-        while store._is_reading:
+        while store._readers is not None:
             time.sleep(0.001)
         return found
 
@@ -232,34 +232,48 @@ def test_the_first_result_of_a_line_stays(store: Store) -> None:
 def test_closed_lines_refuse_late_results(store: Store) -> None:
     start_batch(store, 2)
     assert store.write_blocking(batch_rows.request_cancel, BATCH.id, 150)
-    assert not store.write_blocking(batch_rows.request_cancel, BATCH.id, 160)
+    assert store.write_blocking(batch_rows.request_cancel, BATCH.id, 160), "it is what was asked for"
     assert store.write_blocking(batch_rows.close_lines, BATCH.id, LineState.CANCELLED, "{}") == 2
     assert store.write_blocking(batch_rows.end_lines, BATCH.id, [result(1)]) == 0
     assert store.write_blocking(batch_rows.finish_batch, BATCH.id, None, None, 170)
     assert not store.write_blocking(batch_rows.finish_batch, BATCH.id, None, None, 180)
     record = store.read_blocking(batch_rows.require_batch, BATCH.id)
-    assert (record.status, record.cancelled_at, record.num_failed) == ("cancelled", 170, 2)
+    assert (record.status, record.cancelling_at, record.cancelled_at, record.num_failed) == ("cancelled", 150, 170, 2)
 
 
 def test_only_legal_moves_are_taken(store: Store) -> None:
     start_batch(store, 1)
     write = store.write_blocking
-    assert not write(batch_rows.begin_batch, BATCH.id, "m", "f", 102)
     assert not write(batch_rows.fail_batch, BATCH.id, [], 102)
     assert not write(batch_rows.begin_finalizing, BATCH.id, 102)
     assert not write(batch_rows.finish_batch, BATCH.id, None, None, 102)
     write(batch_rows.end_lines, BATCH.id, [result(1)])
     assert write(batch_rows.begin_finalizing, BATCH.id, 103)
+    assert not write(batch_rows.begin_batch, BATCH.id, "m", "f", 103)
     assert not write(batch_rows.request_cancel, BATCH.id, 104)
     assert write(batch_rows.expire_overdue, 10_000) == []
     assert write(batch_rows.finish_batch, BATCH.id, None, None, 105)
     assert store.read_blocking(batch_rows.require_batch, BATCH.id).status == "completed"
 
 
+def test_a_change_that_is_repeated_is_the_same_success_and_changes_nothing(store: Store) -> None:
+    """Who was not told that it took place repeats it."""
+    start_batch(store, 1)
+    write = store.write_blocking
+    assert write(batch_rows.begin_batch, BATCH.id, "other", "f", 102)
+    write(batch_rows.end_lines, BATCH.id, [result(1)])
+    assert write(batch_rows.begin_finalizing, BATCH.id, 103)
+    assert write(batch_rows.begin_finalizing, BATCH.id, 104)
+    record = store.read_blocking(batch_rows.require_batch, BATCH.id)
+    assert (record.model, record.in_progress_at, record.finalizing_at) == ("m", 101, 103)
+
+
 def test_a_batch_that_fails_in_validation_keeps_no_lines(store: Store) -> None:
     store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
     store.write_blocking(batch_rows.insert_lines, BATCH.id, [NewLine(1, "c1", 0, 1, 0, 1)])
     assert store.write_blocking(batch_rows.fail_batch, BATCH.id, [], 102)
+    assert store.write_blocking(batch_rows.fail_batch, BATCH.id, [], 103)
+    assert store.read_blocking(batch_rows.require_batch, BATCH.id).failed_at == 102
     assert store.read_blocking(batch_rows.ended_lines, BATCH.id, 0, 10) == []
 
 

@@ -39,7 +39,7 @@ class TwoEngines:
         """Raises OutcomeUnknownError where the database did not say that it has not committed."""
         token = self._tokens.put(conn)
         try:
-            transaction.commit()
+            _commit(conn, transaction)
         except sa.exc.DBAPIError as error:
             if self._says_no(error):
                 raise
@@ -51,9 +51,21 @@ class TwoEngines:
         return False
 
     def _ask(self, question: CommitQuestion) -> bool | None:
-        with self._writing().begin() as conn:
-            return question.ask(conn)
+        with self._writing().connect() as conn, conn.begin() as transaction:
+            answer = question.ask(conn)
+            _commit(conn, transaction)
+        return answer
 
     def _writing(self) -> sa.Engine:
         assert self._write_engine is not None
         return self._write_engine
+
+
+def _commit(conn: sa.Connection, transaction: sa.RootTransaction) -> None:
+    try:
+        transaction.commit()
+    except sa.exc.DBAPIError as error:
+        if not error.connection_invalidated:
+            # SQLite may have left it open, and SQLAlchemy takes it for ended: no other could begin.
+            conn.connection.rollback()
+        raise

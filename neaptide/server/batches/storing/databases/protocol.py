@@ -55,12 +55,29 @@ class Database(Protocol):
         """A connection that cannot write and sees one state."""
         ...
 
+    def checkpoint(self) -> None:
+        """Brings what has been committed from a log to its place. In the writer's thread, outside of transactions."""
+        ...
+
+    @property
+    def num_missing_commits(self) -> int:
+        """How many acknowledged commits it has lost since it was last open, as far as anything tells."""
+        ...
+
+    def accept_as_it_is(self) -> None:
+        """Those commits have been reported as missing, and are not counted any more."""
+        ...
+
     def is_fault(self, error: BaseException) -> bool:
         """Whether the database did not do what it was asked for reasons of its own; the same may succeed later."""
         ...
 
     def is_conflict(self, error: BaseException) -> bool:
         """Whether a transaction was undone only since another one was in its way: it is to be run again at once."""
+        ...
+
+    def missing(self) -> str | None:
+        """Why what is written now would not be found again, where that can be seen; None where it would. Cheap."""
         ...
 
     def stored_bytes(self, conn: sa.Connection) -> int:

@@ -6,6 +6,7 @@ of durability, so writes that arrive close together share one.
 """
 
 import itertools
+import math
 import queue
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from neaptide.server.batches.storing.databases import deadline
 from neaptide.server.batches.storing.databases.protocol import Database, OutcomeUnknownError
 
 T = TypeVar("T")
@@ -23,6 +25,8 @@ Operation = Callable[[sa.Connection], Any]
 
 MAX_GROUP_ROWS = 64
 MAX_GROUP_DELAY_S = 0.05
+QUIET_S = 1.0
+"""After which the database is asked to bring what its log holds to its place."""
 MAX_CONFLICTS = 5
 """After which a group that other servers' transactions are in the way of has failed."""
 ASK_INTERVAL_S = 0.2
@@ -35,6 +39,7 @@ class _Write:
     rows: int
     urgent: bool
     is_exclusive: bool
+    until_s: float
 
 
 class Writer:
@@ -47,11 +52,15 @@ class Writer:
     once until it happens.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, limit_s: float = math.inf) -> None:
+        """``limit_s``: a write that is not durable by then has failed. One that has not begun never runs."""
         self._database = database
+        self._limit_s = limit_s
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="batch-store-writer", daemon=True)
         self._closed = False
+        self._is_settled = True
+        """Nothing has been committed since the last checkpoint."""
         self._lock = threading.Lock()
         self.num_commits = 0
         self.num_unknown = 0
@@ -75,7 +84,8 @@ class Writer:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the store is closed")
-            self._queue.put(_Write(operation, future, rows, urgent, is_exclusive))
+            until_s = time.monotonic() + self._limit_s
+            self._queue.put(_Write(operation, future, rows, urgent, is_exclusive, until_s))
         return future
 
     def close(self) -> None:
@@ -93,7 +103,7 @@ class Writer:
                 self._commit_group(group)
 
     def _next_group(self) -> tuple[list[_Write], bool]:
-        first = self._queue.get()
+        first = self._first()
         if first is None:
             return [], True
         group, rows = [first], first.rows
@@ -111,10 +121,25 @@ class Writer:
             rows += write.rows
         return group, False
 
-    def _commit_group(self, group: list[_Write]) -> None:
-        running = [write for write in group if write.future.set_running_or_notify_cancel()]
+    def _first(self) -> _Write | None:
         try:
-            outcomes = self._transact(running)
+            return self._queue.get(timeout=None if self._is_settled else QUIET_S)
+        except queue.Empty:
+            self._database.checkpoint()
+            self._is_settled = True
+            return self._queue.get()
+
+    def _commit_group(self, group: list[_Write]) -> None:
+        self._is_settled = False
+        now_s = time.monotonic()
+        # Those that are too late are left to their callers, who give them up.
+        due = [write for write in group if write.until_s > now_s]
+        running = [write for write in due if write.future.set_running_or_notify_cancel()]
+        if not running:
+            return
+        try:
+            with deadline.until(min(write.until_s for write in running)):
+                outcomes = self._transact(running)
             self.num_commits += 1
         except Exception as error:
             self.num_unknown += isinstance(error, OutcomeUnknownError)
@@ -132,6 +157,8 @@ class Writer:
             try:
                 with self._database.transaction(is_exclusive) as conn:
                     outcomes = [self._attempt(conn, write.operation) for write in writes]
+                    # A COMMIT that cannot be waited for is better not sent.
+                    deadline.check()
                 break
             except OutcomeUnknownError as unknown:
                 if not self._learn_outcome(unknown):
@@ -151,12 +178,16 @@ class Writer:
         Raises:
             OutcomeUnknownError: patience is over, the writer is to end, or the database cannot say.
         """
-        deadline_s = time.monotonic() + unknown.patience_s
+        patience_s = min(unknown.patience_s, deadline.left_s())
+        with deadline.until(time.monotonic() + patience_s):
+            return self._asked(unknown)
+
+    def _asked(self, unknown: OutcomeUnknownError) -> bool:
         while True:
             try:
                 outcome = unknown.ask()
             except Exception as error:
-                is_hopeless = not self._database.is_fault(error) or time.monotonic() >= deadline_s
+                is_hopeless = not self._database.is_fault(error) or deadline.is_over()
                 if is_hopeless or not self._fail_queued(error):
                     raise unknown from error
                 continue

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from neaptide.engine.private_files import DIRECTORY_MODE, FILE_MODE, private_opener
-from neaptide.server.batches.storing.data_dir import StoreError, sync_directory
+from neaptide.server.batches.storing.data_dir import MOVED_ASIDE, StoreError, sync_directory
 
 MARK_KEY = "neaptide-blobs"
 """Names the storage; the database knows the same name."""
@@ -166,6 +166,17 @@ class Blobs:
                 if self._is_local and self._fs.exists(self._path(key)):
                     raise
                 # The directory holds other blobs.
+
+    def set_aside(self, key: str, folder: str) -> None:
+        """Gives a blob a key below ``moved-aside/FOLDER``, where no row will name it."""
+        target = f"{MOVED_ASIDE}/{folder}/{key}"
+        with self._faults():
+            if self._is_local:
+                self._fs.makedirs(self._fs._parent(self._path(target)), exist_ok=True)
+            self._fs.mv(self._path(key), self._path(target))
+            self._make_durable(target)
+        # A directory that is empty now goes; in a bucket there is nothing left to remove.
+        self.remove(key)
 
     # ---- inside ----
 

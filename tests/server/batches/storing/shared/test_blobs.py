@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 
 from neaptide.cli import main
 from neaptide.server.batches.storing.data_dir import StoreError
-from neaptide.server.batches.storing.faults import storage_faults
-from neaptide.server.batches.storing.files import DAY_S, FileDamagedError
+from neaptide.server.batches.storing.faults import FileDamagedError, storage_faults
+from neaptide.server.batches.storing.files import DAY_S
 from neaptide.server.batches.storing.offline import Prune, check, leftover_blobs, prune
 from neaptide.server.batches.storing.shared.blobs import MARK_KEY, Blobs, BlobsUnavailableError, batch_key
 from neaptide.server.batches.storing.store import Store
@@ -163,7 +164,7 @@ async def test_a_damaged_blob_is_not_served(tmp_path: Path) -> None:
 async def test_an_upload_that_the_storage_does_not_take_is_503_and_leaves_nothing(tmp_path: Path) -> None:
     async with sharing(tmp_path) as server:
         (tmp_path / "blobs" / MARK_KEY).unlink()
-        with pytest.raises(UnavailableError), storage_faults():
+        with pytest.raises(UnavailableError), storage_faults(server.service.health):
             await server.upload(numbered(3))
         assert (await server.service.files.list_page("", purpose=None, limit=9, after=None, ascending=True))[0] == []
         assert list(server.service.files.directory.iterdir()) == []
@@ -210,16 +211,20 @@ def used(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_old_blobs_without_a_row_are_found_and_pruned(used: Path) -> None:
+def test_old_blobs_without_a_row_are_found_and_moved_aside(used: Path) -> None:
     store = opened(used, "a")
     try:
         assert leftover_blobs(store) == ["batch_0/1-old.jsonl"]
-        assert check(store).problems == ["batch_0/1-old.jsonl: no row names this blob; prune removes it"]
+        assert check(store).problems == ["batch_0/1-old.jsonl: no row names this blob; prune moves it aside"]
         before = keys(store.blobs) if store.blobs is not None else []
         prune(store, Prune())
         assert store.blobs is not None
         assert set(before) - set(keys(store.blobs)) == {"batch_0/1-old.jsonl"}
+        (aside,) = set(keys(store.blobs)) - set(before)
+        assert re.fullmatch(r"moved-aside/[0-9TZ-]+/batch_0/1-old\.jsonl", aside)
         assert check(store).problems == []
+        prune(store, Prune(moved_aside=True))
+        assert set(keys(store.blobs)) == set(before) - {"batch_0/1-old.jsonl"}
     finally:
         store.close()
 

@@ -1,0 +1,151 @@
+"""Chats beside hostile requests: ``python -m benchmarks.hostile [NAME ...]``, all of ``ATTACKS`` without a name.
+
+The embedded model behind the real server, on the CPU. For each attack the same chats are streamed alone and beside it,
+by turns, on a server of its own; every second pair of turns goes the other way round. What is measured: time to the
+first token, the share of chats that met the server's own targets, and how much larger the engine is when the attack is
+over than before it. An attack holds if attainment falls by at most a point, the 99th percentile of the time to the
+first token is at most 1.5 times what it is alone, and the engine's memory is back to within 5%.
+
+Prints a table, then one JSON line. Exit status 1 unless all attacks hold.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.common import REPOSITORY, print_table
+from benchmarks.hostile.attacks import ATTACKS, FLAGS, USER
+from neaptide.commands.server_process import ServerProcess
+from neaptide.loadgen.client.client import StreamClient, open_loop, poisson_arrivals
+from neaptide.loadgen.client.recorder import Record, attainment
+from neaptide.loadgen.percentiles import percentile
+
+MODEL, KEY = "neaptide-tiny", "good"
+RATE_RPS, CHAT_TOKENS = 8.0, 4
+TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.1
+"""The server's own, on a CPU."""
+TTFT_BAR, LOST_BAR, MEMORY_BAR = 1.5, 0.01, 1.05
+RAMP_S, SETTLE_S = 2.0, 5.0
+"""Between the first request of an attack and the first chat; between its end and a look at the memory."""
+
+
+async def chats(client: StreamClient, duration_s: float, seed: int) -> list[Record]:
+    records: list[Record] = []
+
+    def send(index: int) -> Coroutine[Any, Any, Record]:
+        question = [{"role": "user", "content": f"What is {index} + {seed}?"}]
+        return client.chat(question, CHAT_TOKENS, ignore_eos=True)
+
+    await open_loop(poisson_arrivals(RATE_RPS, duration_s, seed), send, lambda index, record: records.append(record))
+    return records
+
+
+async def chats_beside(
+    client: StreamClient, url: str, name: str, duration_s: float, seed: int
+) -> tuple[list[Record], dict[str, int]]:
+    """The chats, and what the attack was answered."""
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "benchmarks.hostile.attacks", url, name]
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, cwd=REPOSITORY)
+    await asyncio.sleep(RAMP_S)
+    records = await chats(client, duration_s, seed)
+    out, _ = await process.communicate(b"")
+    return records, json.loads(out)
+
+
+def engine_of(server_pid: int) -> psutil.Process:
+    """The engine's process, the largest child of the API process."""
+    family = psutil.Process(server_pid).children(recursive=True)
+    return max(family, key=lambda process: process.memory_info().rss)
+
+
+async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
+    alone: list[Record] = []
+    beside: list[Record] = []
+    statuses: list[dict[str, int]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        flags = [*FLAGS, "--api-key", KEY, "--shadow", "off", *ATTACKS[name].flags]
+        async with ServerProcess(flags, Path(directory)) as server:
+            headers = {"authorization": f"Bearer {KEY}"}
+            async with StreamClient(server.base_url, MODEL, headers=headers, timeout_s=120.0) as client:
+                await chats(client, 3.0, seed=0)
+                held = {"structured_outputs": {"choice": ["left", "right"]}}
+                await client.chat(USER, 16, **held)  # what is loaded once
+                engine = engine_of(server.pid)
+                before = engine.memory_info().rss
+                for index in range(1, pairs + 1):
+                    if index % 2:
+                        alone += await chats(client, turn_s, index)
+                    found, answered = await chats_beside(client, server.base_url, name, turn_s, index)
+                    beside += found
+                    statuses.append(answered)
+                    await asyncio.sleep(SETTLE_S)
+                    if not index % 2:
+                        alone += await chats(client, turn_s, index)
+                await chats(client, SETTLE_S, seed=0)
+                after = engine.memory_info().rss
+    return summary(alone, beside, before, after) | {"statuses": statuses}
+
+
+def summary(alone: Sequence[Record], beside: Sequence[Record], before: int, after: int) -> dict[str, Any]:
+    """The figures of one attack, and whether it holds."""
+    p50 = [percentile(_ttfts_ms(records), 0.5) for records in (alone, beside)]
+    p99 = [percentile(_ttfts_ms(records), 0.99) for records in (alone, beside)]
+    met = [attainment(records, TTFT_SLO_S, TPOT_SLO_S) for records in (alone, beside)]
+    holds = met[1] >= met[0] - LOST_BAR and p99[1] <= TTFT_BAR * p99[0] and after <= MEMORY_BAR * before
+    return {
+        "chats": [len(alone), len(beside)],
+        "ttft_p50_ms": p50,
+        "ttft_p99_ms": p99,
+        "ttft_p99_vs_alone": p99[1] / p99[0],
+        "attainment": met,
+        "engine_mb": [before / 1e6, after / 1e6],
+        "holds": holds,
+    }
+
+
+def _ttfts_ms(records: Sequence[Record]) -> list[float]:
+    """One that failed counts as one that never came."""
+    return [1e3 * (record.ttft_s if record.ttft_s is not None else 120.0) for record in records]
+
+
+def report(found: dict[str, dict[str, Any]]) -> None:
+    columns = ("attack", "p50 ms", "beside", "p99 ms", "beside", "met", "beside", "engine MB", "after", "holds")
+    rows = [
+        (
+            name,
+            *(f"{value:.0f}" for pair in (one["ttft_p50_ms"], one["ttft_p99_ms"]) for value in pair),
+            *(f"{value:.3f}" for value in one["attainment"]),
+            *(f"{value:.0f}" for value in one["engine_mb"]),
+            "yes" if one["holds"] else "NO",
+        )
+        for name, one in found.items()
+    ]
+    print_table(f"Chats alone and beside hostile requests, {RATE_RPS:.0f} a second", columns, rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="; ".join(ATTACKS))
+    parser.add_argument("--turn-s", type=float, default=20.0)
+    parser.add_argument("--pairs", type=int, default=2)
+    args = parser.parse_args()
+    if unknown := set(args.names) - ATTACKS.keys():
+        parser.error(f"there is no attack {unknown.pop()!r}; there are: {'; '.join(ATTACKS)}")
+    os.environ["NEAPTIDE_LOG_LEVEL"] = "warning"
+    found = {name: asyncio.run(measure(name, args.turn_s, args.pairs)) for name in args.names or ATTACKS}
+    report(found)
+    print(json.dumps(found | {"machine_load": os.getloadavg()[1]}))
+    return 0 if all(one["holds"] for one in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

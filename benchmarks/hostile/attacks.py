@@ -1,0 +1,137 @@
+"""Requests that are made to stop others, by name. ``ATTACKS`` is the list: whoever knows another way adds it there.
+
+``python -m benchmarks.hostile.attacks URL NAME`` attacks until its standard input ends, and then prints one JSON line:
+how often each status was answered. A process of its own, at the lowest priority: attackers do not share the server's
+cores.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from neaptide.loadgen.client.batches import TERMINAL, get_batch, submit_batch
+
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "What is 21 + 34?"}]
+KEYS = {"online": "evil-online", "flex": "evil-flex", "batch": "evil-batch"}
+"""By tier; ``FLAGS`` tells the server."""
+FLAGS = ["--api-key", KEYS["online"], "--api-key", f"{KEYS['flex']}:flex", "--api-key", f"{KEYS['batch']}:batch"]
+LONG = 60_000
+"""Characters of a long choice."""
+TIMEOUT_S = 600.0
+
+Body = dict[str, Any]
+Send = Callable[[httpx.AsyncClient, int], Awaitable[int]]
+"""Asks for the request of this number and returns the status of its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """So many clients that send one request after the other, none of them twice."""
+
+    send: Send
+    clients: int = 1
+    tier: str = "online"
+    flags: Sequence[str] = ()
+    """What the server must be started with for it."""
+
+
+def asks(make: Callable[[int], Body], path: str = CHAT) -> Send:
+    """One request whose body is made of its number."""
+
+    async def send(http: httpx.AsyncClient, number: int) -> int:
+        return (await http.post(path, json={"messages": USER} | make(number))).status_code
+
+    return send
+
+
+def batches(make: Callable[[int], Body], lines: int) -> Send:
+    """A batch of so many lines, until it has ended. The statuses are those of its lines."""
+
+    async def send(http: httpx.AsyncClient, number: int) -> int:
+        numbers = range(number * lines, (number + 1) * lines)
+        entries = [
+            {"custom_id": str(i), "method": "POST", "url": CHAT, "body": {"model": "neaptide-tiny", "messages": USER}}
+            for i in numbers
+        ]
+        for i, entry in zip(numbers, entries, strict=True):
+            entry["body"] |= make(i)  # type: ignore[operator]
+        batch = await submit_batch(http, "attack", b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+        while batch["status"] not in TERMINAL:
+            await asyncio.sleep(0.2)
+            batch = await get_batch(http, batch["id"])
+        return 200 if batch["status"] == "completed" and not batch["request_counts"]["failed"] else 400
+
+    return send
+
+
+def long_choice(letter: str = "x", copies: int = 128) -> Body:
+    choice = [letter * LONG]
+    return {"n": copies, "max_tokens": 4, "temperature": 1, "structured_outputs": {"choice": choice}}
+
+
+def distinct_choice(number: int) -> Body:
+    return {"max_tokens": 60, "structured_outputs": {"choice": [f"{number} " + "x" * LONG]}}
+
+
+def distinct_pattern(number: int) -> Body:
+    pattern = f"w{number}([a-z ]*[aeiou][a-z ]{{18}})+[0-9]?"
+    return {"max_tokens": 60, "temperature": 1, "structured_outputs": {"regex": pattern}}
+
+
+def ambiguous(number: int, copies: int = 128) -> Body:
+    """Every letter may be any of 900 rules: each mask and each token take tens of milliseconds."""
+    names = [f"b{i}" for i in range(900)]
+    rules = [f"{name}: /[a-z]/" for name in names]
+    grammar = "\n".join([f'start: "{number} " a*', f"a: {'|'.join(names)}", *rules])
+    return {"n": copies, "max_tokens": 40, "temperature": 1, "structured_outputs": {"grammar": grammar}}
+
+
+ATTACKS: dict[str, Attack] = {
+    "n=128 of a long choice": Attack(asks(lambda _: long_choice())),
+    "60 tokens of it": Attack(asks(lambda _: long_choice() | {"max_tokens": 60})),
+    "the same from flex": Attack(asks(lambda _: long_choice() | {"service_tier": "flex"}), tier="flex"),
+    "the same from a batch": Attack(batches(lambda _: long_choice(copies=1) | {"max_tokens": 60}, 64), tier="batch"),
+    "64 distinct choices at once": Attack(asks(distinct_choice), clients=64),
+    "200 distinct patterns at once": Attack(asks(distinct_pattern), clients=200),
+    "n=128 of an ambiguous grammar": Attack(asks(ambiguous)),
+    "an ambiguous grammar from a batch": Attack(batches(lambda i: ambiguous(i // 64, copies=1), 64), tier="batch"),
+}
+
+
+async def run(url: str, name: str) -> Counter[int]:
+    """Attacks until standard input ends."""
+    attack, numbers, statuses = ATTACKS[name], itertools.count(), Counter[int]()
+    limits = httpx.Limits(max_connections=None)
+    headers = {"authorization": f"Bearer {KEYS[attack.tier]}"}
+
+    async def client(http: httpx.AsyncClient) -> None:
+        while True:
+            try:
+                statuses[await attack.send(http, next(numbers))] += 1
+            except httpx.HTTPStatusError as error:
+                statuses[error.response.status_code] += 1
+            except httpx.TransportError:
+                statuses[0] += 1  # the connection is gone
+            if max(statuses, default=0) >= 400:
+                await asyncio.sleep(0.05)  # a refusal costs next to nothing, and is no measure of one
+
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, headers=headers) as http:
+        attacking = asyncio.gather(*(client(http) for _ in range(attack.clients)))
+        await asyncio.to_thread(sys.stdin.read)
+        attacking.cancel()
+        await asyncio.gather(attacking, return_exceptions=True)
+    return statuses
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    print(json.dumps(asyncio.run(run(*sys.argv[1:]))), flush=True)

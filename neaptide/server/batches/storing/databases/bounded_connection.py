@@ -1,0 +1,55 @@
+"""A connection to PostgreSQL whose every wait ends with the deadline of the call."""
+
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+
+from neaptide.server.batches.storing.databases import deadline
+
+T = TypeVar("T")
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """At the deadline the socket is closed, and the call fails: nobody else has to end it.
+
+    No request to cancel is sent: it would end a COMMIT's wait for a standby, and the COMMIT would be a success.
+    """
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
+        """As in ``psycopg.Connection``. Raises psycopg.OperationalError at the deadline."""
+        try:
+            return super().wait(_bounded(gen), *args, **kwargs)
+        except _NoAnswerError:
+            self.close()
+            raise
+
+    @classmethod
+    def _connect_gen(cls, *args: Any, **kwargs: Any) -> Any:
+        return _bounded(super()._connect_gen(*args, **kwargs))
+
+
+class _NoAnswerError(psycopg.OperationalError):
+    """The deadline has come."""
+
+
+def _bounded(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Passes on what a wait yields and is sent. The driver resumes it ten times a second at least."""
+    try:
+        _check()
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            # What has come already is taken, even at the last moment: it may be the answer to a COMMIT.
+            wanted = gen.send(ready)
+            _check()
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        gen.close()
+
+
+def _check() -> None:
+    if deadline.is_over():
+        raise _NoAnswerError("the database did not answer in time")
