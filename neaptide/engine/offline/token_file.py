@@ -5,6 +5,7 @@ Two files with one stem: ``STEM.tokens`` (int32, all prompts one after another) 
 both read-only. Little-endian, so a data directory can move between machines.
 """
 
+import hashlib
 import os
 import struct
 from pathlib import Path
@@ -37,15 +38,24 @@ class TokenFileWriter:
         self._tokens: BinaryIO = open(tokens, "wb", opener=private_opener)  # noqa: SIM115 (both closed by ``close``)
         self._offsets: BinaryIO = open(offsets, "wb", opener=private_opener)  # noqa: SIM115
         self._num_tokens = 0
-        self._offsets.write(np.zeros(1, OFFSET_DTYPE).tobytes())
+        self.hashes = hashlib.sha256(), hashlib.sha256()
+        """Of both files, as they were written: what lies on the disk may become something else."""
+        self._write_offset()
 
     def append(self, token_ids: list[int] | npt.NDArray[np.int32]) -> None:
         if isinstance(token_ids, np.ndarray):
-            self._tokens.write(token_ids.astype(TOKEN_DTYPE, copy=False).tobytes())
+            data = token_ids.astype(TOKEN_DTYPE, copy=False).tobytes()
         else:  # three times as fast as an array made from the list
-            self._tokens.write(struct.pack(f"<{len(token_ids)}i", *token_ids))
+            data = struct.pack(f"<{len(token_ids)}i", *token_ids)
+        self._tokens.write(data)
+        self.hashes[0].update(data)
         self._num_tokens += len(token_ids)
-        self._offsets.write(struct.pack("<q", self._num_tokens))
+        self._write_offset()
+
+    def _write_offset(self) -> None:
+        data = struct.pack("<q", self._num_tokens)
+        self._offsets.write(data)
+        self.hashes[1].update(data)
 
     def close(self) -> None:
         for f in (self._tokens, self._offsets):

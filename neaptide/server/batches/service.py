@@ -63,7 +63,7 @@ class BatchService:
     ) -> None:
         clocks = clocks or Clocks()
         self.settings = settings
-        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url, settings.store_limit_s)
+        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self.outlooks = Outlooks()
         engine.add_outlook_listener(self.outlooks.hear)

@@ -268,7 +268,7 @@ class ServerMetrics:
             "neaptide_besteffort_paused", "1 while offline work is paused by the operator, else 0.", registry=registry
         )
         self.storage_failing = Gauge(
-            "neaptide_storage_failing", "1 while the disk refuses data of batches, else 0.", registry=registry
+            "neaptide_storage_failing", "1 while files or batches cannot be read or stored, else 0.", registry=registry
         )
 
     def on_stats(self, stats: StepStats) -> None:

@@ -54,7 +54,7 @@ def batches_router(service: BatchService) -> APIRouter:
     )
     async def create_batch(request: Request) -> Response:
         principal, key = principal_of(request), idempotency_key(request)
-        body = await read_object(request)
+        body = await read_object(request, principal.share)
         with storage_faults(service.health):
             record = await service.create_batch(principal.tenant, body, salt=principal.salt, idempotency_key=key)
         note_object(request.scope, record.id)

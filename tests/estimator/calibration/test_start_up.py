@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,16 @@ def test_the_first_start_measures_and_keeps_a_profile(tmp_path: Path) -> None:
     assert error_of(model) < 0.02
     (file,) = (tmp_path / "profiles").iterdir()
     assert load_profile(file).model == "tiny"
+
+
+def test_a_kept_profile_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        start(tmp_path)
+    finally:
+        os.umask(before)
+    (kept,) = tmp_path.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_later_start_only_warms_up(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class PlanWriter:
         self._known: dict[bytes, int] = {}
         self._closed = False
         self.num_tokens = 0
+        self.digest = ""
+        """For the seal, once everything is written."""
 
     @property
     def num_rows(self) -> int:
@@ -79,8 +81,10 @@ class PlanWriter:
         self._closed = True
         self._tokens.close()
         write_prefixes(self._stem)
+        plan = msgspec.msgpack.encode(self._plan)
+        self.digest = _seal_of(*(one.digest() for one in self._tokens.hashes), hashlib.sha256(plan).digest())
         with open(_plan_path(self._stem), "wb", opener=private_opener) as f:
-            f.write(msgspec.msgpack.encode(self._plan))
+            f.write(plan)
             f.flush()
             os.fsync(f.fileno())
         sync_directory(self._stem.parent)
@@ -156,23 +160,31 @@ PLAN_SUFFIXES = (*_SUFFIXES, PREFIXES, SEAL_SUFFIX)
 """Of all files of a job, the one that says that the others are whole at last."""
 
 
+def _seal_of(*digests: bytes) -> str:
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
 def _digest(stem: Path) -> str:
-    found = hashlib.sha256()
+    digests = []
     for suffix in _SUFFIXES:
-        with stem.with_name(f"{stem.name}{suffix}").open("rb") as f:
-            found.update(hashlib.file_digest(f, "sha256").digest())
-    return found.hexdigest()
+        with plan_file(stem, suffix).open("rb") as f:
+            digests.append(hashlib.file_digest(f, "sha256").digest())
+    return _seal_of(*digests)
 
 
-def seal_plan(stem: Path) -> None:
+def seal_plan(stem: Path, digest: str) -> None:
     """Notes the hash of a finished plan, durably: after a restart a damaged prompt must not be answered.
 
+    Args:
+        digest: ``PlanWriter.digest``, of what was written.
+
     Raises:
-        PlanLostError: a file of the plan is missing.
+        PlanLostError: a file of the plan is missing, or is not what was written.
         OSError: not now.
     """
     with plan_faults(stem):
-        digest = _digest(stem)
+        if _digest(stem) != digest:
+            raise ValueError("it is not what was written")
     with open(_seal_path(stem), "w", opener=private_opener) as f:
         f.write(digest)
         f.flush()

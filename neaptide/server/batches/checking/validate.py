@@ -66,6 +66,8 @@ class Report:
     model: str = ""
     is_foreign: bool = False
     """The lines name ``model``, which another server may have; nothing else is known of them."""
+    plan_digest: str = ""
+    """Of the job's plan as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,11 @@ class Check:
     stem: str
     """Where the job's plan is written."""
     limits: Limits
+    share: str = ""
+    """The key whose turn it takes, as the scheduler's shares name keys."""
     others: tuple[Abilities, ...] | None = None
     """Of other servers that the batch's lines may be left to, the longest context first; None where there can be none.
     """
-    share: str = ""
-    """The key whose turn it takes, as the scheduler's shares name keys."""
 
 
 Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
@@ -201,7 +203,7 @@ class Validator:
         except BaseException:
             plan.abandon()
             raise
-        self._report.num_rows = plan.num_rows
+        self._report.num_rows, self._report.plan_digest = plan.num_rows, plan.digest
         return self._report
 
     def _check_lines(self, path: Path, plan: PlanWriter) -> None:

@@ -115,10 +115,12 @@ class Validation:
 
         report = await self._check_file(record, file, begin, keep)
         await self._p.files.verify(file)
-        if report.errors or report.is_foreign:
-            message = report.errors[0]["message"] if report.errors else f"it names the model {report.model!r}"
+        if report.is_foreign:
+            raise FileAwayError(errno.EIO, f"its plan is lost, and its lines name the model {report.model!r}")
+        if report.errors:
+            message = report.errors[0]["message"]
             raise FileAwayError(errno.EIO, f"its plan is lost, and its file does not pass the check now: {message}")
-        await asyncio.to_thread(seal_plan, self._p.stem(record.id))
+        await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
         return found
 
     async def _others(self) -> tuple[Abilities, ...] | None:
@@ -134,8 +136,8 @@ class Validation:
         self, record: BatchRecord, file: FileRecord, begin: Callable[[], Awaitable[None]], keep: Keep
     ) -> Report:
         """``begin`` comes before each try."""
-        path, stem, limits = self._p.files.path(file.id), self._p.stem(record.id), self._p.settings.limits
-        check = Check(record.endpoint, str(path), str(stem), limits, await self._others(), share_of(record.owner))
+        path, stem, others = self._p.files.path(file.id), self._p.stem(record.id), await self._others()
+        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, share_of(record.owner), others)
         num_deaths, delay_s = 0, FIRST_DELAY_S
         while num_deaths < MAX_DEATHS:
             try:
@@ -177,5 +179,5 @@ class Validation:
     async def _write_begun(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
         if stop.is_set():
             return False
-        await asyncio.to_thread(seal_plan, self._p.stem(record.id))
+        await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
         return await hold.begin(record, report.model, self._p.now(record))

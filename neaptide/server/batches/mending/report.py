@@ -3,7 +3,7 @@
 import logging
 import os
 
-from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import FILES
 from neaptide.server.batches.storing.leftovers import missing_commits
 from neaptide.server.batches.storing.models import FileRecord
@@ -31,7 +31,6 @@ def wrong_at_start(store: Store, now_s: float) -> list[str]:
         with os.scandir(store.files_dir) as entries:
             sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
         found += _wrong_files(store, sizes, now_s)
-        found += _taken_names(store, set(sizes))
     return found
 
 
@@ -47,14 +46,3 @@ def _wrong_files(store: Store, sizes: dict[str, int], now_s: float) -> list[str]
 def _fault(record: FileRecord, sizes: dict[str, int]) -> str:
     size = sizes.get(record.id)
     return "it is missing" if size is None else f"it has {size} bytes, and {record.num_bytes} were stored"
-
-
-def _taken_names(store: Store, names: set[str]) -> list[str]:
-    """Results of live batches that this database has not come to. Those that finalizing was writing are its own."""
-    return [
-        f"{FILES}/{file_id}: a result of {record.id} that is newer than the database; it stays, the batch goes on, and "
-        "will have another file"
-        for record in store.read_blocking(batch_rows.live_batches)
-        for file_id in (record.planned_output_file_id, record.planned_error_file_id)
-        if record.outcome is None and file_id in names
-    ]

@@ -3,16 +3,20 @@
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.hold import Hold, ResultFiles
 from neaptide.server.batches.running import finalize
-from neaptide.server.batches.storing import batch_rows
-from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState, new_file_id
+from neaptide.server.batches.storing import batch_rows, file_rows
+from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
 from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.wiring import BatchPlane
 
 logger = logging.getLogger(__name__)
+
+NUM_WRITERS = 2
+"""Threads that write result files. They wait for pages of the database, which others' threads must not."""
 
 
 class Ending:
@@ -21,6 +25,7 @@ class Ending:
     def __init__(self, plane: BatchPlane, stopping: threading.Event) -> None:
         self._p = plane
         self._stopping = stopping
+        self._threads = ThreadPoolExecutor(NUM_WRITERS, "batch-result-files")
 
     async def end(self, batch_id: str, hold: Hold) -> None:
         """Once or again: the files and the status are the same.
@@ -61,15 +66,16 @@ class Ending:
             return await self._write_files(record, hold)
 
     async def _write_files(self, record: BatchRecord, hold: Hold) -> ResultFiles:
+        # As it is now: closing its last lines has named its files.
+        record = await self._p.store.read(batch_rows.require_batch, record.id)
         directory, should_stop = self._p.files.directory, self._stopping.is_set
         now, life_s = self._p.now(record), self._p.settings.file_life_s
         try:
-            files = await asyncio.to_thread(
-                finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
+            files = await asyncio.get_running_loop().run_in_executor(
+                self._threads, finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
             )
         except finalize.NameTakenError as taken:
             logger.warning("batch %s: %s; it is kept, and the batch takes another", record.id, taken)
-            rename = hold.guarded(batch_rows.rename_planned_file)
-            record = await self._p.store.write(rename, record.id, taken.file_id, new_file_id())
+            await self._p.store.write(hold.guarded(file_rows.name_results), record.id)
             return await self._write_files(record, hold)
         return await hold.publish(record, files)

@@ -2,9 +2,8 @@
 
     rows in input order -> temporary file -> fsync -> rename -> fsync directory -> (caller) one transaction
 
-A crash anywhere is answered by doing it all again: the ids were chosen at creation and the rows no longer
-change, so the bytes are the same. A file that has the name and other bytes was shown before an older database was put
-back: it stays as it is, and the batch takes another name.
+A crash anywhere is answered by doing it all again: the ids were chosen with the last change of the rows, so the bytes
+are the same. A file that has the name and other bytes is not written over: the batch takes other names.
 """
 
 import hashlib

@@ -51,7 +51,7 @@ class Plans:
     def _read(self, record: BatchRecord, file: FileRecord, lines: list[PendingLine]) -> Job:
         stem = self._p.stem(record.id)
         plan, version = read_sealed_plan(stem)
-        served, tokens = self._p.compiler.served, TokenFile(stem)
+        tokens, served = TokenFile(stem), self._p.compiler.served
         if lacking := lacks(served, lines, plan, tokens):
             able = [line for line in lines if not lacks(served, [line], plan, tokens)]
             logger.warning("batch %s: %d lines wait for another server: %s", record.id, len(lines) - len(able), lacking)

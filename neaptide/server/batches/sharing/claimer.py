@@ -32,6 +32,7 @@ from neaptide.server.batches.sharing.plans import PlanCopies
 from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.claim_rows import Besides, BoardFigures, Claimant, database_now_ms
 from neaptide.server.batches.storing.disk_patience import PatientDisk
+from neaptide.server.batches.storing.faults import FileAwayError
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, LineState, PendingLine
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.storing.store import StoreUnavailableError
@@ -209,6 +210,8 @@ class Claimer:
                 await self._take_up(claim)
             except (OSError, StoreUnavailableError) as error:
                 logger.error("batch %s: a chunk is given back: %s", claim.key.batch_id, error)
+                if isinstance(error, OSError) and not isinstance(error, FileAwayError):
+                    self._p.files.health.note(error)
                 rest = list(self._loading)
                 self._loading.clear()
                 await self._release(rest)
@@ -269,7 +272,7 @@ class Claimer:
     async def _load(
         self, record: BatchRecord, file: FileRecord, lines: list[PendingLine], claim: Claim
     ) -> tuple[Job, Work]:
-        plan = await self._plans.get(record, file, lines)
+        plan = await self._plans.get(record, file)
         return await asyncio.to_thread(self._read_job, record, file, plan, lines, claim)
 
     def _read_job(

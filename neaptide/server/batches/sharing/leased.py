@@ -79,9 +79,9 @@ class LeasedHold:
         store, stem = self._p.store, self._p.stem(record.id)
         lines = await store.read(batch_rows.pending_lines, record.id)
         key = batch_key(record.id, self._lease.epoch)
-        contexts = [one.max_model_len for one in await store.read(server_rows.known_abilities, fingerprint)]
         with plan_faults(stem):
             plan = await asyncio.to_thread(read_plan, stem)
+            contexts = [one.max_model_len for one in await store.read(server_rows.known_abilities, fingerprint)]
             chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine), contexts)
             await self._blobs.in_thread(put_plan, self._blobs, stem, key)
         return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)

@@ -126,12 +126,6 @@ def live_plan_blobs(conn: sa.Connection) -> set[str]:
     return set(conn.execute(query).scalars())
 
 
-def planned_file_ids(conn: sa.Connection) -> set[str]:
-    """Of the files that live batches will end in."""
-    query = sa.select(batches.c.planned_output_file_id, batches.c.planned_error_file_id)
-    return {file_id for row in conn.execute(query.where(batches.c.status.in_(LIVE))) for file_id in row}
-
-
 # ---- validating -----------------------------------------------------------------------------------------
 
 
@@ -307,6 +301,7 @@ _IS_OPEN = sa.and_(batches.c.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_
 def request_cancel(conn: sa.Connection, batch_id: str, now: int) -> bool:
     """validating or in_progress -> cancelling; False when another end was decided, or the batch has ended."""
     values = {"status": BatchStatus.CANCELLING, "outcome": BatchStatus.CANCELLED, "cancelling_at": now}
+    values |= file_rows.result_names()
     return _set(conn, batch_id, _IS_OPEN, values)
 
 
@@ -326,7 +321,8 @@ def expire_overdue(conn: sa.Connection, now: int) -> list[str]:
     """
     ids = list(conn.execute(sa.select(batches.c.id).where(_overdue(now))).scalars())
     for batch_id in ids:
-        conn.execute(batches.update().where(batches.c.id == batch_id).values(outcome=BatchStatus.EXPIRED))
+        values = {"outcome": BatchStatus.EXPIRED, **file_rows.result_names()}
+        conn.execute(batches.update().where(batches.c.id == batch_id).values(**values))
     return ids
 
 
@@ -334,6 +330,7 @@ def begin_finalizing(conn: sa.Connection, batch_id: str, now: int) -> bool:
     """in_progress -> finalizing, when every line has ended."""
     pending = sa.exists().where(batch_lines.c.batch_id == batch_id, batch_lines.c.state == LineState.PENDING)
     values = {"status": BatchStatus.FINALIZING, "outcome": BatchStatus.COMPLETED, "finalizing_at": now}
+    values |= file_rows.result_names()
     may = sa.and_(batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None), ~pending)
     return _set(conn, batch_id, may, values)
 
@@ -344,6 +341,8 @@ def close_lines(conn: sa.Connection, batch_id: str, state: LineState, error: str
     t = batch_lines.c
     update = batch_lines.update().where(t.batch_id == batch_id, t.state == LineState.PENDING)
     closed = conn.execute(update.values(state=state, error=error)).rowcount
+    if closed:
+        file_rows.name_results(conn, batch_id)
     _add_counts(conn, batch_id, {"num_failed": closed})
     return closed
 
@@ -366,13 +365,6 @@ def fail_damaged_lines(conn: sa.Connection, batch_id: str, line_nos: Sequence[in
         conn.execute(batch_lines.update().where(*where).values(**values, error=error))
         if state == LineState.COMPLETED:
             _add_counts(conn, batch_id, {"num_completed": -1, "num_failed": 1})
-
-
-def rename_planned_file(conn: sa.Connection, batch_id: str, taken_id: str, new_id: str) -> BatchRecord:
-    """Plans a result file under another id; returns the batch as it is then."""
-    for column in (batches.c.planned_output_file_id, batches.c.planned_error_file_id):
-        conn.execute(batches.update().where(batches.c.id == batch_id, column == taken_id).values({column: new_id}))
-    return require_batch(conn, batch_id)
 
 
 def finish_batch(

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from neaptide.server.batches.storing.models import LIVE, FileRecord, IdempotencyKey
+from neaptide.server.batches.storing.models import LIVE, FileRecord, IdempotencyKey, new_file_id
 from neaptide.server.batches.storing.tables import batches, deleted_files, files, idempotency_keys
 
 _COLUMNS = [column for column in files.c if column.name != "seq"]
@@ -181,3 +181,20 @@ def delete_old_keys(conn: sa.Connection, created_before: int) -> None:
 def insert_output_files(conn: sa.Connection, records: Sequence[FileRecord]) -> None:
     for record in records:
         conn.execute(files.insert().values(**asdict(record)))
+
+
+def result_names() -> dict[str, Any]:
+    """New ids for a batch's result files, as values of its row. Set whenever what will be in them changes: after an
+    older copy of the database, or of everything, was put back, an id that was shown stands for nothing else."""
+    return {"planned_output_file_id": new_file_id(), "planned_error_file_id": new_file_id()}
+
+
+def name_results(conn: sa.Connection, batch_id: str) -> None:
+    """Plans the result files under new ids."""
+    conn.execute(batches.update().where(batches.c.id == batch_id).values(**result_names()))
+
+
+def planned_file_ids(conn: sa.Connection) -> set[str]:
+    """Of the files that live batches will end in."""
+    query = sa.select(batches.c.planned_output_file_id, batches.c.planned_error_file_id)
+    return {file_id for row in conn.execute(query.where(batches.c.status.in_(LIVE))) for file_id in row}

@@ -72,9 +72,8 @@ def judge_copies(store: Store) -> Verdict:
 def judge_files(store: Store) -> Verdict:
     known = store.read_blocking(file_rows.all_file_ids)
     deleted = set(store.read_blocking(file_rows.unswept_files))
-    # Finalizing writes them again, whether it had got as far as their names or not; and it compares. A file with such a
-    # name may be a result that was shown before an older database was put back.
-    planned = store.read_blocking(batch_rows.planned_file_ids)
+    # Finalizing writes them again, whether it had got as far as their names or not, and compares what has such a name.
+    planned = store.read_blocking(file_rows.planned_file_ids)
 
     def verdict(name: str) -> bool | None:
         if name in known or name in planned:

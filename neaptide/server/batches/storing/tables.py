@@ -62,7 +62,8 @@ batches = sa.Table(
     sa.Column("status", sa.String(16), nullable=False),
     # The terminal status that has been decided and not reached yet; decides races once and for all.
     sa.Column("outcome", sa.String(16)),
-    # File ids are chosen at creation, so that finalizing twice gives the same files; shown only at the end.
+    # File ids, chosen anew whenever what will be in the files changes (``file_rows.result_names``), so that finalizing
+    # twice gives the same files; shown only at the end.
     sa.Column("planned_output_file_id", sa.String(64), nullable=False),
     sa.Column("planned_error_file_id", sa.String(64), nullable=False),
     sa.Column("output_file_id", sa.String(64)),

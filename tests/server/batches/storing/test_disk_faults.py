@@ -232,7 +232,7 @@ async def test_a_locked_database_is_waited_for_then_503_and_reads_go_on(
 async def test_a_batch_whose_plan_the_disk_refuses_to_seal_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(stem: Path) -> None:
+    def refuse(stem: Path, digest: str) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr("neaptide.server.batches.checking.validation.seal_plan", refuse)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from neaptide.server.batches.checking import validation
 from neaptide.server.batches.checking.validate import Check, Keep, Report
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing.models import BatchRecord
@@ -230,24 +231,25 @@ async def test_an_input_that_changes_while_its_batch_runs_is_waited_for(tmp_path
         await ends_well(server, batch)
 
 
-async def test_a_plan_that_vanishes_before_it_is_sealed_is_made_again(
+async def test_a_plan_that_vanishes_or_changes_before_it_is_sealed_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from neaptide.server.batches.checking import validation
-
     seal_plan, tried = validation.seal_plan, list[Path]()
 
-    def gone(stem: Path) -> None:
+    def gone(stem: Path, digest: str) -> None:
         tried.append(stem)
+        plan = stem.with_name(f"{stem.name}.plan")
         if len(tried) == 1:
-            stem.with_name(f"{stem.name}.plan").unlink()
-        seal_plan(stem)
+            plan.unlink()
+        elif len(tried) == 2:
+            plan.write_bytes(plan.read_bytes()[:-1])
+        seal_plan(stem, digest)
 
     monkeypatch.setattr(validation, "seal_plan", gone)
     async with Server(tmp_path / "data") as server:
         batch = await server.create(numbered(NUM_LINES))
         await ends_well(server, batch)
-        assert len(tried) == 2
+        assert len(tried) == 3
 
 
 async def test_a_deleted_file_is_404_and_no_fault_of_the_storage(tmp_path: Path) -> None:
@@ -307,14 +309,18 @@ async def test_a_directory_that_is_removed_is_noticed_and_nothing_is_acknowledge
 
 
 @pytest.mark.parametrize("name", ["neaptide.db", "neaptide.db-wal", "neaptide.db-shm"])
-async def test_a_database_file_that_is_removed_is_noticed(tmp_path: Path, name: str) -> None:
+async def test_a_database_file_that_is_away_is_noticed_and_results_wait_for_it(tmp_path: Path, name: str) -> None:
     data_dir = tmp_path / "data"
     async with Server(data_dir) as server:
-        file = await server.upload(numbered(NUM_LINES))
+        batch = await server.create(numbered(NUM_LINES))
+        await server.until_given(batch.id)
         async with away(server, data_dir / name):
+            server.engine.answer(batch.id)
             async with http_client(app_of(server)) as client:
-                body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+                body = {"input_file_id": batch.input_file_id, "endpoint": batch.endpoint, "completion_window": "24h"}
                 assert (await client.post("/v1/batches", json=body)).status_code == 503
             await until(lambda: server.service.health.missing)
         await until(lambda: not server.service.storage_failing)
-        await ends_well(server, await server.create(input_file_id=file.id))
+        await ends_well(server, batch)
+        assert len(server.engine.executed) == NUM_LINES
+        await ends_well(server, await server.create(input_file_id=batch.input_file_id))

@@ -1,0 +1,56 @@
+"""Whatever of the disk is away, older, cut or flipped, in whatever moment of a batch: no line ends for it that could be
+run, no result that was shown changes, and what cannot be mended is named at the start."""
+
+import asyncio
+import gc
+import logging
+from pathlib import Path
+
+import pytest
+
+from neaptide.server.batches.running import job_runner, machine
+from neaptide.server.batches.storing import disk_patience
+from neaptide.server.batches.storing.databases import writer
+from tests.server.batches.older.rounds import HARMS, MOMENTS, OBJECTS, Plot, Round
+
+SAMPLE = 20
+ALL = 200
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(SAMPLE), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(SAMPLE, ALL))]
+)
+def test_harm_to_the_disk(
+    tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in (
+        (disk_patience, "FIRST_DELAY_S"),
+        (disk_patience, "MAX_DELAY_S"),
+        (job_runner, "RETRY_DELAY_S"),
+        (machine, "FIRST_RELOAD_DELAY_S"),
+        (machine, "LONGEST_RELOAD_DELAY_S"),
+    ):
+        monkeypatch.setattr(module, name, 0.01)
+    # Every second time the log is all that has what came last.
+    monkeypatch.setattr(writer, "QUIET_S", (0.005, 600.0)[seed % 2])
+    caplog.set_level(logging.WARNING)
+
+    def messages() -> list[str]:
+        found = list(caplog.messages)
+        caplog.clear()
+        return found
+
+    one = Round(seed, tmp_path, messages)
+    plot = one.plot
+    assert asyncio.run(one.run()) == [], f"{plot}"
+    gc.collect()  # what was mapped goes with its round
+
+
+def test_the_rounds_come_to_everything() -> None:
+    plots = [Plot.drawn(seed) for seed in range(ALL)]
+    assert {(plot.thing, plot.harm) for plot in plots} >= {
+        (thing, harm) for thing in OBJECTS[:-1] for harm in HARMS if harm != "older"
+    } | {("database", "older"), ("everything", "older"), ("everything", "away")}
+    assert {(plot.thing, plot.moment) for plot in plots if plot.thing in ("input", "database", "results")} == {
+        (thing, moment) for thing in ("input", "database", "results") for moment in MOMENTS
+    }
