@@ -21,6 +21,8 @@ RAY_VARIABLES = {
     # Sockets below it must have short names.
     "RAY_TMPDIR": "/tmp",
     # On a machine that others use its processes may take minutes to come up: longer than it waits for them by default.
+    "RAY_gcs_server_port_wait_time_s": "280",
+    "RAY_raylet_start_wait_time_s": "280",
     "RAY_agent_register_timeout_ms": "280000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "280",
 }

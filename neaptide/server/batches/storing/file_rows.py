@@ -55,6 +55,13 @@ def has_file(conn: sa.Connection, file_id: str) -> bool:
     return bool(conn.execute(sa.select(sa.exists().where(files.c.id == file_id))).scalar_one())
 
 
+def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str | None, str | None]:
+    """A file's purpose, and the model that it names; None for what is not known."""
+    query = sa.select(files.c.purpose, files.c.model).where(files.c.id == file_id, files.c.owner == owner)
+    row = conn.execute(query).one_or_none()
+    return (None, None) if row is None else (row.purpose, row.model)
+
+
 def list_files(
     conn: sa.Connection, owner: str, now: int, *, purpose: str | None, limit: int, after: str | None, ascending: bool
 ) -> list[FileRecord] | None:
