@@ -55,6 +55,8 @@ class Chunk:
     compute_s: float = 0.0
     memory_s: float = 0.0
     """What it takes of the device, as far as that was known when the batch was cut: 0 if it was not."""
+    needs_tokens: int = 0
+    """The context that its longest line needs, prompt and answer."""
 
     @property
     def deadline_class(self) -> int:

@@ -11,6 +11,7 @@ from anyio import CapacityLimiter
 
 from neaptide import __version__
 from neaptide.engine.params import RequestClass
+from neaptide.server.edge.body_threads import BodyThreads
 from neaptide.server.edge.errors import OverloadedError, server_stops
 from neaptide.server.edge.fair_queue import FairQueue
 from neaptide.server.edge.refusals import Refusals
@@ -113,8 +114,8 @@ class ServingContext:
     flex_wait_s: float = 600.0
     """A flex request that is not streamed has its first token within this time, or is answered 429."""
     admission: Admission = field(default_factory=lambda: Admission(max_online=4096, max_offline=4096))
-    prepare_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
-    """Threads that tokenize at once; a burst of long prompts must not take every core."""
+    bodies: BodyThreads = field(default_factory=BodyThreads)
+    """Threads that parse and tokenize."""
     shape_limiter: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
     """Threads that shape long replies at once; streams must not wait for those that tokenize."""
     grammar_turns: FairQueue = field(default_factory=FairQueue)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neaptide.server.batches.checking.validate import Limits, Report, Validator
+from neaptide.server.batches.checking.validate import Check, Limits, Report, Validator
 from neaptide.server.batches.lines import ContextCompiler
 from neaptide.server.batches.storing.models import NewLine
 from tests.server.conftest import MODEL_ID, USER, Server
@@ -21,8 +21,8 @@ def check_line(server: Server, tmp_path: Path, endpoint: str, raw_body: bytes) -
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"custom_id": "a", "method": "POST", "url": "%s", "body": %s}' % (endpoint.encode(), raw_body))
     kept: list[NewLine] = []
-    validator = Validator(endpoint, ContextCompiler(server.context), Limits(), kept.extend)
-    return validator.run(path, tmp_path / "job"), kept
+    check = Check(endpoint, str(path), str(tmp_path / "job"), Limits())
+    return Validator(check, ContextCompiler(server.context), kept.extend).run(), kept
 
 
 # ---- parameters ------------------------------------------------------------------------------------------

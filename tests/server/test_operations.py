@@ -18,7 +18,7 @@ from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import MODEL_ID, USER, Server, make_server
 
 CHAT = "/v1/chat/completions"
-KEYS = ("alpha", "beta:flex", "ga:mma")
+KEYS = ("alpha", "beta:flex", "ga-mma")
 
 
 def _bearer(key: str) -> dict[str, str]:
@@ -44,7 +44,7 @@ def _bearer(key: str) -> dict[str, str]:
         ("bearer alpha", 200, None),
         ("BEARER   alpha ", 200, None),
         ("Bearer beta", 200, None),
-        ("Bearer ga:mma", 200, None),
+        ("Bearer ga-mma", 200, None),
     ],
 )
 @pytest.mark.acceptance("A27", "keys that are missing, wrong or oddly written")

@@ -5,6 +5,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
+from neaptide.server.batches.served import Abilities
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.wiring import BatchPlane
@@ -22,6 +23,10 @@ class Hold(Protocol):
         self, operation: Callable[Concatenate[sa.Connection, P], T]
     ) -> Callable[Concatenate[sa.Connection, P], T]:
         """The operation, as it may be run on the batch's rows."""
+        ...
+
+    async def others(self) -> tuple[Abilities, ...] | None:
+        """Of servers that lines of this server's model may be left to; None where there can be no other server."""
         ...
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
@@ -53,9 +58,12 @@ class SoleHold:
         """As in ``Hold``."""
         return operation
 
+    async def others(self) -> None:
+        """As in ``Hold``."""
+
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
         """As in ``Hold``."""
-        fingerprint = self._p.compiler.fingerprint
+        fingerprint = self._p.compiler.served.fingerprint
         return await self._p.store.write(batch_rows.begin_batch, record.id, model, fingerprint, now)
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:

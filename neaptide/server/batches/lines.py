@@ -3,8 +3,10 @@
 The rest of the batch plane knows only these protocols, so its tests need neither tokenizer nor model.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +14,7 @@ import msgspec
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import SamplingParams, Tier
+from neaptide.server.batches.served import Abilities, Served
 from neaptide.server.context import GenerationDefaults, ServingContext
 from neaptide.server.edge.errors import ApiError
 from neaptide.server.link.engine_client import EngineClient
@@ -29,6 +32,8 @@ class CompiledLine:
     params: Sequence[SamplingParams]
     wants_stream: bool
     """The body has stop strings: tokens are wanted at every step, so that the row can be stopped in time."""
+    is_cut: bool = False
+    """The body asks for longer answers than the server's context leaves."""
     prepared: Any = None
     """The compiler's own view of the request, handed back to it for the response."""
 
@@ -58,16 +63,13 @@ class LineCompiler(Protocol):
     """Called in worker threads."""
 
     @property
-    def fingerprint(self) -> str:
-        """Names the model and tokenizer; prompts tokenized under another one must not be run."""
+    def served(self) -> Served:
+        """The server's model and abilities."""
         ...
 
-    @property
-    def model_id(self) -> str:
-        """The model that is served, to be named to those who ask for another."""
+    def on(self, abilities: Abilities) -> "LineCompiler":
+        """The compiler of a server that has the same model and these abilities."""
         ...
-
-    def serves(self, model: str) -> bool: ...
 
     def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
         """Raises ApiError exactly where the synchronous endpoint would answer with that error."""
@@ -84,38 +86,52 @@ class ContextCompiler:
     def __init__(self, context: ServingContext) -> None:
         self._context = context
 
-    @property
-    def fingerprint(self) -> str:
-        return f"{self._context.model_id} {self._context.fingerprint}"
+    @cached_property
+    def _unlimited(self) -> ServingContext:
+        return self.on(Abilities())._context
 
     @property
-    def model_id(self) -> str:
-        return self._context.model_id
+    def served(self) -> Served:
+        """As in ``LineCompiler``."""
+        context = self._context
+        return Served(
+            (context.model_id, *context.model_aliases),
+            f"{context.model_id} {context.fingerprint}",
+            Abilities(context.max_model_len, context.follows_grammars, context.max_masked_ends),
+            context.eos_token_ids,
+        )
 
-    def serves(self, model: str) -> bool:
-        return self._context.serves(model)
+    def on(self, abilities: Abilities) -> "ContextCompiler":
+        """As in ``LineCompiler``."""
+        context = copy.copy(self._context)
+        context.max_model_len = abilities.max_model_len
+        context.follows_grammars = abilities.follows_grammars
+        context.max_masked_ends = abilities.max_masked_ends
+        return ContextCompiler(context)
 
     def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
         """Raises ApiError as the synchronous endpoint would."""
-        line = self._line(endpoint, body)
+        line = _line(endpoint, body, self._context)
         constraint = line.prepared.constraint
         if constraint is not None:
             ensure_held(constraint, self._context)
         return line
 
-    def _line(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
-        prepared = prepare(endpoint, body, self._context, Tier.BATCH)
-        params = [prepared.params_for(choice) for choice in range(prepared.num_choices)]
-        return CompiledLine(prepared.requests, params, bool(prepared.stop), prepared)
-
     def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
-        """Raises ApiError as the synchronous endpoint would."""
-        return ResponseAssembler(self._line(endpoint, body).prepared)
+        """Raises ApiError as the synchronous endpoint of an able server would: an abler one than this may have checked
+        the line."""
+        return ResponseAssembler(_line(endpoint, body, self._unlimited).prepared)
 
     def recipe(self) -> "Recipe":
         """What makes the same compiler in another process."""
         known = {name: getattr(self._context, name) for name in Recipe.__struct_fields__ if name != "tokenizer_dir"}
         return Recipe(tokenizer_dir=str(self._context.tokenizer.directory), **known)
+
+
+def _line(endpoint: str, body: dict[str, Any], context: ServingContext) -> CompiledLine:
+    prepared = prepare(endpoint, body, context, Tier.BATCH)
+    params = [prepared.params_for(choice) for choice in range(prepared.num_choices)]
+    return CompiledLine(prepared.requests, params, bool(prepared.stop), prepared.is_cut, prepared)
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ does not answer, shows the last one.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,6 +22,7 @@ from neaptide.engine.messages import Outlook
 from neaptide.server.batches.running.outlooks import Outlooks
 from neaptide.server.batches.storing.claim_rows import database_now_ms
 from neaptide.server.batches.storing.models import LIVE, TERMINAL, BatchStatus
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.storing.tables import batch_chunks, batches, files
 
@@ -57,6 +59,8 @@ class Overview:
     files_bytes: int = 0
     free_chunks: int = 0
     claimed_chunks: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Live batches that no server that is there can begin, or run to their end, by what is missing."""
 
 
 class ClaimFigures(Protocol):
@@ -70,7 +74,7 @@ class ClaimFigures(Protocol):
 
 
 def read_overview(conn: sa.Connection) -> Overview:
-    """Four scans: of the batches, of the live ones, of the files, of the chunks; none of the lines."""
+    """Some scans: of the batches, of the live ones, of the files, of the chunks; none of the lines."""
     t = batches.c
     took_s = _ENDED_AT - t.created_at
     within = [sa.func.sum(sa.case((took_s <= bucket, 1), else_=0)) for bucket in JOB_BUCKETS_S]
@@ -102,6 +106,7 @@ def read_overview(conn: sa.Connection) -> Overview:
         first_expires_at=first_expires_at,
         free_chunks=free_chunks,
         claimed_chunks=num_chunks - free_chunks,
+        waiting=Counter(one.reason for one in server_rows.waiting(conn)),
         files_bytes=int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.num_bytes), 0))).scalar_one()),
     )
 
@@ -177,6 +182,11 @@ class BatchMetrics(Collector):
         chunks = GaugeMetricFamily(
             "neaptide_batch_chunks", "Number of chunks of batches on the board, of all servers.", labels=["state"]
         )
+        waiting = GaugeMetricFamily(
+            "neaptide_batches_waiting",
+            "Number of live batches for which no server that is there has the model, or the context.",
+            labels=["reason"],
+        )
         size = GaugeMetricFamily("neaptide_files_bytes", "Size of all files together.")
         if (found := self._overview) is not None:
             for status in BatchStatus:
@@ -191,8 +201,10 @@ class BatchMetrics(Collector):
             age.add_metric([], age_s)
             chunks.add_metric(["free"], found.free_chunks)
             chunks.add_metric(["claimed"], found.claimed_chunks)
+            for reason in ("model", "context"):
+                waiting.add_metric([reason], found.waiting.get(reason, 0))
             size.add_metric([], found.files_bytes)
-        yield from (statuses, pending, requests, times, slack, age, chunks, size)
+        yield from (statuses, pending, requests, times, slack, age, chunks, waiting, size)
 
 
 def _add_job_times(family: HistogramMetricFamily, found: Overview) -> None:

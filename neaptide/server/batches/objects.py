@@ -31,7 +31,8 @@ def file_object(record: FileRecord) -> File:
     }
 
 
-def batch_object(record: BatchRecord, outlooks: Outlooks) -> Batch:
+def batch_object(record: BatchRecord, outlooks: Outlooks, waits_for: str | None = None) -> Batch:
+    """``waits_for``: what no server that is there has for it, in a sentence."""
     # While a batch is validated its lines are not known, so none are counted.
     started = record.in_progress_at is not None
     return {
@@ -61,19 +62,21 @@ def batch_object(record: BatchRecord, outlooks: Outlooks) -> Batch:
         },
         "usage": _usage(record) if record.status is not BatchStatus.VALIDATING else None,
         "metadata": record.metadata,
-        "neaptide": _extension(record, outlooks),
+        "neaptide": _extension(record, outlooks, waits_for),
     }
 
 
-def _extension(record: BatchRecord, outlooks: Outlooks) -> BatchExtension | None:
-    found = outlooks.of(record.id)
-    if found is None or record.status is not BatchStatus.IN_PROGRESS:
+def _extension(record: BatchRecord, outlooks: Outlooks, waits_for: str | None) -> BatchExtension | None:
+    found = outlooks.of(record.id) if record.status is BatchStatus.IN_PROGRESS else None
+    if found is None and waits_for is None:
         return None
+    expected_s = None if found is None else found.expected_s
     shown: BatchExtension = {
-        "outlook": found.outlook.value,
-        "needed_seconds": round(found.needed_s, 1),
-        "expected_seconds": None if found.expected_s is None else round(found.expected_s, 1),
-        "left_seconds": round(found.left_s, 1),
+        "outlook": None if found is None else found.outlook.value,
+        "needed_seconds": None if found is None else round(found.needed_s, 1),
+        "expected_seconds": None if expected_s is None else round(expected_s, 1),
+        "left_seconds": None if found is None else round(found.left_s, 1),
+        "waits_for": waits_for,
     }
     return shown
 
@@ -92,8 +95,8 @@ def file_list(records: Sequence[FileRecord], has_more: bool) -> FileList:
     return {**_page(records, has_more), "data": [file_object(record) for record in records]}
 
 
-def batch_list(records: Sequence[BatchRecord], has_more: bool, outlooks: Outlooks) -> BatchList:
-    return {**_page(records, has_more), "data": [batch_object(record, outlooks) for record in records]}
+def batch_list(records: Sequence[BatchRecord], has_more: bool, shown: list[Batch]) -> BatchList:
+    return {**_page(records, has_more), "data": shown}
 
 
 def _page(records: Sequence[FileRecord] | Sequence[BatchRecord], has_more: bool) -> Page:

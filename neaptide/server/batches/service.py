@@ -14,6 +14,7 @@ from neaptide.server.batches.checking.validate import Checker
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.mending.report import report
 from neaptide.server.batches.metrics import ClaimFigures
+from neaptide.server.batches.objects import batch_object
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.running.machine import BatchMachine, Machine
 from neaptide.server.batches.running.outlooks import Outlooks
@@ -34,10 +35,12 @@ from neaptide.server.batches.storing.models import (
     new_batch_id,
     new_file_id,
 )
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane, BatchSettings, Clocks
 from neaptide.server.edge.errors import ConflictError, InvalidRequestError, NotFoundError, server_stops
 from neaptide.server.link.engine_client import EngineClient
+from neaptide.server.openai.stored_replies import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class BatchService:
     ) -> None:
         clocks = clocks or Clocks()
         self.settings = settings
-        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url, settings.store_limit_s)
+        self.store = Store(settings.data_dir, settings.store_url, settings.blobs_url)
         self.files = FileStore(self.store, clocks.wall, settings.max_file_bytes, settings.file_life_s)
         self.outlooks = Outlooks()
         engine.add_outlook_listener(self.outlooks.hear)
@@ -187,7 +190,7 @@ class BatchService:
             ) from None
 
     async def _create(self, new: NewBatch, planned: tuple[str, str], key: IdempotencyKey | None) -> BatchRecord:
-        record = await self.store.write(batch_rows.create_batch, new, planned, key)
+        record = await self.store.write(batch_rows.create_batch, new, planned, key, self._compiler.served)
         if record.id == new.id:
             self._machine.begin(record)
         return record
@@ -205,6 +208,13 @@ class BatchService:
         if found is None:
             raise InvalidRequestError("No batch has the id given in 'after'.", param="after", code="invalid_value")
         return found[:limit], len(found) > limit
+
+    async def shown(self, *records: BatchRecord) -> list[Batch]:
+        """Batches as the API shows them."""
+        live = [record.id for record in records if not record.is_terminal]
+        waiting = await self.store.read(server_rows.waiting, live) if live else []
+        why = {one.batch_id: one.why for one in waiting}
+        return [batch_object(record, self.outlooks, why.get(record.id)) for record in records]
 
     async def cancel_batch(self, batch_id: str, owner: str) -> BatchRecord:
         """Decides that a batch ends as cancelled; durable when this returns.
@@ -228,7 +238,7 @@ class BatchService:
 
     async def backlog(self) -> list[JobLeft]:
         """What servers of this one's model have left to do together. Raises StoreUnavailableError."""
-        return await self.store.read(claim_rows.backlog, self._compiler.fingerprint)
+        return await self.store.read(claim_rows.backlog, self._compiler.served.fingerprint)
 
     @property
     def now_s(self) -> float:

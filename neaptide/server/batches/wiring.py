@@ -12,7 +12,6 @@ from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import JOBS
-from neaptide.server.batches.storing.databases.deadline import CALL_LIMIT_S
 from neaptide.server.batches.storing.faults import no_such_file
 from neaptide.server.batches.storing.files import DEFAULT_LIFE_S, FileStore
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
@@ -37,8 +36,6 @@ class BatchSettings:
     """Of a PostgreSQL database; None is SQLite in the data directory."""
     blobs_url: str | None = None
     """Of storage that several servers share, and with it their batches; None is the data directory, and one server."""
-    store_limit_s: float = CALL_LIMIT_S
-    """A read or a write of the database ends within this time, done or not."""
     lease_s: float = LEASE_S
     """So long after its last renewal what a server has claimed is others'."""
     completion_windows: tuple[str, ...] = ("24h",)

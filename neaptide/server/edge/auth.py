@@ -76,7 +76,7 @@ ANONYMOUS = Principal()
 
 class KeyRing:
     """The keys that an operator accepts, each ``KEY``, with ``:TIER``, ``:admin`` and ``:xWEIGHT`` behind it, any of
-    them; without any key every request is let in.
+    them; without any key every request is let in. A key itself has no colon.
 
     The tier is what ``auto`` means and the highest that the key may ask for; without one it is ``default``. A key of
     tier ``batch`` may use files and batches only. A key of weight 2 has twice the share of the offline work of one
@@ -84,14 +84,19 @@ class KeyRing:
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
-        """Raises ValueError for an empty key."""
+        """Raises ValueError for a key that is empty or wrongly marked; the message repeats nothing of it."""
         self._entries: list[tuple[bytes, Principal]] = []
-        for entry in keys:
+        for number, entry in enumerate(keys, 1):
             key, marks = split_marks(entry)
             tiers = [Tier(mark) for mark in marks if mark in tuple(_FROM_LOWEST)]
             weights = [float(found[1]) for mark in marks if (found := _WEIGHT.fullmatch(mark))]
             if not key:
                 raise ValueError("an API key is empty")
+            if ":" in key:  # a misspelled mark would be part of the key, and open what the mark was to close
+                raise ValueError(
+                    f"API key {number} of {len(keys)} has a colon with something else behind it than a mark; "
+                    f"the marks are {', '.join((*_FROM_LOWEST, _ADMIN))} and xN, and a key itself has no colon"
+                )
             if len(set(marks)) < len(marks) or len(tiers) > 1 or len(weights) > 1:
                 raise ValueError("an API key has two tiers or weights, or one mark twice")
             if 0.0 in weights:
@@ -172,10 +177,8 @@ def principal_of(request: Request) -> Principal:
 
 
 def split_marks(entry: str) -> tuple[str, list[str]]:
-    """The key of an entry and the marks behind it.
-
-    A key may contain colons itself: only known words at its end are marks.
-    """
+    """The key of an entry, and the known marks at its end. What is left has a colon where another word stands behind
+    one: none of a server's keys, but a client's may be for another server."""
     marks: list[str] = []
     key, separator, word = entry.rpartition(":")
     while separator and (word in (_ADMIN, *_FROM_LOWEST) or _WEIGHT.fullmatch(word)):

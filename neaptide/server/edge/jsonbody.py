@@ -8,12 +8,14 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
-import anyio.to_thread
 from starlette.requests import Request
 
+from neaptide.server.edge.body_threads import BodyThreads
 from neaptide.server.edge.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedEncodingError
+from neaptide.server.edge.refusals import Cost
 
 MAX_BODY_BYTES = 20 << 20
 MAX_DEPTH = 96
@@ -113,14 +115,14 @@ def parse_object(raw: bytes, *, of_a_model: bool = False) -> dict[str, Any]:
     return document
 
 
-async def read_object(request: Request) -> dict[str, Any]:
+async def read_object(request: Request, tenant: str) -> dict[str, Any]:
     """The JSON object that a request carries.
 
     Raises:
         PayloadTooLargeError: more than 20 MiB, by ``Content-Length`` or by count.
         InvalidRequestError: not JSON, or not an object.
     """
-    return await parse_aside(await read_json(request))
+    return await parse_aside(await read_json(request), request.app.state.context.bodies, tenant)
 
 
 async def read_json(request: Request) -> bytes:
@@ -133,11 +135,12 @@ async def read_json(request: Request) -> bytes:
     return await read_body(request)
 
 
-async def parse_aside(raw: bytes) -> dict[str, Any]:
-    """``parse_object``, in a thread where it takes time."""
+async def parse_aside(raw: bytes, threads: BodyThreads, tenant: str, cost: Cost | None = None) -> dict[str, Any]:
+    """``parse_object``, in a thread where it takes time; what it takes is added to ``cost``."""
+    work = (cost or Cost()).of(partial(parse_object, raw))
     if len(raw) <= _INLINE_BYTES:
-        return parse_object(raw)
-    return await anyio.to_thread.run_sync(parse_object, raw)
+        return work()
+    return await threads.run(work, len(raw), tenant)
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:

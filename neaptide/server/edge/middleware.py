@@ -19,8 +19,7 @@ from neaptide.server.edge.errors import (
     OverloadedError,
     UnavailableError,
 )
-from neaptide.server.edge.hosts import HostFilter
-from neaptide.server.edge.origins import OriginFilter
+from neaptide.server.edge.hosts import HostFilter, OriginFilter
 from neaptide.server.observe.metrics_http import HttpMetrics
 
 MAX_HEADERS = 100

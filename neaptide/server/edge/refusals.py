@@ -4,6 +4,10 @@ A caller whose requests are refused at once can send the next one at once, so th
 process busy that other callers' tokens go through. Told 429 instead it would do the same.
 """
 
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
 SHARE = 0.1
 """Of one core, for the refused requests of each caller."""
 GRACE_S = 2.0
@@ -12,6 +16,28 @@ LEAST_COST_S = 2e-3
 """Of any request: its connection, its headers, its log line."""
 LONGEST_WAIT_S = 5.0
 """Shorter than any client's patience."""
+
+
+T = TypeVar("T")
+
+
+class Cost:
+    """Seconds of work on one request, without those in which it waits for others'."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def of(self, work: Callable[[], T]) -> Callable[[], T]:
+        """The same work, which adds its time here, also where it raises."""
+
+        def timed() -> T:
+            begun_s = time.perf_counter()
+            try:
+                return work()
+            finally:
+                self.seconds += time.perf_counter() - begun_s
+
+        return timed
 
 
 class Refusals:

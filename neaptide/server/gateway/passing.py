@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from neaptide.server.edge.errors import NOT_BEGUN, UnavailableError
-from neaptide.server.edge.origins import is_own
+from neaptide.server.edge.hosts import is_own
 from neaptide.server.edge.sse import DONE, event
 from neaptide.server.gateway.replicas import Replica
 

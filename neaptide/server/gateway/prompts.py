@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import anyio.to_thread
 from starlette.datastructures import Headers
 
 from neaptide.cluster.routing import Prompt
 from neaptide.engine.params import RequestClass, request_class
 from neaptide.server.context import ServingContext
-from neaptide.server.edge.auth import KeyRing
+from neaptide.server.edge.auth import KeyRing, Principal
 from neaptide.server.edge.errors import ApiError
 from neaptide.server.edge.jsonbody import parse_object
 from neaptide.server.openai.prepare import prepare
@@ -29,13 +28,13 @@ class PromptReader:
     async def read(self, endpoint: str, raw: bytes, headers: Headers, block_size: int) -> Prompt:
         """The prompt of a request's body, in a thread: tokenizing takes time."""
         try:
-            work = partial(self._read, endpoint, raw, headers, block_size)
-            return await anyio.to_thread.run_sync(work, limiter=self._context.prepare_limiter)
+            principal = self._keys.identify(headers.get("authorization"), headers.get("api-key"))
+            work = partial(self._read, endpoint, raw, principal, block_size)
+            return await self._context.bodies.run(work, len(raw), principal.share)
         except ApiError:
             return ANYWHERE
 
-    def _read(self, endpoint: str, raw: bytes, headers: Headers, block_size: int) -> Prompt:
-        principal = self._keys.identify(headers.get("authorization"), headers.get("api-key"))
+    def _read(self, endpoint: str, raw: bytes, principal: Principal, block_size: int) -> Prompt:
         prepared = prepare(endpoint, parse_object(raw), self._context, principal.tier)
         if request_class(prepared.tier) is RequestClass.OFFLINE:
             return ANYWHERE

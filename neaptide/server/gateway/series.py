@@ -33,6 +33,7 @@ OF_THE_DATABASE = frozenset(
         "neaptide_batch_deadline_slack_seconds",
         "neaptide_batch_oldest_age_seconds",
         "neaptide_batch_chunks",
+        "neaptide_batches_waiting",
         "neaptide_files_bytes",
     )
 )

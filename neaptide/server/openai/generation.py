@@ -23,6 +23,7 @@ from neaptide.server.edge.errors import (
 )
 from neaptide.server.edge.jsonbody import parse_aside, read_json
 from neaptide.server.edge.patience import first_within, patience_s
+from neaptide.server.edge.refusals import Cost
 from neaptide.server.edge.sse import EventStream, event, unless_disconnected
 from neaptide.server.link.backlog import SlowReaderError
 from neaptide.server.link.engine_client import EngineUnavailableError
@@ -50,33 +51,31 @@ async def answer(request: Request, endpoint: str) -> Response:
     request_id = str(request.scope.get("state", {}).get("request_id", ""))
     principal = principal_of(request)
     tier = principal.tier
-    loop = asyncio.get_running_loop()
-    begun_s: float | None = None
+    cost: Cost | None = None
     try:
         principal.require(Tier.FLEX)
         raw = await read_json(request)
-        begun_s = loop.time()
-        body = await parse_aside(raw)
+        cost = Cost()
+        body = await parse_aside(raw, context.bodies, principal.share, cost)
         arrival_s = context.clock()
         context.check_open()
         tier = asked_tier(body, principal.tier)
         # A request that has no place is refused before any work is done; ``Generation`` takes the place later.
         context.admission.check(request_class(tier))
         work = partial(prepare, endpoint, body, context, principal.tier)
-        prepared = await anyio.to_thread.run_sync(work, limiter=context.prepare_limiter)
+        prepared = await context.bodies.run(cost.of(work), len(raw), principal.share)
         if prepared.constraint is not None and not is_known_to_hold(prepared.constraint, context):
             async with context.grammar_turns.turn(principal.share, GRAMMAR_WAIT_S):
-                begun_s = loop.time()  # who waited for others has cost nothing meanwhile
-                await anyio.to_thread.run_sync(ensure_held, prepared.constraint, context)
+                await anyio.to_thread.run_sync(cost.of(partial(ensure_held, prepared.constraint, context)))
         tier = prepared.tier
         principal.require(tier)
         if not context.client.is_ready:
             raise engine_unavailable()
     except ApiError as error:
         metrics.on_refused(_refusal(request_id, principal, endpoint, tier, context.model_id, error))
-        if begun_s is not None and _is_callers(error):
-            now_s = loop.time()
-            await asyncio.sleep(context.refusals.wait_s(principal.key_id, now_s - begun_s, now_s))
+        if cost is not None and _is_callers(error):
+            now_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(context.refusals.wait_s(principal.key_id, cost.seconds, now_s))
         raise
     # A stream's reader is kept by comments; a client that waits for a whole reply hears nothing until it is there.
     is_patient = prepared.stream or tier is not Tier.FLEX

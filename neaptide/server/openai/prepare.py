@@ -103,6 +103,8 @@ class Prepared:
     parallel_tool_calls: bool
     constraint: Constraint | None
     """What the output has to follow. Whether that can be held is not known yet."""
+    is_cut: bool = False
+    """The caller asked for longer answers than the context leaves."""
     asked: Asked | None = None
     """What a reply of the Responses API repeats of the request."""
 
@@ -265,6 +267,7 @@ def _finish(
         tools=asked.tools,
         parallel_tool_calls=asked.parallel_tool_calls,
         constraint=asked.constraint,
+        is_cut=wanted is not None and min(max_tokens) < wanted,
     )
 
 

@@ -90,10 +90,11 @@ class BatchUsage(TypedDict):
 class BatchExtension(TypedDict):
     """What OpenAI's object has no field for."""
 
-    outlook: OutlookName
-    needed_seconds: float
+    outlook: OutlookName | None
+    needed_seconds: float | None
     expected_seconds: float | None
-    left_seconds: float
+    left_seconds: float | None
+    waits_for: str | None
 
 
 @exact

@@ -55,7 +55,7 @@ async def switch_offline(request: Request) -> OfflineSwitch:
     """Pauses offline work or lets it go on. Needs a key with the mark `admin`, or without keys a caller on this
     machine."""
     _check_operator(request)
-    body = parse_body(OfflineSwitchBody, await read_object(request))
+    body = parse_body(OfflineSwitchBody, await read_object(request, principal_of(request).share))
     context: ServingContext = request.app.state.context
     metrics: ServerMetrics = request.app.state.metrics
     paused = body.state == "paused"
@@ -74,7 +74,7 @@ async def what_if(request: Request) -> WhatIfReply:
     """What the recorded traffic of this server would get with other targets, more of it, or on another device. Needs
     what `/admin/offline` needs."""
     _check_operator(request)
-    body = parse_body(WhatIfBody, await read_object(request))
+    body = parse_body(WhatIfBody, await read_object(request, principal_of(request).share))
     shadow: Shadow | None = request.app.state.shadow
     if shadow is None:
         raise ConflictError("This server records no traffic (--shadow off).", code="shadow_off")

@@ -54,7 +54,7 @@ def batches_router(service: BatchService) -> APIRouter:
     )
     async def create_batch(request: Request) -> Response:
         principal, key = principal_of(request), idempotency_key(request)
-        body = await read_object(request)
+        body = await read_object(request, principal.share)
         with storage_faults(service.health):
             record = await service.create_batch(principal.tenant, body, salt=principal.salt, idempotency_key=key)
         note_object(request.scope, record.id)
@@ -68,13 +68,14 @@ def batches_router(service: BatchService) -> APIRouter:
     ) -> Response:
         with storage_faults(service.health):
             records, has_more = await service.list_batches(principal_of(request).tenant, limit, after)
-        return JSONResponse(batch_list(records, has_more, service.outlooks))
+            shown = await service.shown(*records)
+        return JSONResponse(batch_list(records, has_more, shown))
 
     @router.get("/{batch_id}", responses=replies(Batch, 404, 503))
     async def get_batch(request: Request, batch_id: BatchId) -> Response:
         with storage_faults(service.health):
-            record = await service.get_batch(batch_id, principal_of(request).tenant)
-        return JSONResponse(batch_object(record, service.outlooks))
+            (shown,) = await service.shown(await service.get_batch(batch_id, principal_of(request).tenant))
+        return JSONResponse(shown)
 
     @router.post("/{batch_id}/cancel", responses=replies(Batch, 404, 409, 503, 507))
     async def cancel_batch(request: Request, batch_id: BatchId) -> Response:

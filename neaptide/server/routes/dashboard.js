@@ -224,7 +224,10 @@ function batchRow(batch) {
   bar.value = ended;
   bar.setAttribute("aria-label", `${ended} of ${counts.total} lines`);
   let takes = "–", slack = "–", outlook = made("span", "–");
-  if (seen) {
+  if (seen && seen.waits_for) {
+    outlook = made("span", "waits", "at_risk");
+    outlook.title = seen.waits_for;
+  } else if (seen) {
     const latest = seen.expected_seconds === null ? null : Math.max(seen.expected_seconds, seen.needed_seconds);
     takes = duration(seen.needed_seconds) + " to " + (latest === null ? "?" : duration(latest));
     slack = duration(seen.left_seconds - (latest === null ? seen.needed_seconds : latest));

@@ -2,8 +2,11 @@
 
 import os
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, BinaryIO, Literal
 
+from anyio import AsyncFile, wrap_file
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import FileResponse, JSONResponse
 from starlette.types import Receive, Scope, Send
@@ -60,7 +63,7 @@ def _keep_one_range(request: Request, num_bytes: int) -> None:
 
 
 class OpenFileResponse(FileResponse):
-    """A file that is open already: it is served whatever becomes of its name meanwhile."""
+    """A file that is open already: it is served whatever becomes of its name, or of free descriptors, meanwhile."""
 
     def __init__(self, file: BinaryIO, filename: str) -> None:
         super().__init__(
@@ -75,6 +78,11 @@ class OpenFileResponse(FileResponse):
         """As in ``FileResponse``; closes the file."""
         with self._file:
             await super().__call__(scope, receive, send)
+
+    @asynccontextmanager
+    async def _open_file(self) -> AsyncIterator[AsyncFile[bytes]]:
+        # A version of Starlette without this hook opens the path, which is the same file.
+        yield wrap_file(self._file)
 
 
 def files_router(service: BatchService) -> APIRouter:

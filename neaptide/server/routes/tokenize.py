@@ -1,14 +1,16 @@
 """``/tokenize``, ``/detokenize`` and ``/tokenizer_info``: what remote clients need to count as the server counts."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import anyio.to_thread
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from neaptide.server.context import ServingContext
+from neaptide.server.edge.auth import principal_of
 from neaptide.server.edge.errors import ContextLengthError, InvalidRequestError
-from neaptide.server.edge.jsonbody import read_object
+from neaptide.server.edge.jsonbody import parse_aside, read_json
 from neaptide.server.openai.openapi import JSON_BODY_ERRORS, replies, request_body
 from neaptide.server.openai.prepare import check_model, parse_body
 from neaptide.server.openai.replies import Detokenized, Tokenized, TokenizerInfo
@@ -45,6 +47,14 @@ def _detokenize(body: dict[str, Any], context: ServingContext) -> Response:
     return _json(Detokenized(prompt=context.tokenizer.decode(parsed.tokens)))
 
 
+async def _answer(request: Request, work: Callable[[dict[str, Any], ServingContext], Response]) -> Response:
+    context: ServingContext = request.app.state.context
+    raw = await read_json(request)
+    tenant = principal_of(request).share
+    body = await parse_aside(raw, context.bodies, tenant)
+    return await context.bodies.run(partial(work, body, context), len(raw), tenant)
+
+
 def _json(reply: Tokenized | Detokenized) -> Response:
     """Encoded here, in the thread: a list of a million ids takes a while."""
     return Response(msgspec.json.encode(reply), media_type="application/json")
@@ -58,9 +68,7 @@ def _json(reply: Tokenized | Detokenized) -> Response:
 )
 async def tokenize(request: Request) -> Response:
     """Token ids of a text or of a conversation."""
-    context: ServingContext = request.app.state.context
-    body = await read_object(request)
-    return await anyio.to_thread.run_sync(_tokenize, body, context, limiter=context.prepare_limiter)
+    return await _answer(request, _tokenize)
 
 
 @router.post(
@@ -71,9 +79,7 @@ async def tokenize(request: Request) -> Response:
 )
 async def detokenize(request: Request) -> Response:
     """Text of token ids."""
-    context: ServingContext = request.app.state.context
-    body = await read_object(request)
-    return await anyio.to_thread.run_sync(_detokenize, body, context, limiter=context.prepare_limiter)
+    return await _answer(request, _detokenize)
 
 
 @router.get("/tokenizer_info", responses=replies(TokenizerInfo), response_model=None)

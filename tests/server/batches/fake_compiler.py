@@ -4,8 +4,9 @@ from typing import Any
 
 from neaptide.engine.messages import RequestOutput
 from neaptide.engine.params import SamplingParams
-from neaptide.server.batches.lines import Assembler, CompiledLine
-from neaptide.server.edge.errors import ApiError, InvalidRequestError
+from neaptide.server.batches.lines import Assembler, CompiledLine, LineCompiler
+from neaptide.server.batches.served import NO_LIMIT, Abilities, Served
+from neaptide.server.edge.errors import ApiError, ContextLengthError, InvalidRequestError
 
 
 class FakeAssembler:
@@ -47,23 +48,29 @@ class FakeAssembler:
 
 
 class FakeCompiler:
-    """A byte is a token; a temperature above 2 is refused, as a real endpoint would."""
+    """A byte is a token; a temperature above 2 is refused, as a real endpoint would, and so is a prompt that fills the
+    context."""
 
-    model_id = "m"
+    names: tuple[str, ...] = ("m", "m2")
 
-    def __init__(self, fingerprint: str = "fake") -> None:
-        self.fingerprint = fingerprint
+    def __init__(
+        self, fingerprint: str = "fake", names: tuple[str, ...] = names, max_model_len: int = NO_LIMIT
+    ) -> None:
+        self.served = Served(names, fingerprint, Abilities(max_model_len))
 
-    def serves(self, model: str) -> bool:
-        return model in ("m", "m2")
+    def on(self, abilities: Abilities) -> LineCompiler:
+        return FakeCompiler(self.served.fingerprint, self.served.names, abilities.max_model_len)
 
     def compile(self, endpoint: str, body: dict[str, Any]) -> CompiledLine:
         if body.get("temperature", 0) > 2:
             raise InvalidRequestError("Too hot.", param="temperature", code="invalid_value")
         prompt = list(body["messages"][-1]["content"].encode())
-        n = body.get("n", 1)
-        params = [SamplingParams(max_tokens=body.get("max_tokens", 16)) for _ in range(n)]
-        return CompiledLine([prompt] * n, params, "stop" in body)
+        n, wanted = body.get("n", 1), body.get("max_tokens", 16)
+        room = self.served.abilities.max_model_len - len(prompt)
+        if room < 1:
+            raise ContextLengthError(f"The context holds {self.served.abilities.max_model_len}.", param="messages")
+        params = [SamplingParams(max_tokens=min(wanted, room)) for _ in range(n)]
+        return CompiledLine([prompt] * n, params, "stop" in body, is_cut="max_tokens" in body and wanted > room)
 
     def assembler(self, endpoint: str, body: dict[str, Any]) -> Assembler:
-        return FakeAssembler(self.compile(endpoint, body))
+        return FakeAssembler(self.on(Abilities()).compile(endpoint, body))

@@ -22,6 +22,7 @@ from neaptide.engine.row_id import RowId
 from neaptide.server.batches.checking.validate import Check, Checker, Keep, Report, Validator
 from neaptide.server.batches.lines import LineCompiler
 from neaptide.server.batches.planning.planning import MakesPlans
+from neaptide.server.batches.served import NO_LIMIT
 from neaptide.server.batches.service import BatchService
 from neaptide.server.batches.storing.files import UploadForm
 from neaptide.server.batches.storing.housekeeping import Housekeeping
@@ -48,8 +49,8 @@ class ThreadChecker:
         def keep_blocking(lines: Sequence[NewLine]) -> None:
             asyncio.run_coroutine_threadsafe(keep(lines), loop).result()
 
-        validator = Validator(check.endpoint, self._compiler, check.limits, keep_blocking)
-        running = asyncio.create_task(asyncio.to_thread(validator.run, Path(check.path), Path(check.stem)))
+        validator = Validator(check, self._compiler, keep_blocking)
+        running = asyncio.create_task(asyncio.to_thread(validator.run))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -134,6 +135,8 @@ class Server:
         *,
         clock: FakeClock | None = None,
         fingerprint: str = "fake",
+        names: tuple[str, ...] = FakeCompiler.names,
+        max_model_len: int = NO_LIMIT,
         engine: bool = True,
         checker: Checker | None = None,
         planner: MakesPlans | None = None,
@@ -145,7 +148,7 @@ class Server:
         self.clock = clock or FakeClock()
         self.client = EngineClient()
         self.engine = FakeEngine(self.client)
-        self.compiler = FakeCompiler(fingerprint)
+        self.compiler = FakeCompiler(fingerprint, names, max_model_len)
         settings = BatchSettings(
             data_dir=data_dir,
             store_url=store_url,

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from neaptide.server.edge.auth import AuthMiddleware, KeyRing
+from neaptide.server.edge.body_threads import BodyThreads
 from neaptide.server.edge.error_replies import install_handlers
 from neaptide.server.routes.batches import batches_router
 from neaptide.server.routes.files import files_router
@@ -21,6 +23,7 @@ from tests.server.batches.fakes import CHAT, Server, jsonl, line, numbered
 
 def app_of(server: Server, keys: list[str] | None = None) -> FastAPI:
     app = FastAPI(redirect_slashes=False)
+    app.state.context = SimpleNamespace(bodies=BodyThreads())  # all that these routes want of it
     install_handlers(app)
     app.add_middleware(AuthMiddleware, keys=KeyRing(keys or []))
     app.include_router(files_router(server.service))

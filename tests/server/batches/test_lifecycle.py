@@ -193,16 +193,81 @@ async def test_a_restart_validates_again_what_had_not_started(tmp_path: Path, mo
 
 
 @pytest.mark.acceptance("A22", "restart with another model in the middle of a batch")
-async def test_another_model_does_not_answer_after_a_restart(tmp_path: Path) -> None:
+async def test_another_model_does_not_answer_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It leaves the batches as they are, whether they were being run or had not been checked; theirs ends them."""
     async with Server(tmp_path) as server:
-        batch = await server.create(numbered(3))
+        running = await server.create(numbered(3))
+        await server.until_given(running.id)
+        server.engine.answer(running.id, 1)
+        with monkeypatch.context() as stopping:
+            stopping.setattr(server.service._machine, "begin", lambda record: None)
+            unchecked = await server.create(numbered(2))
+    why = "No server has the model 'm' for which the batch was made."
+    async with Server(tmp_path, fingerprint="another") as wrong:
+        assert caplog.messages.count(f"2 batches wait for another server. {why}") == 1
+        own = await wrong.create(numbered(1))
+        await wrong.until_given(own.id)
+        wrong.engine.answer(own.id)
+        await wrong.until_status(own.id, "completed")
+        shown = await wrong.service.shown(await wrong.get(running.id), await wrong.get(unchecked.id))
+        assert [one["status"] for one in shown] == ["in_progress", "validating"]
+        assert [one["neaptide"] and one["neaptide"]["waits_for"] for one in shown] == [why, why]
+        assert shown[0]["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
+        assert wrong.engine.executed == [f"{own.id}:0"]
+    async with Server(tmp_path) as again:
+        again.engine.auto = True
+        found, errors = again.results(await again.until_status(running.id, "completed"))
+        assert (list(found), errors) == (["c0", "c1", "c2"], {})
+        assert (await again.until_status(unchecked.id, "completed")).num_completed == 2
+        assert (await again.service.shown(await again.get(running.id)))[0]["neaptide"] is None
+
+
+async def test_a_batch_whose_model_does_not_come_expires_and_says_for_what_it_waited(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with Server(tmp_path, clock=clock) as server:
+        batch = await server.create(numbered(3), completion_window="1h")
         await server.until_given(batch.id)
         server.engine.answer(batch.id, 1)
-    async with Server(tmp_path, fingerprint="another") as again:
-        found, errors = again.results(await again.until_status(batch.id, "completed"))
-        assert list(found) == ["c0"]
-        assert {entry["error"]["code"] for entry in errors.values()} == {"model_mismatch"}
-        assert again.engine.sent == []
+    clock.now_s += 3601
+    async with Server(tmp_path, clock=clock, fingerprint="another") as wrong:
+        record = await wrong.until_status(batch.id, "expired")
+        found, errors = wrong.results(record)
+    assert list(found) == ["c0"]
+    assert {(entry["error"]["code"], entry["error"]["message"]) for entry in errors.values()} == {
+        (
+            "batch_expired",
+            "This request could not be executed before the completion window expired. "
+            "No server has the model 'm' for which the batch was made.",
+        )
+    }
+
+
+async def test_lines_that_a_restarted_server_is_too_short_for_wait_for_a_longer_one(tmp_path: Path) -> None:
+    lines = jsonl([line("short", "four"), line("long", "x" * 100), line("wordy", "four", max_tokens=100)])
+    async with Server(tmp_path, max_model_len=1000, engine=False) as server:
+        batch = await server.create(lines)
+        await server.until_status(batch.id, "in_progress")
+    async with Server(tmp_path, max_model_len=50) as short:
+        await short.until_given(batch.id)
+        assert short.engine.added(batch.id) == [[0]]
+        short.engine.answer(batch.id)
+        record = await short.until(batch.id, lambda record: record.num_completed == 1)
+        assert record.status == "in_progress"
+    async with Server(tmp_path, max_model_len=1000) as long:
+        long.engine.auto = True
+        found, errors = long.results(await long.until_status(batch.id, "completed"))
+        assert (list(found), errors) == (["short", "long", "wordy"], {})
+
+
+async def test_a_line_that_no_server_has_the_context_for_fails_at_the_check(tmp_path: Path) -> None:
+    async with Server(tmp_path, max_model_len=50) as server:
+        server.engine.auto = True
+        batch = await server.create(jsonl([line("short", "four"), line("long", "x" * 100)]))
+        found, errors = server.results(await server.until_status(batch.id, "completed"))
+    assert list(found) == ["short"]
+    assert errors["long"]["response"]["status_code"] == 400
 
 
 async def test_counts_never_run_ahead_and_never_go_back(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from neaptide.server.app import ServerState, create_app
-from neaptide.server.edge.hosts import HostFilter
-from neaptide.server.edge.origins import OriginFilter
+from neaptide.server.edge.hosts import HostFilter, OriginFilter
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.server.conftest import make_context
 

@@ -71,8 +71,8 @@ async def test_an_absolute_target_on_a_socket(server: Server) -> None:
     [
         ("/health", "GET, HEAD"),
         ("/metrics", "GET, HEAD"),
-        ("/v1/models", "GET"),
-        ("/v1/models/x", "GET"),
+        ("/v1/models", "GET, HEAD"),
+        ("/v1/models/x", "GET, HEAD"),
         ("/v1/chat/completions", "POST"),
         ("/admin/offline", "POST"),
         ("/openapi.json", "GET, HEAD"),

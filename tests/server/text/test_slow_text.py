@@ -4,15 +4,18 @@ event loop goes on meanwhile."""
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from neaptide.server.edge.body_threads import LONG_BYTES, BodyThreads
 from neaptide.server.openai import logprobs
 from neaptide.server.text.tokenizer import Tokenizer
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.server.asgi import Exchange
 from tests.server.conftest import MODEL_ID, Server
+from tests.server.link.loop_clock import LoopClock
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 UNITS = {
@@ -154,10 +157,61 @@ async def test_a_stream_with_long_tables_does_not_wait_for_those_who_tokenize(se
     body = {"prompt": [7] * 2000, "echo": True, "logprobs": 1, "max_tokens": 2, "stream": True}
     exchange = Exchange(server.app, COMPLETIONS, body)
     await until(lambda: server.engine.requests)
-    limiter = server.context.prepare_limiter
+    limiter = server.context.bodies._short
     while limiter.available_tokens:
         limiter.acquire_on_behalf_of_nowait(object())
     server.engine.released.set()
     await exchange.task
     assert exchange.status == 200
     assert exchange.events[-1] == "[DONE]"
+
+
+class LongWork:
+    """Work on long bodies that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._gate = threading.Semaphore(0)
+
+    def of(self, tenant: str) -> Callable[[], str]:
+        def work() -> str:
+            self.begun.append(tenant)
+            assert self._gate.acquire(timeout=PATIENCE_S)
+            return tenant
+
+        return work
+
+    def end(self, count: int = 1) -> None:
+        self._gate.release(count)
+
+
+async def test_short_bodies_wait_for_no_long_ones_and_long_ones_take_turns() -> None:
+    threads, long = BodyThreads(), LongWork()
+    running = [asyncio.ensure_future(threads.run(long.of("many"), LONG_BYTES + 1, "many")) for _ in range(8)]
+    try:
+        await until(lambda: long.begun)
+        running.append(asyncio.ensure_future(threads.run(long.of("one"), LONG_BYTES + 1, "one")))
+        short = [threads.run(lambda i=i: i, LONG_BYTES, "many") for i in range(20)]  # type: ignore[misc]
+        assert await asyncio.gather(*short) == list(range(20))
+        assert long.begun == ["many"]
+        long.end()
+        await until(lambda: len(long.begun) == 2)
+        assert long.begun == ["many", "one"]
+    finally:
+        long.end(len(running))
+        await asyncio.gather(*running)
+
+
+async def test_a_long_body_whose_turn_does_not_come_is_a_503(server: Server, loop_clock: LoopClock) -> None:
+    long = LongWork()
+    threads = server.context.bodies
+    running = asyncio.ensure_future(threads.run(long.of(""), LONG_BYTES + 1, ""))
+    await until(lambda: long.begun)
+    body = {"messages": [{"role": "user", "content": "x" * LONG_BYTES}], "max_tokens": 1}
+    asked = asyncio.ensure_future(server.http.post(CHAT, json=body))
+    await until(lambda: threads._turns._waiting)
+    await loop_clock.pass_s(100.0)
+    reply = await asked
+    long.end()
+    await running
+    assert (reply.status_code, reply.json()["error"]["code"], reply.headers["retry-after"]) == (503, "overloaded", "30")

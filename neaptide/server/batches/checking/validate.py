@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from neaptide.server.batches.checking.job_files import PlanWriter
 from neaptide.server.batches.lines import CompiledLine, LineCompiler
+from neaptide.server.batches.served import Abilities, is_model_name
 from neaptide.server.batches.storing.models import LineResult, LineState, NewLine
 from neaptide.server.edge.errors import ApiError, InvalidRequestError, UnavailableError, is_passing
 from neaptide.server.edge.jsonbody import MAX_BODY_BYTES, parse_json
@@ -63,6 +64,8 @@ class Report:
     num_lines: int = 0
     num_rows: int = 0
     model: str = ""
+    is_foreign: bool = False
+    """The lines name ``model``, which another server may have; nothing else is known of them."""
     plan_digest: str = ""
     """Of the job's plan as it was written."""
 
@@ -78,10 +81,19 @@ class Check:
     limits: Limits
     share: str = ""
     """The key whose turn it takes, as the scheduler's shares name keys."""
+    others: tuple[Abilities, ...] | None = None
+    """Of other servers that the batch's lines may be left to, the longest context first; None where there can be none.
+    """
 
 
 Keep = Callable[[Sequence[NewLine]], Coroutine[Any, Any, None]]
 """Stores a group of lines."""
+
+
+class _ForeignModelError(Exception):
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.model = model
 
 
 class CheckerDiedError(Exception):
@@ -153,31 +165,31 @@ class Validator:
 
     def __init__(
         self,
-        endpoint: str,
+        check: Check,
         compiler: LineCompiler,
-        limits: Limits,
         keep: Callable[[Sequence[NewLine]], None],
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        self._endpoint = endpoint
-        self._compiler = compiler
-        self._limits = limits
+        self._c = check
+        self._served = compiler.served
+        self._compilers = [compiler, *map(compiler.on, check.others or ())]
+        """This server's, then those of others."""
         self._keep = keep
         self._pause = pause
         self._custom_ids: set[str] = set()
         self._group: list[NewLine] = []
         self._report = Report()
 
-    def run(self, path: Path, stem: Path) -> Report:
-        """Checks the file and writes the job's plan at ``stem``.
+    def run(self) -> Report:
+        """Checks the file and writes the job's plan.
 
         Raises:
             UnavailableError: the machine is too busy now.
             OSError: a file cannot be read or written.
         """
-        plan = PlanWriter(stem)
+        plan = PlanWriter(Path(self._c.stem))
         try:
-            self._check_lines(path, plan)
+            self._check_lines(Path(self._c.path), plan)
             if not self._report.num_lines:
                 self._add_error(LineFault("empty_file", "The input file has no requests."), None)
             if self._report.errors:
@@ -185,6 +197,9 @@ class Validator:
             else:
                 self._keep(self._group)
                 plan.close()
+        except _ForeignModelError as error:
+            plan.abandon()
+            return Report(model=error.model, is_foreign=True)
         except BaseException:
             plan.abandon()
             raise
@@ -193,9 +208,10 @@ class Validator:
 
     def _check_lines(self, path: Path, plan: PlanWriter) -> None:
         # Counted first: to learn it after a minute of tokenizing helps nobody, nor the files that wait for their turn.
-        self._report.num_lines = sum(1 for _ in islice(read_lines(path), 1 + self._limits.max_lines))
-        if self._report.num_lines > self._limits.max_lines:
-            fault = LineFault("too_many_tasks", f"A batch has at most {self._limits.max_lines} requests.")
+        limits = self._c.limits
+        self._report.num_lines = sum(1 for _ in islice(read_lines(path), 1 + limits.max_lines))
+        if self._report.num_lines > limits.max_lines:
+            fault = LineFault("too_many_tasks", f"A batch has at most {limits.max_lines} requests.")
             self._add_error(fault, None)
             return
         for raw in read_lines(path):
@@ -208,7 +224,7 @@ class Validator:
             # Tokenizing is most of the work, and for nothing once the batch is known to fail.
             if not self._report.errors:
                 self._compile(raw, custom_id, body, plan)
-            if plan.num_tokens > self._limits.max_prompt_tokens:
+            if plan.num_tokens > limits.max_prompt_tokens:
                 fault = LineFault("token_limit_exceeded", "The prompts of the batch have too many tokens.")
                 self._add_error(fault, None)
                 return
@@ -232,13 +248,36 @@ class Validator:
             self._group = []
 
     def _compiled(self, body: dict[str, Any]) -> CompiledLine:
+        """As this server runs it; or, if it cannot, or not to the length that the line asks for, as another one does.
+
+        Raises:
+            ApiError: no server can; it is the one with the longest context that says why.
+        """
+        cut: CompiledLine | None = None
+        refusals: list[tuple[int, ApiError]] = []
+        for compiler in self._compilers:
+            try:
+                line = self._patiently_compiled(compiler, body)
+            except ApiError as error:
+                if is_passing(error):
+                    raise
+                refusals.append((compiler.served.abilities.max_model_len, error))
+                continue
+            if not line.is_cut:
+                return line
+            cut = cut or line
+        if cut is None:
+            raise max(refusals, key=lambda refusal: refusal[0])[1]
+        return cut
+
+    def _patiently_compiled(self, compiler: LineCompiler, body: dict[str, Any]) -> CompiledLine:
         """Raises ApiError."""
         for _ in range(MAX_TRIES - 1):
             try:
-                return self._compiler.compile(self._endpoint, body)
+                return compiler.compile(self._c.endpoint, body)
             except UnavailableError:
                 continue
-        return self._compiler.compile(self._endpoint, body)
+        return compiler.compile(self._c.endpoint, body)
 
     def _check(self, content: bytes) -> tuple[str, dict[str, Any]]:
         """The line's custom_id and body. Raises LineFault for the first thing that is wrong."""
@@ -249,7 +288,7 @@ class Validator:
         custom_id = self._check_custom_id(line["custom_id"])
         if line["method"] != "POST":
             raise LineFault("invalid_method", "The method must be POST.", "method")
-        if line["url"] != self._endpoint:
+        if line["url"] != self._c.endpoint:
             raise LineFault(
                 "invalid_url", "The URL provided for this request does not match the batch endpoint.", "url"
             )
@@ -257,7 +296,7 @@ class Validator:
         if not isinstance(body, dict):
             raise LineFault("invalid_type", "The body must be an object.", "body")
         self._check_model(body.get("model"))
-        prompt_field = _PROMPT_FIELD[self._endpoint]
+        prompt_field = _PROMPT_FIELD[self._c.endpoint]
         if body.get(prompt_field) is None:
             raise LineFault("invalid_request", f"{prompt_field.capitalize()} is required.", f"body.{prompt_field}")
         if body.get("stream") is True:
@@ -278,12 +317,19 @@ class Validator:
     def _check_model(self, model: object) -> None:
         if model is None or model == "":
             raise LineFault("invalid_request", "Model parameter is required.", "body.model")
-        if not isinstance(model, str) or not self._compiler.serves(model):
-            message = f"The model of this line is not served here; this server serves {self._compiler.model_id!r}."
+        if not isinstance(model, str) or model not in self._served.names:
+            if self._may_be_foreign and is_model_name(model):
+                raise _ForeignModelError(model)
+            message = f"The model of this line is not served here; this server serves {self._served.names[0]!r}."
             raise LineFault("model_not_found", message, "body.model")
         self._report.model = self._report.model or model
         if model != self._report.model:
             raise LineFault("model_mismatch", "All requests of a batch must name the same model.", "body.model")
+
+    @property
+    def _may_be_foreign(self) -> bool:
+        """No line so far says otherwise."""
+        return self._c.others is not None and not self._report.model and not self._report.errors
 
 
 def _parse(content: bytes) -> dict[str, Any]:

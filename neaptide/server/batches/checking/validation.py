@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from neaptide.server.batches.checking.job_files import PlanLostError, remove_plan, seal_plan
 from neaptide.server.batches.checking.validate import Check, CheckerDiedError, Keep, LineFault, Report
 from neaptide.server.batches.hold import Hold
+from neaptide.server.batches.served import Abilities
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.faults import FileAwayError
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord, NewLine
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.storing.shared.lease_rows import LeaseLostError
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
@@ -38,7 +40,8 @@ class Validation:
         """By owner: files of different keys are checked by turns."""
 
     async def run(self, record: BatchRecord, stop: asyncio.Event, hold: Hold) -> bool:
-        """Whether the batch is durably in_progress: False when it has failed, or ``stop`` came first.
+        """Whether the batch is durably in_progress: False when it has failed, is left to a server of another model, or
+        ``stop`` came first.
 
         Raises:
             ServerStoppingError: the server stops before there is a verdict.
@@ -54,6 +57,9 @@ class Validation:
                 logger.warning("batch %s: its file is checked again: %s", record.id, error)
 
     async def _write_verdict(self, record: BatchRecord, report: Report, stop: asyncio.Event, hold: Hold) -> bool:
+        if report.is_foreign:
+            await self._disk.retry(record.id, lambda: self._leave(record, report, hold))
+            return False
         if not report.errors:
             return await self._disk.retry(record.id, lambda: self._write_begun(record, report, stop, hold))
         await self._disk.retry(record.id, lambda: self._write_failed(record, report, stop, hold))
@@ -83,7 +89,7 @@ class Validation:
 
         try:
             file = await self._p.verify_input(record)
-            report = await self._check_file(record, file, begin, keep)
+            report = await self._check_file(record, file, await hold.others(), begin, keep)
             # What was read is what was stored: the bytes may have changed since they were compared.
             await self._p.files.verify(file)
         except NotFoundError:
@@ -107,8 +113,10 @@ class Validation:
         async def keep(lines: Sequence[NewLine]) -> None:
             found.extend(lines)
 
-        report = await self._check_file(record, file, begin, keep)
+        report = await self._check_file(record, file, None, begin, keep)
         await self._p.files.verify(file)
+        if report.is_foreign:
+            raise FileAwayError(errno.EIO, f"its plan is lost, and its lines name the model {report.model!r}")
         if report.errors:
             message = report.errors[0]["message"]
             raise FileAwayError(errno.EIO, f"its plan is lost, and its file does not pass the check now: {message}")
@@ -116,11 +124,16 @@ class Validation:
         return found
 
     async def _check_file(
-        self, record: BatchRecord, file: FileRecord, begin: Callable[[], Awaitable[None]], keep: Keep
+        self,
+        record: BatchRecord,
+        file: FileRecord,
+        others: tuple[Abilities, ...] | None,
+        begin: Callable[[], Awaitable[None]],
+        keep: Keep,
     ) -> Report:
         """``begin`` comes before each try."""
         path, stem = self._p.files.path(file.id), self._p.stem(record.id)
-        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, share_of(record.owner))
+        check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, share_of(record.owner), others)
         num_deaths, delay_s = 0, FIRST_DELAY_S
         while num_deaths < MAX_DEATHS:
             try:
@@ -143,6 +156,12 @@ class Validation:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
         return Report(errors=[LineFault("internal_error", "The file could not be checked.").entry(None)])
+
+    async def _leave(self, record: BatchRecord, report: Report, hold: Hold) -> None:
+        logger.info(
+            "batch %s: its lines name the model %r; it is left to a server that has it", record.id, report.model
+        )
+        await self._p.store.write(hold.guarded(server_rows.leave_to_model), record.id, report.model)
 
     # Both ask for ``stop`` first: a disk that refuses must not keep a cancelled batch, and its plan's space.
 

@@ -3,15 +3,20 @@
 import asyncio
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from neaptide.server.batches.checking.job_files import remove_plan
 from neaptide.server.batches.hold import Hold, ResultFiles
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.storing import batch_rows, file_rows
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.wiring import BatchPlane
 
 logger = logging.getLogger(__name__)
+
+NUM_WRITERS = 2
+"""Threads that write result files. They wait for pages of the database, which others' threads must not."""
 
 
 class Ending:
@@ -20,6 +25,7 @@ class Ending:
     def __init__(self, plane: BatchPlane, stopping: threading.Event) -> None:
         self._p = plane
         self._stopping = stopping
+        self._threads = ThreadPoolExecutor(NUM_WRITERS, "batch-result-files")
 
     async def end(self, batch_id: str, hold: Hold) -> None:
         """Once or again: the files and the status are the same.
@@ -46,7 +52,9 @@ class Ending:
             await store.write(hold.guarded(batch_rows.discard_lines), record.id)
             return None, None
         if record.outcome is BatchStatus.EXPIRED:
-            await store.write(close_lines, record.id, LineState.EXPIRED, finalize.EXPIRED_ERROR)
+            waiting = await store.read(server_rows.waiting, [record.id])
+            error = finalize.expired_error(waiting[0].why if waiting else None)
+            await store.write(close_lines, record.id, LineState.EXPIRED, error)
         elif record.outcome is BatchStatus.CANCELLED:
             await store.write(close_lines, record.id, LineState.CANCELLED, finalize.CANCELLED_ERROR)
         try:
@@ -63,8 +71,8 @@ class Ending:
         directory, should_stop = self._p.files.directory, self._stopping.is_set
         now, life_s = self._p.now(record), self._p.settings.file_life_s
         try:
-            files = await asyncio.to_thread(
-                finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
+            files = await asyncio.get_running_loop().run_in_executor(
+                self._threads, finalize.write_files, self._p.store, record, directory, should_stop, now, life_s
             )
         except finalize.NameTakenError as taken:
             logger.warning("batch %s: %s; it is kept, and the batch takes another", record.id, taken)

@@ -26,22 +26,19 @@ _LINE_ENDS = ("\x85", "\u2028", "\u2029")
 PAGE_LINES = 256
 PURPOSE = "batch_output"
 
-EXPIRED_ERROR = dump_json(
-    {
-        "code": "batch_expired",
-        "message": "This request could not be executed before the completion window expired.",
-    }
-)
+_EXPIRED = "This request could not be executed before the completion window expired."
 CANCELLED_ERROR = dump_json(
     {"code": "batch_cancelled", "message": "The batch was cancelled before this request was executed."}
-)
-MISMATCH_ERROR = dump_json(
-    {"code": "model_mismatch", "message": "The server was restarted with another model before this request ran."}
 )
 LOST_ERROR = dump_json(
     {"code": "input_file_lost", "message": "The input file was lost on the server's disk before this request ran."}
 )
 DAMAGED_ERROR = dump_json({"code": "result_damaged", "message": "The result was damaged on the server's disk."})
+
+
+def expired_error(why: str | None = None) -> str:
+    """Of a line that has not run in time; ``why``: what was missing, in a sentence."""
+    return dump_json({"code": "batch_expired", "message": _EXPIRED if why is None else f"{_EXPIRED} {why}"})
 
 
 class NameTakenError(Exception):

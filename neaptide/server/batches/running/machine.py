@@ -25,10 +25,11 @@ from neaptide.server.batches.running.ending import Ending
 from neaptide.server.batches.running.job import Job
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.running.plans import Plans, watch_tokens
-from neaptide.server.batches.running.upkeep import Upkeep
+from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus, LineState
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.wiring import BatchPlane
 from neaptide.server.edge.errors import NotFoundError
 
@@ -111,6 +112,9 @@ class Machine:
     async def start(self) -> None:
         """Takes up every batch that has not ended."""
         records = await self._p.store.read(batch_rows.live_batches)
+        served = self._p.compiler.served
+        await self._p.store.write(server_rows.enrol_alone, served)
+        say_what_waits(await self._p.store.read(server_rows.waiting))
         self._runner.start()
         for record in records:
             self._take_up(record)
@@ -120,6 +124,8 @@ class Machine:
     def _take_up(self, record: BatchRecord) -> None:
         if record.outcome is not None:
             self.end(record.id)
+        elif record.model_fingerprint not in (None, self._p.compiler.served.fingerprint):
+            return  # until a start with its model, or the end of its window
         elif record.status is BatchStatus.VALIDATING:
             self.begin(record)
         else:
@@ -240,10 +246,6 @@ class Machine:
         record = await self._p.store.read(batch_rows.require_batch, batch_id)
         lines = await self._p.store.read(batch_rows.pending_lines, batch_id)
         if not lines or record.outcome is not None:
-            return None
-        if record.model_fingerprint != self._p.compiler.fingerprint:
-            logger.error("batch %s was made for %s", batch_id, record.model_fingerprint)
-            await self._p.store.write(batch_rows.close_lines, batch_id, LineState.FAILED, finalize.MISMATCH_ERROR)
             return None
         try:
             return await self._plans.load(record, lines)

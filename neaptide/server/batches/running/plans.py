@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
+from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import PlanLostError, read_sealed_plan
+from neaptide.server.batches.checking.needs import lacks
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running.job import Job, JobFiles
 from neaptide.server.batches.running.job_runner import JobRunner
@@ -49,6 +51,11 @@ class Plans:
     def _read(self, record: BatchRecord, file: FileRecord, lines: list[PendingLine]) -> Job:
         stem = self._p.stem(record.id)
         plan, version = read_sealed_plan(stem)
+        tokens, served = TokenFile(stem), self._p.compiler.served
+        if lacking := lacks(served, lines, plan, tokens):
+            able = [line for line in lines if not lacks(served, [line], plan, tokens)]
+            logger.warning("batch %s: %d lines wait for another server: %s", record.id, len(lines) - len(able), lacking)
+            lines = able
         return Job(record, plan, lines, JobFiles(file, self._p.files.open_here, stem, version), self._p.compiler)
 
 

@@ -1,17 +1,26 @@
 """What time does to batches: completion windows that are over, and what has to go."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk
 from neaptide.server.batches.storing.housekeeping import Housekeeping
+from neaptide.server.batches.storing.shared import server_rows
+from neaptide.server.batches.storing.shared.server_rows import Waiting
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.batches.wiring import BatchPlane
 
 logger = logging.getLogger(__name__)
 
 SWEEP_PERIOD_S = 60.0
+
+
+def say_what_waits(batches: Iterable[Waiting]) -> None:
+    """One line for each reason, at a start: the operator may have meant another model."""
+    for why, count in Counter(one.why for one in batches).items():
+        logger.warning("%d batches wait for another server. %s", count, why)
 
 
 async def _nothing_more() -> None: ...
@@ -74,6 +83,8 @@ class Upkeep:
         now = int(self._p.clocks.wall())
         if not await self._p.store.read(batch_rows.overdue, now):
             return
+        for batch_id in await self._p.store.write(server_rows.fail_unserved, now):
+            logger.info("batch %s: no server has served its model in its completion window", batch_id)
         for batch_id in await self._p.store.write(batch_rows.expire_overdue, now):
             logger.info("batch %s: its completion window is over", batch_id)
             self._end(batch_id)

@@ -18,13 +18,14 @@ from neaptide.cluster.claims import CLAIM_BELOW_LINES, Claim, End, end_to_take, 
 from neaptide.engine.messages import Occupancy, StepStats
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import SealedPlan
+from neaptide.server.batches.checking.needs import lacks
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.job import Job, JobFiles
 from neaptide.server.batches.running.job_runner import JobRunner
 from neaptide.server.batches.running.plans import watch_tokens
-from neaptide.server.batches.sharing.cutting import Work, longest_row, work_of
+from neaptide.server.batches.sharing.cutting import Work, work_of
 from neaptide.server.batches.sharing.leased import device_of
 from neaptide.server.batches.sharing.passed_by import PassedBy
 from neaptide.server.batches.sharing.plans import PlanCopies
@@ -43,8 +44,8 @@ logger = logging.getLogger(__name__)
 RENEWALS_A_LEASE = 3
 
 
-class TooLongError(Exception):
-    """This server's context does not hold each of a chunk's rows; that of the server that has checked them did."""
+class UnableError(Exception):
+    """This server cannot run each of a chunk's rows; one that was known when they were checked can."""
 
 
 @dataclass(slots=True)
@@ -74,7 +75,8 @@ class Claimer:
         self._disk = disk
         self._on_batch_done = on_batch_done
         self._is_validating = is_validating
-        self.claimant = Claimant(secrets.token_hex(8), plane.compiler.fingerprint, int(plane.settings.lease_s * 1000))
+        served, lease_ms = plane.compiler.served, int(plane.settings.lease_s * 1000)
+        self.claimant = Claimant(secrets.token_hex(8), served.fingerprint, lease_ms, served.abilities.max_model_len)
         self._runner = JobRunner(
             plane.store,
             plane.engine,
@@ -215,7 +217,7 @@ class Claimer:
                 await self._release(rest)
                 await self._disk.sleep(self._p.settings.tick_s)
                 return False
-            except TooLongError as error:
+            except UnableError as error:
                 logger.warning("batch %s: a chunk is left to others: %s", claim.key.batch_id, error)
                 await self._pass_by(claim)
             except Exception:
@@ -240,7 +242,7 @@ class Claimer:
 
         Raises:
             OSError, StoreUnavailableError: not now.
-            TooLongError: not here.
+            UnableError: not here.
         """
         store, batch_id = self._p.store, claim.key.batch_id
         record = await store.read(batch_rows.require_batch, batch_id)
@@ -279,9 +281,8 @@ class Claimer:
         stem = self._p.stem(record.id)
         plan, version = sealed
         tokens = TokenFile(stem)
-        engine, longest = self._p.engine, longest_row(lines, plan, tokens)
-        if engine.is_ready and longest > engine.info.max_model_len:
-            raise TooLongError(f"a line takes {longest} tokens, max_model_len is {engine.info.max_model_len} here")
+        if lacking := lacks(self._p.compiler.served, lines, plan, tokens):
+            raise UnableError(lacking)
         work = work_of(lines, plan, tokens, device_of(self._p.engine))
         files = JobFiles(file, self._p.files.open_here, stem, version)
         return Job(record, plan, lines, files, self._p.compiler, claim), work

@@ -1,6 +1,6 @@
 """A batch's lines in chunks that servers claim: what shares a prefix stays together. Blocking; for a thread."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from neaptide.engine.offline.density import DensityModel
 from neaptide.engine.offline.prefix_tree import PrefixTree
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import JobPlan
+from neaptide.server.batches.checking.needs import needed_tokens, row_lengths
 from neaptide.server.batches.storing.models import BatchRecord, PendingLine
 
 EXPECTED_OUTPUT_TOKENS = 256
@@ -33,41 +34,44 @@ class Work(NamedTuple):
 
 def work_of(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile, device: DensityModel) -> Work:
     """Each prompt counted in whole."""
-    prompts, limits = (one.astype(np.float64) for one in _lengths(lines, plan, tokens))
+    prompts, limits = (one.astype(np.float64) for one in row_lengths(lines, plan, tokens))
     outputs = np.minimum(limits, EXPECTED_OUTPUT_TOKENS)
     return Work(float(device.compute_s(prompts, outputs).sum()), float(device.memory_s(prompts, outputs).sum()))
 
 
-def longest_row(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile) -> int:
-    """Tokens of prompt and answer that a server must hold to run all rows of the lines."""
-    prompts, limits = _lengths(lines, plan, tokens)
-    return int((prompts + limits).max(initial=0))
-
-
-def _lengths(lines: Sequence[PendingLine], plan: JobPlan, tokens: TokenFile) -> tuple[IntArray, IntArray]:
-    """[rows] tokens of the prompts, and the most that answers may have."""
-    rows = np.array([row for line in lines for row in range(line.first_row, line.first_row + line.num_rows)], np.int64)
-    limits = np.array([plan.params_table[plan.params_index[row]].max_tokens for row in rows.tolist()], np.int64)
-    return tokens.lengths(rows), limits
-
-
 def cut(
-    record: BatchRecord, lines: Sequence[PendingLine], plan: JobPlan, stem: Path, device: DensityModel
+    record: BatchRecord,
+    lines: Sequence[PendingLine],
+    plan: JobPlan,
+    stem: Path,
+    device: DensityModel,
+    contexts: Sequence[int] = (),
 ) -> dict[Chunk, list[int]]:
-    """Chunks of the lines, with each its line numbers."""
+    """Chunks of the lines, with each its line numbers.
+
+    ``contexts``: of all servers. What a shorter one holds stands in no chunk with what only a longer one does.
+    """
     if not lines:
         return {}
     tokens = TokenFile(stem)
     place = np.empty(len(tokens), np.int64)
     place[PrefixTree.load(stem, len(tokens)).rows] = np.arange(len(tokens))
-    ordered = sorted(lines, key=lambda line: int(place[line.first_row]) if line.num_rows else -1)
+    needed = needed_tokens(lines, plan, tokens)
+    classes = np.searchsorted(np.unique(np.asarray(contexts, np.int64)), needed)
+    places = np.array([place[line.first_row] if line.num_rows else -1 for line in lines], np.int64)
+    ordered = np.lexsort([places, classes])
     chunks: dict[Chunk, list[int]] = {}
-    first = 0
-    for chunk_no, size in enumerate(chunk_sizes(len(ordered))):
-        part = ordered[first : first + size]
-        first += size
-        work = work_of(part, plan, tokens, device)
+    for part in _parts(ordered, classes):
+        part_lines = [lines[index] for index in part]
+        work = work_of(part_lines, plan, tokens, device)
         known = work if device is not SOME_DEVICE else Work(0.0, 0.0)
-        chunk = Chunk(ChunkKey(record.id, chunk_no), record.expires_at, work.density, size, *known)
-        chunks[chunk] = [line.line_no for line in part]
+        key, longest = ChunkKey(record.id, len(chunks)), int(needed[part].max())
+        chunk = Chunk(key, record.expires_at, work.density, len(part), *known, needs_tokens=longest)
+        chunks[chunk] = [line.line_no for line in part_lines]
     return chunks
+
+
+def _parts(ordered: IntArray, classes: IntArray) -> Iterator[IntArray]:
+    """The lines of each chunk: runs of one class."""
+    for of_class in np.split(ordered, np.flatnonzero(np.diff(classes[ordered])) + 1):
+        yield from np.split(of_class, np.cumsum(chunk_sizes(len(of_class)))[:-1])

@@ -12,10 +12,12 @@ from neaptide.cluster.claims import Chunk
 from neaptide.engine.offline.density import DensityModel
 from neaptide.server.batches.checking.job_files import plan_faults, read_plan
 from neaptide.server.batches.hold import ResultFiles
+from neaptide.server.batches.served import Abilities
 from neaptide.server.batches.sharing.cutting import SOME_DEVICE, cut
 from neaptide.server.batches.sharing.plans import put_plan, remove_plan_blobs
 from neaptide.server.batches.storing import batch_rows, claim_rows
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
+from neaptide.server.batches.storing.shared import server_rows
 from neaptide.server.batches.storing.shared.blobs import Blobs, BlobsUnavailableError, batch_key
 from neaptide.server.batches.storing.shared.lease_rows import BatchLease, guarded
 from neaptide.server.batches.storing.tables import batches
@@ -72,16 +74,23 @@ class LeasedHold:
         """As in ``Hold``."""
         return guarded(self._lease, operation)
 
+    async def others(self) -> tuple[Abilities, ...]:
+        """As in ``Hold``: those that can do something that this server cannot."""
+        served = self._p.compiler.served
+        known = await self._p.store.read(server_rows.known_abilities, served.fingerprint)
+        return tuple(one for one in known if not served.abilities.covers(one))
+
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
         """As in ``Hold``."""
+        fingerprint = self._p.compiler.served.fingerprint
         store, stem = self._p.store, self._p.stem(record.id)
         lines = await store.read(batch_rows.pending_lines, record.id)
         key = batch_key(record.id, self._lease.epoch)
         with plan_faults(stem):
             plan = await asyncio.to_thread(read_plan, stem)
-            chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine))
+            contexts = [one.max_model_len for one in await store.read(server_rows.known_abilities, fingerprint)]
+            chunks = await asyncio.to_thread(cut, record, lines, plan, stem, device_of(self._p.engine), contexts)
             await self._blobs.in_thread(put_plan, self._blobs, stem, key)
-        fingerprint = self._p.compiler.fingerprint
         return await store.write(self.guarded(begin_shared), record, model, fingerprint, now, key, chunks)
 
     async def publish(self, record: BatchRecord, files: ResultFiles) -> ResultFiles:

@@ -10,20 +10,21 @@ that dies leaves leases behind; when they end, others look for what is to be don
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 
 from neaptide.server.batches.checking.validation import Validation
 from neaptide.server.batches.running import finalize
 from neaptide.server.batches.running.background import Background
 from neaptide.server.batches.running.ending import Ending
-from neaptide.server.batches.running.upkeep import Upkeep
+from neaptide.server.batches.running.upkeep import Upkeep, say_what_waits
 from neaptide.server.batches.sharing.claimer import RENEWALS_A_LEASE, Claimer
 from neaptide.server.batches.sharing.leased import LeasedHold
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.disk_patience import PatientDisk, ServerStoppingError
 from neaptide.server.batches.storing.leftovers import judge_jobs
 from neaptide.server.batches.storing.models import BatchRecord, BatchStatus
-from neaptide.server.batches.storing.shared import lease_rows
+from neaptide.server.batches.storing.shared import lease_rows, server_rows
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.storing.shared.lease_rows import BatchLease, LeaseLostError
 from neaptide.server.batches.storing.store import StoreUnavailableError
@@ -66,6 +67,8 @@ class SharedMachine:
 
     async def start(self) -> None:
         """Takes up whatever there is to do."""
+        await self._enrol()
+        say_what_waits(await self._p.store.read(server_rows.waiting))
         self.claimer.start()
         for work in (self._care_on(), self._renew_on(), self._upkeep.run(self._stopping.is_set)):
             self._background.spawn(work)
@@ -81,6 +84,8 @@ class SharedMachine:
         await self.claimer.stop()
         await self._background.drain()
         await self._p.checker.close()
+        with suppress(StoreUnavailableError):
+            await self._p.store.write_beside(server_rows.leave, self.claimer.claimant.name)
 
     @property
     def waits_for_disk(self) -> bool:
@@ -126,9 +131,11 @@ class SharedMachine:
                 continue
 
     async def _claim_batch(self) -> BatchLease | None:
-        if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care):
+        served = self._p.compiler.served
+        if self._stopping.is_set() or not await self._p.store.read(lease_rows.needs_care, served):
             return None
-        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms, besides=list(self._cares))
+        besides = list(self._cares)
+        return await self._p.store.write_beside(lease_rows.claim_batch, self._lease_ms, besides=besides, served=served)
 
     async def _care(self, care: _Care) -> None:
         """Moves a batch on as far as it goes without its lines. What fails for no good reason is tried again, here or
@@ -181,10 +188,15 @@ class SharedMachine:
     async def _renew_on(self) -> None:
         while not self._stopping.is_set():
             try:
+                await self._enrol()
                 await self._renew()
             except (OSError, StoreUnavailableError) as error:
                 logger.error("leases are not renewed: %s", error)
             await self._disk.sleep(self._p.settings.lease_s / RENEWALS_A_LEASE)
+
+    async def _enrol(self) -> None:
+        name, served = self.claimer.claimant.name, self._p.compiler.served
+        await self._p.store.write_beside(server_rows.enrol, name, served, self._lease_ms)
 
     async def _renew(self) -> None:
         cares = {care.lease: care for care in self._cares.values()}

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from neaptide.cluster.claims import Claim
+from neaptide.server.batches.served import Served
 from neaptide.server.batches.storing import claim_rows, file_rows
 from neaptide.server.batches.storing.models import (
     LIVE,
@@ -52,9 +53,15 @@ def _record(row: sa.Row[Any]) -> BatchRecord:
 
 
 def create_batch(
-    conn: sa.Connection, new: NewBatch, planned_files: tuple[str, str], key: IdempotencyKey | None = None
+    conn: sa.Connection,
+    new: NewBatch,
+    planned_files: tuple[str, str],
+    key: IdempotencyKey | None = None,
+    served: Served | None = None,
 ) -> BatchRecord:
     """Adds a batch, or returns the one that the same key created before.
+
+    ``served``: where the file names that model, no other model of the name answers the batch.
 
     Raises:
         IdempotencyConflictError: the key belongs to another body.
@@ -64,7 +71,7 @@ def create_batch(
         known_id = file_rows.claim_key(conn, key, new.id, new.created_at)
         if known_id != new.id:
             return require_batch(conn, known_id)
-    purpose = select_purpose(conn, new.input_file_id, new.owner)
+    purpose, model = select_purpose(conn, new.input_file_id, new.owner)
     if purpose not in (None, "batch"):
         raise WrongPurposeError(purpose)
     output_id, error_id = planned_files
@@ -74,15 +81,18 @@ def create_batch(
             status=BatchStatus.VALIDATING,
             planned_output_file_id=output_id,
             planned_error_file_id=error_id,
+            model=model,
+            model_fingerprint=served.fingerprint if served is not None and model in served.names else None,
         )
     )
     return require_batch(conn, new.id)
 
 
-def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> str | None:
-    query = sa.select(files.c.purpose).where(files.c.id == file_id, files.c.owner == owner)
-    purpose: str | None = conn.execute(query).scalar_one_or_none()
-    return purpose
+def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str | None, str | None]:
+    """A file's purpose, and the model that it names; None for what is not known."""
+    query = sa.select(files.c.purpose, files.c.model).where(files.c.id == file_id, files.c.owner == owner)
+    row = conn.execute(query).one_or_none()
+    return (None, None) if row is None else (row.purpose, row.model)
 
 
 def get_batch(conn: sa.Connection, batch_id: str, owner: str) -> BatchRecord | None:

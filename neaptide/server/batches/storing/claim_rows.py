@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from neaptide.cluster.claims import LEASE_S, MAX_CHUNK_LINES, Chunk, ChunkKey, Claim, End, Free, lines_to_claim
+from neaptide.server.batches.served import NO_LIMIT
 from neaptide.server.batches.storing.models import BatchStatus, LineState
 from neaptide.server.batches.storing.tables import batch_chunks, batch_lines, batches
 
@@ -28,6 +29,8 @@ class Claimant:
     fingerprint: str
     """Of its model and tokenizer: it takes no chunk that was made for others."""
     lease_ms: int = _LEASE_MS
+    max_model_len: int = NO_LIMIT
+    """It takes no chunk with a line that needs more."""
 
 
 class Besides(NamedTuple):
@@ -87,7 +90,8 @@ def _for(claimant: Claimant, besides: Besides) -> sa.ColumnElement[bool]:
     running = (batches.c.status == BatchStatus.IN_PROGRESS, batches.c.outcome.is_(None))
     of_model = sa.select(batches.c.id).where(*running, batches.c.model_fingerprint == claimant.fingerprint)
     of_model = of_model.where(batches.c.id.not_in(besides.batches))
-    return batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in besides.chunks])
+    fits = batch_chunks.c.needs_tokens <= claimant.max_model_len
+    return fits & batch_chunks.c.batch_id.in_(of_model) & _KEY.not_in([tuple(key) for key in besides.chunks])
 
 
 def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> None:
@@ -100,6 +104,7 @@ def add_chunks(conn: sa.Connection, chunks: Mapping[Chunk, Sequence[int]]) -> No
             "density": chunk.density,
             "compute_s": chunk.compute_s,
             "memory_s": chunk.memory_s,
+            "needs_tokens": chunk.needs_tokens,
         }
         for chunk in chunks
     ]

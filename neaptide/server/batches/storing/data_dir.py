@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator, Mapping
@@ -28,9 +29,11 @@ COMMITS = "commits"
 """How many commits of the database were acknowledged, see ``databases/commit_count.py``."""
 CACHE = "cache"
 """Of files that lie on shared storage, instead of ``FILES``."""
+TEMPORARY = "tmp"
+"""Of processes that work for the server: emptied at every start."""
 REQUEST_LOG = "engine-requests.jsonl"
 
-_FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE)
+_FOLDERS = (FILES, JOBS, PROFILES, MOVED_ASIDE, CACHE, TEMPORARY)
 _MARK_TEMP = f"{MARK_NAME}.tmp"
 _WAL_NAME = f"{DATABASE_NAME}-wal"
 _DATABASE_PARTS = (DATABASE_NAME, _WAL_NAME, f"{DATABASE_NAME}-shm", f"{DATABASE_NAME}-journal")
@@ -100,11 +103,11 @@ class DataDir:
 
     # ---- while it is in use ----
 
-    def note_place(self) -> None:
-        """Remembers what ``missing`` compares with."""
+    def note_place(self, *folders: Path) -> None:
+        """Remembers what ``missing`` compares with; ``folders`` hold what is nowhere else."""
         # Open, so that nothing new gets its inode; a new directory may get the old one's.
         kept_open = self.database if self._is_home_of_database else self.path / LOCK_NAME
-        self._opened = {path: identity_of(path) for path in (self.path, kept_open)}
+        self._opened = {path: identity_of(path) for path in (self.path, kept_open, *folders)}
 
     def missing(self) -> str | None:
         """Why what is written now would not be found here again; None where it would.
@@ -186,7 +189,7 @@ class DataDir:
 
     def _refuse_odd_kinds(self) -> None:
         """Links in our places could lead anywhere, and what we tidy there would not be ours."""
-        for name in (FILES, JOBS, MOVED_ASIDE, CACHE):
+        for name in (FILES, JOBS, MOVED_ASIDE, CACHE, TEMPORARY):
             path = self.path / name
             if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
                 raise StoreError(f"{path} must be a directory, and not a link: link or move the whole data directory")
@@ -238,7 +241,8 @@ class DataDir:
         if self._is_home_of_database and not self._has_database:
             # SQLite would make it readable for every user, and its log takes the same mode.
             open(self.database, "xb", opener=private_opener).close()
-        for name in (FILES, JOBS, PROFILES):
+        shutil.rmtree(self.path / TEMPORARY, ignore_errors=True)
+        for name in (FILES, JOBS, PROFILES, TEMPORARY):
             make_private_directory(self.path / name)
         sync_directory(self.path)
 

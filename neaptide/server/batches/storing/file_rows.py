@@ -176,15 +176,14 @@ def insert_output_files(conn: sa.Connection, records: Sequence[FileRecord]) -> N
         conn.execute(files.insert().values(**asdict(record)))
 
 
-def result_names() -> dict[str, str]:
-    """New ids for the result files of a batch, for its row. They are drawn whenever what will be in the files changes:
-    after an older copy of the database, or of everything, was put back, an id that was shown stands for nothing else.
-    """
+def result_names() -> dict[str, Any]:
+    """New ids for a batch's result files, as values of its row. Set whenever what will be in them changes: after an
+    older copy of the database, or of everything, was put back, an id that was shown stands for nothing else."""
     return {"planned_output_file_id": new_file_id(), "planned_error_file_id": new_file_id()}
 
 
 def name_results(conn: sa.Connection, batch_id: str) -> None:
-    """Plans the result files of a batch under new ids."""
+    """Plans the result files under new ids."""
     conn.execute(batches.update().where(batches.c.id == batch_id).values(**result_names()))
 
 

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from neaptide.engine.private_files import private_opener
+from neaptide.server.batches.served import named_model
 from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import sync_directory
 from neaptide.server.batches.storing.faults import (
@@ -55,6 +56,8 @@ FILES_A_LOOK = 16
 """Of those that are away, looked for in one go."""
 _FLUSH_BYTES = 1 << 20
 _TEMP_SUFFIX = ".tmp"
+MAX_FIRST_LINE_BYTES = 1 << 20
+"""A longer one is read by the process that checks files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,11 @@ class Upload:
         await self._flush()
         await asyncio.to_thread(self._close_durably)
         return self._hash.hexdigest()
+
+    def named_model(self) -> str | None:
+        """The model that the first line names, where it is a short line of a batch; after ``finish``."""
+        with self._path.open("rb") as f:
+            return named_model(f.readline(MAX_FIRST_LINE_BYTES))
 
     def rename(self, target: Path) -> None:
         self._path.rename(target)
@@ -181,6 +189,7 @@ class FileStore:
             created_at=now,
             expires_at=None if expires_after_s is None else now + expires_after_s,
             blob=None if self._blobs is None else upload_key(file_id),
+            model=await asyncio.to_thread(upload.named_model) if form.purpose == "batch" else None,
         )
         key = None
         if idempotency_key is not None:

@@ -48,6 +48,8 @@ class FileRecord:
     """Unix seconds from which on the file counts as gone."""
     blob: str | None = None
     """Key of the bytes on shared storage, if they lie there."""
+    model: str | None = None
+    """That the first line of a batch file names, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class Store:
         self.files_dir = data_dir / (FILES if self.blobs is None else CACHE)
         """Of the files' bytes, or of copies of them."""
         self._directory = DataDir(data_dir, has_database=url is None)
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self.database: Database = _database(self._directory, url, self.blobs is not None, limit_s)
         self._writer: Writer | None = None
         self._readers: Readers | None = None
@@ -80,7 +80,8 @@ class Store:
         """
         self._directory.open(create)
         try:
-            self._directory.note_place()
+            # Uploads must not go to what covers the directory of the others.
+            self._directory.note_place(*([self.files_dir] if self.blobs is None else []))
             self.database.open()
             self._settle()
             if self.blobs is not None:
@@ -88,7 +89,7 @@ class Store:
         except BaseException:
             self.close()
             raise
-        self._readers = Readers(self.database, self._limit_s)
+        self._readers = Readers(self.database)
         self._start_writer()
 
     def _settle(self) -> None:
@@ -118,7 +119,7 @@ class Store:
         self._start_writer()
 
     def _start_writer(self) -> None:
-        self._writer = Writer(self.database, self._limit_s)
+        self._writer = Writer(self.database)
         self._writer.start()
 
     def missing(self) -> str | None:
@@ -149,31 +150,34 @@ class Store:
             StoreUnavailableError: nothing was written.
             Exception: whatever the operation itself raised; it is undone.
         """
-        return await self._written(self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs)))
+        return await self._written(self._submit(lambda conn: operation(conn, *args, **kwargs)))
 
     async def write_grouped(self, operation: Callable[[sa.Connection], T], rows: int) -> T:
         """Like ``write_beside``, but waits up to 50 ms for other writes to share its commit."""
-        return await self._written(self._open_writer().submit(operation, rows, urgent=False, is_exclusive=False))
+        return await self._written(self._submit(operation, rows, urgent=False, is_exclusive=False))
 
     async def write_beside(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """``write`` for what row locks guard: other servers' writes may run beside it."""
-        return await self._written(
-            self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs), is_exclusive=False)
-        )
+        return await self._written(self._submit(lambda conn: operation(conn, *args, **kwargs), is_exclusive=False))
+
+    def _submit(
+        self, operation: Callable[[sa.Connection], T], rows: int = 1, urgent: bool = True, is_exclusive: bool = True
+    ) -> "Future[T]":
+        return self._open_writer().submit(operation, rows, urgent, is_exclusive, self.limit_s)
 
     async def _written(self, submitted: "Future[T]") -> T:
         with self._watched("write"):
-            return await deadline.answer_of(submitted, self._limit_s)
+            return await deadline.answer_of(submitted, self.limit_s)
 
     def write_blocking(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """``write`` for worker threads."""
-        submitted = self._open_writer().submit(lambda conn: operation(conn, *args, **kwargs))
+        submitted = self._submit(lambda conn: operation(conn, *args, **kwargs))
         with self._watched("write"):
-            return deadline.wait_for_answer(submitted, self._limit_s)
+            return deadline.wait_for_answer(submitted, self.limit_s)
 
     async def read(self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a query on a read-only connection in a thread of the store's own; sees every finished write.
@@ -181,17 +185,17 @@ class Store:
         Raises:
             StoreUnavailableError: there was no answer.
         """
-        submitted = self._open_readers().submit(lambda conn: operation(conn, *args, **kwargs))
+        submitted = self._open_readers().submit(lambda conn: operation(conn, *args, **kwargs), self.limit_s)
         with self._watched("read"):
-            return await deadline.answer_of(submitted, self._limit_s)
+            return await deadline.answer_of(submitted, self.limit_s)
 
     def read_blocking(
         self, operation: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """``read`` for worker threads."""
-        submitted = self._open_readers().submit(lambda conn: operation(conn, *args, **kwargs))
+        submitted = self._open_readers().submit(lambda conn: operation(conn, *args, **kwargs), self.limit_s)
         with self._watched("read"):
-            return deadline.wait_for_answer(submitted, self._limit_s)
+            return deadline.wait_for_answer(submitted, self.limit_s)
 
     @contextmanager
     def _watched(self, kind: str) -> Iterator[None]:

@@ -22,6 +22,8 @@ files = sa.Table(
     sa.Column("expires_at", sa.BigInteger),
     # Key of the bytes on shared storage; null where they lie in the data directory.
     sa.Column("blob", sa.String(255)),
+    # The model that the first line of a batch file names; null where that is not known.
+    sa.Column("model", sa.String(255)),
     sa.Index("files_by_owner", "owner", "seq"),
     sqlite_autoincrement=True,
 )
@@ -52,8 +54,10 @@ batches = sa.Table(
     sa.Column("completion_window", sa.String(32), nullable=False),
     sa.Column("output_expires_after_s", sa.BigInteger),
     sa.Column("metadata", sa.JSON),
+    # The name that the lines use, from the creation on if the file's row has it.
     sa.Column("model", sa.String(255)),
-    # What the prompts were tokenized for; another model must not answer them after a restart.
+    # The model and tokenizer that answer the batch, and no others. Stamped by the first server that serves the model of
+    # that name, which may be the one that creates the batch.
     sa.Column("model_fingerprint", sa.String(255)),
     sa.Column("status", sa.String(16), nullable=False),
     # The terminal status that has been decided and not reached yet; decides races once and for all.
@@ -145,12 +149,29 @@ batch_chunks = sa.Table(
     # What it takes of a device with nothing else to do, as expected when the batch was cut; 0 where that is not known.
     sa.Column("compute_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("memory_s", sa.Double, nullable=False, server_default="0"),
+    # The context that a server must have to run all of it; 0 in rows of earlier versions.
+    sa.Column("needs_tokens", sa.Integer, nullable=False, server_default="0"),
     # Grows with every claim; results that come under an older one are refused.
     sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("leased_until_ms", sa.BigInteger, nullable=False, server_default="0"),
     # The server that made the last claim.
     sa.Column("holder", sa.String(64)),
     sa.Index("batch_chunks_in_order", "deadline_class", "density"),
+)
+
+# Servers that have used the database of late; see ``shared/server_rows.py``.
+servers = sa.Table(
+    "servers",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("fingerprint", sa.String(255), nullable=False),
+    # Names of the model, a list.
+    sa.Column("models", sa.JSON, nullable=False),
+    sa.Column("max_model_len", sa.Integer, nullable=False),
+    sa.Column("follows_grammars", sa.Boolean, nullable=False),
+    sa.Column("max_masked_ends", sa.Integer),
+    # By the database's clock. A server that is not there any more may come back.
+    sa.Column("there_until_ms", sa.BigInteger, nullable=False),
 )
 
 # What holds for the database as a whole; see ``shared/form.py``.

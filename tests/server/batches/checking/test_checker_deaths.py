@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -97,10 +98,10 @@ def two_lines(directory: Path) -> Check:
 def test_a_line_that_meets_a_busy_machine_is_tried_again_and_then_the_file_has_to_wait(tmp_path: Path) -> None:
     check = two_lines(tmp_path)
     kept: list[NewLine] = []
-    Validator(CHAT, BusyCompiler(MAX_TRIES - 1), Limits(), kept.extend).run(Path(check.path), Path(check.stem))
+    Validator(check, BusyCompiler(MAX_TRIES - 1), kept.extend).run()
     assert [(one.num_rows, one.result) for one in kept] == [(1, None), (1, None)]
     with pytest.raises(UnavailableError):
-        Validator(CHAT, BusyCompiler(MAX_TRIES), Limits(), kept.extend).run(Path(check.path), tmp_path / "other")
+        Validator(replace(check, stem=str(tmp_path / "other")), BusyCompiler(MAX_TRIES), kept.extend).run()
     assert not list(tmp_path.glob("other*"))
 
 

@@ -10,6 +10,7 @@ import pytest
 from neaptide.engine.offline.token_file import TokenFile
 from neaptide.server.batches.checking.job_files import read_plan
 from neaptide.server.batches.checking.validate import (
+    Check,
     Limits,
     Report,
     Validator,
@@ -29,8 +30,8 @@ def validate(tmp_path: Path, content: bytes, limits: Limits | None = None) -> tu
     def keep(lines: Sequence[NewLine]) -> None:
         kept.extend(lines)
 
-    validator = Validator(CHAT, FakeCompiler(), limits or Limits(), keep)
-    return validator.run(path, tmp_path / "job"), kept
+    check = Check(CHAT, str(path), str(tmp_path / "job"), limits or Limits())
+    return Validator(check, FakeCompiler(), keep).run(), kept
 
 
 def without(name: str) -> dict[str, Any]:

@@ -73,6 +73,7 @@ async def test_a_batch_shows_its_outlook_while_it_runs(tmp_path: Path) -> None:
             "needed_seconds": 300.0,
             "expected_seconds": 400.0,
             "left_seconds": 60.0,
+            "waits_for": None,
         }
         say(server, outlook(Outlook.ON_TIME, batch.id, None))
         found = shown(server, await server.get(batch.id))

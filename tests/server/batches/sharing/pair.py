@@ -55,6 +55,14 @@ async def answered_to_the_end(servers: list[Server], batch_id: str) -> BatchReco
     return await servers[0].get(batch_id)
 
 
+async def results(server: Server, record: BatchRecord) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``Server.results``, of files that another server may have written."""
+    for file_id in (record.output_file_id, record.error_file_id):
+        if file_id is not None:
+            await server.service.files.verify(await server.service.files.get(file_id, record.owner))
+    return server.results(record)
+
+
 async def let_lease_end(server: Server) -> None:
     """As if a lease's time had passed for every chunk and every batch."""
     await server.service.store.write(_end_leases)

@@ -5,29 +5,27 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from neaptide.server.batches.lines import CompiledLine
-from neaptide.server.batches.sharing import claimer, leased, passed_by
+from neaptide.server.batches.sharing import claimer, leased
 from neaptide.server.batches.storing.models import BatchStatus
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.edge.errors import InvalidRequestError
 from tests.patience import PATIENCE_S, until
 from tests.server.batches.fake_compiler import FakeCompiler
-from tests.server.batches.fakes import READY, ThreadChecker, jsonl, line, numbered
+from tests.server.batches.fakes import READY, FakeClock, Server, ThreadChecker, jsonl, line, numbered
 from tests.server.batches.sharing.pair import (
     answer_all,
     answered_to_the_end,
     executed,
     let_lease_end,
     machine_of,
+    results,
     shared_server,
 )
 
 NUM_LINES = 20
-NUM_TOO_LONG = 150
-"""Three chunks of lines."""
 
 
 class OlderCompiler(FakeCompiler):
@@ -62,39 +60,82 @@ async def test_a_plan_of_a_check_that_another_server_has_overtaken_is_not_run(
             await b.until_status(batch.id, BatchStatus.IN_PROGRESS)
             overtaken.set()
             record = await answered_to_the_end([a], batch.id)
-            for file_id in (record.output_file_id, record.error_file_id):
-                await b.service.files.verify(await b.service.files.get(str(file_id), ""))
-            output, errors = b.results(record)
+            output, errors = await results(b, record)
     texts = {name: one["response"]["body"]["choices"][0]["text"] for name, one in output.items()}
     # The fake engine answers with the prompt backwards.
     assert texts == {f"c{n}": f"text of c{n}"[::-1] for n in range(NUM_LINES) if n != 3}
     assert list(errors) == ["c3"]
 
 
+SHORT, LONG = 100, 1_000
+LINES = jsonl(
+    [line(f"short{n}", "four") for n in range(NUM_LINES)]
+    + [line(f"long{n}", "x" * 300) for n in range(NUM_LINES)]
+    + [line(f"wordy{n}", "four", max_tokens=200) for n in range(NUM_LINES)]
+)
+"""Short ones for either context; prompts, and answers, that only the longer one holds."""
+
+
+@pytest.mark.parametrize("checker", ["short", "long"])
 async def test_lines_that_are_too_long_for_a_server_are_left_to_one_with_a_longer_context(
-    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, postgres_url: str, checker: str
 ) -> None:
-    """Of two keys' batches the one that is due first has them in each chunk: the other one is run meanwhile."""
-    monkeypatch.setattr(passed_by, "MAX_CHUNKS", 2)
-    short = msgspec.structs.replace(READY, max_model_len=100)
-    async with shared_server(tmp_path, "long", postgres_url, engine=False) as long:
-        lines = jsonl(line(f"c{n}", max_tokens=90) for n in range(NUM_TOO_LONG))
-        too_long = await long.create(lines, completion_window="1h")
-        await long.until_status(too_long.id, BatchStatus.IN_PROGRESS)
-        async with shared_server(tmp_path, "short", postgres_url, ready=short) as b:
-            other = await b.create(numbered(NUM_LINES), owner="another")
+    """Whichever of the two checks the file; the other one has no engine as yet."""
+    async with (
+        shared_server(tmp_path, "short", postgres_url, engine=False, max_model_len=SHORT) as short,
+        shared_server(tmp_path, "long", postgres_url, engine=False, max_model_len=LONG) as long,
+    ):
+        checks, rests = (short, long) if checker == "short" else (long, short)
+        machine_of(rests)._cares = dict.fromkeys(map(str, range(4)))  # type: ignore[arg-type]
+        batch = await checks.create(LINES)
+        await checks.until_status(batch.id, BatchStatus.IN_PROGRESS)
+        machine_of(rests)._cares = {}
+        short.client.attach(short.engine, READY)
+        await until(lambda: answered(short, batch.id) == NUM_LINES)
+        long.client.attach(long.engine, READY)
+        record = await answered_to_the_end([long, short], batch.id)
+        output, errors = await results(long, record)
+        assert (len(output), errors) == (3 * NUM_LINES, {})
+        assert (len(executed(short.engine)), len(executed(long.engine))) == (NUM_LINES, 2 * NUM_LINES)
 
-            async def has_ended() -> bool:
-                answer_all(b, other.id)
-                return (await b.get(other.id, "another")).is_terminal
 
-            await until(has_ended)
-            assert (await b.get(other.id, "another")).num_completed == NUM_LINES
-            assert [name for name in b.engine.executed if name.startswith(too_long.id)] == []
-            long.client.attach(long.engine, READY)
-            record = await answered_to_the_end([long, b], too_long.id)
-    assert (record.num_completed, record.num_failed) == (NUM_TOO_LONG, 0)
-    assert len(executed(long.engine)) == NUM_TOO_LONG
+def answered(server: Server, batch_id: str) -> int:
+    answer_all(server, batch_id)
+    return len(executed(server.engine))
+
+
+async def test_a_line_that_no_known_server_can_run_fails_at_the_check(tmp_path: Path, postgres_url: str) -> None:
+    async with shared_server(tmp_path, "short", postgres_url, max_model_len=SHORT) as short:
+        batch = await short.create(jsonl([line("short", "four"), line("long", "x" * 300), line("longer", "x" * 2_000)]))
+        _, errors = await results(short, await answered_to_the_end([short], batch.id))
+        assert sorted(errors) == ["long", "longer"]
+        assert "context holds 100" in errors["long"]["response"]["body"]["error"]["message"]
+        async with shared_server(tmp_path, "long", postgres_url, max_model_len=LONG) as long:
+            batch = await short.create(jsonl([line("long", "x" * 300), line("longer", "x" * 2_000)]))
+            output, errors = await results(short, await answered_to_the_end([short, long], batch.id))
+    assert (list(output), list(errors)) == (["long"], ["longer"])
+    assert "context holds 1000" in errors["longer"]["response"]["body"]["error"]["message"]
+
+
+async def test_lines_whose_server_does_not_come_back_expire_and_say_for_what_they_waited(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    clock = FakeClock()
+    why = "Lines need a context of up to 316 tokens; the longest here is 100."
+    async with shared_server(tmp_path, "short", postgres_url, clock=clock, max_model_len=SHORT) as short:
+        async with shared_server(tmp_path, "long", postgres_url, engine=False, max_model_len=LONG):
+            pass
+        batch = await short.create(jsonl([line("short", "four"), line("long", "x" * 300)]), completion_window="1h")
+        await until(lambda: answered(short, batch.id) == 1)
+        (shown,) = await short.service.shown(await short.get(batch.id))
+        assert shown["neaptide"] is not None
+        assert (shown["status"], shown["neaptide"]["waits_for"]) == ("in_progress", why)
+        clock.now_s += 3_600
+        record = await short.until_status(batch.id, BatchStatus.EXPIRED)
+        output, errors = await results(short, record)
+    assert list(output) == ["short"]
+    assert errors["long"]["error"]["code"] == "batch_expired"
+    assert errors["long"]["error"]["message"].endswith(f"window expired. {why}")
 
 
 async def test_a_chunk_that_a_server_cannot_take_up_for_no_known_reason_is_left_to_others(

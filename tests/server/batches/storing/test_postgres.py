@@ -153,8 +153,30 @@ def test_a_weak_default_of_the_database_is_overruled(
         store.close()
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("postgres://me:secret@host/data", "postgresql://me:***@host/data"),
+        ("postgresql://host/data?user=me&password=secret", "postgresql://host/data?password=***&user=me"),
+        ("postgresql://host/data?pasword=secret", "postgresql://host/data?pasword=***"),
+        (
+            "postgresql://host/data?sslpassword=secret&sslmode=require",
+            "postgresql://host/data?sslmode=***&sslpassword=***",
+        ),
+    ],
+)
+def test_an_address_is_shown_without_its_passwords(address: str, name: str) -> None:
+    assert PostgresDatabase(postgres_url(address)).name == name
+
+
+@pytest.mark.parametrize("wrong", ["user=me&password=secret", "pasword=secret", "password=secret&password=secret2"])
+def test_an_address_that_does_not_work_is_refused_without_its_password(wrong: str) -> None:
+    with pytest.raises(StoreError, match="cannot be used") as refused:
+        PostgresDatabase(postgres_url(f"postgresql://localhost:1/data?{wrong}")).open()
+    assert "secret" not in str(refused.value)
+
+
 def test_messages_hold_no_password() -> None:
-    assert "secret" not in PostgresDatabase(postgres_url("postgres://me:secret@host/data")).name
     for text in ("mysql://me:secret@host/data", "postgresql//me:secret"):
         with pytest.raises(StoreError) as refused:
             postgres_url(text)

@@ -64,7 +64,8 @@ class PostgresDatabase(TwoEngines):
     @property
     def name(self) -> str:
         query = {name: value if name in _SHOWN_PARTS else "***" for name, value in self._url.query.items()}
-        return self._url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
+        shown = self._url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
+        return shown.replace("%2A%2A%2A", "***")
 
     def open(self) -> None:
         """Raises StoreError: the database does not answer, is too old, or a newer version's."""
@@ -73,7 +74,7 @@ class PostgresDatabase(TwoEngines):
         self._write_engine = self._engine(1)
         _on_connect(self._write_engine, lambda connection: _limit_waits(connection, waits_ms))
         _on_connect(self._write_engine, _join_others if self._is_shared else _keep_others_out)
-        # Never where something is committed: a statement that is cut short there may end a COMMIT's wait for a standby.
+        # Not for the writer: nothing promises that a COMMIT's wait for a standby is no part of its statement.
         query_ms = 0 if self._limit_s == math.inf else int(self._limit_s * 1000)
         readers = self._engine(NUM_READERS)
         _on_connect(readers, lambda connection: _limit_waits(connection, {**waits_ms, "statement_timeout": query_ms}))

@@ -17,14 +17,13 @@ T = TypeVar("T")
 class Readers:
     """One thread for each connection that only reads: a read which has a thread never waits for a connection."""
 
-    def __init__(self, database: Database, limit_s: float) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._limit_s = limit_s
         self._threads = ThreadPoolExecutor(NUM_READERS, "batch-store-reader")
 
-    def submit(self, operation: Callable[[sa.Connection], T]) -> "Future[T]":
-        """Queues a query, with a deadline from now on; thread-safe."""
-        return self._threads.submit(self._read, operation, time.monotonic() + self._limit_s)
+    def submit(self, operation: Callable[[sa.Connection], T], limit_s: float) -> "Future[T]":
+        """Queues a query, which has failed if it has not ended by then; thread-safe."""
+        return self._threads.submit(self._read, operation, time.monotonic() + limit_s)
 
     def _read(self, operation: Callable[[sa.Connection], T], until_s: float) -> T:
         with deadline.until(until_s):

@@ -52,10 +52,8 @@ class Writer:
     once until it happens.
     """
 
-    def __init__(self, database: Database, limit_s: float = math.inf) -> None:
-        """``limit_s``: a write that is not durable by then has failed. One that has not begun never runs."""
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._limit_s = limit_s
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="batch-store-writer", daemon=True)
         self._closed = False
@@ -70,12 +68,18 @@ class Writer:
         self._thread.start()
 
     def submit(
-        self, operation: Callable[[sa.Connection], T], rows: int = 1, urgent: bool = True, is_exclusive: bool = True
+        self,
+        operation: Callable[[sa.Connection], T],
+        rows: int = 1,
+        urgent: bool = True,
+        is_exclusive: bool = True,
+        limit_s: float = math.inf,
     ) -> "Future[T]":
         """Queues an operation; thread-safe.
 
         ``urgent`` commits without waiting for company; otherwise the commit comes within 50 ms or with
-        the 64th row. ``is_exclusive``: as for ``Database.transaction``.
+        the 64th row. ``is_exclusive``: as for ``Database.transaction``. ``limit_s``: what is not durable by then has
+        failed; what has not begun by then is left to its caller, who gives it up, and never runs.
 
         Raises:
             RuntimeError: the writer is closed.
@@ -84,7 +88,7 @@ class Writer:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the store is closed")
-            until_s = time.monotonic() + self._limit_s
+            until_s = time.monotonic() + limit_s
             self._queue.put(_Write(operation, future, rows, urgent, is_exclusive, until_s))
         return future
 
@@ -132,7 +136,6 @@ class Writer:
     def _commit_group(self, group: list[_Write]) -> None:
         self._is_settled = False
         now_s = time.monotonic()
-        # Those that are too late are left to their callers, who give them up.
         due = [write for write in group if write.until_s > now_s]
         running = [write for write in due if write.future.set_running_or_notify_cancel()]
         if not running:

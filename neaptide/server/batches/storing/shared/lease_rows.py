@@ -9,6 +9,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
+from neaptide.server.batches.served import Served
 from neaptide.server.batches.storing.claim_rows import Milliseconds, database_now_ms
 from neaptide.server.batches.storing.models import LIVE, BatchStatus
 from neaptide.server.batches.storing.tables import batch_chunks, batches
@@ -28,34 +29,48 @@ class LeaseLostError(Exception):
     """Another server moves the batch on; what was to be written is undone."""
 
 
-def _needs_care(now_ms: Milliseconds) -> sa.ColumnElement[bool]:
+def _may_check(served: Served | None) -> sa.ColumnElement[bool]:
+    """The batch's file names the server's model, or nobody knows yet what it names."""
+    t = batches.c
+    if served is None:
+        return sa.true()
+    names = sa.or_(t.model.is_(None), t.model.in_(served.names))
+    return sa.or_(t.model_fingerprint == served.fingerprint, sa.and_(t.model_fingerprint.is_(None), names))
+
+
+def _needs_care(now_ms: Milliseconds, served: Served | None) -> sa.ColumnElement[bool]:
     """There is something to do that is not a line: to check the file, to end a batch whose lines have ended, or one
     that was cancelled or is overdue; and nobody does it."""
     t = batches.c
     no_chunks = ~sa.exists().where(batch_chunks.c.batch_id == t.id)
     is_due = sa.or_(
-        t.status == BatchStatus.VALIDATING,
+        sa.and_(t.status == BatchStatus.VALIDATING, _may_check(served)),
         t.outcome.is_not(None),
         sa.and_(t.status == BatchStatus.IN_PROGRESS, no_chunks),
     )
     return sa.and_(t.status.in_(LIVE), t.leased_until_ms <= now_ms, is_due)
 
 
-def needs_care(conn: sa.Connection) -> bool:
+def needs_care(conn: sa.Connection, served: Served | None = None) -> bool:
     """Whether ``claim_batch`` would find anything; a write would cost more."""
-    return bool(conn.execute(sa.select(sa.exists().where(_needs_care(database_now_ms(conn))))).scalar_one())
+    return bool(conn.execute(sa.select(sa.exists().where(_needs_care(database_now_ms(conn), served)))).scalar_one())
 
 
 def claim_batch(
-    conn: sa.Connection, lease_ms: int, now_ms: Milliseconds | None = None, besides: Collection[str] = ()
+    conn: sa.Connection,
+    lease_ms: int,
+    now_ms: Milliseconds | None = None,
+    besides: Collection[str] = (),
+    served: Served | None = None,
 ) -> BatchLease | None:
     """The oldest batch that has to be moved on; what another server claims now is passed by.
 
     ``besides``: batches that the server is at, perhaps under a lease that is over: it must not be at them twice.
+    ``served``: it checks files of that model alone, and from then on nobody of another model of the name does.
     """
     t = batches.c
     now_ms = database_now_ms(conn) if now_ms is None else now_ms
-    free = sa.select(t.id).where(_needs_care(now_ms), t.id.not_in(besides)).order_by(t.seq).limit(1)
+    free = sa.select(t.id).where(_needs_care(now_ms, served), t.id.not_in(besides)).order_by(t.seq).limit(1)
     chosen = free.with_for_update(skip_locked=True).cte("chosen")
     claimed = (
         batches.update()
@@ -63,6 +78,9 @@ def claim_batch(
         .values(lease_epoch=t.lease_epoch + 1, leased_until_ms=now_ms + lease_ms)
         .returning(t.id, t.lease_epoch)
     )
+    if served is not None:
+        is_named = sa.and_(t.model_fingerprint.is_(None), t.model.in_(served.names))
+        claimed = claimed.values(model_fingerprint=sa.case((is_named, served.fingerprint), else_=t.model_fingerprint))
     row = conn.execute(claimed).one_or_none()
     return None if row is None else BatchLease(*row)
 

@@ -161,11 +161,11 @@ async def test_a_batch_whose_input_is_away_before_it_is_created_waits_for_it(tmp
 
 
 async def test_result_files_wait_for_their_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = asyncio.Event()
-    loop, write_files = asyncio.get_running_loop(), finalize.write_files
+    files, write_files = tmp_path / "data" / "files", finalize.write_files
 
     def tried(*args: object) -> object:
-        loop.call_soon_threadsafe(begun.set)
+        if files.exists():
+            files.rename(tmp_path / "away")
         return write_files(*args)  # type: ignore[arg-type]
 
     async with Server(tmp_path / "data") as server:
@@ -173,14 +173,12 @@ async def test_result_files_wait_for_their_directory(tmp_path: Path, monkeypatch
         await server.until_given(batch.id)
         server.engine.answer(batch.id, NUM_LINES - 1)
         await server.until(batch.id, lambda record: record.num_completed == NUM_LINES - 1)
-        # Bodies of lines are read where they have begun to answer.
-        server.engine.say([])
-        async with away(server, tmp_path / "data" / "files"):
-            monkeypatch.setattr(finalize, "write_files", tried)
-            await server.service.cancel_batch(batch.id, "")
-            await begun.wait()
-            await until(lambda: server.service._machine.waits_for_disk)
-            assert (await server.get(batch.id)).status == "cancelling"
+        monkeypatch.setattr(finalize, "write_files", tried)
+        await server.service.cancel_batch(batch.id, "")
+        await until(lambda: server.service._machine.waits_for_disk)
+        assert (await server.get(batch.id)).status == "cancelling"
+        monkeypatch.undo()
+        (tmp_path / "away").rename(files)
         record = await server.until_status(batch.id, "cancelled")
         assert (record.num_completed, record.num_failed) == (NUM_LINES - 1, 1)
         server.results(record)
@@ -309,14 +307,31 @@ async def test_a_directory_that_is_removed_is_noticed_and_nothing_is_acknowledge
 
 
 @pytest.mark.parametrize("name", ["neaptide.db", "neaptide.db-wal", "neaptide.db-shm"])
-async def test_a_database_file_that_is_removed_is_noticed(tmp_path: Path, name: str) -> None:
+async def test_a_database_file_that_is_away_is_noticed_and_results_wait_for_it(tmp_path: Path, name: str) -> None:
     data_dir = tmp_path / "data"
     async with Server(data_dir) as server:
-        file = await server.upload(numbered(NUM_LINES))
+        batch = await server.create(numbered(NUM_LINES))
+        await server.until_given(batch.id)
         async with away(server, data_dir / name):
+            server.engine.answer(batch.id)
             async with http_client(app_of(server)) as client:
-                body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+                body = {"input_file_id": batch.input_file_id, "endpoint": batch.endpoint, "completion_window": "24h"}
                 assert (await client.post("/v1/batches", json=body)).status_code == 503
             await until(lambda: server.service.health.missing)
         await until(lambda: not server.service.storage_failing)
-        await ends_well(server, await server.create(input_file_id=file.id))
+        await ends_well(server, batch)
+        assert len(server.engine.executed) == NUM_LINES
+        await ends_well(server, await server.create(input_file_id=batch.input_file_id))
+
+
+async def test_an_upload_does_not_go_to_what_covers_the_files(tmp_path: Path) -> None:
+    files = tmp_path / "data" / "files"
+    async with Server(tmp_path / "data") as server, http_client(app_of(server)) as client:
+        await server.upload(numbered(1))
+        async with away(server, files):
+            files.mkdir()  # as what is mounted over it
+            upload = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", numbered(1))}}
+            assert (await client.post("/v1/files", **upload)).status_code == 503
+            assert list(files.iterdir()) == []
+            await until(lambda: server.service.health.missing)
+        assert (await client.post("/v1/files", **upload)).status_code == 200

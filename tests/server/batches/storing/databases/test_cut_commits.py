@@ -6,6 +6,7 @@ exactly one, with its bytes. Every batch ends without a restart.
 
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -291,8 +292,10 @@ async def survives(
     chosen = rounds(is_shared, random, count)
     async with trial(root, postgres, monkeypatch, is_shared, random) as found:
         for number, (kind, harm) in enumerate(chosen):
-            print(f"round {number}: {kind}, {harm.name}")
+            begun_s = time.monotonic()
+            print(f"round {number}: {kind}, {harm.name}", end="", flush=True)
             await found.run(kind, harm)
+            print(f", {time.monotonic() - begun_s:.1f} s")
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

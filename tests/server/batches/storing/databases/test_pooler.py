@@ -8,8 +8,8 @@ from neaptide.server.batches.storing import file_rows
 from neaptide.server.batches.storing.data_dir import StoreError
 from neaptide.server.batches.storing.models import FileRecord
 from neaptide.server.batches.storing.store import Store
-from tests.pooler import pgbouncer, url
 from tests.postgres import PostgresServer
+from tests.server.batches.storing.databases.pooler import pgbouncer, url
 
 FILE = FileRecord("file-1", "", "a.jsonl", "batch", 3, "0" * 64, 100, None)
 
