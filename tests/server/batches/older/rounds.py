@@ -19,6 +19,7 @@ from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.edge.errors import ApiError
+from tests.patience import until
 from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import Server, ThreadChecker, numbered
 
@@ -49,11 +50,14 @@ class Plot:
 
     @classmethod
     def drawn(cls, seed: int) -> "Plot":
-        """Every thing comes as often as any other, and each at every moment that it knows."""
-        thing, moment = OBJECTS[seed % len(OBJECTS)], MOMENTS[seed // len(OBJECTS) % len(MOMENTS)]
+        """Every thing comes as often as any other, and with every harm at every moment that it knows."""
+        thing, turn = OBJECTS[seed % len(OBJECTS)], seed // len(OBJECTS)
         all_of_it = [cls(thing, *rest) for rest in product(HARMS, MOMENTS, REMEDIES, (True, False), (True, False))]
         possible = [plot for plot in all_of_it if plot._can_be]
-        return random.Random(seed).choice([plot for plot in possible if plot.moment == moment] or possible)
+        harms = [harm for harm in HARMS if any(plot.harm == harm for plot in possible)]
+        moments = [moment for moment in MOMENTS if any(plot.moment == moment for plot in possible)]
+        harm, moment = harms[turn % len(harms)], moments[turn % len(moments)]
+        return random.Random(seed).choice([plot for plot in possible if (plot.harm, plot.moment) == (harm, moment)])
 
     @property
     def _can_be(self) -> bool:
@@ -66,10 +70,11 @@ class Plot:
             return False
         if self.thing == "log" and (not self.is_killed or self.harm == "older"):
             return False
+        if self.harm == "older":
+            return self.remedy == "is given up" and self.thing in ("database", "everything") and not self.is_live
         if self.thing == "everything":
-            return (self.harm == "away" and self.remedy != "is given up") or (self.harm == "older" and not self.is_live)
-        # Files are written once.
-        return self.harm != "older" or self.thing == "database"
+            return self.harm == "away" and self.remedy != "is given up"
+        return True
 
 
 class Gates:
@@ -199,10 +204,13 @@ class Round:
         if moment == "complete":
             gates.open()
             await self._show(server, await server.until_terminal(batch_id))
+            # What is copied now must not vanish under it.
+            await until(lambda: not any((self.data / "jobs").iterdir()))
 
     def _keep_older(self, moment: str) -> None:
         """The copy that is put back later, of a moment before the round's own."""
-        earlier = MOMENTS[: MOMENTS.index(self.plot.moment)] or MOMENTS[:1]
+        # One that knows the batch, if the round's moment has such a one behind it.
+        earlier = MOMENTS[1 : MOMENTS.index(self.plot.moment)] or MOMENTS[:1]
         if self.plot.harm == "older" and moment == self._random_of_seed(earlier):
             ignored = shutil.ignore_patterns("lock", "*-shm")
             shutil.copytree(self.data, self.root / "older", ignore=ignored)
@@ -214,7 +222,7 @@ class Round:
                 connection.execute("pragma journal_mode=delete")
 
     def _random_of_seed(self, choices: tuple[str, ...]) -> str:
-        return random.Random(f"older {self.seed}").choice(choices)
+        return random.Random(f"put back {self.seed}").choice(choices)
 
     async def _show(self, server: Server, record: BatchRecord) -> None:
         for file_id in (record.output_file_id, record.error_file_id):
