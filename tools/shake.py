@@ -42,7 +42,7 @@ def run(number: int, words: Sequence[str], out: Path) -> bool:
     seed, is_busy, began_s = secrets.randbelow(1 << 32), bool(number % 2), time.monotonic()
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider"]
     command += [f"--randomly-seed={seed}", *words]
-    with busy_loops(2 * (os.cpu_count() or 1) if is_busy else 0):
+    with busy_loops((os.cpu_count() or 1) if is_busy else 0):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     last = (done.stdout.strip().splitlines() or [""])[-1]
     print(
