@@ -15,7 +15,7 @@ from tests.e2e.cluster.machine import RunningCluster
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (pip install neaptide[cluster])")
-MANIFEST = Path(__file__).parents[3] / "deploy" / "ray" / "serve.yaml"
+MANIFEST = Path(__file__).parents[4] / "deploy" / "ray" / "serve.yaml"
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Sockets below it must have short names.
