@@ -37,7 +37,7 @@ test-full: lint $(VENV)/.installed-test
 test-cluster: $(VENV)/.installed-cluster
 	command -v postgres || ls /usr/lib/postgresql/*/bin/postgres || apt-get install --yes --no-install-recommends postgresql
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m "full or not full" tests/cluster tests/server/batches/storing tests/server/batches/sharing \
-	  --ignore tests/server/batches/storing/test_disk_faults.py \
+	  --ignore tests/server/batches/storing/test_disk_faults.py --ignore tests/server/batches/storing/databases/test_failing_disk.py \
 	  tests/server/gateway tests/deploy/test_ray_manifests.py tests/e2e/cluster
 
 # Other people's clients against the real server, each in an environment of its own.

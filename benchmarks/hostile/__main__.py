@@ -30,6 +30,7 @@ from neaptide.loadgen.percentiles import percentile
 
 MODEL, KEY = "neaptide-tiny", "good"
 RATE_RPS, CHAT_TOKENS = 8.0, 4
+HELD = {"choice": ["left", "right"]}
 TTFT_SLO_S, TPOT_SLO_S = 1.0, 0.1
 """The server's own, on a CPU."""
 TTFT_BAR, LOST_BAR, MEMORY_BAR = 1.5, 0.01, 1.05
@@ -77,8 +78,7 @@ async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
             headers = {"authorization": f"Bearer {KEY}"}
             async with StreamClient(server.base_url, MODEL, headers=headers, timeout_s=120.0) as client:
                 await chats(client, 3.0, seed=0)
-                held = {"structured_outputs": {"choice": ["left", "right"]}}
-                await client.chat(USER, 16, **held)  # what is loaded once
+                await client.chat(USER, 16, structured_outputs=HELD)  # what is loaded once
                 engine = engine_of(server.pid)
                 before = engine.memory_info().rss
                 for index in range(1, pairs + 1):

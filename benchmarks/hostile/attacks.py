@@ -64,7 +64,9 @@ def batches(make: Callable[[int], Body], lines: int) -> Send:
         ]
         for i, entry in zip(numbers, entries, strict=True):
             entry["body"] |= make(i)  # type: ignore[operator]
-        batch = await submit_batch(http, "attack", b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+        batch = await submit_batch(
+            http, "attack.jsonl", b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+        )
         while batch["status"] not in TERMINAL:
             await asyncio.sleep(0.2)
             batch = await get_batch(http, batch["id"])
@@ -95,7 +97,59 @@ def ambiguous(number: int, copies: int = 128) -> Body:
     return {"n": copies, "max_tokens": 40, "temperature": 1, "structured_outputs": {"grammar": grammar}}
 
 
+def gets(path: str) -> Send:
+    async def send(http: httpx.AsyncClient, number: int) -> int:
+        return (await http.get(path)).status_code
+
+    return send
+
+
+def raw(make: Callable[[], bytes], path: str = CHAT) -> Send:
+    """A body that is made once, whatever it is."""
+    body = None
+
+    async def send(http: httpx.AsyncClient, number: int) -> int:
+        nonlocal body
+        body = body or make()
+        return (await http.post(path, content=body, headers={"content-type": "application/json"})).status_code
+
+    return send
+
+
+async def uploads(http: httpx.AsyncClient, number: int) -> int:
+    """A file of 20 MB that is removed again."""
+    files = {"file": ("attack", b"x" * 20_000_000, "application/octet-stream")}
+    reply = await http.post("/v1/files", files=files, data={"purpose": "user_data"})
+    if reply.status_code == 200:
+        await http.delete(f"/v1/files/{reply.json()['id']}")
+    return reply.status_code
+
+
+def refused_pattern(number: int) -> Body:
+    """It takes the compiler more than the half second of processor time that it may have."""
+    return {"structured_outputs": {"regex": "a?" * 10_000 + str(number)}}
+
+
+def scored(number: int) -> Body:
+    """Every token of the prompt with its 20 most likely alternatives."""
+    return {"prompt": [6 + (number + i) % 300 for i in range(1_000)], "echo": True, "logprobs": 20, "max_tokens": 1}
+
+
+EDITS: Body = {
+    "repetition_penalty": 1.1,
+    "presence_penalty": 1.0,
+    "frequency_penalty": 0.5,
+    "logit_bias": {str(i): 1.0 for i in range(6, 306)},
+    "min_tokens": 200,
+    "stop_token_ids": list(range(6, 134)),
+    "stop": ["a" * 1023 + "b", "ab" * 500 + "c", "x" * 1024, "y" * 1024],
+}
+"""All that is done to a row of logits and to a piece of text."""
+MANY: Body = {"n": 128, "max_tokens": 200, "temperature": 1.0}
+
+
 ATTACKS: dict[str, Attack] = {
+    "n=128 of free text": Attack(asks(lambda _: {"n": 128, "max_tokens": 4, "temperature": 1})),
     "n=128 of a long choice": Attack(asks(lambda _: long_choice())),
     "60 tokens of it": Attack(asks(lambda _: long_choice() | {"max_tokens": 60})),
     "the same from flex": Attack(asks(lambda _: long_choice() | {"service_tier": "flex"}), tier="flex"),
@@ -104,6 +158,28 @@ ATTACKS: dict[str, Attack] = {
     "200 distinct patterns at once": Attack(asks(distinct_pattern), clients=200),
     "n=128 of an ambiguous grammar": Attack(asks(ambiguous)),
     "an ambiguous grammar from a batch": Attack(batches(lambda i: ambiguous(i // 64, copies=1), 64), tier="batch"),
+    "24 clients whose patterns are refused": Attack(asks(refused_pattern), clients=24),
+    "n=128": Attack(asks(lambda _: MANY)),
+    "n=128, 20 alternatives": Attack(asks(lambda _: MANY | {"logprobs": True, "top_logprobs": 20})),
+    "n=128, top-p": Attack(asks(lambda _: MANY | {"top_p": 0.9, "top_k": 100, "min_p": 0.01})),
+    "n=128, penalties, biases, stops": Attack(asks(lambda _: MANY | EDITS)),
+    "the same from flex, streams": Attack(asks(lambda _: MANY | EDITS | {"service_tier": "flex"}), tier="flex"),
+    "lines with 20 alternatives from a batch": Attack(
+        batches(lambda _: {"max_tokens": 60, "logprobs": True, "top_logprobs": 20} | EDITS | {"min_tokens": 60}, 256),
+        tier="batch",
+    ),
+    "8 prompts scored": Attack(asks(scored, "/v1/completions"), clients=8),
+    "2,048 prompts at once": Attack(
+        asks(lambda _: {"prompt": ["a b c"] * 2048, "max_tokens": 1}, "/v1/completions"), clients=4
+    ),
+    "8 long prompts": Attack(asks(lambda _: {"messages": [{"role": "user", "content": "word " * 180_000}]}), clients=8),
+    "8 long texts to count": Attack(asks(lambda i: {"prompt": f"{i} word " * 30_000}, "/tokenize"), clients=8),
+    "10,000 messages": Attack(asks(lambda _: {"messages": USER * 10_000}), clients=8),
+    "bodies of 20 MB": Attack(raw(lambda: b'{"prompt": "' + b"x" * 20_900_000 + b'"}', "/v1/completions"), clients=4),
+    "bodies of a million numbers": Attack(raw(lambda: b'{"prompt": [' + b"1," * 1_000_000 + b"1]}"), clients=8),
+    "32 scrapers": Attack(gets("/metrics"), clients=32),
+    "16 readers of lists": Attack(gets("/v1/batches?limit=100"), clients=16),
+    "4 uploads of 20 MB": Attack(uploads, clients=4),
 }
 
 

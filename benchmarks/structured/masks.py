@@ -129,7 +129,7 @@ def measure_masks(args: argparse.Namespace) -> dict[str, float]:
                 if state.follower is not None
             ]
             start_s = time.perf_counter()
-            mask = masks.fill(constrained).result()
+            mask = masks.fill(constrained).collect()
             fills_s.append(time.perf_counter() - start_s)
             start_s = time.perf_counter()
             allowed = Allowed(list(range(args.requests)), torch.from_numpy(mask.bits))

@@ -225,6 +225,12 @@ class StepStats(msgspec.Struct, array_like=True, gc=False):
     """That offline admissions leave for online work, those that it holds included."""
     memory_ran_out: int = 0
     """Times in this step; the executor then computes it in pieces."""
+    mask_s: float = 0.0
+    """Waited for masks of grammars ..."""
+    late_masks: int = 0
+    """... and how many were not there in time all the same."""
+    grammar_bytes: int = 0
+    """Host memory that grammars take, about."""
     is_given_up: bool = False
     """For an online request that came: no token of it counts, nor does what it admitted and preempted, which the step
     behind it tells."""

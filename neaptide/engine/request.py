@@ -44,6 +44,7 @@ class Request:
         "prompt_logprobs",
         "prompt_logprobs_reported",
         "prompt_token_ids",
+        "put_off_s",
         "report_every_step",
         "request_class",
         "request_id",
@@ -115,6 +116,8 @@ class Request:
         self.scheduled_s = self._first_token_s = 0.0
         self.admission_index = 0
         """Counts admissions: the youngest offline request is the first victim. 0 before the first."""
+        self.put_off_s = 0.0
+        """How long it has been put off for masks; while it has a seat, the table knows."""
         self.num_reported_tokens = 0
         """Of the output."""
         self.unreported_logprobs: list[TokenLogprobs] = []
@@ -138,6 +141,7 @@ class Request:
         assert table is not None
         self._output_token_ids = self.output_token_ids(0)
         self._first_token_s = float(table.first_token_s[self.seat])
+        self.put_off_s = float(table.put_off_s[self.seat])
         table.leave_seat(self.seat)
         self.table, self.seat, self.status = None, -1, status
 
@@ -220,8 +224,10 @@ class Request:
 
     @property
     def next_deadline_s(self) -> float:
-        """When its next token is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""
+        """When its next token is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``, and as much later as it
+        was put off."""
         num_output_tokens = self.num_output_tokens
         if num_output_tokens == 0:
             return self.arrival_s + self.ttft_slo_s
-        return self.first_token_s + num_output_tokens * self.tpot_slo_s
+        put_off_s = self.put_off_s if self.table is None else float(self.table.put_off_s[self.seat])
+        return self.first_token_s + num_output_tokens * self.tpot_slo_s + put_off_s

@@ -105,6 +105,12 @@ class RequestTable:
         self.ttft_slo_s = _floats(num_seats)
         self.tpot_slo_s = _floats(num_seats)
         self.first_token_s = _floats(num_seats)
+        self.not_before_s = _floats(num_seats)
+        """It does not run before; 0 where it may ..."""
+        self.put_off_s = _floats(num_seats)
+        """... and how long that has been so in all: by so much later are its tokens due."""
+        self.all_run_at_s = 0.0
+        """When no row is put off any more."""
         self.online: BoolArray = np.zeros(num_seats, np.bool_)
         self.offline: BoolArray = np.zeros(num_seats, np.bool_)
         self.no_priority: BoolArray = np.zeros(num_seats, np.bool_)
@@ -137,6 +143,7 @@ class RequestTable:
         self.arrival_s[seat] = request.arrival_s
         self.ttft_slo_s[seat], self.tpot_slo_s[seat] = request.ttft_slo_s, request.tpot_slo_s
         self.first_token_s[seat] = request.first_token_s
+        self.not_before_s[seat], self.put_off_s[seat] = 0.0, request.put_off_s
         self.online[seat], self.offline[seat] = request.is_online, not request.is_online
         self.no_priority[seat] = not request.is_priority
         self.streams[seat] = request.report_every_step
@@ -161,6 +168,16 @@ class RequestTable:
         self.num_epochs += 1
         self.epoch[seat] = self.num_epochs
 
+    def put_off(self, seat: int, num_sound: int, now_s: float, late_s: float) -> None:
+        """The row has computed its last token in vain. It stays away for so long, and computes it again."""
+        self.computed[seat] = num_sound
+        self.sound[seat] = min(int(self.sound[seat]), num_sound)
+        self.total[seat] = self.known[seat]
+        self.not_before_s[seat] = now_s + late_s
+        self.put_off_s[seat] += late_s
+        self.all_run_at_s = max(self.all_run_at_s, now_s + late_s)
+        self.renew(seat)
+
     def request(self, seat: int) -> "Request":
         request = self.requests[seat]
         assert request is not None, f"seat {seat} is empty"
@@ -178,9 +195,12 @@ class RequestTable:
 
     # ---- what policies ask ----
 
-    def lacking(self) -> Lacking:
-        """Rows that have something to compute: all but those whose last token a step in flight samples."""
+    def lacking(self, now_s: float) -> Lacking:
+        """Rows that have something to compute: all but those whose last token a step in flight samples, and those that
+        are put off."""
         lacking = self.total - self.computed
+        if now_s < self.all_run_at_s:
+            lacking[self.not_before_s > now_s] = 0
         ones = self._by_class(lacking == ONE)
         if len(ones.online) + len(ones.offline) == self.num_running:
             return Lacking(ones, NO_ROWS_OF_EITHER)
@@ -197,12 +217,13 @@ class RequestTable:
         if np.count_nonzero(num_output) < len(rows):
             return self.with_output(rows[num_output > 0])
         tpot_slo_s = self.tpot_slo_s[rows]
-        return Streams(rows, total, num_output, tpot_slo_s, self.first_token_s[rows] + num_output * tpot_slo_s)
+        due_s = self.first_token_s[rows] + num_output * tpot_slo_s + self.put_off_s[rows]
+        return Streams(rows, total, num_output, tpot_slo_s, due_s)
 
     def next_deadline_s(self, rows: IntArray) -> FloatArray:
         """When the next token of each is due: ``D_1 = arrival + TTFT``, ``D_k = t_1 + (k - 1) * TPOT``."""
         num_output = self.total[rows] - self.prompt[rows]
-        due_s: FloatArray = self.first_token_s[rows] + num_output * self.tpot_slo_s[rows]
+        due_s: FloatArray = self.first_token_s[rows] + num_output * self.tpot_slo_s[rows] + self.put_off_s[rows]
         if np.count_nonzero(num_output) < len(rows):
             due_s = np.where(num_output == 0, self.arrival_s[rows] + self.ttft_slo_s[rows], due_s)
         return due_s

@@ -1,21 +1,38 @@
-"""Which tokens each request's grammar allows next: filled on the host while the device runs the forward pass."""
+"""Which tokens each request's grammar allows next: computed on the host while the device runs the forward pass.
 
+A step waits for masks no longer than it is told to. What takes longer goes on beside the steps to come, in threads that
+get what processor time others leave; the requests that it is for sample nothing meanwhile, and are told how late they
+are. Grammars that are known to be quick never wait behind those that are not.
+"""
+
+import ctypes
 import logging
+import math
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from queue import Empty, PriorityQueue
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
 from neaptide.engine.arrays import TokenArray
 from neaptide.engine.params import GRAMMAR_ERROR
 from neaptide.engine.steps.plan import StepPlan
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
+from neaptide.executors.grammar_places import (
+    COMPILE_BYTES_PER_S,
+    MASK_BYTES_PER_S,
+    Bits,
+    Follower,
+    Place,
+    Places,
+)
 from neaptide.executors.recent_tokens import RecentTokens, SampledLater
 from neaptide.models.grammars import GrammarError, Grammars
 
@@ -23,36 +40,23 @@ logger = logging.getLogger(__name__)
 
 MAX_THREADS = 8
 """Of one step's masks: on a machine whose GPU computes, the host's cores have time."""
+QUICK_S = 0.001
+"""Of processor time. A grammar whose masks take longer than this has them computed beside the steps."""
+NICENESS = 10
+"""Of the threads that do that: they get a tenth of a core that others want."""
+LEAST_LATE_S, MOST_LATE_S = 0.005, 1.0
+"""A mask that is late is looked for again after this."""
+WAITED_PER_S = 20.0
+"""In the queue, a mask that takes a second stands behind those that come so many seconds later and take none."""
+LOOK_S = 0.001
+"""Between two looks whether somebody wants the device."""
+SLICE_S = 0.05
+"""Who has many tokens to read again lets others go first after this."""
+COMPILE_S_PER_CHARACTER = 1e-6
+TRIM_BYTES, TRIM_AFTER_S = 16 << 20, 1.0
+"""So much that was dropped is given back to the system when nothing has been asked for so long."""
+CLOSE_S = 2.0
 _NO_TOKENS: TokenArray = np.zeros(0, np.int32)
-
-
-class Follower:
-    """Where one request's output stands in its grammar. Used by the mask thread only.
-
-    It is told the whole output at every step and not the last token: after a preemption, a step that was undone or one
-    that is run again in parts, the output may be shorter than it was, or another. Then it is read again from the start.
-    """
-
-    def __init__(self, grammar: str) -> None:
-        self.grammar = grammar
-        self._matcher: LLMatcher | None = None
-        self._followed = _NO_TOKENS
-
-    def follow(self, output: TokenArray, grammars: Grammars) -> LLMatcher:
-        """The matcher behind these tokens.
-
-        Raises:
-            GrammarError: the grammar does not allow them, or has become too complex.
-        """
-        matcher, known = self._matcher, self._followed
-        if matcher is None or not np.array_equal(known, output[: len(known)]):
-            matcher, known = grammars.start(self.grammar), _NO_TOKENS
-        self._matcher = None  # a matcher that fails is of no use any more
-        for token_id in output[len(known) :].tolist():
-            if not matcher.consume_token(token_id):
-                raise GrammarError(matcher.get_error())
-        self._matcher, self._followed = matcher, output
-        return matcher
 
 
 @dataclass(slots=True)
@@ -97,19 +101,86 @@ class Constrained:
 class StepMask:
     """What a step's grammars allow."""
 
-    bits: npt.NDArray[np.int32]
+    bits: Bits
     """[constrained requests, ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32."""
     request_ids: list[str]
     errors: dict[str, str] = field(default_factory=dict)
     """Requests that failed on their own; their bits are all set."""
+    late: dict[str, float] = field(default_factory=dict)
+    """Requests whose masks were not there in time, and for how many seconds it is no use to ask again; likewise."""
+    waited_s: float = 0.0
+    """For masks, when there was nothing else to wait for."""
+
+
+class StepFill:
+    """The masks of one step, on their way."""
+
+    def __init__(self, masks: "GrammarMasks", request_ids: list[str]) -> None:
+        self._masks = masks
+        self.request_ids = request_ids
+        self.places: list[Place | None] | None = None
+        """Where each request stands, None for one that has no place; None before that is known."""
+        self.error: Exception | None = None
+        self._mask: StepMask | None = None
+
+    def collect(self, patience: "Patience | None" = None) -> StepMask:
+        """What is there after waiting for all of them, or as patience has it; the same whenever it is asked."""
+        if self._mask is None:
+            self._mask = self._masks._collect(self, patience)
+        return self._mask
+
+
+class Patience(NamedTuple):
+    """How long a step waits for its masks."""
+
+    most_s: float
+    """For all of them ..."""
+    is_alone: bool
+    """... and where it can sample nothing else, for the first of them ..."""
+    alone_s: float
+    is_wanted: Callable[[], bool] | None = None
+    """... as long as no other request asks for the device."""
+
+
+PATIENT = Patience(math.inf, False, 0.0)
+
+
+class _Job(NamedTuple):
+    due_s: float
+    number: int
+    cost_s: float = 0.0
+    """As expected."""
+    place: Place | None = None
+    """None ends the thread."""
+
+
+class _Consumer:
+    """Lets matchers consume tokens without the interpreter's lock.
+
+    The library gives it up where several matchers are to consume one, and keeps it where it is only one: which may take
+    tens of milliseconds, and in a thread that gets little processor time ten times as long. So the one never is alone.
+    """
+
+    def __init__(self, grammars: Grammars, num_threads: int) -> None:
+        self.executor = LLExecutor(num_threads=num_threads)
+        self._companion = LLMatcher(grammars.tokenizer, "no grammar", log_level=0)
+        """It refuses every token at once."""
+
+    def consume(self, matchers: Sequence[LLMatcher], token_ids: Sequence[int]) -> None:
+        """One token each."""
+        pairs = list(zip(matchers, token_ids, strict=True))
+        if len(pairs) == 1:
+            pairs.append((self._companion, 0))
+        if pairs:
+            self.executor.consume_token_par(pairs)
 
 
 class GrammarMasks:
-    """Fills masks in a thread of its own.
+    """Computes masks in threads of its own. Everything in ``_places`` is done with ``_changed`` held.
 
     Args:
         directory: of the model.
-        num_threads: that fill a step's masks; 0 is as many as make sense.
+        num_threads: that compute masks; 0 is as many as make sense.
     """
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int], num_threads: int = 0) -> None:
@@ -117,62 +188,246 @@ class GrammarMasks:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._num_threads = num_threads or max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
-        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._quick = ThreadPoolExecutor(1, "masks")
+        self._threads: list[threading.Thread] = []
+        self._queue: PriorityQueue[_Job] = PriorityQueue()
+        self._num_jobs = 0
+        self._queued_s = 0.0
+        """What the jobs in the queue are expected to take."""
+        self._places = Places()
+        self._changed = threading.Condition()
         self._grammars: Grammars | None = None
-        self._filler: LLExecutor | None = None
+        self._loading = threading.Lock()
+        self._consumer: _Consumer | None = None
+        """Of the thread for quick masks."""
+
+    @property
+    def num_bytes(self) -> int:
+        """That matchers take, about."""
+        return self._places.num_bytes
 
     def warm_up(self) -> None:
         """Reads the tokenizer now, where there is one, and not when the first grammar comes."""
         try:
-            self._thread.submit(self._load).result()
+            self._load()
         except GrammarError as error:
             logger.info("no structured output: %s", error)
+            return
+        with self._changed:
+            self._start_threads()
 
     def compile(self, follower: Follower) -> None:
-        """Begins to compile the grammar of a new request, beside the steps that compute its prompt."""
-        self._thread.submit(self._compile, follower)
+        """Begins with the first mask of a new request, beside the steps that compute its prompt."""
+        with self._changed:
+            self._request(self._places.move(follower, _NO_TOKENS))
 
-    def fill(self, constrained: list[Constrained]) -> "Future[StepMask]":
-        """Begins to fill a step's masks."""
-        return self._thread.submit(self._fill, constrained)
+    def leave(self, follower: Follower) -> None:
+        """The request has ended."""
+        with self._changed:
+            self._places.leave(follower)
+
+    def fill(self, constrained: list[Constrained]) -> StepFill:
+        """Begins to compute a step's masks."""
+        fill = StepFill(self, [request.request_id for request in constrained])
+        self._quick.submit(self._fill, fill, constrained)
+        return fill
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    # ---- in the thread ----
+        self._quick.shutdown(wait=False, cancel_futures=True)
+        for number, _ in enumerate(self._threads):
+            self._queue.put(_Job(-math.inf, -number))
+        for thread in self._threads:
+            thread.join(CLOSE_S)  # native code that comes back to an interpreter that ends crashes it
+        self._threads.clear()
 
     def _load(self) -> Grammars:
-        if self._grammars is None:
-            self._grammars = Grammars(self._directory, self._vocab_size, self._eos_token_ids)
-        return self._grammars
+        with self._loading:
+            if self._grammars is None:
+                self._grammars = Grammars(self._directory, self._vocab_size, self._eos_token_ids)
+            return self._grammars
 
-    def _compile(self, follower: Follower) -> None:
-        try:
-            follower.follow(_NO_TOKENS, self._load())
-        except GrammarError:
-            logger.info("a grammar cannot be compiled")  # ``_fill`` tells whose
+    def _wait(self, places: list[Place | None], patience: Patience) -> None:
+        most_s = None if math.isinf(patience.most_s) else patience.most_s
+        self._changed.wait_for(lambda: all(place is None or place.is_done for place in places), most_s)
+        end_s = time.monotonic() + patience.alone_s
+        while patience.is_alone and not any(place is None or place.is_done for place in places):
+            if time.monotonic() >= end_s or (patience.is_wanted is not None and patience.is_wanted()):
+                return
+            self._changed.wait(LOOK_S)
 
-    def _fill(self, constrained: list[Constrained]) -> StepMask:
-        bits = np.full((len(constrained), -(-self._vocab_size // 32)), -1, np.int32)
-        mask = StepMask(bits, [request.request_id for request in constrained])
-        matchers: list[tuple[LLMatcher, int]] = []
-        for index, request in enumerate(constrained):
-            try:
-                matchers.append((request.follower.follow(request.tokens(), self._load()), index))
-            except Exception:
-                self._give_up(mask, index)
-        if matchers:
-            if self._filler is None:
-                self._filler = LLExecutor(num_threads=self._num_threads)
-            self._filler.unsafe_compute_mask_ptr(matchers, bits.ctypes.data, bits.shape[1] * 4, len(bits))
-        for matcher, index in matchers:
-            if matcher.is_error() or not bits[index].any():
-                self._give_up(mask, index)
+    def _collect(self, fill: StepFill, patience: Patience | None) -> StepMask:
+        bits = np.full((len(fill.request_ids), -(-self._vocab_size // 32)), -1, np.int32)
+        mask = StepMask(bits, fill.request_ids)
+        with self._changed:
+            self._changed.wait_for(lambda: fill.places is not None)
+            if fill.error is not None:
+                raise fill.error
+            places = fill.places
+            assert places is not None
+            start_s = time.perf_counter()
+            self._wait(places, patience or PATIENT)
+            mask.waited_s = time.perf_counter() - start_s
+            for late in {place for place in places if place is not None and not place.is_done}:
+                late.late_s = min(2.0 * late.late_s, MOST_LATE_S)
+            for index, (request_id, place) in enumerate(zip(fill.request_ids, places, strict=True)):
+                if place is None or place.failed:
+                    logger.warning("request %s: its grammar cannot be followed any further", request_id)
+                    mask.errors[request_id] = GRAMMAR_ERROR
+                elif place.bits is None:
+                    mask.late[request_id] = place.late_s
+                else:
+                    bits[index] = place.bits
         return mask
 
-    @staticmethod
-    def _give_up(mask: StepMask, index: int) -> None:
-        """Nothing of the library's words is logged: they quote the grammar, and that is the caller's."""
-        logger.warning("request %s: its grammar cannot be followed any further", mask.request_ids[index])
-        mask.errors[mask.request_ids[index]] = GRAMMAR_ERROR
-        mask.bits[index] = -1
+    # ---- quick masks ----
+
+    def _fill(self, fill: StepFill, constrained: list[Constrained]) -> None:
+        try:
+            quick, places = self._find(constrained)
+            if quick:
+                self._compute_quick(quick)
+        except Exception as error:
+            fill.error, places = error, []
+        with self._changed:
+            fill.places = places
+            self._changed.notify_all()
+
+    def _find(self, constrained: list[Constrained]) -> tuple[list[Place], list[Place | None]]:
+        """Where the requests stand, and which of the places are for this thread. The others are put into the queue."""
+        outputs: list[TokenArray | None] = []
+        for request in constrained:
+            try:
+                outputs.append(request.tokens())
+            except Exception:  # the step that samples it has failed
+                outputs.append(None)
+        quick: list[Place] = []
+        places: list[Place | None] = []
+        with self._changed:
+            for request, output in zip(constrained, outputs, strict=True):
+                place = None if output is None else self._places.move(request.follower, output)
+                places.append(place)
+                if place is None or place.is_done or place.is_busy:
+                    continue
+                if _is_quick(place):
+                    place.is_busy = True
+                    quick.append(place)
+                else:
+                    self._request(place)
+        return quick, places
+
+    def _compute_quick(self, quick: list[Place]) -> None:
+        """All at once. What takes too long is measured once more, alone."""
+        if self._consumer is None:
+            self._consumer = _Consumer(self._load(), self._num_threads)
+        matchers = [place.matcher for place in quick if place.matcher is not None]
+        start_s = time.perf_counter()
+        self._consumer.consume(matchers, [int(place.output[-1]) for place in quick])
+        bits = np.zeros((len(quick), -(-self._vocab_size // 32)), np.int32)
+        to_fill = [(matcher, index) for index, matcher in enumerate(matchers)]
+        self._consumer.executor.unsafe_compute_mask_ptr(to_fill, bits.ctypes.data, bits.shape[1] * 4, len(bits))
+        each_s = (time.perf_counter() - start_s) / len(quick)
+        with self._changed:
+            for place, matcher, own in zip(quick, matchers, bits, strict=True):
+                self._finish(place, matcher, own, each_s if each_s <= QUICK_S else None, int(each_s * MASK_BYTES_PER_S))
+
+    # ---- the others ----
+
+    def _request(self, place: Place) -> None:
+        """Puts a place into the queue, if its mask is not there and not on its way."""
+        if place.is_done or place.is_busy:
+            return
+        self._places.prepare(place)
+        cost_s = place.grammar.cost_s
+        self._put(place, COMPILE_S_PER_CHARACTER * len(place.grammar.text) if cost_s is None else cost_s)
+        place.late_s = min(max(self._queued_s / self._num_threads, LEAST_LATE_S), MOST_LATE_S)
+        self._start_threads()
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < max(self._num_threads, 2):
+            self._threads.append(threading.Thread(target=self._work, name="grammars", daemon=True))
+            self._threads[-1].start()
+
+    def _put(self, place: Place, cost_s: float) -> None:
+        place.is_busy = True
+        self._queued_s += cost_s
+        self._num_jobs += 1
+        self._queue.put(_Job(time.monotonic() + WAITED_PER_S * cost_s, self._num_jobs, cost_s, place))
+
+    def _work(self) -> None:
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(niceness, 19))
+        consumer: _Consumer | None = None
+        while True:
+            try:
+                job = self._queue.get(timeout=TRIM_AFTER_S)
+            except Empty:
+                self._give_memory_back()
+                continue
+            if job.place is None:
+                return
+            if consumer is None:
+                consumer = _Consumer(self._load(), 1)  # its thread is as nice
+            self._compute(job, job.place, consumer)
+
+    def _compute(self, job: _Job, place: Place, consumer: _Consumer) -> None:
+        """A place's mask, or a part of the way to it."""
+        with self._changed:
+            self._queued_s -= job.cost_s
+            if not self._places.is_wanted(place):
+                self._places.give_back(place, None)
+                return
+        bits, cost_s, compile_s = np.zeros(-(-self._vocab_size // 32), np.int32), 0.0, 0.0
+        matcher, followed, begin_s = place.matcher, place.followed, time.monotonic()
+        try:
+            if matcher is None:
+                start_s = time.thread_time()
+                matcher, followed = self._load().compile(place.grammar.text), 0
+                compile_s = time.thread_time() - start_s
+            while followed < len(place.output) and time.monotonic() < begin_s + SLICE_S:
+                consumer.consume([matcher], [int(place.output[followed])])
+                followed += 1
+            if followed == len(place.output):
+                start_s = time.thread_time()
+                matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+                cost_s = time.thread_time() - start_s
+        except Exception:
+            matcher = None
+        grown_bytes = int(compile_s * COMPILE_BYTES_PER_S + cost_s * MASK_BYTES_PER_S)
+        with self._changed:
+            if matcher is None or followed == len(place.output):
+                self._finish(place, matcher, bits, cost_s, grown_bytes)
+            else:
+                self._places.give_back(place, matcher, followed, grown_bytes)
+                self._put(place, time.monotonic() - begin_s)
+
+    def _finish(
+        self, place: Place, matcher: LLMatcher | None, bits: Bits, cost_s: float | None, grown_bytes: int
+    ) -> None:
+        """Nothing of the library's words is logged: they quote the grammar, and that is the caller's.
+
+        Args:
+            cost_s: of the mask; None where that is not known.
+        """
+        if matcher is None or matcher.is_error() or not bits.any():
+            place.failed, matcher = True, None
+        else:
+            place.bits = bits
+            place.grammar.took(cost_s)
+        self._places.give_back(place, matcher, len(place.output), grown_bytes)
+        self._changed.notify_all()
+
+    def _give_memory_back(self) -> None:
+        """The allocator keeps what was freed, in as many pools as there were threads."""
+        with self._changed:
+            if self._places.dropped_bytes < TRIM_BYTES:
+                return
+            self._places.dropped_bytes = 0
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)
+
+
+def _is_quick(place: Place) -> bool:
+    """Whether it is a token behind a matcher that is there, of a grammar whose masks are quick."""
+    cost_s = place.grammar.cost_s
+    is_known = cost_s is not None and cost_s <= QUICK_S
+    return is_known and place.matcher is not None and place.followed == len(place.output) - 1

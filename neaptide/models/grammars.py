@@ -5,22 +5,19 @@ it again to follow it: both with the same vocabulary and the same limits, so tha
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
-CAPACITY = 64
-"""Compiled grammars that are kept: many requests bring the same one."""
 MAX_ITEMS_IN_ROW = 2_000
 INITIAL_LEXER_FUEL = 1_000_000
 STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
-"""The library's own units; together they bound a compilation to tens of milliseconds and a mask to about fifteen."""
+"""The library's own units; together they bound a compilation to tens of milliseconds and a mask to about forty."""
 NO_OUTPUT = "Unsatisfiable: no token may begin the output"
 _NOTHING_NEXT = "NoExtensionBias"
 """The library's word for it."""
@@ -35,7 +32,7 @@ class GrammarError(ValueError):
 
 
 class Grammars:
-    """Compiles grammars over the tokens of one model, and keeps the last ones.
+    """Compiles grammars over the tokens of one model.
 
     Args:
         directory: of the model; its ``tokenizer.json`` is read.
@@ -46,16 +43,13 @@ class Grammars:
         GrammarError: the tokenizer is of a kind whose tokens are not known to be bytes, or there is none.
     """
 
-    def __init__(
-        self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int], capacity: int = CAPACITY
-    ) -> None:
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         try:
             text = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
             self.tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except (OSError, ValueError) as error:
             raise GrammarError(f"the tokenizer serves no grammars: {error}") from error
         self.vocab_size = vocab_size
-        self._capacity = capacity
         self._limits = LLParserLimits(
             max_items_in_row=MAX_ITEMS_IN_ROW,
             initial_lexer_fuel=INITIAL_LEXER_FUEL,
@@ -64,26 +58,9 @@ class Grammars:
             max_lexer_states=MAX_LEXER_STATES,
             max_grammar_size=MAX_GRAMMAR_SIZE,
         )
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-
-    def start(self, grammar: str) -> LLMatcher:
-        """A matcher before the first token.
-
-        Raises:
-            GrammarError: it cannot be compiled.
-        """
-        found = self._compiled.get(grammar)
-        if found is None:
-            found = self.compile(grammar)
-            self._compiled[grammar] = found
-            if len(self._compiled) > self._capacity:
-                self._compiled.popitem(last=False)
-        else:
-            self._compiled.move_to_end(grammar)
-        return found.deep_copy()
 
     def check(self, grammar: str) -> None:
-        """Compiles a grammar and looks for its first token. Nothing is kept.
+        """Compiles a grammar and looks for its first token.
 
         Raises:
             GrammarError: it cannot be compiled, or lets no output begin.
@@ -97,7 +74,11 @@ class Grammars:
             raise GrammarError(NO_OUTPUT)
 
     def compile(self, grammar: str) -> LLMatcher:
-        """As ``start``, and nothing is kept."""
+        """A matcher before the first token.
+
+        Raises:
+            GrammarError: it cannot be compiled.
+        """
         matcher = LLMatcher(self.tokenizer, _unforced(grammar), log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())

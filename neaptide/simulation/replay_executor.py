@@ -78,6 +78,8 @@ class ReplayExecutor:
         self._answers = answers
         self._handles = handles
         self._errors: dict[str, str] = {}
+        self._late: dict[str, float] = {}
+        self._mask_s = 0.0
         self._in_parts = False
         self._has_raised = False
         self._is_given_up = False
@@ -89,6 +91,8 @@ class ReplayExecutor:
     def expect(self, line: StepLine) -> None:
         """The step that is waited for next."""
         self._errors = {self._requests[int(handle)].request_id: error for handle, error in line.errors.items()}
+        self._late = {self._requests[int(handle)].request_id: late_s for handle, late_s in line.late.items()}
+        self._mask_s = line.mask_s
         self._in_parts, self._has_raised = line.in_parts, False
         self._is_given_up = line.given_up
 
@@ -105,6 +109,8 @@ class ReplayExecutor:
             result.is_given_up = True
             return result
         result.errors = {id_: self._errors[id_] for id_ in plan.request_ids if id_ in self._errors}
+        result.late = {id_: self._late[id_] for id_ in plan.request_ids if id_ in self._late}
+        result.mask_s = self._mask_s
         if self._in_parts and (not self._has_raised or INTERNAL_ERROR in result.errors.values()):
             self._has_raised = True
             raise RecordedError

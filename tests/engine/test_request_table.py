@@ -106,7 +106,7 @@ for_halls = settings(deadline=None)
 @for_halls
 @given(halls, st.booleans())
 def test_rows_are_chosen_by_what_they_lack(hall: Hall, online: bool) -> None:
-    ones, more = (rows.of(online) for rows in hall.table.lacking())
+    ones, more = (rows.of(online) for rows in hall.table.lacking(0.0))
     for chosen, wanted in (
         (ones, lambda r: r.num_uncomputed_tokens == 1),
         (more, lambda r: r.num_uncomputed_tokens > 1),

@@ -244,6 +244,9 @@ NAMES = {
     "neaptide_preemptions",
     "neaptide_recomputed_tokens",
     "neaptide_memory_ran_out",
+    "neaptide_grammar_bytes",
+    "neaptide_mask_wait_seconds",
+    "neaptide_late_masks",
     "neaptide_kv_blocks",
     "neaptide_step_seconds",
     "neaptide_step_tokens",
@@ -307,6 +310,7 @@ async def test_metrics_count_what_happened(server: Server) -> None:
     await call(ttft_slo_ms=1e-3)
     await call(temperature=9)
     server.engine.emit_stats(running_online=3, running_offline=7, waiting_offline=9, blocks_cached=5, memory_ran_out=2)
+    server.engine.emit_stats(running_offline=7, waiting_offline=9, blocks_cached=5, late_masks=3, grammar_bytes=4096)
     found = await _samples(server)
 
     def value(name: str, **labels: str) -> float:
@@ -325,6 +329,7 @@ async def test_metrics_count_what_happened(server: Server) -> None:
     assert value("neaptide_requests_waiting", **{"class": "offline"}) == 9
     assert value("neaptide_kv_blocks", state="cached") == 5
     assert value("neaptide_memory_ran_out_total") == 2
+    assert (value("neaptide_late_masks_total"), value("neaptide_grammar_bytes")) == (3, 4096)
     assert value("neaptide_http_requests_total", method="POST", route=CHAT, code="200") == 3
     assert value("neaptide_http_requests_total", method="POST", route=CHAT, code="400") == 1
     # The compatible series know online work only.

@@ -179,6 +179,10 @@ class StepLine(_Line, tag="step"):
     in the output."""
     errors: dict[str, str] = {}
     """Requests (handles) that the executor failed."""
+    late: dict[str, float] = {}
+    """Requests (handles) that sampled nothing, for their masks were late, and for how long they were put off ..."""
+    mask_s: float = 0.0
+    """... and what the step waited for masks."""
     in_parts: bool = False
     """The step had to be run in parts; nothing was learnt from its time."""
     given_up: bool = False

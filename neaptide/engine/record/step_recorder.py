@@ -209,6 +209,10 @@ class StepRecorder(EngineObserver):
     def committed(self, step: Step, result: StepResult, scheduler: Scheduler) -> None:
         line = self._step_line(step, scheduler)
         line.errors = {str(self._handle(request_id)): error for request_id, error in result.errors.items()}
+        named = [request_id for request_id in result.late if self._is_named(request_id)]
+        line.late = {str(self._handle(request_id)): result.late[request_id] for request_id in named}
+        if result.mask_s:
+            line.mask_s = result.mask_s
         line.in_parts = not result.is_whole
         self._note_step(line, step, scheduler)
 

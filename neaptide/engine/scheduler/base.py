@@ -33,6 +33,12 @@ from neaptide.engine.steps.plan import BatchShape, NewRequest, StepPlan
 from neaptide.engine.steps.step import Step, await_tokens
 from neaptide.engine.steps.timer import StepTimer
 
+MASK_SHARE = 0.05
+"""Of the TPOT target, the most that a step waits for masks that it could go on without."""
+MASK_MEMORY_STEPS = 8
+"""How fast the wait that is expected follows what was waited."""
+LEAST_MASK_WAIT_S = 1e-5
+
 
 class PlanningError(Exception):
     """Planning failed at one request; nothing has changed."""
@@ -98,6 +104,8 @@ class Scheduler(ABC):
         self.headroom = headroom
         self.index = 0
         """Of the step being planned, or planned last."""
+        self.mask_wait_s = 0.0
+        """What a step is expected to wait for masks."""
         self.preempted = PreemptionCount()
         """By drafts since the last step."""
         self._preempted_ids: list[str] = []
@@ -139,6 +147,12 @@ class Scheduler(ABC):
 
     def observe_step(self, step: Step, seconds: float) -> None:  # noqa: B027 (a policy need not learn)
         """A planned step took ``seconds``."""
+
+    def observe_masks(self, waited_s: float) -> None:
+        """A step has waited so long for masks."""
+        self.mask_wait_s += (waited_s - self.mask_wait_s) / MASK_MEMORY_STEPS
+        if self.mask_wait_s < LEAST_MASK_WAIT_S:
+            self.mask_wait_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -228,7 +242,7 @@ class Scheduler(ABC):
         Raises:
             PlanningError: a request could not be planned for.
         """
-        budget = StepBudget(self.cost_model, self.max_step_tokens)
+        budget = StepBudget(self.cost_model, self.max_step_tokens, self.mask_wait_s)
         policy = type(self)
         draft = Draft(
             self.index,
@@ -361,6 +375,7 @@ class Scheduler(ABC):
             slot_copies=slot_copies,
             predicted_s=seconds,
             margin_s=margin_s,
+            mask_limit_s=MASK_SHARE * self.config.tpot_slo_s,
             budget_s=draft.limit_s if math.isfinite(draft.limit_s) else 0.0,
             is_continued=are_decodes and int(np.count_nonzero(output_position)) == len(rows),
             _ends=ends,

@@ -63,8 +63,10 @@ class Reads(NamedTuple):
 class StepBudget:
     """Adds requests to a step one at a time; every question costs O(1) predictions, a chunk size O(log n)."""
 
-    def __init__(self, cost_model: CostModel, max_tokens: int) -> None:
+    def __init__(self, cost_model: CostModel, max_tokens: int, mask_wait_s: float = 0.0) -> None:
         self._cost_model = cost_model
+        self._mask_wait_s = mask_wait_s
+        """What a step waits for masks, beside what the cost model knows of."""
         self.tokens_left = max_tokens
         self.expected_limit_s = math.inf
         """What it may be predicted to take while it is filled, its margin aside, whatever limit is asked about."""
@@ -81,7 +83,8 @@ class StepBudget:
 
     def _predict(self, shape: BatchShape) -> Prediction:
         if shape != self._asked:
-            self._asked, self._answer = shape.copy(), self._cost_model.predict(shape)
+            seconds, margin_s = self._cost_model.predict(shape)
+            self._asked, self._answer = shape.copy(), Prediction(seconds + self._mask_wait_s, margin_s)
         return self._answer
 
     def _seconds(self, shape: BatchShape, limit_s: float = math.inf) -> float:
@@ -153,7 +156,7 @@ class StepBudget:
     def seconds_each(self, num_tokens: int, context_tokens: int) -> float:
         """What each token of such a chunk adds to the step."""
         with_it_s = self._cost_model.predict(self.shape.plus(num_tokens, context_tokens)).seconds
-        return (with_it_s - self.prediction.seconds) / num_tokens
+        return (with_it_s + self._mask_wait_s - self.prediction.seconds) / num_tokens
 
     def add_decodes(self, count: int, reads: Reads) -> None:
         self.tokens_left -= count

@@ -86,7 +86,7 @@ class Draft:
         self.has_offline = False
         self.num_parts = 0
         self.num_running, self.num_running_offline = queues.num_running, len(queues.running_offline)
-        self._decodes, self._prompts = self.table.lacking()
+        self._decodes, self._prompts = self.table.lacking(now_s)
         self._publishes = publishes_when_planned
         self._publishes_decodes = publishes_decodes_when_planned
         self._queues = queues

@@ -61,6 +61,8 @@ class Committer:
         plan, table = step.plan, step.plan.table
         if result.errors:
             self._fail_parts(step, result)
+        if result.late:
+            self._put_off(step, result, now_s)
         current = _chosen(step)
         rows, ends = plan.rows[current], plan.ends[current]
         table.sound[rows] = ends
@@ -114,6 +116,17 @@ class Committer:
             self.end(request, FinishReason.ERROR, error)
         # A kernel that masks by multiplying with 0 would hand what is not finite to the next owner.
         self._scheduler.zero(self._kv.without_reader(distrusted))
+
+    def _put_off(self, step: Step, result: StepResult, now_s: float) -> None:
+        """Rows that have sampled nothing, for want of a mask, compute their last token again when it may be there."""
+        plan = step.plan
+        for index in step.is_current().nonzero()[0].tolist():
+            late_s = result.late.get(plan.request_ids[index])
+            if late_s is None or plan.request_ids[index] in result.errors:
+                continue
+            row, num_sound = int(plan.rows[index]), int(plan.ends[index]) - 1
+            self._kv.retract(plan.table.request(row), num_sound)
+            plan.table.put_off(row, num_sound, now_s, late_s)
 
     def _append(self, rows: IntArray, ends: IntArray, token_ids: IntArray) -> BoolArray:
         """Notes the new token of each row, unless it stops its request; returns which do."""

@@ -1,5 +1,6 @@
 """What passes between scheduler and executor: the plan of a step, its cost features, its result."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -165,6 +166,9 @@ class StepPlan:
     predicted_s: float = 0.0
     margin_s: float = 0.0
     budget_s: float = 0.0
+    mask_limit_s: float = math.inf
+    """So long does the step wait for masks of grammars when it could sample without them. Where one is not there by
+    then its request samples nothing (``StepResult.late``)."""
     give_up_share: float = 0.0
     """While this share of its layers is computed, it is given up for an online request that comes: the rest is dropped,
     and its rows compute the same again. Who comes later waits for its end. It has nothing to copy."""
@@ -284,6 +288,7 @@ class StepPlan:
             num_computed,
             self.sample[indices] & (num_computed + num_tokens == self.ends[indices]),
             self.output_position[indices],
+            mask_limit_s=self.mask_limit_s,
             give_up_share=self.give_up_share,
             _request_ids=[self.request_ids[i] for i in indices.tolist()],
         )
@@ -309,9 +314,16 @@ class StepResult:
     each scoring prompt token p + 1."""
     errors: dict[str, str] = field(default_factory=dict)
     """Requests that failed on their own (for example non-finite logits); they have no token here."""
+    late: dict[str, float] = field(default_factory=dict)
+    """Requests whose masks were not there in time, and for how many seconds there is no use in running them. They have
+    no token here, and compute their last one again."""
     prepare_s: float = 0.0
     model_s: float = 0.0
     sample_s: float = 0.0
+    mask_s: float = 0.0
+    """Of ``sample_s``, what was waited for masks."""
+    grammar_bytes: int = 0
+    """Host memory that grammars take, about."""
     is_whole: bool = True
     """False: the step had to be run in parts, so its time says nothing."""
     memory_ran_out: int = 0
@@ -336,6 +348,7 @@ class StepResult:
         self.logprobs |= part.logprobs
         self.prompt_logprobs |= part.prompt_logprobs
         self.errors |= part.errors
+        self.late |= part.late
         self.prepare_s += part.prepare_s
         self.model_s += part.model_s
         self.sample_s += part.sample_s

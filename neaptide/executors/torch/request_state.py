@@ -1,6 +1,7 @@
 """What the executor keeps of a request between its first step and its end."""
 
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +9,7 @@ import numpy.typing as npt
 from neaptide.engine.params import SamplingParams
 from neaptide.engine.steps.plan import NewRequest
 from neaptide.engine.table import PLACEHOLDER_TOKEN_ID
-from neaptide.executors.grammar_masks import Follower
+from neaptide.executors.grammar_places import Follower
 from neaptide.executors.recent_tokens import RecentTokens
 from neaptide.executors.torch.placeholders import SampledRow
 from neaptide.executors.torch.sampling.random_stream import request_seed
@@ -31,13 +32,29 @@ class RequestState:
         self.output_counts: dict[int, int] = {}
         """How often each token stands in the output, for penalties."""
         self.output_len = 0
+        self._seen: npt.NDArray[np.int64] | None = None
+        self._num_outputs_seen = 0
         self.recent_tokens: RecentTokens[SampledRow] = RecentTokens()
         self.follower = Follower(params.grammar) if params.grammar else None
+        self.late_position = -1
+        """Where in its output a mask was late: what is sampled from there on means nothing."""
 
     @cached_property
     def prompt_tokens(self) -> npt.NDArray[np.int64]:
-        """The prompt's distinct tokens."""
-        return np.unique(np.array(self.prompt_token_ids, dtype=np.int64))
+        """The prompt's distinct tokens, ascending."""
+        return np.flatnonzero(np.bincount(np.array(self.prompt_token_ids, dtype=np.int64)))
+
+    def seen_tokens(self) -> npt.NDArray[np.int64]:
+        """The distinct tokens of prompt and output. What a step adds is added to what was there."""
+        seen = self.prompt_tokens if self._seen is None else self._seen
+        num_new = len(self.output_counts) - self._num_outputs_seen
+        if num_new:
+            new = np.fromiter(islice(reversed(self.output_counts), num_new), np.int64, num_new)
+            places = np.searchsorted(self.prompt_tokens, new)
+            known = np.append(self.prompt_tokens, -1)[places] == new
+            seen = self._seen = np.concatenate((seen, new[~known]))
+            self._num_outputs_seen += num_new
+        return seen
 
     def observe(self, token_ids: list[int], start: int) -> None:
         """Counts output tokens on their way through the model: each comes by once before the next one is sampled.

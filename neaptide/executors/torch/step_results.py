@@ -56,6 +56,8 @@ class Pending:
         """Takes in what was submitted of a piece of the step, whose parts are these of the step's."""
         result, found = self.result, piece.result
         result.errors |= found.errors
+        result.late |= found.late
+        result.mask_s = max(result.mask_s, found.mask_s)  # the masks are the whole step's
         result.prepare_s += found.prepare_s
         result.model_s += found.model_s
         result.sample_s += found.sample_s

@@ -3,7 +3,6 @@
 import logging
 import math
 import pkgutil
-from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from neaptide.engine.config import CacheConfig, ExecutorConfig
 from neaptide.engine.params import INVALID_TOKEN, OUT_OF_MEMORY, SamplingParams
 from neaptide.engine.process.arrivals import OnlineArrivals
 from neaptide.engine.steps.plan import NewRequest, ScheduledRequest, StepPlan, StepResult
-from neaptide.executors.grammar_masks import Constrained, GrammarMasks, StepMask
+from neaptide.executors.grammar_masks import Constrained, GrammarMasks, Patience, StepFill, StepMask
 from neaptide.executors.torch.batch_invariance import pick_invariant_dtype, try_invariance, use_invariant_products
 from neaptide.executors.torch.device import device_name, free_bytes, pick_device, pick_dtype
 from neaptide.executors.torch.in_pieces import Piece, Remainder, TokenLimit, free_cached, is_out_of_memory
@@ -43,6 +42,10 @@ GIB = 1 << 30
 CPU_KV_BYTES = GIB
 GPU_SHARE = 0.8
 """Of the free memory, for KV blocks: the rest is for activations, which grow with the step's tokens."""
+
+ALONE_S, ALONE_FACTOR = 0.5, 4.0
+"""Where nothing can be sampled but what masks are waited for, they are waited for so long, as long as no chat comes; or
+so many times as long as else, where that cannot be seen."""
 
 _PROMPT_SCORE_ROWS = 256
 """Prompt positions scored at once: bounds the logits held, 128 MB at a vocabulary of 128k."""
@@ -178,8 +181,10 @@ class TorchExecutor:
         has been launched.
         """
         for request_id in plan.finished_ids:
-            self._states.pop(request_id, None)
-            self._constrained.discard(request_id)
+            state = self._states.pop(request_id, None)
+            if request_id in self._constrained and state is not None and state.follower is not None:
+                self._constrained.discard(request_id)
+                self._grammar_masks.leave(state.follower)
         for request in plan.new_requests:
             state = RequestState(request, self.model_config.eos_token_ids, self._seed)
             self._states[request.request_id] = state
@@ -194,6 +199,7 @@ class TorchExecutor:
                 self._runner.copy_slots(plan.slot_copies)
             if len(plan):
                 self._run(plan, pending)
+        pending.result.grammar_bytes = self._grammar_masks.num_bytes
         return TorchHandle(pending, self._clock)
 
     @property
@@ -242,7 +248,7 @@ class TorchExecutor:
                 rest.give_up(piece.parts)
                 limit.take_back()
 
-    def _fits(self, piece: Piece, pending: Pending, mask: "Future[StepMask] | None") -> bool:
+    def _fits(self, piece: Piece, pending: Pending, mask: StepFill | None) -> bool:
         """Computes a piece; False if memory ran out.
 
         Raises:
@@ -260,7 +266,7 @@ class TorchExecutor:
         free_cached(self.device)  # what the attempt held is free only now that its error is gone
         return False
 
-    def _compute(self, plan: StepPlan, pending: Pending, mask: "Future[StepMask] | None") -> None:
+    def _compute(self, plan: StepPlan, pending: Pending, mask: StepFill | None) -> None:
         start_s = self._clock.now()
         runner, result = self._runner, pending.result
         batch = build_input_batch(
@@ -286,28 +292,30 @@ class TorchExecutor:
         """Lets requests with penalties see the tokens that they compute."""
         for part, request_id in enumerate(plan.request_ids):
             state = self._states[request_id]
-            if state.needs_counts:
+            if state.needs_counts and not _is_void(state, plan, part):
                 start, count = int(plan.num_computed[part]), int(plan.num_tokens[part])
                 state.observe(plan.table.tokens[plan.rows[part], start : start + count].tolist(), start)
 
-    def _fill_mask(self, plan: StepPlan) -> "Future[StepMask] | None":
+    def _fill_mask(self, plan: StepPlan) -> StepFill | None:
         """Begins to find out what may come next, for the requests of the step that sample and have a grammar."""
         constrained: list[Constrained] = []
         for part in np.flatnonzero(plan.sample).tolist():
             state = self._states[plan.request_ids[part]]
-            if state.follower is not None:
+            if state.follower is not None and not _is_void(state, plan, part):
+                state.late_position = -1
                 num_prompt_tokens = len(state.prompt_token_ids)
                 constrained.append(Constrained.of(plan, part, state.follower, num_prompt_tokens, state.recent_tokens))
         return self._grammar_masks.fill(constrained) if constrained else None
 
-    def _sample(
-        self, plan: StepPlan, parts: IntArray, logits: Tensor, pending: Pending, mask: "Future[StepMask] | None"
-    ) -> None:
+    def _sample(self, plan: StepPlan, parts: IntArray, logits: Tensor, pending: Pending, mask: StepFill | None) -> None:
         """``parts`` of the plan sample, a row of ``logits`` each."""
         request_ids = [plan.request_ids[part] for part in parts.tolist()]
         states = [self._states[request_id] for request_id in request_ids]
         output_positions = plan.output_position[parts].tolist()
-        allowed = None if mask is None else self._allowed(mask.result(), request_ids, pending)
+        allowed = None
+        if mask is not None:
+            patience = self._patience(plan, is_alone=len(mask.request_ids) == len(parts))
+            allowed = self._allowed(mask.collect(patience), request_ids, output_positions, pending)
         sampled = sample(logits, states, output_positions, allowed)
         on_host = HostCopy(sampled)
         pending.sampled.append(SampledTokens(request_ids, parts, on_host))
@@ -320,10 +328,23 @@ class TorchExecutor:
             scored = score(logits[rows], sampled.token_ids[rows], max(tops))
             pending.scores.append(TokenScores([request_ids[row] for row, _ in wanted], tops, HostCopy(scored)))
 
-    def _allowed(self, mask: StepMask, request_ids: list[str], pending: Pending) -> Allowed | None:
+    def _patience(self, plan: StepPlan, is_alone: bool) -> Patience:
+        arrivals = self._arrivals
+        if arrivals is None:
+            return Patience(plan.mask_limit_s, is_alone, ALONE_FACTOR * plan.mask_limit_s)
+        return Patience(plan.mask_limit_s, is_alone, ALONE_S, lambda: arrivals.are_on_their_way)
+
+    def _allowed(
+        self, mask: StepMask, request_ids: list[str], output_positions: list[int], pending: Pending
+    ) -> Allowed | None:
         """None where none of these has a grammar: a mask is the whole step's, and a piece may have other requests."""
         for request_id, error in mask.errors.items():
             pending.result.errors.setdefault(request_id, error)
+        pending.result.late.update(mask.late)
+        pending.result.mask_s = mask.waited_s
+        for row, request_id in enumerate(request_ids):
+            if request_id in mask.late:
+                self._states[request_id].late_position = output_positions[row]
         place = {request_id: index for index, request_id in enumerate(mask.request_ids)}
         rows = [row for row, request_id in enumerate(request_ids) if request_id in place]
         if not rows:
@@ -386,6 +407,11 @@ class TorchExecutor:
         for number, scheduled in enumerate(steps):
             self.submit(StepPlan.of_parts(-1, [scheduled], [new] if number == 0 else [])).wait()
         self._states.clear()
+
+
+def _is_void(state: RequestState, plan: StepPlan, part: int) -> bool:
+    """Whether the part stands behind a token that was not sampled, for its mask was late: its result is dropped."""
+    return 0 <= state.late_position < int(plan.output_position[part])
 
 
 def _require_room(kv_cache_bytes: int, device: torch.device) -> None:

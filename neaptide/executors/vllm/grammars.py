@@ -1,14 +1,14 @@
 """Which tokens grammars allow in the steps of vLLM's workers: filled here, applied there, before anything else."""
 
 from collections.abc import Collection
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from neaptide.engine.steps.plan import StepPlan
-from neaptide.executors.grammar_masks import Constrained, Follower, GrammarMasks, StepMask
+from neaptide.executors.grammar_masks import Constrained, GrammarMasks, StepFill, StepMask
+from neaptide.executors.grammar_places import Follower
 from neaptide.executors.recent_tokens import RecentTokens
 
 if TYPE_CHECKING:  # an executor has grammars, and their tokens come from its steps
@@ -35,14 +35,14 @@ class _Bound:
     recent: RecentTokens[SampledPart] = field(default_factory=RecentTokens)
 
 
-class StepFill:
+class LaterFill:
     """The masks of one step, on their way."""
 
     def __init__(self, masks: GrammarMasks, constrained: list[Constrained]) -> None:
         self._masks = masks
         self._constrained = constrained
         # Where a token is still being sampled, the forward pass is launched first.
-        self._filling: Future[StepMask] | None = None
+        self._filling: StepFill | None = None
         if not any(request.waits for request in constrained):
             self._filling = masks.fill(constrained)
 
@@ -52,7 +52,7 @@ class StepFill:
             for request in self._constrained:
                 request.tokens()
             self._filling = self._masks.fill(self._constrained)
-        return self._filling.result()
+        return self._filling.collect()
 
 
 class StepGrammars:
@@ -71,14 +71,18 @@ class StepGrammars:
         """Takes in which requests ended and began."""
         if self._bound:
             for request_id in plan.finished_ids:
-                self._bound.pop(request_id, None)
+                self._forget(request_id)
         for new in plan.new_requests:
-            self._bound.pop(new.request_id, None)
+            self._forget(new.request_id)
             if new.params.grammar:
                 bound = self._bound[new.request_id] = _Bound(Follower(new.params.grammar), len(new.prompt_token_ids))
                 self._masks.compile(bound.follower)
 
-    def begin(self, plan: StepPlan, refused: Collection[str]) -> StepFill | None:
+    def _forget(self, request_id: str) -> None:
+        if (bound := self._bound.pop(request_id, None)) is not None:
+            self._masks.leave(bound.follower)
+
+    def begin(self, plan: StepPlan, refused: Collection[str]) -> LaterFill | None:
         """Begins to fill a step's masks, before its forward pass; None if it needs none.
 
         Args:
@@ -89,7 +93,7 @@ class StepGrammars:
             for part, bound in self._sampling(plan)
             if plan.request_ids[part] not in refused
         ]
-        return StepFill(self._masks, constrained) if constrained else None
+        return LaterFill(self._masks, constrained) if constrained else None
 
     def submitted(self, plan: StepPlan, handle: "VllmHandle") -> None:
         """The step's tokens come from this handle."""

@@ -5,7 +5,6 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from neaptide.server.batches.served import Abilities
 from neaptide.server.batches.storing import batch_rows
 from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.wiring import BatchPlane
@@ -23,10 +22,6 @@ class Hold(Protocol):
         self, operation: Callable[Concatenate[sa.Connection, P], T]
     ) -> Callable[Concatenate[sa.Connection, P], T]:
         """The operation, as it may be run on the batch's rows."""
-        ...
-
-    async def others(self) -> tuple[Abilities, ...] | None:
-        """Of servers that lines of this server's model may be left to; None where there can be no other server."""
         ...
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
@@ -57,9 +52,6 @@ class SoleHold:
     ) -> Callable[Concatenate[sa.Connection, P], T]:
         """As in ``Hold``."""
         return operation
-
-    async def others(self) -> None:
-        """As in ``Hold``."""
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
         """As in ``Hold``."""

@@ -40,7 +40,7 @@ from neaptide.server.gateway.passing import (
 from neaptide.server.gateway.prompts import PromptReader
 from neaptide.server.gateway.replicas import Chosen, Replica, Replicas, State, no_replica
 from neaptide.server.gateway.series import ReplicaSeries
-from neaptide.server.observe.exposition import expose
+from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import HttpMetrics
 from neaptide.server.openai.prepare import ENDPOINTS
 
@@ -78,7 +78,7 @@ def create_gateway(state: GatewayState, metrics: HttpMetrics) -> Starlette:
     app = Starlette(
         routes=[
             Route("/health", gateway.health),
-            Route("/livez", gateway.health),
+            Route("/livez", gateway.live),
             Route("/ready", gateway.ready),
             Route("/readyz", gateway.ready),
             Route("/metrics", gateway.metrics),
@@ -116,6 +116,7 @@ class Gateway:
         self._metrics = GatewayMetrics(state.registry)
         ReplicaLives(state.registry, state.replicas.num_lives)
         self._series = ReplicaSeries(state.registry, state.http)
+        self._scrapes = Scrapes(state.registry, self._refresh)
 
     # ---- answered here ----
 
@@ -123,6 +124,10 @@ class Gateway:
         """200 while a replica answers."""
         if all(replica.state is State.LOST for replica in self._s.replicas.all):
             raise no_replica()
+        return Response()
+
+    async def live(self, request: Request) -> Response:
+        """200 while the gateway works, also while it starts replicas again that have ended."""
         return Response()
 
     async def ready(self, request: Request) -> Response:
@@ -134,10 +139,12 @@ class Gateway:
 
     async def metrics(self, request: Request) -> Response:
         """The gateway's own series and the replicas'."""
+        content, media_type = await self._scrapes.exposition(", ".join(request.headers.getlist("accept")))
+        return Response(content, headers={"content-type": media_type})
+
+    async def _refresh(self) -> None:
         self._metrics.refresh(self._s.replicas.all)
         await self._series.refresh(self._s.replicas.all)
-        content, media_type = expose(self._s.registry, ", ".join(request.headers.getlist("accept")))
-        return Response(content, headers={"content-type": media_type})
 
     async def cluster(self, request: Request) -> Response:
         """How each replica is."""

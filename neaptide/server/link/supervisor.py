@@ -182,8 +182,8 @@ class Supervisor:
         self._interpreter = interpreter or Interpreter()
         self._longest_silence_s = longest_silence_s
         self._context = zmq.Context()
-        # Before a socket is bound: what accepts connections for it keeps the limit of that moment, and with another one
-        # than the socket's own the end of a connection may wait for ever for messages that nobody will read.
+        # Before a socket is bound, not when it is closed: its listener keeps the limit of that moment. With another
+        # the end of a connection can wait for ever for messages to an engine that has just gone, and ``stop`` with it.
         self._context.linger = 0
         self._own = PrivateDirectory()
         self.directory = self._own.path

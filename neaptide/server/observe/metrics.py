@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from neaptide.engine.messages import StepStats
 from neaptide.engine.params import INTERNAL_ERROR, NUMERICAL_ERROR, OUT_OF_MEMORY, RequestClass, Tier, request_class
-from neaptide.server.observe.exposition import expose
+from neaptide.server.observe.exposition import Scrapes
 from neaptide.server.observe.metrics_http import E2E_BUCKETS_S, HttpMetrics
 from neaptide.server.observe.request_log import RequestRecord, log_request
 from neaptide.server.observe.timing import RequestTiming
@@ -42,6 +42,8 @@ _COUNTED = (
         "neaptide_memory_ran_out_total",
         "Number of times that a step did not fit into memory and went on in smaller pieces.",
     ),
+    ("mask_s", "neaptide_mask_wait_seconds_total", "Time that steps waited for the masks of grammars, in seconds."),
+    ("late_masks", "neaptide_late_masks_total", "Number of masks that were not there in time."),
     (
         "is_given_up",
         "neaptide_steps_given_up_total",
@@ -75,7 +77,7 @@ class ServerMetrics:
     """Requests as HTTP handlers see them, and (as a ``StatsListener``) steps as the engine reports them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+        self.scrapes = Scrapes(registry, self._refresh)
         self._sinks: list[MetricsSink] = []
         self._sources: list[MetricsSource] = []
         self._define_requests(registry)
@@ -87,8 +89,7 @@ class ServerMetrics:
         """Series that have to be brought up to date before a scrape."""
         self._sources.append(source)
 
-    async def refresh(self) -> None:
-        """To be awaited before ``render``."""
+    async def _refresh(self) -> None:
         for source in self._sources:
             await source.refresh()
 
@@ -264,6 +265,9 @@ class ServerMetrics:
             self._step_counters.append((f"preempted_{name}", preemptions.labels(name)))
             for phase in ("prefill", "decode"):
                 self._step_counters.append((f"{name}_{phase}_tokens", tokens.labels(name, phase)))
+        self.grammar_bytes = Gauge(
+            "neaptide_grammar_bytes", "Host memory of the engine that grammars take, about.", registry=registry
+        )
         self.paused = Gauge(
             "neaptide_besteffort_paused", "1 while offline work is paused by the operator, else 0.", registry=registry
         )
@@ -274,6 +278,7 @@ class ServerMetrics:
     def on_stats(self, stats: StepStats) -> None:
         """Called on the event loop for every step."""
         self._total_seconds.observe(stats.duration_s)
+        self.grammar_bytes.set(stats.grammar_bytes)
         for field, histogram in self._phase_seconds:
             histogram.observe(getattr(stats, field))
         if stats.is_given_up:
@@ -294,10 +299,6 @@ class ServerMetrics:
             "neaptide_asyncio_tasks", "Number of tasks on the event loop of the API process.", registry=registry
         )
         tasks.set_function(_num_tasks)
-
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition in the form that an ``Accept`` header asks for, and its content type."""
-        return expose(self.registry, accept)
 
 
 def _num_tasks() -> int:

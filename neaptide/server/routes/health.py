@@ -81,7 +81,6 @@ async def load(request: Request) -> Load:
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     server_metrics: ServerMetrics = request.app.state.metrics
-    await server_metrics.refresh()
-    content, media_type = server_metrics.render(", ".join(request.headers.getlist("accept")))
+    content, media_type = await server_metrics.scrapes.exposition(", ".join(request.headers.getlist("accept")))
     # The media type carries its charset; Starlette would add a second one.
     return Response(content, headers={"content-type": media_type})

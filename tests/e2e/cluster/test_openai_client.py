@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.e2e.cluster.machine import RunningCluster, flags_of
-from tests.e2e.cluster.ray_machine import RayCluster, needs_ray
+from tests.e2e.cluster.on_ray.machine import RayCluster, needs_ray
 from tests.e2e.conftest import KEYS
 from tests.e2e.structured.test_formats import (  # noqa: F401
     test_a_batch_holds_every_line_to_its_own_form,

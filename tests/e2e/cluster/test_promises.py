@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.cluster.machine import RunningCluster, flags_of, streaming
-from tests.e2e.cluster.ray_machine import RayCluster, needs_ray
+from tests.e2e.cluster.on_ray.machine import RayCluster, needs_ray
 from tests.e2e.cluster.shared import LEASE_S, submit
 from tests.e2e.conftest import KEYS, SIM
 from tests.e2e.server import get_batch, result_lines, wait_terminal

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.e2e.cluster.machine import RunningCluster
-from tests.e2e.cluster.ray_machine import MANIFEST, RayCluster, needs_ray
+from tests.e2e.cluster.on_ray.machine import MANIFEST, RayCluster, needs_ray
 from tests.e2e.cluster.shared import LEASE_S, durable_results, submit
 from tests.e2e.conftest import SIM
 from tests.e2e.server import get_batch, result_lines, wait_terminal

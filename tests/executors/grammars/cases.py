@@ -27,11 +27,11 @@ def of_schema(schema: Any) -> str:
 
 def masks_fail_for(request_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that fills masks raises wherever this request takes part."""
-    fill = GrammarMasks._fill
+    find = GrammarMasks._find
 
     def raising(masks: GrammarMasks, constrained: list[Constrained]) -> Any:
         if any(request.request_id == request_id for request in constrained):
             raise RuntimeError("poison")
-        return fill(masks, constrained)
+        return find(masks, constrained)
 
-    monkeypatch.setattr(GrammarMasks, "_fill", raising)
+    monkeypatch.setattr(GrammarMasks, "_find", raising)

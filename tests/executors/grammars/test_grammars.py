@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from neaptide.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from neaptide.engine.params import GRAMMAR_ERROR, INTERNAL_ERROR, FinishReason, SamplingParams
 from neaptide.engine.steps.plan import NewRequest
-from neaptide.executors.grammar_masks import Follower
+from neaptide.executors.grammar_masks import Constrained, GrammarMasks
+from neaptide.executors.grammar_places import Follower
 from neaptide.executors.torch.request_state import RequestState
 from neaptide.executors.torch.sampling.logits_edits import Allowed, edit_logits
 from neaptide.executors.torch.torch_executor import TorchExecutor
@@ -42,15 +44,11 @@ def tokenizer(model: Path) -> Tokenizer:
     return Tokenizer(model)
 
 
-@pytest.fixture(scope="module")
-def grammars(model: Path) -> Grammars:
-    return Grammars(model, VOCAB_SIZE, [EOS_TOKEN_ID])
-
-
 class Run(EngineRun):
     def __init__(self, model: Path, depth: int = 0, may_fail: bool = False, num_blocks: int = 512) -> None:
         self.executor: TorchExecutor = make_executor(model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        scheduler = SchedulerConfig(max_model_len=512, offline_max_kv_ratio=1.0, overlap_depth=depth)
+        # Targets so long that no mask is late, however busy the machine is.
+        scheduler = SchedulerConfig(max_model_len=512, offline_max_kv_ratio=1.0, overlap_depth=depth, tpot_slo_s=1e4)
         config = EngineConfig(cache=CacheConfig(block_size=BLOCK_SIZE), scheduler=scheduler)
         super().__init__(config, self.executor, may_fail)
 
@@ -209,47 +207,45 @@ def tokens_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
     return np.array(tokenizer.encode(text), np.int32)
 
 
-def allowed_next(follower: Follower, output: np.ndarray, grammars: Grammars) -> set[int]:
-    bits = np.frombuffer(follower.follow(output, grammars).compute_bitmask(), np.uint8)
-    return set(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist())
+@pytest.fixture
+def masks(model: Path) -> Iterator[GrammarMasks]:
+    masks = GrammarMasks(model, VOCAB_SIZE, [EOS_TOKEN_ID])
+    yield masks
+    masks.close()
+
+
+def allowed_next(follower: Follower, output: np.ndarray, masks: GrammarMasks) -> set[int]:
+    mask = masks.fill([Constrained("a", follower, output, None)]).collect()
+    assert mask.errors == {}
+    return set(np.flatnonzero(np.unpackbits(mask.bits[0].view(np.uint8), bitorder="little")).tolist())
 
 
 def test_an_output_that_became_shorter_or_another_is_followed_from_the_start(
-    grammars: Grammars, tokenizer: Tokenizer
+    masks: GrammarMasks, tokenizer: Tokenizer
 ) -> None:
     grammar = 'start: "ab" ("c" | "d") | "xyz"'
     follower = Follower(grammar)
     for text in ("a", "ab", "abc", "ab", "abd", "", "x", "xy"):
         output = tokens_of(text, tokenizer)
-        fresh = allowed_next(Follower(grammar), output, grammars)
-        assert allowed_next(follower, output, grammars) == fresh, text
+        fresh = allowed_next(Follower(grammar), output, masks)
+        assert allowed_next(follower, output, masks) == fresh, text
 
 
-def test_a_follower_that_failed_follows_again(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_follower_that_failed_follows_again(masks: GrammarMasks, tokenizer: Tokenizer) -> None:
     follower = Follower('start: "ab"')
-    with pytest.raises(GrammarError):
-        follower.follow(tokens_of("b", tokenizer), grammars)
-    assert allowed_next(follower, tokens_of("ab", tokenizer), grammars) == {EOS_TOKEN_ID}
+    wrong = masks.fill([Constrained("a", follower, tokens_of("b", tokenizer), None)]).collect()
+    assert wrong.errors == {"a": GRAMMAR_ERROR}
+    assert allowed_next(follower, tokens_of("ab", tokenizer), masks) == {EOS_TOKEN_ID}
 
 
-def test_rows_of_the_embedding_that_are_no_token_are_never_allowed(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    allowed = allowed_next(Follower("start: /(.|\\n)*/"), tokens_of("", tokenizer), grammars)
+def test_rows_of_the_embedding_that_are_no_token_are_never_allowed(masks: GrammarMasks, tokenizer: Tokenizer) -> None:
+    allowed = allowed_next(Follower("start: /(.|\\n)*/"), tokens_of("", tokenizer), masks)
     assert max(allowed) < tokenizer.vocab_size < VOCAB_SIZE
 
 
-def test_special_tokens_are_no_text(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    allowed = allowed_next(Follower("start: /(.|\\n)*/"), tokens_of("", tokenizer), grammars)
+def test_special_tokens_are_no_text(masks: GrammarMasks, tokenizer: Tokenizer) -> None:
+    allowed = allowed_next(Follower("start: /(.|\\n)*/"), tokens_of("", tokenizer), masks)
     assert {token for token in allowed if tokenizer.is_special(token)} == {EOS_TOKEN_ID}
-
-
-def test_a_grammar_is_compiled_once_while_it_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars = Grammars(model, VOCAB_SIZE, [EOS_TOKEN_ID], capacity=2)
-    compiled: list[str] = []
-    compile_ = Grammars.compile
-    monkeypatch.setattr(Grammars, "compile", lambda self, g: (compiled.append(g), compile_(self, g))[1])
-    for grammar in ('start: "a"', 'start: "b"', 'start: "a"', 'start: "c"', 'start: "a"', 'start: "b"'):
-        grammars.start(grammar)
-    assert [grammar[8] for grammar in compiled] == ["a", "b", "c", "b"]
 
 
 def test_a_model_without_a_tokenizer_serves_no_grammars(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ async def test_another_model_does_not_answer_after_a_restart(
             unchecked = await server.create(numbered(2))
     why = "No server has the model 'm' for which the batch was made."
     async with Server(tmp_path, fingerprint="another") as wrong:
-        assert caplog.messages.count(f"2 batches wait for another server. {why}") == 1
+        assert caplog.messages.count(f"batches that wait for another server: 2. {why}") == 1
         own = await wrong.create(numbered(1))
         await wrong.until_given(own.id)
         wrong.engine.answer(own.id)

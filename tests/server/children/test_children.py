@@ -24,8 +24,10 @@ LEAST_PRIORITY = 19
 
 @pytest.fixture(autouse=True)
 def children_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules of the tests as children; only our package is installed."""
+    """Modules of the tests as children; only our package is installed. One at idle priority is long in dying where
+    others want the processor."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setattr(start, "KILL_TIMEOUT_S", PATIENCE_S)
 
 
 async def started() -> Process:

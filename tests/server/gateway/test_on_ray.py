@@ -1,4 +1,4 @@
-"""What the application on Ray does by itself; Ray is asked in ``tests/e2e/cluster/test_ray.py``."""
+"""What the application on Ray does by itself; Ray is asked in ``tests/e2e/cluster/on_ray/test_ray.py``."""
 
 import json
 import signal

@@ -403,6 +403,26 @@ async def test_last_words_of_an_engine_that_has_ended_are_heard(tmp_path: Path) 
         until_here(have_come)
 
 
+async def test_what_accepts_an_engine_waits_for_nothing_that_is_unsent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the limit of the moment in which its socket is bound; with another than 0 a stop could last for ever."""
+    limits: list[int] = []
+    bind = zmq.Socket.bind
+
+    def note(socket: "zmq.Socket[bytes]", address: str) -> object:
+        limits.append(int(socket.getsockopt(zmq.LINGER)))
+        return bind(socket, address)
+
+    monkeypatch.setattr(zmq.Socket, "bind", note)
+    supervisor = Supervisor(EngineClient(), config(tmp_path))
+    try:
+        await supervisor.start()
+        assert limits == [0]
+    finally:
+        await supervisor.stop()
+
+
 async def test_tries_that_find_no_process_leave_no_descriptor_and_no_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """What a scraper gets from ``/metrics``, and that a real Prometheus reads every name of it."""
 
 import asyncio
+import itertools
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from neaptide.server.observe.exposition import OPENMETRICS, TEXT, expose
+from neaptide.server.observe.exposition import OPENMETRICS, SHARE, TEXT, Scrapes, expose
 from tests.e2e.server import free_port
 from tests.patience import PATIENCE_S, until
 from tests.server.conftest import MODEL_ID, USER, Server
@@ -141,3 +142,36 @@ async def test_a_real_prometheus_reads_every_name(server: Server, tmp_path: Path
     assert {name for name in kept if name.startswith("vllm_")} == set()
     assert {name for name in sent if name.startswith(("vllm:", "neaptide_"))} <= kept
     assert (sample["metric"]["model_name"], sample["value"][1]) == (MODEL_ID, "3")
+
+
+class Counted:
+    """A registry whose expositions are counted, and when each was begun."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.begun_s: list[float] = []
+        Gauge("count", "Expositions so far.", registry=self.registry).set_function(lambda: len(self.begun_s))
+
+    async def refresh(self) -> None:
+        self.begun_s.append(asyncio.get_running_loop().time())
+
+
+async def test_those_who_scrape_at_once_get_one_exposition_that_is_younger_than_their_question() -> None:
+    made = Counted()
+    scrapes = Scrapes(made.registry, made.refresh)
+    found = await asyncio.gather(*(scrapes.exposition("") for _ in range(200)))
+    assert len(made.begun_s) <= 2
+    assert {content for content, _ in found} == {found[0][0]}
+    assert b"count 2.0" in (await scrapes.exposition(""))[0]
+    assert (await scrapes.exposition(PROMETHEUS_3))[1] == OPENMETRICS
+
+
+async def test_one_who_scrapes_all_the_time_takes_a_share_of_the_loop_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, spent_s = Counted(), 0.02
+    counter = iter(range(1_000))
+    monkeypatch.setattr("neaptide.server.observe.exposition.time.perf_counter", lambda: spent_s * next(counter))
+    scrapes = Scrapes(made.registry, made.refresh)
+    for _ in range(3):
+        await scrapes.exposition("")
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(made.begun_s)]
+    assert min(gaps_s) >= spent_s / SHARE - 1e-3

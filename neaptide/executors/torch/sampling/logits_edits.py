@@ -86,7 +86,7 @@ def _collect_penalties(row: int, state: RequestState, repetition: _Triples, addi
     params = state.params
     tokens = np.fromiter(state.output_counts.keys(), np.int64, len(state.output_counts))
     if params.repetition_penalty != 1.0:
-        repetition.add(row, np.union1d(state.prompt_tokens, tokens), params.repetition_penalty)
+        repetition.add(row, state.seen_tokens(), params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
         counts = np.fromiter(state.output_counts.values(), np.float32, len(state.output_counts))
         additive.add(row, tokens, -(params.presence_penalty + params.frequency_penalty * counts))

@@ -18,6 +18,8 @@ from neaptide.kernels.transfer import to_device
 
 _MIN_TEMPERATURE = 1e-30
 """Smaller ones are 0 in fp32, and 0 / 0 is no probability; what this one leaves of a second-best logit is 0 as well."""
+_HEAD = 1024
+"""Of the most likely tokens, as many as are looked at first."""
 
 
 class Sampled(NamedTuple):
@@ -112,12 +114,46 @@ def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 def _cut_tail(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Zeroes all but the top-k, then all but the top-p of those; ``top_k`` and ``top_p`` are [rows, 1]."""
+    if probabilities.device.type != "cpu" or probabilities.shape[1] <= 2 * _HEAD:
+        return _cut_sorted(probabilities, top_k, top_p)
+    # On a CPU a sort of a large vocabulary takes 20 ms a row, and nearly always the first few decide.
+    head, token_ids = _stable_head(probabilities)
+    total = probabilities.sum(dim=-1, keepdim=True, dtype=torch.float64).float()
+    cut = _cut(probabilities, head, token_ids, top_k, top_p, total)
+    last = head[:, -1:]
+    has_tie = (last > 0) & ((probabilities >= last).sum(dim=-1, keepdim=True) > _HEAD)
+    holds_all = head.sum(dim=-1, keepdim=True, dtype=torch.float64).float() >= top_p * total
+    decides = (top_k <= _HEAD) | (holds_all & (top_k >= probabilities.shape[1]))
+    unsure = (has_tie | ~decides).squeeze(1).nonzero().squeeze(1)
+    if len(unsure):
+        cut[unsure] = _cut_sorted(probabilities[unsure], top_k[unsure], top_p[unsure])
+    return cut
+
+
+def _cut_sorted(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered, token_ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    return _cut(probabilities, ordered, token_ids, top_k, top_p)
+
+
+def _stable_head(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """What a stable sort puts first, unless equals stand at the end of it: values and token ids, [rows, _HEAD]."""
+    token_ids = probabilities.topk(_HEAD, dim=-1, sorted=False).indices.sort(dim=-1).values
+    head, order = probabilities.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
+    return head, token_ids.gather(-1, order)
+
+
+def _cut(
+    probabilities: Tensor, ordered: Tensor, token_ids: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor | None = None
+) -> Tensor:
+    """Others than the ``ordered`` ones become 0. ``total`` is of all, where these are some and top-k leaves all."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)
     ordered = ordered.masked_fill(ranks >= top_k, 0.0)
     cumulative = ordered.cumsum(dim=-1)
     before = cumulative - ordered
-    beyond = before >= top_p * cumulative[:, -1:]
+    left = cumulative[:, -1:]
+    if total is not None:
+        left = torch.where(top_k > ordered.shape[1], total, left)
+    beyond = before >= top_p * left
     beyond[:, 0] = False  # a tiny top-p is 0 in fp32
     ordered = ordered.masked_fill(beyond, 0.0)
     return torch.zeros_like(probabilities).scatter_(-1, token_ids, ordered)

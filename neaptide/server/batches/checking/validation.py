@@ -89,7 +89,7 @@ class Validation:
 
         try:
             file = await self._p.verify_input(record)
-            report = await self._check_file(record, file, await hold.others(), begin, keep)
+            report = await self._check_file(record, file, begin, keep)
             # What was read is what was stored: the bytes may have changed since they were compared.
             await self._p.files.verify(file)
         except NotFoundError:
@@ -113,7 +113,7 @@ class Validation:
         async def keep(lines: Sequence[NewLine]) -> None:
             found.extend(lines)
 
-        report = await self._check_file(record, file, None, begin, keep)
+        report = await self._check_file(record, file, begin, keep)
         await self._p.files.verify(file)
         if report.is_foreign:
             raise FileAwayError(errno.EIO, f"its plan is lost, and its lines name the model {report.model!r}")
@@ -123,16 +123,20 @@ class Validation:
         await asyncio.to_thread(seal_plan, self._p.stem(record.id), report.plan_digest)
         return found
 
+    async def _others(self) -> tuple[Abilities, ...] | None:
+        """Of servers that lines of this one's model may be left to, where they can do something that this one cannot;
+        None where there can be no other server."""
+        if self._p.store.blobs is None:
+            return None
+        served = self._p.compiler.served
+        known = await self._p.store.read(server_rows.known_abilities, served.fingerprint)
+        return tuple(one for one in known if not served.abilities.covers(one))
+
     async def _check_file(
-        self,
-        record: BatchRecord,
-        file: FileRecord,
-        others: tuple[Abilities, ...] | None,
-        begin: Callable[[], Awaitable[None]],
-        keep: Keep,
+        self, record: BatchRecord, file: FileRecord, begin: Callable[[], Awaitable[None]], keep: Keep
     ) -> Report:
         """``begin`` comes before each try."""
-        path, stem = self._p.files.path(file.id), self._p.stem(record.id)
+        path, stem, others = self._p.files.path(file.id), self._p.stem(record.id), await self._others()
         check = Check(record.endpoint, str(path), str(stem), self._p.settings.limits, share_of(record.owner), others)
         num_deaths, delay_s = 0, FIRST_DELAY_S
         while num_deaths < MAX_DEATHS:

@@ -41,10 +41,8 @@ def _mend(store: Store, record: FileRecord, fault: FileFault, now_s: float) -> I
     again = store.files_dir / f"{record.id}.tmp"
     try:
         is_made_again = _make_again(store, record, again)
-        path = store.files_dir / record.id
-        if os.path.lexists(path) and store.blobs is None:
-            moved_to = move_aside(store.files_dir, [path], place_aside(store, now_s) / store.files_dir.name)
-            yield f"{fault.name}: its wrong bytes were moved to {moved_to}"
+        if not fault.is_missing:
+            yield f"{fault.name}: its wrong bytes were moved to {_set_aside(store, record, now_s)}"
         if is_made_again:
             _put(store, record, again)
             yield f"{fault.name}: made again from the rows of its batch"
@@ -72,6 +70,15 @@ def _make_again(store: Store, record: FileRecord, target: Path) -> bool:
         f.flush()
         os.fsync(f.fileno())
     return digest.hexdigest() == record.sha256
+
+
+def _set_aside(store: Store, record: FileRecord, now_s: float) -> str:
+    """Moves bytes that are not the file's; returns where to."""
+    aside = place_aside(store, now_s)
+    if store.blobs is not None and record.blob is not None:
+        store.blobs.set_aside(record.blob, aside.name)
+        return f"{aside.parent.name}/{aside.name}/{record.blob}"
+    return str(move_aside(store.files_dir, [store.files_dir / record.id], aside / store.files_dir.name))
 
 
 def _made_of(conn: sa.Connection, file_id: str) -> tuple[str, bool] | None:

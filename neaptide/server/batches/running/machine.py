@@ -112,8 +112,7 @@ class Machine:
     async def start(self) -> None:
         """Takes up every batch that has not ended."""
         records = await self._p.store.read(batch_rows.live_batches)
-        served = self._p.compiler.served
-        await self._p.store.write(server_rows.enrol_alone, served)
+        await self._p.store.write(server_rows.enrol_alone, self._p.compiler.served)
         say_what_waits(await self._p.store.read(server_rows.waiting))
         self._runner.start()
         for record in records:

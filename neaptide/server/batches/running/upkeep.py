@@ -20,7 +20,7 @@ SWEEP_PERIOD_S = 60.0
 def say_what_waits(batches: Iterable[Waiting]) -> None:
     """One line for each reason, at a start: the operator may have meant another model."""
     for why, count in Counter(one.why for one in batches).items():
-        logger.warning("%d batches wait for another server. %s", count, why)
+        logger.warning("batches that wait for another server: %d. %s", count, why)
 
 
 async def _nothing_more() -> None: ...

@@ -266,7 +266,7 @@ class Claimer:
     async def _load(
         self, record: BatchRecord, file: FileRecord, lines: list[PendingLine], claim: Claim
     ) -> tuple[Job, Work]:
-        plan = await self._plans.get(record, file, lines)
+        plan = await self._plans.get(record, file)
         return await asyncio.to_thread(self._read_job, record, file, plan, lines, claim)
 
     def _read_job(

@@ -12,7 +12,6 @@ from neaptide.cluster.claims import Chunk
 from neaptide.engine.offline.density import DensityModel
 from neaptide.server.batches.checking.job_files import plan_faults, read_plan
 from neaptide.server.batches.hold import ResultFiles
-from neaptide.server.batches.served import Abilities
 from neaptide.server.batches.sharing.cutting import SOME_DEVICE, cut
 from neaptide.server.batches.sharing.plans import put_plan, remove_plan_blobs
 from neaptide.server.batches.storing import batch_rows, claim_rows
@@ -73,12 +72,6 @@ class LeasedHold:
     ) -> Callable[Concatenate[sa.Connection, P], T]:
         """As in ``Hold``."""
         return guarded(self._lease, operation)
-
-    async def others(self) -> tuple[Abilities, ...]:
-        """As in ``Hold``: those that can do something that this server cannot."""
-        served = self._p.compiler.served
-        known = await self._p.store.read(server_rows.known_abilities, served.fingerprint)
-        return tuple(one for one in known if not served.abilities.covers(one))
 
     async def begin(self, record: BatchRecord, model: str, now: int) -> bool:
         """As in ``Hold``."""

@@ -17,7 +17,8 @@ from neaptide.server.batches.checking.job_files import (
     tokens_version,
 )
 from neaptide.server.batches.checking.validation import Validation
-from neaptide.server.batches.storing.models import BatchRecord, FileRecord, PendingLine
+from neaptide.server.batches.storing import batch_rows
+from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.storing.shared.blobs import Blobs
 from neaptide.server.batches.wiring import BatchPlane
 
@@ -82,7 +83,7 @@ class PlanCopies:
     def forget(self, batch_id: str) -> None:
         self._known.pop(batch_id, None)
 
-    async def get(self, record: BatchRecord, file: FileRecord, lines: list[PendingLine]) -> SealedPlan:
+    async def get(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
         """From this server's copy, from a new one, or made again from the input.
 
         Raises:
@@ -97,7 +98,7 @@ class PlanCopies:
             plan = await self._fetch(record)
         except PlanLostError as error:
             logger.warning("batch %s: its plan is made again from its input: %s", record.id, error)
-            plan = await self._make_again(record, file, lines)
+            plan = await self._make_again(record, file)
         self.forget(record.id)
         while len(self._known) >= KNOWN_PLANS:
             self._known.pop(next(iter(self._known)))
@@ -110,11 +111,11 @@ class PlanCopies:
         stem, scratch = self._p.stem(record.id), self._p.files.directory
         return await self._blobs.in_thread(copy_of_plan, self._blobs, stem, record.plan_blob, scratch)
 
-    async def _make_again(self, record: BatchRecord, file: FileRecord, lines: list[PendingLine]) -> SealedPlan:
-        """Only one that is as it was: other servers may run lines of it."""
+    async def _make_again(self, record: BatchRecord, file: FileRecord) -> SealedPlan:
+        """Only one that is as it was for every line: other servers may run lines of it that this one refuses."""
         stem = self._p.stem(record.id)
         found = {line.line_no: line for line in await self._validation.make_plan_again(record, file)}
-        for line in lines:
+        for line in await self._p.store.read(batch_rows.pending_lines, record.id):
             new = found.get(line.line_no)
             if new is None or (new.first_row, new.num_rows) != (line.first_row, line.num_rows):
                 await asyncio.to_thread(remove_plan, stem)

@@ -27,7 +27,7 @@ from neaptide.server.batches.storing.models import (
     NewLine,
     PendingLine,
 )
-from neaptide.server.batches.storing.tables import batch_lines, batches, files
+from neaptide.server.batches.storing.tables import batch_lines, batches
 from neaptide.server.openai.stored_replies import BatchError
 
 _COLUMNS = [column for column in batches.c if column.name not in ("seq", "lease_epoch", "leased_until_ms")]
@@ -71,7 +71,7 @@ def create_batch(
         known_id = file_rows.claim_key(conn, key, new.id, new.created_at)
         if known_id != new.id:
             return require_batch(conn, known_id)
-    purpose, model = select_purpose(conn, new.input_file_id, new.owner)
+    purpose, model = file_rows.select_purpose(conn, new.input_file_id, new.owner)
     if purpose not in (None, "batch"):
         raise WrongPurposeError(purpose)
     output_id, error_id = planned_files
@@ -86,13 +86,6 @@ def create_batch(
         )
     )
     return require_batch(conn, new.id)
-
-
-def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str | None, str | None]:
-    """A file's purpose, and the model that it names; None for what is not known."""
-    query = sa.select(files.c.purpose, files.c.model).where(files.c.id == file_id, files.c.owner == owner)
-    row = conn.execute(query).one_or_none()
-    return (None, None) if row is None else (row.purpose, row.model)
 
 
 def get_batch(conn: sa.Connection, batch_id: str, owner: str) -> BatchRecord | None:

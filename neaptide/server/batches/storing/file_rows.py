@@ -55,6 +55,13 @@ def has_file(conn: sa.Connection, file_id: str) -> bool:
     return bool(conn.execute(sa.select(sa.exists().where(files.c.id == file_id))).scalar_one())
 
 
+def select_purpose(conn: sa.Connection, file_id: str, owner: str) -> tuple[str | None, str | None]:
+    """A file's purpose, and the model that it names; None for what is not known."""
+    query = sa.select(files.c.purpose, files.c.model).where(files.c.id == file_id, files.c.owner == owner)
+    row = conn.execute(query).one_or_none()
+    return (None, None) if row is None else (row.purpose, row.model)
+
+
 def list_files(
     conn: sa.Connection, owner: str, now: int, *, purpose: str | None, limit: int, after: str | None, ascending: bool
 ) -> list[FileRecord] | None:
@@ -176,14 +183,15 @@ def insert_output_files(conn: sa.Connection, records: Sequence[FileRecord]) -> N
         conn.execute(files.insert().values(**asdict(record)))
 
 
-def result_names() -> dict[str, Any]:
-    """New ids for a batch's result files, as values of its row. Set whenever what will be in them changes: after an
-    older copy of the database, or of everything, was put back, an id that was shown stands for nothing else."""
+def result_names() -> dict[str, str]:
+    """New ids for the result files of a batch, for its row. They are drawn whenever what will be in the files changes:
+    after an older copy of the database, or of everything, was put back, an id that was shown stands for nothing else.
+    """
     return {"planned_output_file_id": new_file_id(), "planned_error_file_id": new_file_id()}
 
 
 def name_results(conn: sa.Connection, batch_id: str) -> None:
-    """Plans the result files under new ids."""
+    """Plans the result files of a batch under new ids."""
     conn.execute(batches.update().where(batches.c.id == batch_id).values(**result_names()))
 
 

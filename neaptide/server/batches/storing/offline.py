@@ -112,6 +112,7 @@ class FileFault(NamedTuple):
     text: str
     is_final: bool
     """Its bytes are gone or wrong; otherwise they cannot be read now."""
+    is_missing: bool = False
 
 
 def fault_of(store: Store, record: FileRecord) -> FileFault | None:
@@ -120,7 +121,8 @@ def fault_of(store: Store, record: FileRecord) -> FileFault | None:
     try:
         num_bytes, digest = _read(store, record)
     except OSError as error:
-        return FileFault(name, error.strerror or str(error), isinstance(error, FileNotFoundError))
+        is_missing = isinstance(error, FileNotFoundError)
+        return FileFault(name, error.strerror or str(error), is_missing, is_missing)
     if (num_bytes, digest) == (record.num_bytes, record.sha256):
         return None
     return FileFault(name, "its bytes are not those that were stored", True)

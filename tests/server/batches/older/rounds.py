@@ -7,7 +7,8 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from neaptide.server.batches.storing.data_dir import DATABASE_NAME, StoreError
 from neaptide.server.batches.storing.models import BatchRecord
 from neaptide.server.batches.storing.store import Store, StoreUnavailableError
 from neaptide.server.edge.errors import ApiError
+from tests.patience import until
 from tests.server.batches.fake_compiler import FakeCompiler
 from tests.server.batches.fakes import Server, ThreadChecker, numbered
 
@@ -48,23 +50,19 @@ class Plot:
 
     @classmethod
     def drawn(cls, seed: int) -> "Plot":
-        """Every thing comes as often as any other."""
-        generator = random.Random(seed)
-        while True:
-            is_live = generator.random() < 0.5
-            plot = cls(
-                OBJECTS[seed % len(OBJECTS)],
-                generator.choice(HARMS),
-                generator.choice(MOMENTS),
-                "comes back at once" if is_live and generator.random() < 0.5 else generator.choice(REMEDIES[1:]),
-                is_live,
-                generator.random() < 0.5,
-            )
-            if plot._can_be:
-                return plot
+        """Every thing comes as often as any other, and with every harm at every moment that it knows."""
+        thing, turn = OBJECTS[seed % len(OBJECTS)], seed // len(OBJECTS)
+        all_of_it = [cls(thing, *rest) for rest in product(HARMS, MOMENTS, REMEDIES, (True, False), (True, False))]
+        possible = [plot for plot in all_of_it if plot._can_be]
+        harms = [harm for harm in HARMS if any(plot.harm == harm for plot in possible)]
+        moments = [moment for moment in MOMENTS if any(plot.moment == moment for plot in possible)]
+        harm, moment = harms[turn % len(harms)], moments[turn % len(moments)]
+        return random.Random(seed).choice([plot for plot in possible if (plot.harm, plot.moment) == (harm, moment)])
 
     @property
     def _can_be(self) -> bool:
+        if (self.is_live and self.is_killed) or (not self.is_live and self.remedy == REMEDIES[0]):
+            return False
         if self.thing in PLAN and self.moment not in ("running", "finalizing"):
             return False
         # Only one that is open at the time is written to, whatever its name is by then.
@@ -72,10 +70,11 @@ class Plot:
             return False
         if self.thing == "log" and (not self.is_killed or self.harm == "older"):
             return False
+        if self.harm == "older":
+            return self.remedy == "is given up" and self.thing in ("database", "everything") and not self.is_live
         if self.thing == "everything":
-            return (self.harm == "away" and self.remedy != "is given up") or (self.harm == "older" and not self.is_live)
-        # Files are written once.
-        return self.harm != "older" or self.thing == "database"
+            return self.harm == "away" and self.remedy != "is given up"
+        return True
 
 
 class Gates:
@@ -205,10 +204,13 @@ class Round:
         if moment == "complete":
             gates.open()
             await self._show(server, await server.until_terminal(batch_id))
+            # What is copied now must not vanish under it.
+            await until(lambda: not any((self.data / "jobs").iterdir()))
 
     def _keep_older(self, moment: str) -> None:
         """The copy that is put back later, of a moment before the round's own."""
-        earlier = MOMENTS[: MOMENTS.index(self.plot.moment)] or MOMENTS[:1]
+        # One that knows the batch, if the round's moment has such a one behind it.
+        earlier = MOMENTS[1 : MOMENTS.index(self.plot.moment)] or MOMENTS[:1]
         if self.plot.harm == "older" and moment == self._random_of_seed(earlier):
             ignored = shutil.ignore_patterns("lock", "*-shm")
             shutil.copytree(self.data, self.root / "older", ignore=ignored)
@@ -220,7 +222,7 @@ class Round:
                 connection.execute("pragma journal_mode=delete")
 
     def _random_of_seed(self, choices: tuple[str, ...]) -> str:
-        return random.Random(f"older {self.seed}").choice(choices)
+        return random.Random(f"put back {self.seed}").choice(choices)
 
     async def _show(self, server: Server, record: BatchRecord) -> None:
         for file_id in (record.output_file_id, record.error_file_id):
@@ -252,7 +254,10 @@ class Round:
             if self.plot.harm == "older":
                 shutil.copytree(self.root / "older", self.data)
             return
-        self._good[self._target] = content = self._target.read_bytes()
+        # The database and its log belong together: a start has changed both.
+        together = self._target.parent.glob(f"{DATABASE_NAME}*") if self.plot.thing in ("database", "log") else ()
+        self._good = {path: path.read_bytes() for path in (self._target, *together) if not path.name.endswith("-shm")}
+        content = self._good[self._target]
         if self.plot.harm == "away":
             self._target.unlink()
         elif self.plot.harm == "older":
@@ -277,6 +282,9 @@ class Round:
             if self.data.exists():
                 shutil.rmtree(self.data)
             (self.root / "away").rename(self.data)
+        if self.plot.thing in ("database", "log"):
+            for path in self.data.glob(f"{DATABASE_NAME}-*"):
+                path.unlink()
         for path, content in self._good.items():
             path.parent.mkdir(exist_ok=True)
             self._replace(path, content)
@@ -336,7 +344,7 @@ class Round:
         if self.plot.remedy == "is put back" or is_refused:
             self._undo()
             self._good.clear()
-            self.plot = Plot(**{**vars_of(self.plot), "remedy": "is put back"})
+            self.plot = replace(self.plot, remedy="is put back")
         elif self.plot.thing in ("input", "results"):
             store = Store(self.data)
             store.open()
@@ -438,10 +446,6 @@ class Round:
         if self.plot.thing != "everything":
             copies = [path.read_bytes() for path in (self.data / "moved-aside").rglob(file_id)]
             self._expect(content in copies, f"{file_id} was shown and is nowhere")
-
-
-def vars_of(plot: Plot) -> dict[str, Any]:
-    return {name: getattr(plot, name) for name in plot.__dataclass_fields__}
 
 
 def is_right(line: dict[str, Any]) -> bool:

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from neaptide.cli import main
+from neaptide.server.batches.mending.repair import repair
+from neaptide.server.batches.storing import offline
+from neaptide.server.batches.storing.models import BatchRecord
+from neaptide.server.batches.storing.store import Store
 from neaptide.server.edge.errors import ApiError, NotFoundError
 from tests.server.batches.fakes import Server, jsonl, line, numbered
+from tests.server.batches.sharing.pair import answered_to_the_end, shared_server
 
 NUM_LINES = 6
 
@@ -51,8 +56,8 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def moved_aside(data_dir: Path, name: str) -> list[Path]:
-    return list((data_dir / "moved-aside").rglob(name))
+def moved_aside(root: Path, name: str) -> list[Path]:
+    return [path for path in root.rglob(name) if "moved-aside" in path.parts]
 
 
 HARMS = [Path.unlink, cut, flip]
@@ -209,3 +214,58 @@ async def test_a_dropped_file_is_gone_for_good(tmp_path: Path, capsys: pytest.Ca
         with pytest.raises(ApiError):
             await server.service.files.get(ids["done input"], "")
     assert check(capsys, tmp_path, "--repair")[1]["repairs"] == []
+
+
+# ---- on shared storage -----------------------------------------------------------------------------------
+
+
+def blobs_of(root: Path, prefix: str) -> list[Path]:
+    return sorted(
+        path for path in (root / "blobs").rglob("*") if path.is_file() and path.parent.name.startswith(prefix)
+    )
+
+
+def repaired(root: Path) -> tuple[list[str], list[str]]:
+    """What was done, and what is wrong afterwards."""
+    store = Store(root / "one", None, f"file://{root}/blobs")
+    store.open(create=False)
+    try:
+        return list(repair(store)), offline.check(store).problems
+    finally:
+        store.close()
+
+
+async def complete_shared(root: Path) -> BatchRecord:
+    async with shared_server(root, "one", None) as server:
+        batch = await server.create(numbered(NUM_LINES))
+        return await answered_to_the_end([server], batch.id)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_a_result_blob_is_made_again_and_an_input_blob_is_dropped(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    record = await complete_shared(tmp_path)
+    (output,), (source,) = blobs_of(tmp_path, "batch_"), blobs_of(tmp_path, "files")
+    content = output.read_bytes()
+    harm(output)
+    harm(source)
+    repairs, problems = repaired(tmp_path)
+    assert problems == []
+    named = [text for text in repairs if "moved" not in text]
+    assert len(named) == 2
+    assert named[0].startswith(f"files/{record.input_file_id}: dropped (")
+    assert named[1] == f"{record.id}/{output.name}: made again from the rows of its batch"
+    assert output.read_bytes() == content
+    assert len(moved_aside(tmp_path, "*.jsonl")) == (harm is not Path.unlink)
+
+
+async def test_nothing_is_dropped_while_the_shared_storage_is_away(tmp_path: Path) -> None:
+    await complete_shared(tmp_path)
+    store = Store(tmp_path / "one", None, f"file://{tmp_path}/blobs")
+    store.open(create=False)
+    (tmp_path / "blobs").rename(tmp_path / "elsewhere")
+    assert list(repair(store)) == []
+    store.close()
+    (tmp_path / "elsewhere").rename(tmp_path / "blobs")
+    assert repaired(tmp_path) == ([], [])

@@ -13,12 +13,13 @@ from neaptide.server.batches.storing import disk_patience
 from neaptide.server.batches.storing.databases import writer
 from tests.server.batches.older.rounds import HARMS, MOMENTS, OBJECTS, Plot, Round
 
-SAMPLE = 20
-ALL = 200
+ALL = range(200)
+SAMPLE = ALL[6::10]
+"""Among them an older database beside a batch that was complete."""
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(SAMPLE), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(SAMPLE, ALL))]
+    "seed", [seed if seed in SAMPLE else pytest.param(seed, marks=pytest.mark.full) for seed in ALL]
 )
 def test_harm_to_the_disk(
     tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -47,10 +48,14 @@ def test_harm_to_the_disk(
 
 
 def test_the_rounds_come_to_everything() -> None:
-    plots = [Plot.drawn(seed) for seed in range(ALL)]
-    assert {(plot.thing, plot.harm) for plot in plots} >= {
-        (thing, harm) for thing in OBJECTS[:-1] for harm in HARMS if harm != "older"
-    } | {("database", "older"), ("everything", "older"), ("everything", "away")}
-    assert {(plot.thing, plot.moment) for plot in plots if plot.thing in ("input", "database", "results")} == {
-        (thing, moment) for thing in ("input", "database", "results") for moment in MOMENTS
-    }
+    plots = [Plot.drawn(seed) for seed in ALL]
+    for thing in ("input", "results", "log"):
+        found = {(plot.harm, plot.moment) for plot in plots if plot.thing == thing}
+        assert found == {(harm, moment) for harm in HARMS if harm != "older" for moment in MOMENTS}
+    found = {(plot.harm, plot.moment) for plot in plots if plot.thing == "database"}
+    assert found == {(harm, moment) for harm in HARMS for moment in MOMENTS}
+    found = {(plot.harm, plot.moment) for plot in plots if plot.thing == "everything"}
+    assert found == {(harm, moment) for harm in ("away", "older") for moment in MOMENTS}
+    sample = [Plot.drawn(seed) for seed in SAMPLE]
+    assert {plot.thing for plot in sample} == set(OBJECTS)
+    assert any((plot.thing, plot.harm, plot.moment) == ("database", "older", "complete") for plot in sample)

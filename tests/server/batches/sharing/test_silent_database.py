@@ -1,6 +1,7 @@
 """Batches and their API while the database is silent, and afterwards."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -9,9 +10,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from neaptide.server.batches.storing.models import BatchRecord
-from neaptide.server.batches.storing.store import StoreUnavailableError
-from tests.patience import until
+from neaptide.server.batches.running import finalize
+from neaptide.server.batches.running.ending import NUM_WRITERS
+from neaptide.server.batches.storing.models import BatchRecord, EndedLine
+from neaptide.server.batches.storing.store import Store, StoreUnavailableError
+from tests.patience import PATIENCE_S, until
 from tests.postgres import PostgresServer
 from tests.server.batches.fakes import CHAT, Server, numbered
 from tests.server.batches.sharing.pair import answer_all, given, shared_server
@@ -105,3 +108,25 @@ async def test_reads_that_hang_keep_no_thread_of_other_work(server: Server, prox
             assert await asyncio.gather(*(asyncio.to_thread(int, "7") for _ in range(50))) == [7] * 50
             assert not any(task.done() for task in hung)
         assert await asyncio.gather(*hung) == [([], False)] * 50
+
+
+async def test_result_files_that_wait_for_the_database_keep_no_thread_of_other_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, waiting = threading.Event(), []
+    pages = finalize._pages
+
+    def late_pages(store: Store, batch_id: str) -> Iterator[EndedLine]:
+        waiting.append(batch_id)
+        goes_on.wait(PATIENCE_S)
+        return pages(store, batch_id)
+
+    monkeypatch.setattr(finalize, "_pages", late_pages)
+    async with Server(tmp_path) as server:
+        server.engine.auto = True
+        batches = [await server.create(numbered(1)) for _ in range(12)]
+        await until(lambda: len(waiting) == NUM_WRITERS)
+        assert await asyncio.gather(*(asyncio.to_thread(int, "7") for _ in range(50))) == [7] * 50
+        goes_on.set()
+        for batch in batches:
+            assert (await server.until_terminal(batch.id)).status == "completed"

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from neaptide.server.batches.lines import CompiledLine
 from neaptide.server.batches.sharing import claimer, leased
 from neaptide.server.batches.storing.models import BatchStatus
 from neaptide.server.batches.storing.shared.blobs import Blobs
+from neaptide.server.batches.storing.tables import servers
 from neaptide.server.edge.errors import InvalidRequestError
 from tests.patience import PATIENCE_S, until
 from tests.server.batches.fake_compiler import FakeCompiler
@@ -136,6 +138,34 @@ async def test_lines_whose_server_does_not_come_back_expire_and_say_for_what_the
     assert list(output) == ["short"]
     assert errors["long"]["error"]["code"] == "batch_expired"
     assert errors["long"]["error"]["message"].endswith(f"window expired. {why}")
+
+
+async def test_a_lost_plan_is_made_again_only_by_a_server_that_can_run_all_of_it(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    """The short one would make one without the long lines, which nobody could run then."""
+    async with shared_server(tmp_path, "short", postgres_url, engine=False, max_model_len=SHORT):
+        pass  # known from now on
+    async with shared_server(tmp_path, "long", postgres_url, engine=False, max_model_len=LONG) as long:
+        batch = await long.create(LINES)
+        await long.until_status(batch.id, BatchStatus.IN_PROGRESS)
+    for path in (tmp_path / "blobs" / batch.id).iterdir():
+        path.unlink()
+    for path in (tmp_path / "long" / "jobs").iterdir():
+        path.unlink()
+    async with shared_server(tmp_path, "short", postgres_url, engine=False, max_model_len=SHORT) as short:
+        await short.service.store.write(forget_others, machine_of(short).claimer.claimant.name)
+        short.client.attach(short.engine, READY)
+        await until(lambda: len(machine_of(short).claimer._passed_by._chunks) == 1)
+        assert list((tmp_path / "blobs" / batch.id).iterdir()) == []
+        async with shared_server(tmp_path, "long", postgres_url, max_model_len=LONG) as long:
+            record = await answered_to_the_end([long, short], batch.id)
+            output, errors = await results(long, record)
+    assert (len(output), errors) == (3 * NUM_LINES, {})
+
+
+def forget_others(conn: sa.Connection, name: str) -> None:
+    conn.execute(servers.delete().where(servers.c.name != name))
 
 
 async def test_a_chunk_that_a_server_cannot_take_up_for_no_known_reason_is_left_to_others(

@@ -42,8 +42,8 @@ def result(line_no: int, body: str = "{}") -> LineResult:
 
 def test_another_owners_file_has_no_purpose(store: Store) -> None:
     store.write_blocking(file_rows.insert_file, replace(FILE, owner="a", purpose="user_data"))
-    assert store.read_blocking(batch_rows.select_purpose, FILE.id, "a") == ("user_data", None)
-    assert store.read_blocking(batch_rows.select_purpose, FILE.id, "b") == (None, None)
+    assert store.read_blocking(file_rows.select_purpose, FILE.id, "a") == ("user_data", None)
+    assert store.read_blocking(file_rows.select_purpose, FILE.id, "b") == (None, None)
     with pytest.raises(batch_rows.WrongPurposeError):
         store.write_blocking(batch_rows.create_batch, replace(BATCH, id="batch_2", owner="a"), ("file-2", "file-3"))
     # As if there were no such file: the batch of another owner fails when it is validated.

@@ -124,6 +124,31 @@ def test_the_lines_of_a_chunk_are_found_without_the_batchs_others(postgres_url: 
         store.close()
 
 
+def test_the_lines_of_many_chunks_are_offered_by_one_statement(postgres_url: str, tmp_path: Path) -> None:
+    """One for each chunk would read the whole batch each time, as long as there are no statistics of it."""
+    chunks = {Chunk(ChunkKey(BATCH.id, n), 1_000, 1.0, 1): [2 * n + 1, 2 * n + 2] for n in range(200)}
+    lines = [NewLine(n + 1, f"c{n}", 0, 1, n, 1) for n in range(402)]
+
+    def offer(conn: sa.Connection) -> list[str]:
+        statements: list[str] = []
+        sa.event.listen(conn, "before_cursor_execute", lambda *call: statements.append(call[2].split()[0]))
+        claim_rows.add_chunks(conn, chunks)
+        return list(statements)
+
+    store = Store(tmp_path, postgres_url)
+    store.open()
+    try:
+        store.write_blocking(batch_rows.create_batch, BATCH, ("file-o", "file-e"))
+        store.write_blocking(batch_rows.insert_lines, BATCH.id, lines)
+        assert store.write_blocking(offer).count("UPDATE") == 1
+        query = sa.select(batch_rows.batch_lines.c.line_no, batch_rows.batch_lines.c.chunk_no)
+        placed = dict(store.read_blocking(lambda conn: [tuple(row) for row in conn.execute(query)]))
+    finally:
+        store.close()
+    wanted = {line_no: chunk.key.chunk_no for chunk, line_nos in chunks.items() for line_no in line_nos}
+    assert placed == wanted | {401: None, 402: None}
+
+
 def test_a_claim_passes_by_a_chunk_whose_results_are_being_written(postgres_url: str, tmp_path: Path) -> None:
     """Its lease is over, but its results come first: the lines that end now do not run again."""
     store = Store(tmp_path, postgres_url)

@@ -51,7 +51,12 @@ class CommitCount:
         self._in_database = max(self._in_database, self._in_file)
 
     def put(self, conn: sa.Connection) -> int:
-        """Counts the transaction in itself; returns its number, for ``note``."""
+        """Counts the transaction in itself; returns its number, for ``note``.
+
+        Nothing is counted while commits are missing and that has not been reported: it would hide them.
+        """
+        if self.num_missing:
+            return self._in_database
         number = self._in_database + 1
         insert = sqlite.insert(facts).values(name=_FACT, value=str(number))
         conn.execute(insert.on_conflict_do_update(index_elements=[facts.c.name], set_={"value": str(number)}))

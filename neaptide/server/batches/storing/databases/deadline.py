@@ -60,11 +60,13 @@ async def answer_of(submitted: "Future[T]", limit_s: float) -> T:
         StuckError: it does not end.
     """
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(submitted), _or_none(limit_s))
+        async with asyncio.timeout(_or_none(limit_s)):
+            return await asyncio.wrap_future(submitted)
     except TimeoutError:
         _give_up(submitted)
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(submitted), GRACE_S)
+        async with asyncio.timeout(GRACE_S):
+            return await asyncio.wrap_future(submitted)
     except TimeoutError:
         raise StuckError("the call to the database does not end") from None
 

@@ -21,7 +21,7 @@ from neaptide.server.batches.storing.databases.migrate import migrate
 from neaptide.server.batches.storing.tables import metadata
 
 MIN_VERSION = 13
-"""The oldest that the tests have passed with."""
+"""What older releases lack is not known; the tests run on 15."""
 CONNECT_TIMEOUT_S = 3
 LOCK_TIMEOUT_S = 8
 """Within the deadline of a call, so that the connection outlives it; what was given up waits no longer, either."""

@@ -1,6 +1,7 @@
 """SQLite in the data directory: the database of a single server. One connection writes, the others only read."""
 
 import logging
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -75,12 +76,12 @@ class SqliteDatabase(TwoEngines):
             _require_transaction(conn)
             number = self._count.put(conn)
             self._commit(conn, transaction, ASK_PATIENCE_S)
-        self._count.note(number)
         try:
             self._require_place()
         except sa.exc.OperationalError as error:
             # It stands in files that may come back, or not.
             raise OutcomeUnknownError(error, _say_nothing, ASK_PATIENCE_S) from error
+        self._count.note(number)
 
     @property
     def _log_paths(self) -> list[Path]:
@@ -162,7 +163,8 @@ def _on_begin(statement: str) -> Callable[[sa.Connection], None]:
     def begin(conn: sa.Connection) -> None:
         dbapi_connection: Any = conn.connection.driver_connection
         wait_s = min(max(deadline.left_s(), 0.0), BUSY_TIMEOUT_S)
-        dbapi_connection.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}").close()
+        # In whole tenths: the text is nearly always the same, and need not be parsed again.
+        dbapi_connection.execute(f"PRAGMA busy_timeout = {math.ceil(wait_s * 10) * 100}").close()
         conn.exec_driver_sql(statement)
 
     return begin

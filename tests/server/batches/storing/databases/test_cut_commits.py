@@ -24,10 +24,10 @@ from neaptide.server.batches.storing.models import BatchRecord, FileRecord
 from neaptide.server.batches.storing.shared import lease_rows
 from neaptide.server.batches.storing.store import StoreUnavailableError
 from neaptide.server.edge.errors import ConflictError, NotFoundError
-from tests.commit_proxy import CommitProxy, Harm
 from tests.patience import until
 from tests.postgres import PostgresServer
 from tests.server.batches.fakes import CHAT, FakeClock, Server, jsonl, line, numbered
+from tests.server.batches.storing.databases.commit_proxy import CommitProxy, Harm
 
 T = TypeVar("T")
 NUM_LINES = 3

@@ -187,6 +187,26 @@ async def test_a_write_whose_turn_does_not_come_never_runs(small_store: Store) -
     assert small_store.read_blocking(file_rows.all_file_ids) == {FILES[1].id}
 
 
+async def test_a_write_whose_thread_does_not_end_is_unknown_and_looked_after(
+    small_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a disk does not come back from a call. The write may still happen."""
+    monkeypatch.setattr("neaptide.server.batches.storing.databases.deadline.GRACE_S", 0.01)
+    goes_on = threading.Event()
+
+    def wait_and_insert(conn: sa.Connection) -> None:
+        goes_on.wait(PATIENCE_S)
+        file_rows.insert_file(conn, FILES[0])
+
+    with hasty(small_store), pytest.raises(WriteUnknownError):
+        await small_store.write(wait_and_insert)
+    assert (small_store.num_unknown, small_store.failing) == (1, True)
+    goes_on.set()
+    # What is past its deadline is not committed, as it happens, and later writes come after it.
+    await small_store.write(file_rows.insert_file, FILES[1])
+    assert small_store.read_blocking(file_rows.all_file_ids) == {FILES[1].id}
+
+
 async def test_a_query_of_sqlite_that_does_not_end_is_ended(small_store: Store) -> None:
     with hasty(small_store), pytest.raises(StoreUnavailableError, match="interrupted"):
         await small_store.read(lambda conn: conn.execute(sa.text(ENDLESS)).scalar_one())

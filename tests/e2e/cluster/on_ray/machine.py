@@ -15,12 +15,14 @@ from tests.e2e.cluster.machine import RunningCluster
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed (pip install neaptide[cluster])")
-MANIFEST = Path(__file__).parents[3] / "deploy" / "ray" / "serve.yaml"
+MANIFEST = Path(__file__).parents[4] / "deploy" / "ray" / "serve.yaml"
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Sockets below it must have short names.
     "RAY_TMPDIR": "/tmp",
     # On a machine that others use its processes may take minutes to come up: longer than it waits for them by default.
+    "RAY_gcs_server_port_wait_time_s": "280",
+    "RAY_raylet_start_wait_time_s": "280",
     "RAY_agent_register_timeout_ms": "280000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "280",
 }

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.e2e.cluster.machine import on_both, streaming
-from tests.e2e.cluster.ray_machine import RayCluster, needs_ray
+from tests.e2e.cluster.on_ray.machine import RayCluster, needs_ray
 from tests.e2e.cluster.shared import LEASE_S, submit
 from tests.e2e.conftest import SIM
 from tests.e2e.server import result_lines, submit_batch, wait_terminal
