@@ -1,7 +1,9 @@
 """Masks beside steps: what is shared, what waits for whom, and what is held in memory."""
 
+import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from neaptide.engine.params import GRAMMAR_ERROR
 from neaptide.executors.grammar_masks import Constrained, GrammarMasks, Patience, StepMask
 from neaptide.executors.grammar_places import BASE_BYTES, Follower, Place, Places
-from neaptide.models.grammars import Grammars
+from neaptide.models.grammars import TOO_SLOW, GrammarError, Grammars
 from neaptide.server.structured.grammars import answer_grammar, choice_part, schema_part
 from neaptide.server.text.tokenizer import Tokenizer
 from tests.executors.engine_run import EOS_TOKEN_ID
@@ -221,6 +223,16 @@ def test_a_grammar_that_is_kept_is_not_compiled_again(masks: GrammarMasks, monke
             requests.step(first_text)
         requests.leave()
     assert compiled == [OBJECT]
+
+
+def test_a_grammar_whose_first_mask_takes_too_long_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = itertools.count(0.0, 0.2)  # so long does everything take
+    monkeypatch.setattr(time, "thread_time", lambda: next(readings))
+    grammars = Grammars(model, VOCAB_SIZE, [EOS_TOKEN_ID])
+    with pytest.raises(GrammarError, match=TOO_SLOW):
+        grammars.check(OBJECT)
+    monkeypatch.setattr(time, "thread_time", lambda: min(next(readings), 1.9))  # but for the last time
+    grammars.check(OBJECT)
 
 
 def test_an_output_that_its_grammar_does_not_allow_fails_alone(masks: GrammarMasks) -> None:
