@@ -4,7 +4,8 @@ The embedded model behind the real server, on the CPU. For each attack the same 
 by turns, on a server of its own; every second pair of turns goes the other way round. What is measured: time to the
 first token, the share of chats that met the server's own targets, and how much larger the engine is when the attack is
 over than before it. An attack holds if attainment falls by at most a point, the 99th percentile of the time to the
-first token is at most 1.5 times what it is alone, and the engine's memory is back to within 5%.
+first token is at most 1.5 times what it is alone, or beside the same load without what is hostile in it where the
+attack names one, and the engine's memory is back to within 5%.
 
 Prints a table, then one JSON line. Exit status 1 unless all attacks hold.
 """
@@ -71,6 +72,7 @@ def engine_of(server_pid: int) -> psutil.Process:
 async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
     alone: list[Record] = []
     beside: list[Record] = []
+    like: list[Record] = []
     statuses: list[dict[str, int]] = []
     with tempfile.TemporaryDirectory() as directory:
         flags = [*FLAGS, "--api-key", KEY, "--shadow", "off", *ATTACKS[name].flags]
@@ -88,24 +90,32 @@ async def measure(name: str, turn_s: float, pairs: int) -> dict[str, Any]:
                     beside += found
                     statuses.append(answered)
                     await asyncio.sleep(SETTLE_S)
+                    if (plain := ATTACKS[name].like) != "":
+                        like += (await chats_beside(client, server.base_url, plain, turn_s, index))[0]
+                        await asyncio.sleep(SETTLE_S)
                     if not index % 2:
                         alone += await chats(client, turn_s, index)
                 await chats(client, SETTLE_S, seed=0)
                 after = engine.memory_info().rss
-    return summary(alone, beside, before, after) | {"statuses": statuses}
+    return summary(alone, beside, like, before, after) | {"statuses": statuses}
 
 
-def summary(alone: Sequence[Record], beside: Sequence[Record], before: int, after: int) -> dict[str, Any]:
-    """The figures of one attack, and whether it holds."""
+def summary(
+    alone: Sequence[Record], beside: Sequence[Record], like: Sequence[Record], before: int, after: int
+) -> dict[str, Any]:
+    """The figures of one attack, and whether it holds: a load that is large without being hostile may take its time."""
     p50 = [percentile(_ttfts_ms(records), 0.5) for records in (alone, beside)]
     p99 = [percentile(_ttfts_ms(records), 0.99) for records in (alone, beside)]
     met = [attainment(records, TTFT_SLO_S, TPOT_SLO_S) for records in (alone, beside)]
-    holds = met[1] >= met[0] - LOST_BAR and p99[1] <= TTFT_BAR * p99[0] and after <= MEMORY_BAR * before
+    like_p99 = percentile(_ttfts_ms(like), 0.99) if like else None
+    within = p99[1] <= TTFT_BAR * max(p99[0], like_p99 or 0.0)
+    holds = met[1] >= met[0] - LOST_BAR and within and after <= MEMORY_BAR * before
     return {
         "chats": [len(alone), len(beside)],
         "ttft_p50_ms": p50,
         "ttft_p99_ms": p99,
         "ttft_p99_vs_alone": p99[1] / p99[0],
+        "ttft_p99_ms_of_the_load_alone": like_p99,
         "attainment": met,
         "engine_mb": [before / 1e6, after / 1e6],
         "holds": holds,

@@ -42,6 +42,8 @@ class Attack:
     tier: str = "online"
     flags: Sequence[str] = ()
     """What the server must be started with for it."""
+    like: str = ""
+    """An attack that is the same load without what is hostile in it: chats beside it are measured as well."""
 
 
 def asks(make: Callable[[int], Body], path: str = CHAT) -> Send:
@@ -150,7 +152,7 @@ MANY: Body = {"n": 128, "max_tokens": 200, "temperature": 1.0}
 
 ATTACKS: dict[str, Attack] = {
     "n=128 of free text": Attack(asks(lambda _: {"n": 128, "max_tokens": 4, "temperature": 1})),
-    "n=128 of a long choice": Attack(asks(lambda _: long_choice())),
+    "n=128 of a long choice": Attack(asks(lambda _: long_choice()), like="n=128 of free text"),
     "60 tokens of it": Attack(asks(lambda _: long_choice() | {"max_tokens": 60})),
     "the same from flex": Attack(asks(lambda _: long_choice() | {"service_tier": "flex"}), tier="flex"),
     "the same from a batch": Attack(batches(lambda _: long_choice(copies=1) | {"max_tokens": 60}, 64), tier="batch"),

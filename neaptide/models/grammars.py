@@ -5,6 +5,7 @@ it again to follow it: both with the same vocabulary and the same limits, so tha
 """
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,9 @@ STEP_MAX_ITEMS = 50_000
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 500_000
 """The library's own units; together they bound a compilation to tens of milliseconds and a mask to about forty."""
+MAX_MASK_S = 0.1
+"""Of processor time, for the first mask: a step has less, and there may be hundreds of them."""
+TOO_SLOW = "too complex: what may come first takes too long to find out"
 NO_OUTPUT = "Unsatisfiable: no token may begin the output"
 _NOTHING_NEXT = "NoExtensionBias"
 """The library's word for it."""
@@ -63,10 +67,16 @@ class Grammars:
         """Compiles a grammar and looks for its first token.
 
         Raises:
-            GrammarError: it cannot be compiled, or lets no output begin.
+            GrammarError: it cannot be compiled, lets no output begin, or takes too long for that, three times.
         """
-        matcher = self.compile(grammar)
-        can_begin = any(matcher.compute_bitmask())
+        compiled = self.compile(grammar)
+        for _ in range(3):
+            matcher, start_s = compiled.deep_copy(), time.thread_time()
+            can_begin = any(matcher.compute_bitmask())
+            if time.thread_time() - start_s <= MAX_MASK_S:
+                break
+        else:
+            raise GrammarError(TOO_SLOW)
         complaint, _, _ = matcher.get_error().partition("\n")  # the rest tells the parser's state
         if complaint and complaint != _NOTHING_NEXT:
             raise GrammarError(complaint)

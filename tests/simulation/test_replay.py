@@ -2,7 +2,9 @@ import random
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from neaptide.engine.clock import VirtualClock
@@ -14,7 +16,7 @@ from neaptide.engine.record.block_numbers import BlockNumbers
 from neaptide.engine.record.step_log import IdleLine, StepLine, create_log, read_log
 from neaptide.engine.record.step_recorder import StepRecorder
 from neaptide.engine.scheduler.policies import POLICIES
-from neaptide.engine.steps.plan import BatchShape
+from neaptide.engine.steps.plan import BatchShape, StepPlan
 from neaptide.estimator.cost.iteration_time import ConstantCostModel
 from neaptide.estimator.recipes import build_cost_model, build_headroom
 from neaptide.executors.simulated.hash_executor import SimExecutor
@@ -159,6 +161,36 @@ def test_a_batch_in_two_files_an_abort_and_a_pause_replay(depth: int, tmp_path: 
     engine.run()
     engine.recorder.close()
     assert replay(tmp_path / "log").difference is None
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_steps_with_late_masks_replay(depth: int, tmp_path: Path) -> None:
+    """Rows that have no mask put out the same tokens later."""
+    texts = []
+    for every in (0, 3):
+        engine = Recorded(tmp_path / "log", overlap_depth=depth)
+        submit, turn = engine.executor.submit, random.Random(1)
+
+        def submit_late(plan: StepPlan, submit: Any = submit, turn: Any = turn, every: int = every) -> Any:
+            handle = submit(plan)
+            sampling = [plan.request_ids[index] for index in np.flatnonzero(plan.sample).tolist()]
+            handle.result.late = {name: 0.015 for name in sampling if every and not turn.randrange(every)}
+            handle.result.mask_s = 0.002 * bool(handle.result.late)
+            return handle
+
+        engine.executor.submit = submit_late  # type: ignore[method-assign]
+        engine.step(batch(tmp_path, "job", [[9] * 16, [9] * 8 + [7], [8] * 5]), online("a", [7] * 9, max_tokens=9))
+        engine.run()
+        engine.core.check_integrity()
+        engine.recorder.close()
+        texts.append(engine.texts)
+    assert texts[1] == texts[0]
+    lines = [line for line in read_log(tmp_path / "log") if isinstance(line, StepLine)]
+    assert sum(bool(line.late) for line in lines) > 5
+    assert replay(tmp_path / "log").difference is None
+    text = (tmp_path / "log").read_text()
+    (tmp_path / "other").write_text(text.replace('"late":{', '"late":{},"x":{', 1))
+    assert replay(tmp_path / "other").difference is not None
 
 
 def in_messages(directory: Path, name: str, texts: list[list[list[int]]]) -> list[AddBatch]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from neaptide.models.grammars import TOO_SLOW
 from neaptide.server.context import ServingContext
 from neaptide.server.edge.errors import InvalidRequestError, UnavailableError, UnsupportedParameterError
 from neaptide.server.edge.jsonbody import parse_json
@@ -107,6 +108,8 @@ def _refuse(complaint: str, constraint: Constraint) -> None:
         return
     if complaint == TOO_LONG:
         message = "The schema or grammar is too complex: it took too much time or memory to compile."
+    elif complaint == TOO_SLOW:
+        message = "The schema or grammar is too complex: it takes too long to find out what may come first."
     else:
         message = explain(complaint) if constraint.is_schema else "The grammar or regular expression is not valid."
     raise InvalidRequestError(message, param=constraint.param, code="invalid_value")

@@ -36,7 +36,7 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 def accepts_tokens(grammar: str, tokens: list[int]) -> bool:
-    matcher = grammars().start(grammar)
+    matcher = grammars().compile(grammar)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
@@ -141,7 +141,7 @@ def test_a_format_is_held_beside_other_conditions_and_only_where_it_is_one() -> 
 def test_a_caller_cannot_loosen_the_compiler() -> None:
     schema = {"x-guidance": {"lenient": True}, "type": "array", "uniqueItems": True}
     with pytest.raises(GrammarError, match="uniqueItems"):
-        grammars().start(answer_grammar(schema_part(schema)))
+        grammars().compile(answer_grammar(schema_part(schema)))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_caller_cannot_loosen_the_compiler() -> None:
 )
 def test_a_complaint_names_the_keyword_and_quotes_nothing(schema: dict[str, Any], keyword: str) -> None:
     with pytest.raises(GrammarError) as refused:
-        grammars().start(answer_grammar(schema_part(schema)))
+        grammars().compile(answer_grammar(schema_part(schema)))
     assert explain(str(refused.value)) == (
         f"The schema cannot be enforced: keyword '{keyword}' is not supported as it is used."
     )
@@ -274,7 +274,7 @@ def test_marks_that_are_tokens_are_these_tokens() -> None:
 def test_a_begin_that_is_a_special_token_is_that_token() -> None:
     token_id = 2
     marked = Calls([OfferedTool("g", None, strict=True)], MISTRAL, token_id, None, forced=True, several=False)
-    matcher = grammars().start(calls_grammar(marked, None))
+    matcher = grammars().compile(calls_grammar(marked, None))
     rest = grammars().tokenizer.tokenize_str('[{"name": "g", "arguments": {}}]')
     assert matcher.consume_tokens([token_id, *rest])
     assert matcher.is_accepting()
